@@ -1,4 +1,4 @@
-"""An application on the cluster: submitted in client mode, with the code it needs, and killed or restarted by whoever tests it."""
+"""Programs that are killed with all that they have started, and run again: an application on the cluster is one, submitted in client mode with the code it needs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,22 +44,63 @@ CONF: Mapping[str, str] = {
 }
 
 
-class Application:
-    """One program, run again and again: the process of its driver, with the JVM, is a group of its own."""
+class Group:
+    """A program, run again and again: its process with all that this starts is a group of its own."""
+
+    def __init__(self, log: Path) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self.log = log
+
+    def run(self, command: Sequence[str], environ: Mapping[str, str] | None = None, folder: Path | None = None) -> None:
+        """Start it. What it says goes to the end of its log."""
+        assert self.process is None
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(
+                command, cwd=folder, env=environ, stdout=out, stderr=out, start_new_session=True
+            )
+
+    def check(self) -> None:
+        """Raise RuntimeError when it has ended without being told to."""
+        if self.process is not None and self.process.poll() is not None:
+            msg = f"{self.log.stem} has ended with {self.process.returncode}:\n{self.tail()}"
+            raise RuntimeError(msg)
+
+    def wait(self, seconds: float = 120.0) -> int:
+        """Wait until the process and its children are gone; returns the exit code."""
+        assert self.process is not None
+        process, self.process = self.process, None
+        code = process.wait(seconds)
+        eventually(lambda: not _group_lives(process.pid), "the whole group is gone")
+        return code
+
+    def kill(self) -> int | None:
+        """Kill -9 all of it, as if its machine were lost. Returns the exit code, None if it does not run."""
+        if self.process is None:
+            return None
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # it ended by itself
+        return self.wait()
+
+    def tail(self) -> str:
+        """The end of its log."""
+        return self.log.read_text(encoding="utf-8", errors="replace")[-3000:]
+
+
+class Application(Group):
+    """A driver in Python on the cluster; the process of the driver, with the JVM, is the group."""
 
     def __init__(self, cluster: Standalone, shipped: Shipped, folder: Path, program: Path) -> None:
+        super().__init__(folder / "driver.log")
         self.cluster = cluster
         self.shipped = shipped
-        self.folder = folder
         self.program = program
-        self.process: subprocess.Popen[bytes] | None = None
-        self.log = folder / "driver.log"
         self.events = folder / "events"
-        self.events.mkdir()
+        self.events.mkdir(parents=True)
 
     def start(self, arguments: Mapping[str, Any], conf: Mapping[str, str], *submit: str) -> None:
         """Submit it. ``conf`` are its settings beside :data:`CONF`; ``submit`` further arguments of spark-submit."""
-        assert self.process is None
         shipped = self.shipped
         settings = {
             **CONF,
@@ -70,47 +111,15 @@ class Application:
         command = [f"{SPARK_HOME}/bin/spark-submit", "--master", self.cluster.url]
         command += ["--archives", f"{shipped.archive}#{ENVIRONMENT}", "--py-files", str(shipped.code), *submit]
         command += [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
-        environ = {
-            name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK", "SPARK", "LOWWATER"))
-        }
+        environ = environ_without_spark()
         # In client mode Spark unpacks the archive for the driver as well, but not before the driver imports from it.
         environ |= {"PYTHONPATH": str(shipped.site), "SPARK_LOCAL_DIRS": str(self.cluster.folder / "local")}
-        with self.log.open("ab") as out:
-            self.process = subprocess.Popen(
-                [*command, str(self.program), json.dumps(arguments)],
-                cwd=shipped.site.parent,
-                env=environ,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
+        self.run([*command, str(self.program), json.dumps(arguments)], environ, shipped.site.parent)
 
-    def check(self) -> None:
-        """Raise RuntimeError when the driver has ended without being told to."""
-        if self.process is not None and self.process.poll() is not None:
-            msg = f"the driver has ended with {self.process.returncode}:\n{self.tail()}"
-            raise RuntimeError(msg)
 
-    def wait(self, seconds: float = 120.0) -> int:
-        """Wait until the driver, its JVM and their children are gone; returns the exit code."""
-        assert self.process is not None
-        process, self.process = self.process, None
-        code = process.wait(seconds)
-        eventually(lambda: not _group_lives(process.pid), "the driver's whole group is gone")
-        return code
-
-    def kill(self) -> None:
-        """Kill -9 everything of the driver's machine."""
-        if self.process is not None:
-            try:
-                os.killpg(self.process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # it ended by itself
-            self.wait()
-
-    def tail(self) -> str:
-        """The end of the driver's log."""
-        return self.log.read_text(encoding="utf-8", errors="replace")[-3000:]
+def environ_without_spark() -> dict[str, str]:
+    """Return this process's environment without what leads to its own Spark or authority."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK", "SPARK", "LOWWATER"))}
 
 
 def _group_lives(group: int) -> bool:

@@ -1,7 +1,7 @@
 """``python -m tests.cluster.chaos``: a pipeline on a real cluster under counted faults, every window and every watermark checked.
 
-An injector in plain Python writes files and promises; one application runs two tracked queries over them, hourly windows kept by
-``batch.stateful`` and driven ones of Spark's. The last line is one JSON object.
+Of files: an injector in plain Python writes files and promises; one application runs two tracked queries over them, hourly windows kept by
+``batch.stateful`` and driven ones of Spark's. With ``--kafka``: :mod:`tests.cluster.streams`. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ import signal
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import lowwater
 from lowwater.watermark import MAX
@@ -29,9 +28,11 @@ from tests.cluster.application import Application
 from tests.cluster.driver import STEPS
 from tests.cluster.evidence import EventLog
 from tests.cluster.oracle import Put, hours_of, judge_source, judge_windows
-from tests.cluster.output import Output
+from tests.cluster.output import Committed, Output
 from tests.cluster.shipping import Shipped, ship
 from tests.cluster.standalone import HOSTS, Standalone
+from tests.cluster.streams import streams
+from tests.cluster.tally import Tally
 from tests.cluster.watching import Watching
 from tests.kit.eventually import TooLate, eventually
 from tests.kit.times import HOUR, MINUTE
@@ -59,6 +60,8 @@ TOGETHER: Final = ("fail", "python", "executor", "stall")
 """Faults in tasks: a batch can have several."""
 MOST: Final = 7
 """Faults of one batch."""
+WINDOWED: Final = ("hourly", "driven")
+"""The outputs that have windows."""
 
 
 @dataclass(frozen=True)
@@ -100,15 +103,13 @@ class Pipeline:
         self.client.register("source", heuristics=[0.99])
         self.lease = self.client.worker("source", identity="chaos").claim()
         self.watching = Watching(server.address, ["source", *self.outputs])
-        self.counted: Counter[str] = Counter()
-        self.missed: Counter[str] = Counter()
-        """Faults that were planned and took no effect, or left no evidence."""
+        self.tally = Tally(SHARES, NAMES)
         self._lost: set[tuple[str, str]] = set()
         self._number = 0
 
     # -- the pipeline -----------------------------------------------------------------------------------------------
 
-    def start_driver(self, *, early: bool = False) -> None:
+    def start(self, *, early: bool = False) -> None:
         """Start the application; ``early`` with the planted bug."""
         arguments = {"folder": str(self.folder), "early": early}
         self.application.start(arguments, {"spark.lowwater.address": self.server.address})
@@ -174,24 +175,34 @@ class Pipeline:
         path.touch()
         return Order(kind, path)
 
-    def round(self, kinds: list[str]) -> None:
+    def plan(self, faults: int) -> list[str]:
+        """Choose the faults of the next round: what is furthest behind its share, and others that can be in the same batch."""
+        kinds: list[str] = []
+        possible = set(SHARES)
+        for _ in range(min(self.random.randint(3, MOST), faults - self.tally.total)):
+            kind = self.tally.behind(self.random, possible, kinds)
+            kinds.append(kind)
+            if kind not in TOGETHER:
+                break
+            # A stalled task that is lost with its executor is not replaced by a copy.
+            possible &= set(TOGETHER) - {{"executor": "stall", "stall": "executor"}.get(kind, "")}
+        return kinds
+
+    def round(self, kinds: Sequence[str]) -> None:
         """Put rows and promise, with these faults on the way, until all has recovered."""
         if kinds[0] == "driver":
-            self._count("driver", self._kill_driver())
+            self.tally.count("driver", self._kill_driver())
         elif kinds[0] == "authority":
-            self._count("authority", self._kill_authority())
+            self.tally.count("authority", self._kill_authority())
         elif kinds[0] == "worker":
-            self._count("worker", self._kill_worker())
+            self.tally.count("worker", self._kill_worker())
         else:
             orders = [self.order(kind) for kind in kinds]
             self.put()
             self.promise()
             self.recovered()
             for order in orders:
-                self._count(order.kind, self._took_effect(order))
-
-    def _count(self, kind: str, effect: bool) -> None:
-        (self.counted if effect else self.missed)[NAMES[kind]] += 1
+                self.tally.count(order.kind, self._took_effect(order))
 
     def _took_effect(self, order: Order) -> bool:
         """Whether there is evidence for a fault in a task; withdraws it when nobody has taken it."""
@@ -256,7 +267,7 @@ class Pipeline:
         if self.random.random() < 0.5:
             self.put()
             self.promise()
-        self.start_driver()
+        self.start()
         self.put()
         self.promise()
         self.recovered()
@@ -287,67 +298,80 @@ class Pipeline:
 
 
 @contextlib.contextmanager
-def pipeline(folder: Path, seed: int, shipped: Shipped | None = None) -> Iterator[Pipeline]:
+def pipeline(folder: Path, seed: int, shipped: Shipped) -> Iterator[Pipeline]:
     """A cluster, an authority and a pipeline whose driver is not started yet."""
-    ours = ship(folder / "shipped") if shipped is None else shipped
     (folder / "authority").mkdir()
     with serving(folder / "authority") as server, Standalone(folder / "cluster") as cluster:
-        made = Pipeline(folder, ours, cluster, server, seed)
+        made = Pipeline(folder, shipped, cluster, server, seed)
         try:
             yield made
         finally:
             made.close()
 
 
-def plan(rng: random.Random, counted: Counter[str], faults: int) -> list[str]:
-    """Choose the faults of the next round: what is furthest behind its share, and others that can be in the same batch."""
-    planned = counted.copy()
-    kinds: list[str] = []
-    possible = set(SHARES)
-    for _ in range(min(rng.randint(3, MOST), faults - sum(counted.values()))):
-        behind = {kind: (planned[NAMES[kind]] + rng.random() / 4) / SHARES[kind] for kind in sorted(possible)}
-        kind = min(behind, key=lambda each: behind[each])
-        kinds.append(kind)
-        planned[NAMES[kind]] += 1
-        if kind not in TOGETHER:
-            break
-        # A stalled task that is lost with its executor is not replaced by a copy.
-        possible &= set(TOGETHER) - {{"executor": "stall", "stall": "executor"}.get(kind, "")}
-    return kinds
+class World(Protocol):
+    """A pipeline under faults, whatever it is over."""
+
+    tally: Tally
+    puts: list[Put]
+    watching: Watching
+
+    @property
+    def outputs(self) -> Mapping[str, Committed]: ...
+    def start(self) -> None: ...
+    def put(self) -> None: ...
+    def promise(self) -> None: ...
+    def recovered(self) -> None: ...
+    def plan(self, faults: int) -> Sequence[str]: ...
+    def round(self, kinds: Sequence[str]) -> None: ...
+    def finish(self) -> None: ...
+    def wrong(self, *, finished: bool = False) -> list[str]: ...
+
+
+WORLDS: Final[Mapping[str, Callable[[Path, int, Shipped], contextlib.AbstractContextManager[World]]]] = {
+    "files": pipeline,
+    "kafka": streams,
+}
 
 
 def run(
-    folder: Path, faults: int, seed: int, *, shipped: Shipped | None = None, say: Callable[[str], None]
+    folder: Path,
+    faults: int,
+    seed: int,
+    *,
+    over: str = "files",
+    shipped: Shipped | None = None,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Run until so many faults have taken effect; return the result. Stops at the first round in which anything is wrong."""
     began = time.monotonic()
-    with pipeline(folder, seed, shipped) as made:
-        made.start_driver()
+    with WORLDS[over](folder, seed, ship(folder / "shipped") if shipped is None else shipped) as made:
+        made.start()
         made.put()
         made.promise()
         made.recovered()
+        tally = made.tally
         wrong: list[str] = []
         rounds = 0
-        while sum(made.counted.values()) < faults and not wrong and sum(made.missed.values()) <= faults:
-            kinds = plan(made.random, made.counted, faults)
+        while tally.total < faults and not wrong and tally.missed.total() <= faults:
+            kinds = made.plan(faults)
             since = time.monotonic()
             made.round(kinds)
             wrong = made.wrong()
             rounds += 1
-            took = time.monotonic() - since
-            say(f"round {rounds} {'+'.join(kinds)}: {sum(made.counted.values())} counted, {took:.1f} s")
+            say(f"round {rounds} {'+'.join(kinds)}: {tally.total} counted, {time.monotonic() - since:.1f} s")
         if not wrong:
             made.finish()
             wrong = made.wrong(finished=True)
         for each in wrong[:20]:
             say(f"WRONG: {each}")
+        windows = sum(name in WINDOWED for name in made.outputs)
         return {
+            "over": over,
             "seed": seed,
-            "faults": sum(made.counted.values()),
-            "by_kind": dict(sorted(made.counted.items())),
-            "without_effect": sum(made.missed.values()),
+            **tally.said(),
             "rows": len(made.puts),
-            "windows": len(hours_of(made.puts)) * len(made.outputs),
+            "windows": len(hours_of(made.puts)) * windows,
             "batches": sum(output.commits() for output in made.outputs.values()),
             "published": sum(len(values) for values in made.watching.seen.values()),
             "violations": len(wrong),
@@ -359,17 +383,25 @@ def main() -> int:
     """Run it as a command; 1 when anything is wrong."""
     parse = argparse.ArgumentParser(
         prog="python -m tests.cluster.chaos",
-        description="Two tracked queries on a standalone Spark cluster under faults that are counted when they took effect.",
-        epilog="example: python -m tests.cluster.chaos --faults 20 --seed 7",
+        description="Tracked queries on a standalone Spark cluster under faults that are counted when they took effect.",
+        epilog="example: python -m tests.cluster.chaos --kafka --faults 20 --seed 7",
     )
     parse.add_argument("--faults", type=int, default=20, help="how many must have taken effect (default: %(default)s)")
     parse.add_argument("--seed", type=int, help="of rows and faults (default: a random one, printed)")
+    parse.add_argument(
+        "--kafka",
+        dest="over",
+        action="store_const",
+        const="kafka",
+        default="files",
+        help="over topics and tables, with a job in Scala beside",
+    )
     parse.add_argument("--folder", type=Path, help="where everything is written, and stays (default: a temporary one)")
     args = parse.parse_args()
     seed = secrets.randbelow(1_000_000) if args.seed is None else args.seed
     folder = Path(tempfile.mkdtemp(prefix="lowwater-chaos-")) if args.folder is None else args.folder
     folder.mkdir(parents=True, exist_ok=True)
-    result = run(folder, args.faults, seed, say=lambda line: print(line, file=sys.stderr, flush=True))
+    result = run(folder, args.faults, seed, over=args.over, say=lambda line: print(line, file=sys.stderr, flush=True))
     if args.folder is None and not result["violations"]:
         shutil.rmtree(folder, ignore_errors=True)
     print(json.dumps(result))

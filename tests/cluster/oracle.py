@@ -22,6 +22,18 @@ class Put(NamedTuple):
     key: str
     time: int
     """Its event time, microseconds; as everywhere here."""
+    number: int = -1
+    """What no other row has, where rows are handed on one by one."""
+
+
+class Written(NamedTuple):
+    """A row that was handed on as it was."""
+
+    key: str
+    time: int
+    number: int
+    committed: float
+    """As of a window."""
 
 
 class Emitted(NamedTuple):
@@ -49,7 +61,29 @@ def hours_of(puts: Sequence[Put]) -> dict[tuple[str, int], int]:
 
 def judge_source(puts: Sequence[Put], seen: Sequence[Seen]) -> list[str]:
     """Return what is wrong with an injector's promises: no row may be put below one."""
-    return [*_monotone(seen), *_ahead([(put.time, put.at, f"the row {put.key} at {put.time}") for put in puts], seen)]
+    return [*_monotone(seen), *_ahead([(put.time, put.at, _row(put)) for put in puts], seen)]
+
+
+def judge_rows(
+    puts: Sequence[Put], written: Sequence[Written], seen: Sequence[Seen], *, finished: bool = False
+) -> list[str]:
+    """Return what is wrong with rows that a stage hands on, and with its watermarks; empty when nothing is.
+
+    Each row is there once and as it was put; before a watermark above its time was seen, it was committed; ``finished``: all rows are there.
+    """
+    put = {each.number: each for each in puts}
+    wrong = _monotone(seen)
+    committed: dict[int, float] = {}
+    for row in written:
+        if row.number not in put or put[row.number][1:] != row[:3]:
+            wrong.append(f"{row} was never put")
+        elif row.number in committed:
+            wrong.append(f"{_row(put[row.number])} is written twice")
+        committed[row.number] = min(row.committed, committed.get(row.number, NEVER))
+    wrong += _ahead([(each.time, committed.get(each.number, NEVER), _row(each)) for each in puts], seen)
+    if finished:
+        wrong += [f"{_row(each)} was never written" for each in puts if each.number not in committed]
+    return wrong
 
 
 def judge_windows(
@@ -78,6 +112,10 @@ def judge_windows(
     if finished:
         wrong += [f"{_window(*name)} was never written" for name in answer if name not in committed]
     return wrong
+
+
+def _row(put: Put) -> str:
+    return f"the row {put.key} at {put.time}"
 
 
 def _window(key: str, hour: int) -> str:

@@ -1,43 +1,48 @@
-"""Reads what two tracked queries have written, and when Spark's commit log had it."""
+"""Reads what queries have written, and when Spark's commit log had it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 
 from lowwater_spark.sources.sink_log import SINK_LOG
 from lowwater_spark.sources.source_log import local_path
-from tests.cluster.oracle import NEVER, Emitted
+from tests.cluster.oracle import NEVER, Emitted, Written
 
-Row = tuple[str, int, int]
-"""Key, start of the hour in microseconds, number of rows."""
+Row = Mapping[str, Any]
 
 
-class Output:
-    """Hourly windows of one query. A batch that is there does not change, so each is read once."""
+class Committed:
+    """What one query has written, batch by batch."""
 
-    def __init__(self, folder: Path, checkpoint: Path) -> None:
-        self.folder = folder
+    def __init__(self, checkpoint: Path) -> None:
         self.checkpoint = checkpoint
-        self._batches: dict[int, list[Row]] = {}
         self._commits: dict[int, float] = {}
 
+    def rows(self) -> Iterator[tuple[Row, float]]:
+        """Give every row that readers can see, and when Spark's commit log had its batch."""
+        raise NotImplementedError
+
     def emitted(self) -> list[Emitted]:
-        """Return every window that readers can see."""
-        for number, files in self._files().items():
-            if number not in self._batches:
-                self._batches[number] = [row for file in files for row in _rows(file)]
-        return [Emitted(*row, self._committed(number)) for number, rows in self._batches.items() for row in rows]
+        """Return hourly windows."""
+        return [Emitted(row["key"], micros(row["hour"]), row["n"], at) for row, at in self.rows()]
+
+    def written(self) -> list[Written]:
+        """Return rows that were handed on."""
+        return [Written(row["key"], micros(row["t"]), row["number"], at) for row, at in self.rows()]
 
     def commits(self) -> int:
         """Return how many batches are committed."""
         folder = self.checkpoint / "commits"
         return sum(name.name.isdecimal() for name in folder.iterdir()) if folder.is_dir() else 0
 
-    def _committed(self, number: int) -> float:
+    def committed(self, number: int) -> float:
+        """Return when a batch was."""
         if number not in self._commits:
             try:
                 # Set when the entry was renamed to its name, by the clock that the observations have.
@@ -45,6 +50,22 @@ class Output:
             except FileNotFoundError:
                 return NEVER
         return self._commits[number]
+
+
+class Output(Committed):
+    """A directory of files. A batch that is there does not change, so each is read once."""
+
+    def __init__(self, folder: Path, checkpoint: Path) -> None:
+        super().__init__(checkpoint)
+        self.folder = folder
+        self._batches: dict[int, list[Row]] = {}
+
+    def rows(self) -> Iterator[tuple[Row, float]]:
+        """See Committed."""
+        for number, files in self._files().items():
+            if number not in self._batches:
+                self._batches[number] = [row for file in files for row in rows_of(file)]
+        return ((row, self.committed(number)) for number, rows in self._batches.items() for row in rows)
 
     def _files(self) -> dict[int, Sequence[Path]]:
         """Return the files of each batch: directories handed over by batch.write, or entries of the log of Spark's file sink."""
@@ -62,6 +83,12 @@ def _files_in(entry: Path) -> list[Path]:
     return [Path(local_path(json.loads(line)["path"])) for line in lines if line]
 
 
-def _rows(file: Path) -> list[Row]:
-    rows = pq.read_table(file).to_pylist()
-    return [(row["key"], round(row["hour"].timestamp() * 1_000_000), row["n"]) for row in rows]
+def rows_of(file: Path) -> list[Row]:
+    """Return the rows of a file."""
+    rows: list[Row] = pq.read_table(file).to_pylist()
+    return rows
+
+
+def micros(time: datetime) -> int:
+    """Return microseconds since the epoch. Spark's older kind of timestamp comes without a zone, in UTC."""
+    return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1_000_000)

@@ -23,6 +23,9 @@ CODE = (
 )
 """The modules of the application that its tasks import."""
 
+WHEELS = ("grpcio", "protobuf", "typing-extensions", "confluent-kafka")
+"""What our wheels need beside PySpark; the last for ``batch.write_kafka`` alone."""
+
 
 @dataclass(frozen=True)
 class Shipped:
@@ -50,7 +53,7 @@ def ship(folder: Path) -> Shipped:
     binary = ("--quiet", "--only-binary", ":all:", "--constraint", str(locked))
     uv("pip", "install", *binary, "--python", str(python / "bin/python"), "pandas", "pyarrow")
     # These two are the cluster's: what else the wheels need is named, and not looked up.
-    uv("pip", "install", *binary, "--target", str(site), "--no-deps", *ours, "grpcio", "protobuf", "typing-extensions")
+    uv("pip", "install", *binary, "--target", str(site), "--no-deps", *ours, *WHEELS)
     # Compiled once, and not by each new executor: it holds wherever the archive is unpacked, whatever the files' times become.
     compiling = [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", str(site)]
     subprocess.run(compiling, check=True)

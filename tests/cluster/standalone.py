@@ -31,9 +31,11 @@ _REGISTERED: Final = re.compile(r"Registering worker (\d+\.\d+\.\d+\.\d+):")
 class Standalone:
     """Spark's own classes, in processes of their own, in an environment in which nothing leads to the source tree."""
 
-    def __init__(self, folder: Path, hosts: Sequence[str] = HOSTS) -> None:
+    def __init__(self, folder: Path, hosts: Sequence[str] = HOSTS, *, cores: int = 2, memory: str = "1g") -> None:
         self.folder = folder
         self.hosts = hosts
+        self.sizes = ["--cores", str(cores), "--memory", memory]
+        """Of each worker."""
         self.url = ""
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         """The master as "", workers by host."""
@@ -64,8 +66,8 @@ class Standalone:
     def start_worker(self, host: str) -> None:
         """Start the worker of a host and wait until the master knows it."""
         before = self.registrations(host)
-        sizes = ["--cores", "2", "--memory", "1g", "--work-dir", str(self.folder / "work")]
-        self._start(host, WORKER, "--host", host, "--port", "0", "--webui-port", "0", *sizes, self.url)
+        work = ["--work-dir", str(self.folder / "work")]
+        self._start(host, WORKER, "--host", host, "--port", "0", "--webui-port", "0", *self.sizes, *work, self.url)
         eventually(lambda: self.registrations(host) > before, f"the worker of {host} is registered")
 
     def kill_worker(self, host: str) -> int:

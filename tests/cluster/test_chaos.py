@@ -32,7 +32,7 @@ def test_rule6_a_report_before_the_commit_is_found(tmp_path: Path, shipped: Ship
     """The verdict can fail: the same checks find a driver that tells the authority of a batch before Spark's commit log has it."""
     found: list[str] = []
     with chaos.pipeline(tmp_path, SEED, shipped) as pipeline:
-        pipeline.start_driver(early=True)
+        pipeline.start(early=True)
         for _ in range(5):
             pipeline.put()
             pipeline.promise()

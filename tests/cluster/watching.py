@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import grpc
@@ -13,19 +14,28 @@ from lowwater.watermark import MIN
 from tests.cluster.oracle import Seen
 
 PAUSE = 0.1
-"""Seconds between two attempts to reach an authority that is away."""
+"""Seconds between two attempts to reach a shard that is away."""
 
 
 class Watching:
-    """Follows computations without the client library, which would never show a value that goes down."""
+    """Follows computations without the client library, which would never show a value that goes down.
 
-    def __init__(self, address: str, names: Sequence[str]) -> None:
+    Each shard is followed by a thread, and tells of what it serves. Values are in the order of the epochs in which they were published: the last words of a
+    shard may be read after the first ones of its successor.
+    """
+
+    def __init__(self, addresses: str, names: Sequence[str]) -> None:
         self.seen: dict[str, list[Seen]] = {name: [] for name in names}
-        self._address = address
+        self._epochs: dict[str, list[int]] = {name: [] for name in names}
         self._stopping = threading.Event()
-        self._call: grpc.Call | None = None
-        self._thread = threading.Thread(target=self._run, name="watching", daemon=True)
-        self._thread.start()
+        self._calls: dict[str, grpc.Call] = {}
+        self._threads = [
+            threading.Thread(target=self._run, args=(address,), name=f"watching {address}", daemon=True)
+            for address in addresses.split(",")
+        ]
+        self._lock = threading.Lock()
+        for thread in self._threads:
+            thread.start()
 
     def low(self, name: str) -> int:
         """The newest value of a computation."""
@@ -34,24 +44,31 @@ class Watching:
     def stop(self) -> None:
         """Follow no more."""
         self._stopping.set()
-        if self._call is not None:
-            self._call.cancel()
-        self._thread.join()
+        for call in list(self._calls.values()):
+            call.cancel()
+        for thread in self._threads:
+            thread.join()
 
-    def _run(self) -> None:
+    def _run(self, address: str) -> None:
         while not self._stopping.is_set():
             try:
-                self._follow()
+                self._follow(address)
             except grpc.RpcError:
                 self._stopping.wait(PAUSE)
 
-    def _follow(self) -> None:
+    def _follow(self, address: str) -> None:
         # Shares nothing with another channel, neither its connection nor how long it waits after a failure.
-        with grpc.insecure_channel(self._address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        with grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
             stub = watermarks_pb2_grpc.WatermarkServiceStub(channel)
-            self._call = stub.Watch(watermarks_pb2.WatchRequest(computations=list(self.seen)))
-            for message in self._call:
+            call = self._calls[address] = stub.Watch(watermarks_pb2.WatchRequest(computations=list(self.seen)))
+            if self._stopping.is_set():
+                call.cancel()
+            for message in call:
                 now = time.time()
-                for mark in message.watermarks:
-                    if mark.registered:
-                        self.seen[mark.computation].append(Seen(now, mark.incarnation, mark.low_micros))
+                with self._lock:
+                    for mark in message.watermarks:
+                        if mark.registered:
+                            epochs = self._epochs[mark.computation]
+                            place = bisect_right(epochs, mark.epoch)
+                            epochs.insert(place, mark.epoch)
+                            self.seen[mark.computation].insert(place, Seen(now, mark.incarnation, mark.low_micros))

@@ -17,13 +17,17 @@ STARTS_WITHIN = 120.0
 """Seconds. A busy machine takes long to start a JVM."""
 
 
+def java_program() -> str:
+    """Return what starts a JVM."""
+    home = os.environ.get("JAVA_HOME")
+    return str(Path(home) / "bin/java") if home else "java"
+
+
 def java(jar_set: str, *arguments: str) -> list[str]:
     """Return the command of a JVM that runs for a minute, with a set of `scripts.jars` on its path."""
-    home = os.environ.get("JAVA_HOME")
-    program = str(Path(home) / "bin/java") if home else "java"
     path = os.pathsep.join(str(jar) for jar in jars(jar_set))
     # Optimising what it runs would cost more than it saves.
-    return [program, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", path, *arguments]
+    return [java_program(), "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", path, *arguments]
 
 
 class Program:

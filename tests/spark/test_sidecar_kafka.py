@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,9 @@ def test_topics_are_followed_and_only_those_that_are_declared(
     def put(topic: str, hour: int) -> None:
         kafka.put(topic, [Row(json.dumps({"key": topic, "t": at(hour).isoformat()}).encode())])
 
-    def follow(topics: str, state: str = "state", *more: str) -> lws.Sidecar:
+    def follow(topics: str, state: str = "state", *more: str, checkpoint: str = "ck") -> lws.Sidecar:
         declared: dict[str, Any] = {
-            "checkpoint": str(tmp_path / "ck"),
+            "checkpoint": str(tmp_path / checkpoint),
             "inputs": ["source"],
             "sources": [f"kafka:{topics},kafka.bootstrap.servers={kafka.address},lowwater.brokers=1"],
             "promises": ["nothing-skipped", "sink-visible-before-commit", *more],
@@ -60,6 +61,10 @@ def test_topics_are_followed_and_only_those_that_are_declared(
             follow("a", "state", "history")
         with pytest.raises(Unsupported, match="before anybody looked"):
             follow("a+b")
+        uncommitted = shutil.ignore_patterns("commits")
+        shutil.copytree(tmp_path / "ck", tmp_path / "begun", ignore=uncommitted)
+        with pytest.raises(Unsupported, match=r"first batch is planned already.*history"):
+            follow("a+b", "begun-state", checkpoint="begun")
         sidecar = follow("a+b", "state", "history")
         eventually(lambda: low(lw, "stage") == mark(10), "all that both had is committed")
         put("b", 10)

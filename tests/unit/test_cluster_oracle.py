@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from lowwater.watermark import MAX, MIN
-from tests.cluster.oracle import NEVER, Emitted, Put, Seen, judge_source, judge_windows
+from tests.cluster.oracle import NEVER, Emitted, Put, Seen, Written, judge_rows, judge_source, judge_windows
 from tests.kit.times import HOUR
 
 PUTS = [Put(1.0, "a", 5), Put(1.0, "a", 7), Put(1.5, "b", HOUR), Put(2.0, "a", HOUR + 1)]
@@ -80,3 +80,24 @@ def test_rule3_and_rule6_each_kind_of_wrong_is_found(bug: str, found: str) -> No
 
 def test_a_source_that_promises_too_much_is_found() -> None:
     assert len(judge_source(PUTS, [Seen(1.7, 1, HOUR + 1), Seen(1.8, 1, HOUR + 2)])) == 1
+
+
+HANDED_ON = [Put(1.0, "a", 5, 0), Put(1.5, "b", 7, 1)]
+
+
+@pytest.mark.parametrize(
+    ("written", "seen", "found"),
+    [
+        ([Written("a", 5, 0, 2.0), Written("b", 7, 1, 2.2)], [Seen(2.1, 1, 6), Seen(2.3, 1, MAX)], ""),
+        ([Written("a", 5, 0, 2.0)], [Seen(2.1, 1, 6)], "never written"),
+        ([Written("a", 5, 0, 2.0), Written("b", 7, 1, 2.2)], [Seen(2.1, 1, 8)], "was committed 0.100 s later"),
+        ([Written("a", 5, 0, NEVER), Written("b", 7, 1, 2.2)], [Seen(2.1, 1, 6)], "is not committed yet"),
+        ([*[Written("a", 5, 0, 2.0)] * 2, Written("b", 7, 1, 2.2)], [], "is written twice"),
+        ([Written("a", 5, 0, 2.0), Written("b", 7, 1, 2.2), Written("c", 7, 2, 2.2)], [], "was never put"),
+        ([Written("a", 6, 0, 2.0), Written("b", 7, 1, 2.2)], [], "was never put"),
+        ([Written("a", 5, 0, 2.0), Written("b", 7, 1, 2.2)], [Seen(2.5, 1, 6), Seen(2.6, 1, 5)], "was published after"),
+    ],
+)
+def test_rule3_and_rule6_of_rows_that_are_handed_on(written: list[Written], seen: list[Seen], found: str) -> None:
+    judged = judge_rows(HANDED_ON, written, seen, finished=True)
+    assert (found in "\n".join(judged)) if found else judged == []

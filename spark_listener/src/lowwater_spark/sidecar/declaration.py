@@ -37,7 +37,7 @@ PROMISES: Final[Mapping[str, str]] = {
         "ignoreCorruptFiles, pathGlobFilter, modifiedAfter, cleanSource, and no topics or directories but those that are declared"
     ),
     HISTORY: (
-        "the checkpoint had committed batches before anybody looked at it, or more of them than Spark keeps while nobody looked: all of them were of this query, and the "
+        "the checkpoint had planned or committed batches before anybody looked at it, or more of them than Spark keeps while nobody looked: all of them were of this query, and the "
         "topics and directories are those that it has read from its beginning"
     ),
 }

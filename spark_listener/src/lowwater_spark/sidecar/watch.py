@@ -125,7 +125,7 @@ class _Beginning:
             evidence = Evidence(checkpoint, manifest, self.declared, sources)
             evidence.begin()
             self._recognize(checkpoint, manifest, sources)
-            _pin(manifest, sources, anew=HISTORY in self.declared.promises)
+            _pin(manifest, sources, self.declared)
             authority = Authority(used, asked, renewed=lambda asked: _as_committed(asked, CheckpointLog(checkpoint)))
             keyed = Keyed((), "", 1, injector=False, window=self.declared.stamp)
             output = None if not self.declared.output else Path(self.declared.output)
@@ -240,11 +240,20 @@ def _as_committed(asked: Registration, log: CheckpointLog) -> Registration:
     return replace(asked, generation=generation, digest=b"" if planned is None else bytes.fromhex(planned.digest))
 
 
-def _pin(manifest: Manifest, sources: list[Source], *, anew: bool) -> None:
-    """Pin the topics and tables of a query that has begun without anybody's looking, where it is promised that they are those that it has read."""
-    if not anew:
-        return
+def _pin(manifest: Manifest, sources: list[Source], declared: Declaration) -> None:
+    """Pin the topics and tables of a query that has begun without anybody's looking, where it is promised that they are those that it has read.
+
+    A query that has planned its first batch has fixed what it reads, though it has committed nothing. Raises Unsupported without the promise.
+    """
+    planned = CheckpointLog(manifest.checkpoint).last_planned() is not None
     for number, source in enumerate(sources):
+        section = KAFKA if isinstance(source, KafkaSource) else DELTA if isinstance(source, DeltaSource) else ""
+        begun = planned or (manifest.checkpoint / "sources" / str(number) / "0").exists()
+        if not section or not begun or str(number) in (manifest[section] or {}):
+            continue
+        declared.require(
+            HISTORY, f"its first batch is planned already, and nobody has noted which {source.name} that is"
+        )
         if isinstance(source, KafkaSource):
             found = source.identity()
             _keep(manifest, KAFKA, number, kafka.Pin(found.cluster, dict(found.ids))._replace(marks={}))

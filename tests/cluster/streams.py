@@ -1,0 +1,549 @@
+"""The pipeline of the chaos over Kafka and Delta: three stages, each an application of its own on a real cluster, and a job in Scala beside them.
+
+    topic fed -> landed -> table landed -> relayed -> topic relayed -> hourly -> table hourly
+                                                           topic relayed -> copied (Scala, a sidecar beside it) -> files
+
+Three brokers, two shards of the authority over a Redis. The producer is plain Python: it writes rows into the three partitions of ``fed``, and promises what none
+of them comes below. A partition of it can be stalled, and its rows then come hours late.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from confluent_kafka import KafkaException
+
+from lowwater.watermark import MAX
+from scripts.jars import jars
+from tests.cluster.application import Application, Group
+from tests.cluster.beside import Beside, Copying, compiled
+from tests.cluster.evidence import EventLog
+from tests.cluster.oracle import Put, Written, judge_rows, judge_source, judge_windows
+from tests.cluster.output import Committed, micros
+from tests.cluster.shipping import Shipped
+from tests.cluster.standalone import HOSTS, Standalone
+from tests.cluster.table import Table
+from tests.cluster.tally import Tally
+from tests.cluster.watching import Watching
+from tests.kit import delta
+from tests.kit.eventually import TooLate, eventually
+from tests.kit.kafka import Broker, Kafka, Row
+from tests.kit.times import HOUR, MINUTE
+from tests.process.sharding import Shard, Sharded, served
+
+START: Final = round(datetime(2013, 1, 9, tzinfo=UTC).timestamp() * 1_000_000)
+PATIENCE: Final = 600.0
+"""Seconds within which everything must have recovered from a fault."""
+SOON: Final = 10.0
+"""Seconds within which what tells of a fault that is over can be read."""
+PARTITIONS: Final = 3
+STAGES: Final = ("landed", "relayed", "hourly")
+NAMES: Final = ("fed", *STAGES, "copied")
+
+STEPS: Final[Mapping[str, Sequence[str]]] = {
+    "landed": ("begun", "written", "staged", "prepared", "committed"),
+    "relayed": ("begun", "rows staged", "rows published", "staged", "prepared", "committed"),
+    "hourly": ("begun", "state", "written", "staged", "prepared", "committed"),
+}
+"""Where the driver of a stage can be told to kill itself."""
+
+CLASSPATH: Final = os.pathsep.join(str(jar) for each in ("kafka", "delta") for jar in jars(each))
+CONF: Final[Mapping[str, str]] = {
+    **delta.SETTINGS,
+    "spark.driver.extraClassPath": CLASSPATH,
+    "spark.executor.extraClassPath": CLASSPATH,
+    "spark.cores.max": "2",
+    "spark.sql.shuffle.partitions": "2",
+    # A query that has nothing to do asks its source a hundred times a second by default.
+    "spark.sql.streaming.pollingDelay": "300ms",
+    "spark.log.level": "WARN",
+    # batch.write_kafka refuses it: two attempts of a task would end each other's transaction.
+    "spark.speculation": "false",
+    # A table of the tests is vacuumed of what is seconds old, when all have read it.
+    "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+}
+BROKER: Final = {
+    # A broker that does not answer has lost its partitions after this time.
+    "broker.session.timeout.ms": 6_000,
+    "broker.heartbeat.interval.ms": 1_000,
+    # Who leads is changed by the faults alone.
+    "auto.leader.rebalance.enable": "false",
+}
+
+
+SHARES: Final = {
+    "stall": 3,
+    "optimize": 3,
+    "vacuum": 1,
+    "sidecar": 2,
+    "copy": 2,
+    "executor": 4,
+    "driver": 3,
+    "failover": 2,
+    "leader": 2,
+    "broker": 2,
+}
+"""How often each kind of fault is planned. In this order they strike, and in the other one what they have taken away comes back."""
+CALLED: Final = {
+    "stall": "partitions_stalled",
+    "optimize": "optimizes",
+    "vacuum": "vacuums",
+    "sidecar": "sidecar_kills",
+    "copy": "scala_job_kills",
+    "executor": "executor_kills",
+    "driver": "driver_kills",
+    "failover": "authority_failovers",
+    "leader": "leader_changes",
+    "broker": "broker_restarts",
+}
+MOST: Final = 7
+"""Faults of one round."""
+OLD: Final = 18.0
+"""Seconds after which a VACUUM removes what a table does not consist of any more; 0.005 hours."""
+
+Fault = Generator[None, None, bool]
+"""A fault: it strikes; what it has taken away comes back; and when all has recovered it tells whether it took effect."""
+
+
+class Streams:
+    """The pipeline, what has been put into it, what has come out, and what was published."""
+
+    def __init__(
+        self, folder: Path, shipped: Shipped, cluster: Standalone, authority: Sharded, kafka: Kafka, seed: int
+    ) -> None:
+        self.random = random.Random(seed)
+        self.folder = folder
+        self.cluster = cluster
+        self.authority = authority
+        self.kafka = kafka
+        self.orders = folder / "orders"
+        self.orders.mkdir()
+        self.puts: list[Put] = []
+        self.lows = [START] * PARTITIONS
+        """What each partition of the producer's has promised."""
+        self.stalled: int | None = None
+        self.tally = Tally(SHARES, CALLED)
+        self._faults: Mapping[str, Callable[[], Fault]] = {
+            "stall": self._stall,
+            "optimize": self._optimize,
+            "vacuum": self._vacuum,
+            "sidecar": self._kill_sidecar,
+            "copy": self._kill_copy,
+            "executor": self._kill_executor,
+            "driver": self._kill_driver,
+            "failover": self._kill_shard,
+            "leader": self._change_leader,
+            "broker": self._restart_broker,
+        }
+        self._struck: set[Group] = set()
+        """What is killed in this round: it ends, and is started again."""
+        self._number = 0
+        kafka.create("fed", PARTITIONS)
+        # So that each row says since when it was there at the earliest.
+        kafka.create("relayed", PARTITIONS, message_timestamp_type="LogAppendTime")
+        program = Path(__file__).with_name("streams_driver.py")
+        self.applications = {name: Application(cluster, shipped, folder / f"{name}-app", program) for name in STAGES}
+        self.events = {name: EventLog(each.events) for name, each in self.applications.items()}
+        self.copying = Copying(folder, compiled(folder), kafka.address, "relayed", CLASSPATH)
+        self.beside = Beside(folder, self.copying, kafka.address, "relayed", CLASSPATH, authority.addresses)
+        self.tables = {name: Table(folder / name, folder / f"{name}-ck") for name in ("landed", "hourly")}
+        self.outputs: dict[str, Committed] = {
+            **self.tables,
+            "relayed": Committed(folder / "relayed-ck"),
+            "copied": self.copying.output,
+        }
+        self.client = authority.connect()
+        self.client.register("fed", heuristics=[0.99])
+        self.lease = self.client.worker("fed", identity="chaos").claim()
+        self.watching = Watching(authority.addresses, NAMES)
+
+    # -- the pipeline -----------------------------------------------------------------------------------------------
+
+    def start(self, *, early: bool = False) -> None:
+        """Start all of it; ``early`` with the planted bug."""
+        for name in STAGES:
+            self.start_stage(name, early=early)
+        self.beside.start()
+        self.copying.start()
+
+    def start_stage(self, name: str, *, early: bool = False) -> None:
+        """Start the application of a stage."""
+        arguments = {"folder": str(self.folder), "stage": name, "brokers": self.kafka.address, "early": early}
+        conf = {**CONF, "spark.lowwater.address": self.authority.addresses, "spark.app.name": name}
+        self.applications[name].start(arguments, conf)
+
+    @property
+    def low(self) -> int:
+        """What the producer has promised."""
+        return min(self.lows)
+
+    def put(self) -> None:
+        """Write rows at or above what their partition has promised, some of them at its very edge or at an hour's."""
+        rows = []
+        for partition, now in enumerate(self.lows):
+            if partition != self.stalled:
+                rows += self._rows(partition, now)
+        self._write(rows)
+
+    def promise(self) -> None:
+        """Move the low watermark of all partitions that are not stalled by an hour or more, durably."""
+        step = self.random.choice([60, 60, 75, 100]) * MINUTE
+        self.lows = [low + (0 if each == self.stalled else step) for each, low in enumerate(self.lows)]
+        self.lease.advance(None, oldest=None, frontier=self.low)
+        self.lease.flush(PATIENCE)
+
+    def _rows(self, partition: int, now: int) -> list[tuple[int, Put]]:
+        hour = now // HOUR * HOUR
+        times = [now, hour + HOUR - 1, hour + HOUR, hour + 2 * HOUR]
+        times += [now + self.random.randrange(150 * MINUTE) for _ in range(self.random.randrange(5, 15))]
+        times = [max(now, each) for each in times]
+        return [(partition, Put(0.0, f"k{self.random.randrange(8)}", each)) for each in times]
+
+    def _write(self, rows: Sequence[tuple[int, Put]]) -> None:
+        numbered = [
+            (partition, put._replace(number=len(self.puts) + place)) for place, (partition, put) in enumerate(rows)
+        ]
+        epoch = datetime(1970, 1, 1, tzinfo=UTC)
+        said = [
+            Row(
+                json.dumps(
+                    {
+                        "number": put.number,
+                        "key": put.key,
+                        "t": (epoch + timedelta(microseconds=put.time)).isoformat(timespec="microseconds"),
+                    }
+                ).encode(),
+                put.key.encode(),
+                partition,
+            )
+            for partition, put in numbered
+        ]
+        # A broker that is frozen is left alone after seconds.
+        self.kafka.put("fed", said, socket_timeout_ms=10_000, request_timeout_ms=5_000)
+        there = time.time()
+        self.puts += [put._replace(at=there) for _, put in numbered]
+
+    def recovered(self) -> None:
+        """Wait until all have come as far as the producer: what is not stuck has recovered."""
+        hour = self.low // HOUR * HOUR
+        self.await_that(
+            lambda: (
+                all(self.watching.low(name) >= self.low for name in ("landed", "relayed", "copied"))
+                and self.watching.low("hourly") >= hour
+            ),
+            f"all at {self.low}",
+        )
+
+    def finish(self) -> None:
+        """Say that nothing will come; every window closes."""
+        self.lease.finish()
+        self.lease.flush(PATIENCE)
+        self.await_that(lambda: all(self.watching.low(name) == MAX for name in NAMES), "all is finished")
+
+    @property
+    def groups(self) -> Sequence[Group]:
+        """All programs that are killed and run again."""
+        return [*self.applications.values(), self.copying, self.beside]
+
+    def check(self) -> None:
+        """Raise RuntimeError when one has ended by itself."""
+        for each in self.groups:
+            if each not in self._struck:
+                each.check()
+
+    def await_that(self, condition: Callable[[], object], what: str) -> None:
+        """Wait for what a pipeline that is not stuck brings about."""
+        try:
+            eventually(condition, what, seconds=PATIENCE, check=self.check)
+        except AssertionError as failure:
+            lows = {name: self.watching.low(name) for name in NAMES}
+            tails = "\n".join(f"--- {each.log}\n{each.tail()}" for each in self.groups)
+            msg = f"{failure}; published: {lows}\n{tails}"
+            raise AssertionError(msg) from None
+
+    def wrong(self, *, finished: bool = False) -> list[str]:
+        """Everything that is wrong until now."""
+        # What was seen is taken first: what is read afterwards can only have more in it.
+        seen = {name: list(values) for name, values in self.watching.seen.items()}
+        rows = {"landed": self.tables["landed"].written(), "copied": self.copying.output.written()}
+        rows["relayed"] = [_written(row) for row in self.kafka.rows("relayed")]
+        found = [f"fed: {each}" for each in judge_source(self.puts, seen["fed"])]
+        for name, written in rows.items():
+            found += [f"{name}: {each}" for each in judge_rows(self.puts, written, seen[name], finished=finished)]
+        windows = judge_windows(self.puts, self.tables["hourly"].emitted(), seen["hourly"], finished=finished)
+        found += [f"hourly: {each}" for each in windows]
+        for name, table in self.tables.items():
+            if _same(table.snapshot()) != _same([row for row, _ in table.rows()]):
+                found.append(f"{name}: a reader that begins now has other rows than the batches have written")
+        return found
+
+    # -- faults -----------------------------------------------------------------------------------------------------
+
+    def plan(self, faults: int) -> list[str]:
+        """Choose the faults of the next round: what is furthest behind its share, each kind once."""
+        kinds: list[str] = []
+        possible = set(SHARES) - (set() if self._garbage("landed") else {"vacuum"})
+        for _ in range(min(self.random.randint(4, MOST), faults - self.tally.total)):
+            kind = self.tally.behind(self.random, possible, kinds)
+            kinds.append(kind)
+            # Two brokers must be there.
+            possible -= {"broker", "leader"} if kind in ("broker", "leader") else {kind}
+        return sorted(kinds, key=list(SHARES).index)
+
+    def round(self, kinds: Sequence[str]) -> None:
+        """Put rows and promise, with these faults on the way, until all has recovered."""
+        struck = []
+        for kind in kinds:
+            fault = self._faults[kind]()
+            next(fault)
+            struck.append((kind, fault))
+            self.put()
+            self.promise()
+        for _, fault in reversed(struck):
+            next(fault)
+        self._struck.clear()
+        self.put()
+        self.promise()
+        self.recovered()
+        for kind, fault in struck:
+            try:
+                next(fault)
+            except StopIteration as end:
+                self.tally.count(kind, end.value)
+
+    def _stall(self) -> Fault:
+        """Stall a partition: nothing comes in it and nothing is promised, while the others go on. Its rows come late."""
+        self.stalled = late = self.random.randrange(PARTITIONS)
+        held = self.lows[late]
+        yield
+        landed = self.tables["landed"]
+        self.await_that(lambda: len(landed.written()) >= len(self.puts), "all but what is stalled is handed on")
+        passed = [row for row in landed.written() if row.time > held + HOUR]
+        holds = all(self.watching.low(name) <= held for name in NAMES)
+        self.stalled = None
+        self._write(self._rows(late, held) + self._rows(late, held + HOUR))
+        self.lows[late] = max(self.lows)
+        yield
+        return holds and bool(passed)
+
+    def _optimize(self) -> Fault:
+        """Have the files of a table put together while it is written and read."""
+        name = self.random.choice(list(self.tables))
+        table = self.tables[name]
+        table.look()
+        before = len(table.versions)
+        done = self._order(f"OPTIMIZE delta.`{table.folder}`")
+        yield
+        yield
+        self._appears(done.exists, PATIENCE)
+        table.look()
+        return any(each.operation == "OPTIMIZE" and each.removed for each in table.versions[before:])
+
+    def _vacuum(self) -> Fault:
+        """Have the files removed that OPTIMIZE has replaced, when all have read them."""
+        table = self.tables["landed"]
+        yield
+        yield
+        garbage = self._garbage("landed")
+        done = self._order(f"VACUUM delta.`{table.folder}` RETAIN {OLD / 3600} HOURS")
+        self._appears(done.exists, PATIENCE)
+        return bool(garbage) and not any(file.exists() for file in garbage)
+
+    def _garbage(self, name: str) -> list[Path]:
+        table = self.tables[name]
+        table.look()
+        gone = [version for version in table.versions if version.at < time.time() - OLD]
+        files = (table.path_of(file) for version in gone for file in version.removed)
+        return [file for file in files if file.exists()]
+
+    def _kill_sidecar(self) -> Fault:
+        """Kill the sidecar; another one goes on from its directory."""
+        self._struck.add(self.beside)
+        killed = self.beside.kill() == -signal.SIGKILL
+        before = self.watching.low("copied")
+        yield
+        self.beside.start()
+        yield
+        return killed and self.watching.low("copied") > before
+
+    def _kill_copy(self) -> Fault:
+        """Kill the job in Scala, at any point; it goes on from its checkpoint."""
+        self._struck.add(self.copying)
+        killed = self.copying.kill() == -signal.SIGKILL
+        before = self.copying.output.commits()
+        yield
+        self.copying.start()
+        yield
+        return killed and self.copying.output.commits() > before
+
+    def _kill_executor(self) -> Fault:
+        """Kill an executor of a stage."""
+        name = self._stage()
+        application = self.events[name].applications()[-1]
+        pid = eventually(lambda: self.cluster.executors(application), f"{name} has an executor", seconds=PATIENCE)[0]
+        executor = Path(f"/proc/{pid}/cwd").readlink().name
+        os.kill(pid, signal.SIGKILL)
+        yield
+        yield
+        return self._appears(lambda: self.events[name].removed(application, executor), SOON)
+
+    def _kill_driver(self) -> Fault:
+        """Let a driver kill itself, its JVM and its workers at a step of a batch; another one goes on from the checkpoint."""
+        name = self._stage()
+        application = self.applications[name]
+        self._struck.add(application)
+        order = self.orders / f"driver-{self._next():04}.{name}.{self.random.choice(STEPS[name])}"
+        order.touch()
+        yield
+        eventually(order.with_suffix(".taken").exists, f"the driver takes {order.name}", seconds=PATIENCE)
+        killed = application.wait() == -signal.SIGKILL
+        before = self.outputs[name].commits()
+        self.start_stage(name)
+        yield
+        return killed and self.outputs[name].commits() > before
+
+    def _kill_shard(self) -> Fault:
+        """Kill a shard of the authority; the other one serves what it had, until it is back."""
+        victim = self.random.choice([shard for shard in self.authority.shards if self._served(shard) & {*NAMES}])
+        [other] = [shard for shard in self.authority.shards if shard is not victim]
+        had = self._served(victim)
+        victim.kill()
+        yield
+        eventually(lambda: had <= self._served(other), "the other shard serves", seconds=PATIENCE)
+        self.put()
+        self.promise()
+        victim.start()
+        yield
+        return True
+
+    def _served(self, shard: Shard) -> set[str]:
+        return {*served(self.client, shard)}
+
+    def _change_leader(self) -> Fault:
+        """Freeze a broker until others lead what it has led; it wakes, and takes itself for the leader for a moment."""
+        broker, led = self._leading()
+        broker.pause()
+        yield
+        self._others_lead(broker, led)
+        broker.resume()
+        yield
+        self._in_sync()
+        return True
+
+    def _restart_broker(self) -> Fault:
+        """Kill a broker, and start it when others lead what it has led."""
+        broker, led = self._leading()
+        broker.kill()
+        yield
+        self._others_lead(broker, led)
+        broker.start()
+        yield
+        self._in_sync()
+        return True
+
+    def _leading(self) -> tuple[Broker, set[tuple[str, int]]]:
+        """Return a broker and the partitions of the pipeline that it leads; all are in sync."""
+        self._in_sync()
+        found = self._partitions()
+        number = self.random.choice(sorted({leader for leader, _ in found.values()}))
+        [broker] = [each for each in self.kafka.brokers if each.number == number]
+        return broker, {name for name, (leader, _) in found.items() if leader == number}
+
+    def _others_lead(self, broker: Broker, led: set[tuple[str, int]]) -> None:
+        """Wait until others do, and have them take rows."""
+        eventually(
+            lambda: {self._partitions().get(name, (broker.number, 0))[0] for name in led}.isdisjoint(
+                {-1, broker.number}
+            ),
+            f"others lead what {broker.number} led",
+            seconds=PATIENCE,
+        )
+        self.put()
+        self.promise()
+
+    def _in_sync(self) -> None:
+        """Wait until every broker has all of every partition."""
+
+        def behind() -> int:
+            found = self._partitions(all_topics=True).values()
+            return sum(copies < len(self.kafka.brokers) for _, copies in found) if found else -1
+
+        eventually(lambda: behind() == 0, "all brokers are in sync", seconds=PATIENCE)
+
+    def _partitions(self, *, all_topics: bool = False) -> dict[tuple[str, int], tuple[int, int]]:
+        """Return who leads each partition of the pipeline, and how many are in sync; nothing while nobody answers."""
+        try:
+            topics = self.kafka.admin.list_topics(timeout=5).topics
+        except KafkaException:
+            return {}
+        return {
+            (name, number): (each.leader, len(each.isrs))
+            for name, topic in topics.items()
+            if all_topics or name in ("fed", "relayed")
+            for number, each in topic.partitions.items()
+        }
+
+    def _stage(self) -> str:
+        """Return a stage that nothing happens to yet."""
+        free = [name for name in STAGES if self.applications[name] not in self._struck]
+        return self.random.choice(free)
+
+    def _order(self, statement: str) -> Path:
+        """Have a statement run by a driver; what is returned is there when it was."""
+        order = self.orders / f"{self._next():04}.sql"
+        beside = order.with_suffix(".tmp")
+        beside.write_text(statement, encoding="utf-8")
+        beside.rename(order)
+        return order.with_suffix(".json")
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number
+
+    def _appears(self, evidence: Callable[[], bool], seconds: float) -> bool:
+        try:
+            return eventually(evidence, "evidence", seconds=seconds, check=self.check)
+        except TooLate:
+            return False
+
+    def close(self) -> None:
+        """End all of it."""
+        for each in self.groups:
+            each.kill()
+        self.watching.stop()
+        self.client.close()
+
+
+def _written(row: Row) -> Written:
+    said = json.loads(row.value)
+    assert row.time is not None
+    return Written(said["key"], micros(datetime.fromisoformat(said["t"])), said["number"], row.time / 1000)
+
+
+def _same(rows: Sequence[Mapping[str, Any]]) -> Counter[str]:
+    return Counter(repr(sorted(row.items())) for row in rows)
+
+
+@contextlib.contextmanager
+def streams(folder: Path, seed: int, shipped: Shipped) -> Iterator[Streams]:
+    """Brokers, an authority, a cluster, and a pipeline that is not started yet."""
+    with (
+        Kafka(folder / "kafka", brokers=3, settings=BROKER) as kafka,
+        Sharded(folder / "authority", 2) as authority,
+        Standalone(folder / "cluster", HOSTS[:1], cores=6, memory="2g") as cluster,
+    ):
+        made = Streams(folder, shipped, cluster, authority, kafka, seed)
+        try:
+            yield made
+        finally:
+            made.close()

@@ -1,0 +1,42 @@
+"""How many faults of each kind have taken effect, and which kind is behind its share."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+
+class Tally:
+    """Counts faults. ``shares`` says how often each kind is planned, ``names`` what it is called in the result."""
+
+    def __init__(self, shares: Mapping[str, int], names: Mapping[str, str]) -> None:
+        self.shares = shares
+        self.names = names
+        self.counted: Counter[str] = Counter()
+        """By kind: with evidence that it took effect, and a recovery afterwards."""
+        self.missed: Counter[str] = Counter()
+        """Faults that were planned and took no effect, or left no evidence."""
+
+    def count(self, kind: str, effect: bool) -> None:
+        """Count a fault."""
+        (self.counted if effect else self.missed)[kind] += 1
+
+    def behind(self, rng: random.Random, possible: Iterable[str], planned: Iterable[str] = ()) -> str:
+        """Return the kind that is furthest behind its share, with those that are planned already."""
+        so_far = self.counted + Counter(planned)
+        standing = {kind: (so_far[kind] + rng.random() / 4) / self.shares[kind] for kind in sorted(possible)}
+        return min(standing, key=lambda each: standing[each])
+
+    @property
+    def total(self) -> int:
+        """How many have taken effect."""
+        return self.counted.total()
+
+    def said(self) -> dict[str, object]:
+        """Return it for the result."""
+        return {
+            "faults": self.total,
+            "by_kind": {self.names[kind]: count for kind, count in sorted(self.counted.items())},
+            "without_effect": self.missed.total(),
+        }
