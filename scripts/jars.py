@@ -25,12 +25,14 @@ SETS: Final = {
     # Spark's connector for Kafka, and Delta.
     "kafka": ("org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",),
     "delta": ("io.delta:delta-spark_4.2_2.13:4.4.0",),
+    # Iceberg, whose newest runtime is for the Spark before: its tests have an environment of their own.
+    "iceberg": ("org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.11.0",),
     # HDFS in one process. It brings Hadoop's client of its own version, which is not the one of PySpark.
     "hdfs": ("org.apache.hadoop:hadoop-client-minicluster:3.4.2", "org.slf4j:slf4j-reload4j:1.7.36"),
 }
 """What is asked for, by the name of the folder that it is in with all it needs."""
 
-_BESIDE_SPARK: Final = ("kafka", "delta")
+_BESIDE_SPARK: Final = ("kafka", "delta", "iceberg")
 _OF_SPARK: Final = (
     *(
         "org.apache.hadoop:*",

@@ -20,7 +20,18 @@ pytest_plugins = ["tests.side_by_side"]
 # processes that share the run end together.
 ORDER = (
     *("unit", "property", "contract", "simulation"),
-    *("cluster", "floors", "spark", "compatibility", "container", "chart", "browser", "monitoring", "process"),
+    *(
+        "cluster",
+        "floors",
+        "iceberg",
+        "spark",
+        "compatibility",
+        "container",
+        "chart",
+        "browser",
+        "monitoring",
+        "process",
+    ),
 )
 # A folder whose tests all start something expensive marks them by itself.
 MARKED = {
@@ -32,6 +43,7 @@ MARKED = {
     "chart": "process",
     "spark": "spark",
     "floors": "spark",
+    "iceberg": "spark",
     "cluster": "spark",
 }
 

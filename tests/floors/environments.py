@@ -29,20 +29,20 @@ class NotFetchedError(Exception):
     """The packages of an environment are not on this machine and cannot be fetched."""
 
 
-def environment(pyspark: str, members: tuple[str, ...], *others: str) -> str:
+def environment(pyspark: str, members: tuple[str, ...], *others: str, name: str = "") -> str:
     """Return the interpreter of an environment with this PySpark, what it needs, and our distributions as they stand here.
 
-    ``others`` are further requirements. Everything else is the newest that goes with it. Costs 0.1 s when found; when made 10 to 30 s from
+    ``others`` are further requirements, and ``name`` tells two of one PySpark apart. Everything else is the newest that goes with it. Costs 0.1 s when found; when made 10 to 30 s from
     uv's cache, and the first time some 450 MB to fetch and minutes. Raises NotFetchedError.
     """
     needs = [f"pyspark=={pyspark}", *others]
     projects = [(ROOT / member.partition("[")[0] / "pyproject.toml").read_text() for member in members]
     found = hashlib.sha256("\n".join([sys.version, sys.platform, *needs, *members, *projects]).encode()).hexdigest()
-    folder = KEPT / pyspark
+    folder = KEPT / (name or pyspark)
     python = str(folder / "bin/python")
     KEPT.mkdir(parents=True, exist_ok=True)
     # Two runs of the tests at a time must not make the same one.
-    with (KEPT / f"{pyspark}.lock").open("w") as lock:
+    with (KEPT / f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         complete = folder / "complete"
         if not complete.exists() or complete.read_text() != found:

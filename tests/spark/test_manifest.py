@@ -51,6 +51,7 @@ CONTENT: dict[str, Any] = {
     "kafka": None,
     "kafka_out": None,
     "delta": None,
+    "iceberg": None,
     "watched": None,
     "sink": {"batch": 17, "boot": "5a8e 259:2"},
     "read": {"batch": 17, "read": [[0, "/data/in", 16, -1, "abc"]]},

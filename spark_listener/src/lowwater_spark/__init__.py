@@ -10,7 +10,7 @@
     def write_batch(rows, batch):                    # batch.low: complete up to there, this batch included
         batch.write(rows.join(airlines, "carrier"), "/data/enriched")
 
-This release tracks and drives queries over files on a local (or NFS) file system, Kafka and Delta; what it cannot track exactly it refuses, before the
+This release tracks and drives queries over files on a local (or NFS) file system, Kafka and Delta, and tracks those over Iceberg; what it cannot track exactly it refuses, before the
 query starts, with the reason. Importing it starts nothing and needs no PySpark.
 """
 

@@ -41,6 +41,7 @@ __all__ = [
     "Table",
     "TableLog",
     "app_id",
+    "mark_of",
     "marked",
     "unread",
     "writer_of",
@@ -136,7 +137,7 @@ class Commit(NamedTuple):
                 elif (remove := action.get("remove")) and remove["dataChange"]:
                     removes = True
                 elif info := action.get("commitInfo"):
-                    operation, mark = str(info.get("operation", "")), _mark(info.get("userMetadata"))
+                    operation, mark = str(info.get("operation", "")), mark_of(info.get("userMetadata"))
                 elif meta := action.get("metaData"):
                     table = meta["id"]
                 elif txn := action.get("txn"):
@@ -158,7 +159,7 @@ class Commit(NamedTuple):
         return f"version {self.version} ({self.operation or 'of an operation that it does not name'})"
 
 
-def _mark(said: Any) -> Mapping[str, Any]:
+def mark_of(said: Any) -> Mapping[str, Any]:
     """Return what lowwater has left in a commit's own metadata; nothing if it is somebody else's."""
     try:
         found = json.loads(said)["lowwater"]

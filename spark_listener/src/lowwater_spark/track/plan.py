@@ -18,11 +18,14 @@ from lowwater.watermark import MAX, MIN
 from lowwater_spark.checkpoint.location import Location, location_of
 from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.errors import Unsupported
+from lowwater_spark.sources import iceberg
 from lowwater_spark.sources.base import Source
 from lowwater_spark.sources.control import DIRECTORY, END, ControlSource, is_control
 from lowwater_spark.sources.delta import DELTA, SETTINGS, DeltaSource
 from lowwater_spark.sources.delta_log import DeltaLog
 from lowwater_spark.sources.files import FileSource, hidden, intruders
+from lowwater_spark.sources.iceberg import IcebergSource
+from lowwater_spark.sources.iceberg_log import IcebergLog, is_iceberg
 from lowwater_spark.sources.kafka import KAFKA, KafkaSource
 from lowwater_spark.sources.kafka_admin import KafkaAdmin
 from lowwater_spark.sources.opaque import OpaqueSource
@@ -383,6 +386,8 @@ def _source(spark: SparkSession, relation: Any) -> Source:
     if is_control(relation):
         return ControlSource(str(relation.extraOptions().get(DIRECTORY)))
     if relation.getClass().getSimpleName() != "StreamingRelation":
+        if is_iceberg(relation.table()):
+            return _iceberg_source(spark, relation)
         name = _format(spark, relation)
         return _kafka_source(spark, relation) if name == KAFKA else OpaqueSource(name)
     kind = str(relation.dataSource().className())
@@ -413,6 +418,15 @@ def _delta_source(spark: SparkSession, relation: Any) -> DeltaSource:
     options = {str(key).lower(): str(value) for key, value in _map(spark, relation.dataSource().options()).items()}
     off = tuple(name for name in SETTINGS if str(spark.conf.get(name, "true")).lower() != "true")
     return DeltaSource(options["path"], options, DeltaLog(spark, options["path"]), off)
+
+
+def _iceberg_source(spark: SparkSession, relation: Any) -> IcebergSource:
+    given = dict(relation.extraOptions().asCaseSensitiveMap())
+    options = {str(name).lower(): str(value) for name, value in given.items()}
+    on = tuple(name for name in iceberg.SETTINGS if str(spark.conf.get(name, "false")).lower() == "true")
+    table = relation.table()
+    name, branch = str(table.table().name()), table.branch()
+    return IcebergSource(name, options, IcebergLog(spark, name, table.table()), on, str(branch or ""))
 
 
 def _file_source(spark: SparkSession, relation: Any) -> FileSource:

@@ -1,0 +1,53 @@
+"""Runs `tests/iceberg` where Iceberg can be had: its newest runtime is made for the Spark before the one of `uv.lock`."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.compatibility.environments import ROOT, clean_environ
+from tests.floors.environments import NOTEBOOK, NotFetchedError, environment
+from tests.floors.test_floor import BETWEEN
+
+TOOLS = ("hypothesis", "pandas<3", "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "redis", "trustme")
+
+pytestmark = pytest.mark.timeout(3600)
+
+
+def run(marks: str, folder: Path) -> None:
+    """All tests of the folder with these marks; shows what each of them has said if one fails."""
+    locked = (ROOT / "uv.lock").read_text(encoding="utf-8")
+    pinned = [
+        f"{tool}=={found[1]}"
+        if (found := re.search(rf'^name = "{tool}"\nversion = "(.+)"$', locked, re.MULTILINE))
+        else tool
+        for tool in TOOLS
+    ]
+    try:
+        python = environment(BETWEEN, NOTEBOOK, *pinned, name="iceberg")
+    except NotFetchedError as away:
+        pytest.skip(f"PySpark {BETWEEN} cannot be fetched: {away}")
+    environ = {name: value for name, value in clean_environ().items() if name not in ("SPARK_HOME", "PYSPARK_PYTHON")}
+    done = subprocess.run(
+        [python, "-m", "pytest", "tests/iceberg", "-m", marks, "-p", "no:cacheprovider", "--basetemp", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**environ, "PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"},
+    )
+    print(done.stdout[-20_000:])
+    assert done.returncode == 0, done.stderr[-10_000:]
+
+
+def test_tables_of_iceberg_are_tracked_and_written(tmp_path: Path) -> None:
+    run("not long", tmp_path / "iceberg")
+
+
+@pytest.mark.long
+def test_tables_of_iceberg_are_tracked_and_written_in_more_ways(tmp_path: Path) -> None:
+    run("long", tmp_path / "iceberg")

@@ -1,0 +1,93 @@
+"""An Iceberg table, what writes into it, and the stages over it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any, Final
+
+from pyspark.sql import DataFrame
+
+import lowwater_spark as lws
+from lowwater_spark.sources.iceberg_log import IcebergLog, load
+from tests.kit import iceberg
+from tests.kit.iceberg import CATALOG, Offset
+from tests.kit.times import at
+from tests.spark.flow import Flow
+
+_NUMBERS: Final = itertools.count()
+
+COLUMNS: Final = "key string, t timestamp"
+
+
+class TableFlow:
+    """A table, and stages over it."""
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
+        self.short = f"db.t{next(_NUMBERS)}"
+        self.name = f"{CATALOG}.{self.short}"
+        self.create()
+
+    def create(self, *properties: str) -> None:
+        said = f" tblproperties ({', '.join(properties)})" if properties else ""
+        self.flow.spark.sql(f"create table {self.name} ({COLUMNS}) using iceberg{said}")
+
+    def drop(self) -> None:
+        self.flow.spark.sql(f"drop table if exists {self.name} purge")
+
+    def rows(self, *rows: tuple[str, int]) -> DataFrame:
+        return self.flow.spark.createDataFrame([(key, at(hour)) for key, hour in rows], COLUMNS)
+
+    def put(self, *rows: tuple[str, int], files: int = 1, **options: str) -> int:
+        """One snapshot with these rows; returns it."""
+        frame = self.rows(*rows).repartition(files)
+        given = {name.replace("_", "-"): value for name, value in options.items()}
+        frame.write.format("iceberg").mode("append").options(**given).save(self.name)
+        return self.head
+
+    def sql(self, statement: str) -> None:
+        self.flow.spark.sql(statement.format(table=self.name))
+
+    def call(self, procedure: str, **arguments: object) -> None:
+        """Call a procedure of Iceberg with the table."""
+        said = "".join(f", {name} => {value}" for name, value in arguments.items())
+        self.flow.spark.sql(f"call {CATALOG}.system.{procedure}(table => '{self.short}'{said})")
+
+    def expire(self) -> None:
+        """Let all snapshots go but the current one."""
+        self.call("expire_snapshots", older_than="timestamp '2999-01-01 00:00:00'", retain_last=1)
+
+    @property
+    def log(self) -> IcebergLog:
+        return load(self.flow.spark, self.name)
+
+    @property
+    def head(self) -> int:
+        found = self.log.table().current
+        assert found is not None
+        return found
+
+    def read(self, **options: str) -> DataFrame:
+        return self.flow.spark.readStream.format("iceberg").options(**options).load(self.name)
+
+    def track(
+        self, write_batch: Callable[[DataFrame, lws.Batch], object] | None = None, **options: Any
+    ) -> lws.TrackedQuery:
+        stream = self.read(**options.pop("source", {}))
+        return self.flow.start(
+            self.flow.plain if write_batch is None else write_batch, stream=stream, ranges=2, **options
+        )
+
+    def keys(self) -> list[str]:
+        """The keys that the stage has written, of which none is there twice if each was read once."""
+        out = str(self.flow.folder / "out")
+        return sorted(r.key for r in self.flow.spark.read.schema(COLUMNS).parquet(out).collect())
+
+    @property
+    def offsets(self) -> list[Offset]:
+        return iceberg.offsets(self.flow.folder / "ck")
+
+
+def waits(query: lws.TrackedQuery, word: str) -> Callable[[], bool]:
+    return lambda: any(word in each for each in (*query.status().waiting_for, *query.status().holding))

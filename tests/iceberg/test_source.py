@@ -1,0 +1,154 @@
+"""Iceberg as the source of a tracked stage: a watermark counts when all that the table had is committed, and else it holds, or is refused by name."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from pyspark.sql import DataFrame
+
+import lowwater
+import lowwater_spark as lws
+from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from tests.iceberg.table import TableFlow, waits
+from tests.kit.iceberg import Offset
+from tests.kit.times import mark
+from tests.spark.support import Upstream, low
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+PATIENCE = 180
+
+
+# -- what counts -------------------------------------------------------------------------------------------------------
+
+
+def test_a_stage_follows_its_inputs_through_a_table(table: TableFlow, lw: lowwater.Client, upstream: Upstream) -> None:
+    """With rows, without, past a snapshot that only rearranges (I1), after a restart, and never before what stood there is committed."""
+    going = threading.Event()
+    going.set()
+
+    def write(rows: DataFrame, batch: lws.Batch) -> None:
+        going.wait(PATIENCE)
+        table.flow.plain(rows, batch)
+
+    upstream.at(8)
+    query = table.track(write)
+    table.flow.eventually(lambda: low(lw, "stage") == mark(8), "the table is empty")
+    table.put(("a", 9))
+    table.put(("b", 9))
+    upstream.at(9)
+    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows are committed")
+    upstream.at(10)
+    table.flow.eventually(lambda: low(lw, "stage") == mark(10), "no rows are needed")
+    going.clear()
+    last = table.put(("c", 10))
+    upstream.at(11)
+    table.flow.eventually(lambda: table.offsets[-1].snapshot == last, "the row is planned, not committed")
+    assert low(lw, "stage") == mark(10)
+    going.set()
+    table.flow.eventually(lambda: low(lw, "stage") == mark(11), "now it is")
+    table.call("rewrite_data_files", options="map('min-input-files', '2')")
+    assert table.head != last
+    upstream.at(12)
+    table.flow.eventually(lambda: low(lw, "stage") == mark(12), "it goes past what adds no rows")
+    assert table.offsets[-1].snapshot == last, "its offset is not the head"
+    query.stop()
+    table.put(("d", 12))
+    upstream.at(13)
+    table.track(write)
+    table.flow.eventually(lambda: low(lw, "stage") == mark(13), "after a restart")
+    assert table.keys() == ["a", "b", "c", "d"]
+
+
+def test_a_rate_limit_leaves_rows_behind(table: TableFlow, lw: lowwater.Client, upstream: Upstream) -> None:
+    """Of a snapshot, and whole snapshots."""
+    first = table.put(*((f"{n}", 9) for n in range(8)), files=2)
+    table.put(("z", 9))
+    upstream.at(9)
+    seen: dict[Offset, bool] = {}
+
+    def write(rows: DataFrame, batch: lws.Batch) -> None:
+        seen[table.offsets[batch.id]] = batch.low == mark(9)
+        table.flow.plain(rows, batch)
+
+    table.track(write, source={"streaming-max-files-per-micro-batch": "1"})
+    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "all are read")
+    assert [seen[offset] for offset in (Offset(first, 1), *seen) if offset.snapshot == first][:1] == [False]
+    assert len(table.keys()) == 9
+
+
+# -- what holds --------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_that_is_made_anew_holds(table: TableFlow, lw: lowwater.Client, upstream: Upstream) -> None:
+    """Under the same name, in the same directory, with as many versions of its metadata: what looks for a newer one finds none."""
+    table.put(("a", 9))
+    upstream.at(9)
+    query = table.track()
+    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row")
+    table.drop()
+    table.create()
+    table.put(("new", 9))
+    upstream.at(11)
+    table.flow.eventually(
+        lambda: waits(query, "is another one (its uuid was")() or query.query.exception() is not None, "it is named"
+    )
+    query.stop()
+    assert low(lw, "stage") == mark(9)
+    with pytest.raises(CheckpointMismatch, match="another one"):
+        table.track()
+
+
+def test_a_rollback_holds_for_good(table: TableFlow, lw: lowwater.Client, upstream: Upstream) -> None:
+    first = table.put(("a", 9))
+    table.put(("b", 9))
+    upstream.at(9)
+    query = table.track()
+    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows")
+    table.call("rollback_to_snapshot", snapshot_id=first)
+    upstream.at(10)
+    table.flow.eventually(waits(query, "was rolled back or replaced"), "it is named")
+    query.stop()
+    assert low(lw, "stage") == mark(9)
+    with pytest.raises(CheckpointMismatch, match="rolled back"):
+        table.track()
+
+
+@pytest.mark.parametrize(
+    ("statement", "operation"),
+    [
+        ("delete from {table} where key = 'a'", "delete"),
+        ("update {table} set t = t + interval 1 hour where key = 'a'", "overwrite"),
+        ("insert overwrite {table} select * from {table}", "overwrite"),
+    ],
+    ids=["delete", "update", "overwrite"],
+)
+def test_what_takes_rows_away_ends_the_query_and_holds(
+    statement: str, operation: str, table: TableFlow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    table.put(("a", 9))
+    table.put(("b", 9))
+    upstream.at(9)
+    query = table.track()
+    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows")
+    table.sql(statement)
+    upstream.at(11)
+    with pytest.raises(Exception, match=f"Cannot process {operation} snapshot"):
+        query.await_termination(PATIENCE)
+    assert low(lw, "stage") == mark(9)
+
+
+def test_i2_a_table_whose_first_snapshots_have_expired_is_refused_unless_it_is_declared(
+    table: TableFlow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """The rows are in the table, and no stream reads them."""
+    for key in "abc":
+        table.put((key, 9))
+    table.expire()
+    upstream.at(9)
+    with pytest.raises(Unsupported, match="whose first snapshots have expired"):
+        table.track()
+    table.track(source={"lowwater.earlierRows": "skip"})
+    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "it is declared that nobody waits for them")
+    assert table.keys() == ["c"]
