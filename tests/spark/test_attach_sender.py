@@ -6,7 +6,7 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 
@@ -15,21 +15,22 @@ from lowwater.watermark import MIN
 from lowwater_spark.attach import sender as sender_module
 from lowwater_spark.attach.book import Book, QueryStatus
 from lowwater_spark.attach.progress import BatchProgress
-from lowwater_spark.attach.sender import SILENCE, Sender
+from lowwater_spark.attach.sender import RETRY, SILENCE, Sender
 from tests.kit.clock import Clock
 from tests.kit.eventually import eventually
 from tests.kit.times import DAY, micros
 from tests.process.serving import Serving
+from tests.spark.support import Upstream
 
 
 class Driver:
     """A book with a sender: a Spark driver without Spark."""
 
-    def __init__(self, address: str, timeout: float = 1.0) -> None:
+    def __init__(self, address: str, timeout: float = 1.0, inputs: Mapping[str, Sequence[str]] | None = None) -> None:
         self.clock = Clock(0.0, over=time.monotonic)
         self.book = Book(lambda name, query: f"spark.{name or query}", self.clock)
         settings = lowwater.Settings(address, timeout=timeout)
-        self.sender = Sender(self.book, lowwater.Client(settings), self.clock)
+        self.sender = Sender(self.book, lowwater.Client(settings), self.clock, inputs)
         self.sender.start()
 
     def batch(self, query: str, watermark: int | None, run: str = "r1", *, name: str = "hourly") -> None:
@@ -55,8 +56,8 @@ Drivers = Callable[..., Driver]
 def drivers() -> Iterator[Drivers]:
     with contextlib.ExitStack() as stack:
 
-        def make(address: str, timeout: float = 1.0) -> Driver:
-            made = Driver(address, timeout)
+        def make(address: str, timeout: float = 1.0, inputs: Mapping[str, Sequence[str]] | None = None) -> Driver:
+            made = Driver(address, timeout, inputs)
             stack.callback(made.sender.stop)
             return made
 
@@ -180,6 +181,80 @@ def test_the_second_query_of_a_name_is_refused_until_the_first_has_left(
     two.later(SILENCE)
     reported(two, "q2", micros(10))
     assert (two.status("q2").problem, view(lw).low.micros) == ("", micros(13))
+
+
+HOURLY = {"spark.hourly": ("source",)}
+
+
+def test_declared_inputs_draw_the_graph_and_hold_the_estimate(
+    authority: Serving, lw: lowwater.Client, drivers: Drivers
+) -> None:
+    """It stands no higher than what it reads, follows it while Spark says nothing, and nobody else does."""
+    upstream = Upstream(lw)
+    upstream.at(9)
+    driver = drivers(authority.address, inputs=HOURLY)
+    driver.batch("q1", micros(12))
+    driver.batch("q2", micros(12), name="beside")
+    reported(driver, "q2", micros(12))
+    reported(driver, "q1", micros(9))
+    assert lw.topology().computations["spark.hourly"].inputs == ("source",)
+    assert (view(lw).low.micros, view(lw).estimated) == (micros(9), True)
+    assert "source" in str(lw.why("spark.hourly"))
+
+    def follows(watermark: int) -> bool:
+        driver.later(RETRY)
+        return driver.status("q1").reported.micros == watermark
+
+    upstream.at(11)
+    eventually(lambda: follows(micros(11)), "its input has moved")
+    upstream.at(13)
+    eventually(lambda: follows(micros(12)), "its own is the lesser")
+    assert (driver.status("q1").watermark.micros, view(lw).low.micros) == (micros(12), micros(12))
+
+
+def test_inputs_that_are_declared_later_take_the_place_of_none(
+    authority: Serving, lw: lowwater.Client, drivers: Drivers
+) -> None:
+    upstream = Upstream(lw)
+    upstream.at(10)
+    before = drivers(authority.address)
+    before.batch("q1", micros(9))
+    reported(before, "q1", micros(9))
+    # While somebody reports under the name, nobody changes what it reads.
+    other = drivers(authority.address, inputs=HOURLY)
+    other.batch("q2", micros(9))
+    eventually(lambda: "reports under the name" in other.status("q2").problem, "the first one lives")
+    before.batch("q1", micros(9, 30))
+    reported(before, "q1", micros(9, 30))
+    before.sender.stop()
+    after = drivers(authority.address, inputs=HOURLY)
+    after.batch("q1", micros(11), run="r2")
+    reported(after, "q1", micros(10))
+    assert lw.topology().computations["spark.hourly"].inputs == ("source",)
+
+
+def test_inputs_that_are_behind_what_was_published_are_refused_and_leave_the_rest_alone(
+    authority: Serving, lw: lowwater.Client, drivers: Drivers
+) -> None:
+    Upstream(lw).at(9)
+    before = drivers(authority.address)
+    before.batch("q1", micros(12))
+    reported(before, "q1", micros(12))
+    before.sender.stop()
+    after = drivers(authority.address, inputs={**HOURLY, "spark.beside": ("source",)})
+    after.batch("q1", micros(13), run="r2")
+    after.batch("q2", micros(8), name="beside")
+    eventually(lambda: "WOULD_REGRESS" in after.status("q1").problem, "told")
+    reported(after, "q2", micros(8))
+    assert (view(lw).low.micros, lw.topology().computations["spark.hourly"].inputs) == (micros(12), ())
+
+
+def test_what_is_exact_keeps_its_inputs(authority: Serving, lw: lowwater.Client, drivers: Drivers) -> None:
+    lw.register("spark.hourly", inputs=["other"], heuristics=())
+    driver = drivers(authority.address, inputs=HOURLY)
+    driver.batch("q1", micros(9))
+    eventually(lambda: "REGISTRATION_CONFLICT" in driver.status("q1").problem, "told")
+    assert lw.topology().computations["spark.hourly"].inputs == ("other",)
 
 
 def test_what_was_dropped_does_not_come_back_by_itself(

@@ -279,3 +279,18 @@ def test_the_kill_switch_in_the_environment(text: str) -> None:
 def test_settings_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"use (true or false|at most 64)"):
         chosen(wrong.pop("conf", {}), {}, **wrong)
+
+
+def test_an_input_that_is_a_query_is_its_computation() -> None:
+    found = chosen({}, {}, inputs={"hourly": ["enriched", "flights"], "enriched": ["flights"], "per hour": []}).inputs
+    assert found == {
+        "spark.hourly": ("spark.enriched", "flights"),
+        "spark.enriched": ("flights",),
+        computation_name("spark.", "per hour", ""): (),
+    }
+
+
+@pytest.mark.parametrize("wrong", [{"hourly": "flights"}, {"hourly": [""]}, {"": ["flights"]}, {"hourly": ["hourly"]}])
+def test_inputs_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="inputs"):
+        chosen({}, {}, inputs=wrong)

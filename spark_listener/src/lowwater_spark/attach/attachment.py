@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,6 +47,7 @@ def attach(
     prefix: str | None = None,
     data: str | os.PathLike[str] | None = None,
     enabled: bool | None = None,
+    inputs: Mapping[str, Sequence[str]] | None = None,
 ) -> Attachment:
     """Publish Spark's watermark of every streaming query of a session, as estimated, and keep count of what its queries do.
 
@@ -63,6 +64,9 @@ def attach(
         data: Folder in which the embedded authority keeps its journal, so that it knows tomorrow what it published today; else
             ``spark.lowwater.data``, else a temporary one.
         enabled: The kill switch; else ``spark.lowwater.enabled``, else ``LOWWATER_ENABLED``. False attaches nothing.
+        inputs: What queries read, by their names, for example ``{"hourly": ["enriched"], "enriched": ["flights"]}``: an input that is a query of
+            the mapping itself, or else any computation by its own name. The page and ``lowwater why`` then show the graph, and such a query
+            is published no higher than its inputs. It stays an estimate.
 
     Raises ValueError for settings that mean nothing, and when the session is attached with others; ModuleNotFoundError and
     RuntimeError when an embedded authority is missing or does not start. Never waits for, nor fails for, an authority that is away.
@@ -74,7 +78,9 @@ def attach(
     def conf(name: str) -> str | None:
         return spark.conf.get(name, None)
 
-    settings = resolve(conf, address=address, namespace=namespace, prefix=prefix, data=data, enabled=enabled)
+    settings = resolve(
+        conf, address=address, namespace=namespace, prefix=prefix, data=data, enabled=enabled, inputs=inputs
+    )
     for each in tuple(_attached):
         if each.over:
             each.stop()
@@ -164,7 +170,7 @@ class Attachment:
                 timeout=min(base.settings.timeout, CALL_TIMEOUT),
             )
             reporting = lowwater.Client(reach)
-            self._sender = Sender(self._book, reporting)
+            self._sender = Sender(self._book, reporting, inputs=self.settings.inputs)
             self._listener = _listener(self._book, lambda: self._stopped)
             self._listen(self._listener)
         except BaseException:

@@ -207,6 +207,12 @@ class Book:
             if query in self._queries:
                 self._waiting[query] = self._clock() + again
 
+    def look_again(self, query: str, after: float) -> None:
+        """What was said of a query depends on its inputs: say the newest again after so many seconds, or when Spark says something new."""
+        with self.changed:
+            if query in self._queries:
+                self._waiting.setdefault(query, self._clock() + after)
+
     def refused(self, query: str, problem: str) -> None:
         """The authority will not take it over, and there is nothing to say before Spark says something new."""
         self._note(query, problem=problem)

@@ -1,7 +1,7 @@
 """The one thread that tells the authority what the book says. Nothing of Spark's ever waits for it.
 
 A query's computation has one key range, claimed as long as the query runs and given back when it ends: then it holds. Nobody is told
-that anything is finished: a query that stops may go on tomorrow.
+that anything is finished: a query that stops may go on tomorrow. Where a query's inputs are declared, its computation reads them, and stands no higher than they do.
 
 A circuit breaker spares an authority that is away: after some failures in a row nothing is tried for a while, then one attempt decides.
 """
@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import lowwater
 from lowwater import RangeState, errors
+from lowwater._core.calls import full_name
 from lowwater.watermark import MIN
 from lowwater_spark.attach.book import Book, Saying
 from lowwater_spark.errors import AWAY
@@ -57,9 +58,15 @@ class _Speaker:
 
 
 class Sender:
-    """Takes from the book, says it, and keeps what was not said for later. Owns the client."""
+    """Takes from the book, says it, and keeps what was not said for later. Owns the client. ``inputs`` are those of computations, by their names."""
 
-    def __init__(self, book: Book, client: lowwater.Client, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        book: Book,
+        client: lowwater.Client,
+        clock: Callable[[], float] = time.monotonic,
+        inputs: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         self.delivered: int = 0
         """What the authority has answered."""
         self.failures: int = 0
@@ -70,6 +77,7 @@ class Sender:
         self._book = book
         self._client = client
         self._clock = clock
+        self._inputs: Mapping[str, Sequence[str]] = inputs or {}
         self._speakers: dict[str, _Speaker] = {}
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="lowwater-attach", daemon=True)
@@ -168,26 +176,34 @@ class Sender:
         # A query that has no watermark yet promises nothing, and takes nothing back: it stays where the last run left it.
         before = lease.watermarks[0]
         watermark = saying.watermark if saying.watermark is not None else MIN if before.finished else before.micros
+        reads = bool(self._inputs.get(saying.computation))
+        seen = speaker.worker.inputs() if reads and speaker.worker is not None else None
+        stands = watermark if seen is None else min(watermark, seen.low.micros)
         try:
-            if speaker.said != watermark:
-                lease.advance(None, oldest=None, frontier=watermark)
+            if speaker.said != stands:
+                if seen is None:
+                    lease.advance(None, oldest=None, frontier=watermark)
+                else:
+                    lease.advance(seen, oldest=watermark)
                 lease.flush()
-                self._took_over(saying, speaker, watermark)
+                self._took_over(saying, speaker, stands)
         except errors.TooFarAhead:
             if saying.ended:
                 self._give_back(lease, speaker)
             raise
         if saying.ended:
             self._give_back(lease, speaker)
+        elif stands < watermark:
+            self._book.look_again(saying.query, RETRY)  # it waits for its inputs, and Spark says nothing when they move
 
     def _took_over(self, saying: Saying, speaker: _Speaker, watermark: int) -> None:
         speaker.said = watermark
-        if watermark < speaker.published and saying.watermark is not None and "behind" not in speaker.warned:
+        if saying.watermark is not None and saying.watermark < speaker.published and "behind" not in speaker.warned:
             speaker.warned.add("behind")
             logger.warning(
                 "%s stands at %s, and %s was published before: it stays there until the query has caught up",
                 saying.computation,
-                lowwater.Watermark(watermark),
+                lowwater.Watermark(saying.watermark),
                 lowwater.Watermark(speaker.published),
             )
         speaker.published = max(speaker.published, watermark)
@@ -202,9 +218,9 @@ class Sender:
         client = self._client
         if speaker.registered:
             self._refuse_dropped(saying.computation)
-        client.register(saying.computation, heuristics=(), estimated=True)
-        speaker.registered = True
         worker = f"query {saying.query}"
+        self._register(saying.computation, worker, speaker)
+        speaker.registered = True
         self._look(saying.computation, worker, speaker)
         if speaker.worker is None:
             speaker.worker = client.worker(saying.computation, name=worker, identity=IDENTITY)
@@ -213,6 +229,18 @@ class Sender:
         speaker.warned.clear()
         speaker.published = client.get(saying.computation)[saying.computation].low.micros
         return speaker.lease
+
+    def _register(self, computation: str, worker: str, speaker: _Speaker) -> None:
+        """Register it with its inputs; where it has others, and nobody reports under the name, with these in their place."""
+        inputs = self._inputs.get(computation, ())
+        try:
+            self._client.register(computation, inputs, heuristics=(), estimated=True)
+        except errors.RegistrationConflict:
+            known = self._client.topology().computations.get(full_name(self._client.settings.namespace, computation))
+            if computation not in self._inputs or known is None or not known.estimated:
+                raise
+            self._look(computation, worker, speaker)
+            self._client.set_inputs(computation, inputs)
 
     def _refuse_dropped(self, computation: str) -> None:
         """Raise UnknownComputation for what an operator has dropped: it must not come back by itself while the query goes on."""

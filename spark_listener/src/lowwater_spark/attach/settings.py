@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+from lowwater_spark.attach.progress import computation_name
 
 __all__ = ["AttachSettings", "resolve"]
 
@@ -32,6 +34,8 @@ class AttachSettings:
     prefix: str
     data: Path | None
     """Folder of the embedded authority's journal; None for one that goes with it."""
+    inputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What queries read, by the computations' names, without the namespace."""
 
 
 def resolve(
@@ -43,6 +47,7 @@ def resolve(
     prefix: str | None,
     data: str | os.PathLike[str] | None,
     enabled: bool | None,
+    inputs: Mapping[str, Sequence[str]] | None = None,
 ) -> AttachSettings:
     """Return what counts. ``conf`` returns a setting of the session by its whole name. Raises ValueError for what means nothing."""
 
@@ -63,7 +68,26 @@ def resolve(
         setting(namespace, "namespace") or "",
         chosen,
         None if folder is None else Path(folder).absolute(),
+        _graph(chosen, inputs or {}),
     )
+
+
+def _graph(prefix: str, inputs: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    """Return what each computation reads. An input that is a query of the mapping is its computation; any other is one by its own name."""
+
+    def computation(query: str) -> str:
+        return computation_name(prefix, query, "")
+
+    found: dict[str, tuple[str, ...]] = {}
+    for query, reads in inputs.items():
+        if not query or isinstance(reads, str) or not all(reads):
+            msg = f"inputs is a mapping from a query's name to the list of what it reads, as in {{'hourly': ['flights']}}, and not {query!r}: {reads!r}"
+            raise ValueError(msg)
+        if query in reads:
+            msg = f"inputs has {query!r} among what {query!r} reads; nothing can wait for itself"
+            raise ValueError(msg)
+        found[computation(query)] = tuple(computation(name) if name in inputs else name for name in reads)
+    return found
 
 
 def _flag(text: str | None) -> bool:
