@@ -171,15 +171,15 @@ class Streams:
 
     # -- the pipeline -----------------------------------------------------------------------------------------------
 
-    def start(self, *, early: bool = False) -> None:
-        """Start all of it; ``early`` with the planted bug."""
+    def start(self) -> None:
+        """Start all of it."""
         for name in STAGES:
-            self.start_stage(name, early=early)
+            self.start_stage(name)
         self.beside.start()
         self.copying.start()
 
     def start_stage(self, name: str, *, early: bool = False) -> None:
-        """Start the application of a stage."""
+        """Start the application of a stage; ``early`` with the planted bug."""
         arguments = {"folder": str(self.folder), "stage": name, "brokers": self.kafka.address, "early": early}
         conf = {**CONF, "spark.lowwater.address": self.authority.addresses, "spark.app.name": name}
         self.applications[name].start(arguments, conf)
@@ -294,7 +294,7 @@ class Streams:
     def plan(self, faults: int) -> list[str]:
         """Choose the faults of the next round: what is furthest behind its share, each kind once."""
         kinds: list[str] = []
-        possible = set(SHARES) - (set() if self._garbage("landed") else {"vacuum"})
+        possible = set(SHARES) - (set() if any(map(self._garbage, self.tables.values())) else {"vacuum"})
         for _ in range(min(self.random.randint(5, MOST), faults - self.tally.total)):
             kind = self.tally.behind(self.random, possible, kinds)
             kinds.append(kind)
@@ -353,16 +353,16 @@ class Streams:
 
     def _vacuum(self) -> Fault:
         """Have the files removed that OPTIMIZE has replaced, when all have read them."""
-        table = self.tables["landed"]
         yield
         yield
-        garbage = self._garbage("landed")
+        table = max(self.tables.values(), key=lambda each: len(self._garbage(each)))
+        garbage = self._garbage(table)
         done = self._order(f"VACUUM delta.`{table.folder}` RETAIN {OLD / 3600} HOURS")
         self._appears(done.exists, PATIENCE)
         return bool(garbage) and not any(file.exists() for file in garbage)
 
-    def _garbage(self, name: str) -> list[Path]:
-        table = self.tables[name]
+    def _garbage(self, table: Table) -> list[Path]:
+        """Return files that a VACUUM of a table removes."""
         table.look()
         gone = [version for version in table.versions if version.at < time.time() - OLD]
         files = (table.path_of(file) for version in gone for file in version.removed)
