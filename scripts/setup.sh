@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Brings what `make` needs: uv, a Python 3.11+, a Java 17+ runtime, and the environment in .venv; with --tests a C
-# compiler, openssl, Chromium, Prometheus, zsh, fish, a Redis server, Maven and the jars of scripts/jars.py, with --bench the Redis
+# compiler, openssl, Chromium, Prometheus, zsh, fish, a Redis server, Maven, the jars of scripts/jars.py and the S3 server of scripts/s3_server.py, with --bench the Redis
 # server.
 #
 # What the system lacks is installed by apt as root or by password-less sudo, after saying so. Without those rights, or
@@ -188,12 +188,13 @@ install_test_tools() {
     install_redis
 }
 
-# Brings the jars that the tests use, into the user's cache.
-fetch_jars() (
+# Brings what the tests run beside the packages: jars, into the user's cache, and a server of S3.
+fetch_servers() (
     cd "$ROOT"
     # shellcheck source=/dev/null
     . "$TOOLS/env"
     python -m scripts.jars
+    python -m scripts.s3_server
 )
 
 # Makes .venv and .tools/env.
@@ -240,7 +241,7 @@ main() {
         --bench) install_redis ;;
     esac
     ready || make_environment
-    [[ ${1:-} != --tests ]] || fetch_jars
+    [[ ${1:-} != --tests ]] || fetch_servers
 }
 
 main "$@"

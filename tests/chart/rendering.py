@@ -97,9 +97,17 @@ def container(name: str) -> Document:
 
 def page(name: str) -> Document | None:
     """The container of the status page; None where it is switched off."""
+    return _deployed(name, "page")
+
+
+def sidecar(name: str) -> Document | None:
+    """The container that tracks queries which nobody changes; None where it is switched off."""
+    return _deployed(name, "sidecar")
+
+
+def _deployed(name: str, part: str) -> Document | None:
     found = [each["spec"]["template"]["spec"]["containers"] for each in of_kind(name, "Deployment")]
-    [only] = found[0] if found else [None]
-    return only
+    return next((only for [only] in found if only["name"] == part), None)
 
 
 def expanded(argument: str, environment: Mapping[str, str]) -> str:

@@ -19,6 +19,8 @@ from lowwater_authority import serve as server
 from lowwater_authority.cluster.cluster import HAND_OVER_SECONDS
 from lowwater_authority.commands import serve_arguments
 from lowwater_page.process import parser as page_arguments
+from lowwater_spark.sidecar.command import declared
+from lowwater_spark.sidecar.command import parser as sidecar_arguments
 from monitoring.files import GENERATED
 from tests.chart.rendering import (
     CHART,
@@ -26,6 +28,7 @@ from tests.chart.rendering import (
     SETS,
     Document,
     by_key,
+    changes,
     container,
     documents,
     expanded,
@@ -34,6 +37,7 @@ from tests.chart.rendering import (
     page,
     parsed,
     rendered,
+    sidecar,
     stateful_set,
 )
 from tests.chart.test_rendered import FLOOR, valid
@@ -95,14 +99,14 @@ def test_the_test_is_a_command_of_the_client(name: str) -> None:
                 each for each in of_kind(name, "Service") if host == f"{each['metadata']['name']}.{NAMESPACE}.svc"
             ]
             assert int(port) == service["spec"]["ports"][0]["port"]
-    assert bool(of_kind(name, "Pod")) == (name != "access-secret")
+    assert bool(of_kind(name, "Pod")) == (name not in {"access-secret", "sidecar"})
 
 
 @pytest.mark.parametrize("name", SETS)
 def test_the_page_is_a_client_in_a_deployment_of_its_own(name: str) -> None:
     assert flags(name).page == "off", "nobody who looks takes anything from a shard"
     made = page(name)
-    assert (made is None) == (name in {"off", "access-secret"})
+    assert (made is None) == (name in {"off", "access-secret", "sidecar"})
     if made is None:
         return
     assert made["command"] == ["lowwater-page"]
@@ -118,6 +122,40 @@ def test_the_page_is_a_client_in_a_deployment_of_its_own(name: str) -> None:
     for probe in ("readinessProbe", "livenessProbe"):
         assert made[probe]["httpGet"] == {"path": "/healthz", "port": "page", "scheme": "HTTPS" if tls else "HTTP"}
     assert [each["name"] for each in made.get("env", [])] == ["LOWWATER_TOKEN"] * (flags(name).access is not None)
+
+
+def test_the_sidecar_is_a_command_with_declarations_that_are_taken(tmp_path: Path) -> None:
+    """It says nothing that the command does not take, in a place where no driver has its data; what is remembered stays, and new declarations are read."""
+    found = by_key(documents("sidecar"))
+    made = sidecar("sidecar")
+    assert made is not None
+    assert [name for name in SETS if sidecar(name) is not None] == ["sidecar"]
+    spec = found["Deployment/lw-lowwater-sidecar"]["spec"]["template"]["spec"]
+    volumes = {each["name"]: each for each in spec["volumes"]}
+    mounts = {each["mountPath"]: volumes[each["name"]] for each in made["volumeMounts"]}
+    assert made["command"][0] == "lowwater-spark"
+    args = sidecar_arguments().parse_args([*made["command"][1:], *made["args"]])
+    [place] = [path for path in mounts if path == args.state]
+    claim = found[f"PersistentVolumeClaim/{mounts[place]['persistentVolumeClaim']['claimName']}"]
+    assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert args.address == f"lw-lowwater.{NAMESPACE}.svc:7420"
+    assert args.conf == [
+        "spark.hadoop.fs.s3a.endpoint.region=eu-central-1",
+        "spark.jars.packages=org.apache.hadoop:hadoop-aws:3.5.0",
+    ]
+    folder, _, name = args.file.rpartition("/")
+    queries = tmp_path / name
+    queries.write_text(found[f"ConfigMap/{mounts[folder]['configMap']['name']}"]["data"][name])
+    [query] = declared(sidecar_arguments().parse_args(["track", str(queries), "--state", args.state]))
+    assert query["promises"][-1] == "single-driver"
+    environment = {each["name"] for each in made["env"]}
+    assert environment == {
+        *("HOME", "LOWWATER_CA", "LOWWATER_CERT", "LOWWATER_KEY", "LOWWATER_TOKEN", "AWS_ACCESS_KEY_ID")
+    }
+    other = parsed(rendered("--values", SETS["sidecar"], "--set", "sidecar.queries=[[query]]"))
+    assert "Deployment/lw-lowwater-sidecar spec.template.metadata.annotations.checksum/queries" in changes(
+        documents("sidecar"), other
+    )
 
 
 def test_the_page_listens_where_the_authority_does() -> None:
@@ -147,14 +185,15 @@ def test_two_releases_in_one_redis_are_two_deployments() -> None:
 @pytest.mark.parametrize("name", SETS)
 def test_whoever_selects_the_authority_selects_nothing_else(name: str) -> None:
     authority, *others = pods(name)
-    shown = [each for each in others if each["metadata"]["labels"]["app.kubernetes.io/component"] == "page"]
+    part = "app.kubernetes.io/component"
+    by_part = {f"-{each['metadata']['labels'][part]}": each for each in others}
     for document in documents(name):
         spec = document.get("spec", {})
         for selector in (spec.get("selector"), spec.get("podSelector")):
             if selector is None or document["kind"] == "ServiceMonitor":
                 continue
             wanted = selector.get("matchLabels", selector)
-            [meant] = shown if document["metadata"]["name"].endswith("-page") else [authority]
+            meant = next((by_part[end] for end in by_part if document["metadata"]["name"].endswith(end)), authority)
             assert wanted.items() <= meant["metadata"]["labels"].items(), document["kind"]
             for other in (each for each in (authority, *others) if each is not meant):
                 assert not wanted.items() <= other["metadata"]["labels"].items(), document["kind"]
@@ -215,7 +254,7 @@ def test_every_pod_may_do_as_little_as_it_can(name: str) -> None:
             assert least.items() <= each["securityContext"].items()
             assert each["resources"]["limits"]["memory"]
             writable = {mount["mountPath"] for mount in each.get("volumeMounts", []) if not mount.get("readOnly")}
-            assert writable <= {"/tmp", "/data"}
+            assert writable <= {"/tmp", "/data", "/var/lib/lowwater-spark"}
         modes = {volume["secret"]["defaultMode"] for volume in spec.get("volumes", []) if "secret" in volume}
         assert modes <= {0o440}, "a key that everybody may read"
 

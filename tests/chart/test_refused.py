@@ -14,6 +14,8 @@ from tests.chart.rendering import CHART, helm
 
 REDIS = "redis.url=redis://redis:6379"
 
+SIDECAR = ("sidecar.enabled=true", "sidecar.image.repository=x", "sidecar.queries=[[query]]")
+
 POLICY = "networkPolicy.enabled=true"
 
 NONE_OF = "is none of --listen=[::]:7420, --http=[::]:7421, the same with 0.0.0.0, --dead-after=SECONDS, --reflection and --verbose"
@@ -46,6 +48,30 @@ REFUSED = {
         ["access.config=x"],
         "with access the status page needs a token: set page.tokenSecret.name, a Secret with the token of a principal that may read everything, "
         "or page.enabled: false",
+    ),
+    "a sidecar without an image": (
+        ["sidecar.enabled=true"],
+        "the sidecar needs an image of your own: set sidecar.image.repository",
+    ),
+    "a sidecar without declarations": (
+        ["sidecar.enabled=true", "sidecar.image.repository=x"],
+        "sidecar.queries has no table [[query]]: give it the file of declarations",
+    ),
+    "a sidecar without a token": (
+        ["access.config=x", "page.enabled=false", *SIDECAR],
+        "with access the sidecar needs a token: set sidecar.tokenSecret.name",
+    ),
+    "a token in the sidecar's environment": (
+        [*SIDECAR, "sidecar.extraEnv[0].name=LOWWATER_TOKEN"],
+        "sidecar.extraEnv has LOWWATER_TOKEN, which the chart sets itself: use the values tls and sidecar.tokenSecret",
+    ),
+    "a volume of the sidecar": (
+        [*SIDECAR, "sidecar.extraVolumes[0].name=state"],
+        "sidecar.extraVolumes has state, which is a volume of the chart: give it another name",
+    ),
+    "the checksum of the declarations": (
+        ["podAnnotations.checksum/queries=x"],
+        "podAnnotations has checksum/queries, which the chart sets itself",
     ),
     "a password in the arguments": (
         ["extraArgs[0]=--store", "extraArgs[1]=redis://:secret@redis"],

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -34,9 +34,19 @@ ANY = -1
 """Stands for any batch."""
 
 
-def main(address: str, folder: str, point: str, batch: int, *, plain: bool, keep: bool, checkpoint: str = "") -> None:
+def main(
+    address: str,
+    folder: str,
+    point: str,
+    batch: int,
+    *,
+    plain: bool,
+    keep: bool,
+    checkpoint: str = "",
+    settings: Mapping[str, str] | None = None,
+) -> None:
     builder = SparkSession.builder.master("local[2]").appName("crash")
-    for name, value in SETTINGS.items():
+    for name, value in {**SETTINGS, **(settings or {})}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
@@ -76,7 +86,10 @@ def main(address: str, folder: str, point: str, batch: int, *, plain: bool, keep
         stamp=timedelta(hours=1),
         address=address,
     )
-    stage.foreach_batch(stream, write_batch, checkpoint=checkpoint or base / "ck", probe=probe).await_termination()
+    query = stage.foreach_batch(
+        stream, write_batch, checkpoint=checkpoint or base / "ck", probe=probe, single_driver=True
+    )
+    query.await_termination()
 
 
 def hand_on(spark: SparkSession, address: str, base: Path, probe: Callable[[str, int], None]) -> None:

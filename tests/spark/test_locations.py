@@ -1,4 +1,4 @@
-"""Where checkpoints are: the same promises on a local file system and on HDFS, each by the real one."""
+"""Where checkpoints are: the same promises on a local file system, on HDFS and on S3, each by the real one."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from pyspark.sql import SparkSession
 from lowwater_spark.checkpoint.durable import create, make_directory, sync_directory, sync_file, write_once, write_over
 from lowwater_spark.checkpoint.hadoop import HadoopPath
 from lowwater_spark.checkpoint.identity import identity, new_ordinal
-from lowwater_spark.checkpoint.location import Location, location_of
+from lowwater_spark.checkpoint.location import Location, checkpoint_of, location_of
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
-from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.writers import HANDED_OVER
 from lowwater_spark.track.handover import publish_directory, sweep
 from tests.kit.eventually import eventually
 from tests.kit.hdfs import Hdfs
 from tests.kit.ports import free_port
+from tests.kit.s3 import S3
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +35,21 @@ def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
         yield hdfs
 
 
-@pytest.fixture(params=["local", "hdfs"])
+@pytest.fixture(scope="module")
+def s3(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    with S3(tmp_path_factory.mktemp("s3")).start() as s3:
+        for name, value in s3.settings.items():
+            spark.conf.set(name, value)
+        yield s3
+
+
+@pytest.fixture(params=["local", "hdfs", "s3"])
 def folder(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Location:
     """A directory that is not there yet."""
     if request.param == "local":
         return tmp_path / "a folder%20"
-    hdfs: Hdfs = request.getfixturevalue("hdfs")
-    return location_of(spark, hdfs.path(f"{tmp_path.name}/a folder%20"), "The folder")
+    there: Hdfs | S3 = request.getfixturevalue(request.param)
+    return checkpoint_of(spark, there.path(f"{tmp_path.name}/a folder%20"), single_driver=True)
 
 
 def test_what_is_written_is_read(folder: Location) -> None:
@@ -104,6 +113,7 @@ def test_a_name_is_taken_once(folder: Location) -> None:
     assert {entry.name for entry in folder.iterdir()} == {"name", "run", "lowwater"}, "nothing is left beside"
 
 
+@pytest.mark.parametrize("folder", ["local", "hdfs"], indirect=True)
 def test_a_directory_appears_once_and_whole(folder: Location) -> None:
     """Whoever fills it: of several at once one gives it the name, and none moves its own into it."""
     make_directory(folder)
@@ -179,6 +189,56 @@ def test_a_name_node_that_is_away_is_no_absence(spark: SparkSession, hdfs: Hdfs)
 
     hdfs.start()
     eventually(lambda: answers(log) and log.last_committed() == 7, "the name node is back")
+
+
+def test_s3_that_does_not_answer_is_no_absence(spark: SparkSession, s3: S3) -> None:
+    """An error, and soon, and what was there is there when it answers again."""
+    folder = checkpoint_of(spark, s3.path("away"), single_driver=True)
+    make_directory(folder / "commits")
+    create(folder / "commits" / "7")
+    log = CheckpointLog(folder)
+    s3.pause()
+    try:
+        for asked in (log.last_committed, lambda: create(folder / "commits" / "8")):
+            since = time.monotonic()
+            with pytest.raises(OSError, match=s3.bucket) as failure:
+                asked()
+            assert not isinstance(failure.value, FileNotFoundError)
+            assert time.monotonic() - since < 120
+    finally:
+        s3.resume()
+    eventually(lambda: answers(log) and log.committed(7), "it answers")
+
+
+def test_what_could_not_be_written_whole_is_not_put(spark: SparkSession, s3: S3) -> None:
+    folder = checkpoint_of(spark, s3.path("part"), single_driver=True)
+    make_directory(folder)
+    for write in (write_once, write_over):
+        with pytest.raises(OSError, match="write"):
+            write(folder / "file", "a text")  # type: ignore[arg-type]
+    assert list(folder.iterdir()) == []
+
+
+def test_a_bucket_that_is_not_there_is_no_empty_directory(spark: SparkSession, s3: S3) -> None:
+    folder = checkpoint_of(spark, f"s3a://no-{s3.bucket}/ck", single_driver=True)
+    with pytest.raises(OSError, match="UnknownStore"):
+        CheckpointLog(folder).last_committed()
+
+
+@pytest.mark.parametrize(
+    ("path", "looked_at", "said"),
+    [
+        ("s3a://bucket/ck", False, r"both take batch N.*single_driver=True"),
+        ("abfss://b@a.dfs.core.windows.net/ck", True, r"both take batch N.*single_driver=True"),
+        ("abfss://b@a.dfs.core.windows.net/ck", False, r"abfss: is none of them.*lowwater-spark track"),
+        ("viewfs://mount/ck", True, "viewfs: is none of them"),
+    ],
+)
+def test_what_keeps_no_two_drivers_apart_is_refused_without_its_declaration(
+    path: str, looked_at: bool, said: str, spark: SparkSession
+) -> None:
+    with pytest.raises(Unsupported, match=said):
+        checkpoint_of(spark, path, single_driver=False, looked_at=looked_at)
 
 
 def test_a_jvm_that_has_ended_is_no_absence_either() -> None:

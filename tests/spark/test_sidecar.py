@@ -21,11 +21,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 import lowwater
 import lowwater_spark as lws
 from lowwater import errors
-from lowwater_spark.checkpoint.log import CheckpointLog
+from lowwater_spark.checkpoint.log import CheckpointLog, Plan
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sidecar import evidence
 from lowwater_spark.sidecar.command import describe, main
 from lowwater_spark.sidecar.declaration import PROMISES, Declaration, source_of
+from lowwater_spark.track.plain import Plain
+from lowwater_spark.track.run import Run
 from tests.kit.eventually import eventually
 from tests.kit.times import mark
 from tests.process.serving import Serving
@@ -393,6 +395,68 @@ def test_a_lost_state_directory_is_no_older_claim(flow: Elsewhere, lw: lowwater.
     flow.eventually(lambda: low(lw, "stage") == mark(11), "it goes on")
 
 
+def test_a_clock_that_was_put_back_is_no_older_claim(flow: Elsewhere, lw: lowwater.Client, upstream: Upstream) -> None:
+    """Claims are numbered by the clock, and each comes after what the state directory has seen."""
+    upstream.at(10)
+    flow.feed.put([row("a", 9)])
+    flow.job()
+    flow.committed(0)
+    flow.follow("history").stop()
+    [newest] = sorted((flow.folder / "state/stage/lowwater/manifest").glob("*.json"), key=lambda path: int(path.stem))[
+        -1:
+    ]
+    written = json.loads(newest.read_text())
+    newest.write_text(json.dumps({**written, "run": written["run"] + 10**12}))
+    for hour in (11, 12):
+        flow.follow()
+        upstream.at(hour)
+        flow.eventually(lambda: low(lw, "stage") == mark(hour), "it goes on")  # noqa: B023
+        flow.sidecars[-1].stop()
+
+
+def test_rule1_what_was_read_while_the_checkpoint_was_exchanged_is_not_reported(
+    flow: Elsewhere, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look that finds nothing new asks once whose the checkpoint is; one that has taken a batch asks again before it tells anybody."""
+    asked: list[str] = []
+    confirm, sync = evidence.Evidence.confirm, Plain._sync
+
+    def confirming(self: evidence.Evidence, plan: Plan | None) -> None:
+        asked.append("")
+        confirm(self, plan)
+
+    def exchanging(self: Plain, last: int) -> None:
+        sync(self, last)
+        if last == 1:
+            (flow.folder / "ck" / "metadata").write_text('{"id": "another"}')
+
+    monkeypatch.setattr(evidence.Evidence, "confirm", confirming)
+    monkeypatch.setattr(Plain, "_sync", exchanging)
+    upstream.at(10)
+    flow.feed.put([row("a", 9)])
+    job = flow.job()
+    flow.committed(0)
+    job.stop()
+    sidecar = flow.follow("history")
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "it follows")
+    looks: list[int] = []
+    look = Run.tick
+
+    def looking(self: Run, *, last: bool = False) -> None:
+        asked.clear()
+        look(self, last=last)
+        looks.append(len(asked))
+
+    monkeypatch.setattr(Run, "tick", looking)
+    flow.eventually(lambda: looks[-3:] == [1, 1, 1], "nothing comes, and it asks once a look")
+    flow.feed.put([row("b", 10)])
+    upstream.at(11)
+    flow.eventually(lambda: sidecar.status().waiting_for != (), "the file is listed, and its batch is awaited")
+    flow.job()
+    assert "is of another query by now" in str(ended_by(sidecar))
+    assert low(lw, "stage") == mark(10)
+
+
 def test_a_claim_that_is_made_late_says_what_is_committed_then(
     flow: Elsewhere, lw: lowwater.Client, upstream: Upstream, authority: Serving
 ) -> None:
@@ -585,7 +649,7 @@ def test_the_command_describes_a_checkpoint_and_says_what_is_wrong(
     filled = filled.replace("<files:/data/in>", f"files:{flow.folder / 'in'}").replace("<1h>", "1h")
     filled = filled.replace("<append or update>", "append").replace('# "', '"')
     [query] = tomllib.loads(filled)["query"]
-    assert Declaration.parse(query).promises == frozenset(PROMISES)
+    assert Declaration.parse(query).promises == frozenset(PROMISES) - {"single-driver"}
     for arguments, message in {
         ("describe", str(flow.folder / "in")): "metadata",
         ("track", "--state", "/s"): "name of a query is a text",

@@ -57,7 +57,7 @@ def test_topics_are_followed_and_only_those_that_are_declared(
     sidecar = None
     try:
         eventually(lambda: log.last_committed() == 0, "both are read")
-        with pytest.raises(Unsupported, match="reads the topic b of Kafka, which is not declared"):
+        with pytest.raises(CheckpointMismatch, match="read the topic b of Kafka, which is not among a"):
             follow("a", "state", "history")
         with pytest.raises(Unsupported, match="before anybody looked"):
             follow("a+b")

@@ -20,6 +20,11 @@
 {{ include "lowwater.fullname" . }}-page
 {{- end -}}
 
+{{/* The Deployment that tracks queries which nobody changes. */}}
+{{- define "lowwater.sidecar" -}}
+{{ include "lowwater.fullname" . }}-sidecar
+{{- end -}}
+
 {{/* What never changes, because a StatefulSet's selector cannot. */}}
 {{- define "lowwater.selectorLabels" -}}
 app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" | quote }}
@@ -36,6 +41,12 @@ app.kubernetes.io/component: authority
 {{- define "lowwater.pageSelector" -}}
 {{ include "lowwater.selectorLabels" . }}
 app.kubernetes.io/component: page
+{{- end -}}
+
+{{/* The pod that tracks queries which nobody changes. */}}
+{{- define "lowwater.sidecarSelector" -}}
+{{ include "lowwater.selectorLabels" . }}
+app.kubernetes.io/component: sidecar
 {{- end -}}
 
 {{/* Several mappings as one, of which a later one counts more: a key that stands there twice is an error to some, and silence to others. */}}

@@ -23,6 +23,27 @@
 {{- if and $access .Values.page.enabled (not .Values.page.tokenSecret.name) -}}
 {{- fail "with access the status page needs a token: set page.tokenSecret.name, a Secret with the token of a principal that may read everything, or page.enabled: false" -}}
 {{- end -}}
+{{- if .Values.sidecar.enabled -}}
+{{- if not .Values.sidecar.image.repository -}}
+{{- fail "the sidecar needs an image of your own: set sidecar.image.repository, one with lowwater-spark, and with PySpark and Java where it reads Kafka, tables or URIs" -}}
+{{- end -}}
+{{- if not (contains "[[query]]" .Values.sidecar.queries) -}}
+{{- fail "sidecar.queries has no table [[query]]: give it the file of declarations, which lowwater-spark describe CHECKPOINT prints" -}}
+{{- end -}}
+{{- if and $access (not .Values.sidecar.tokenSecret.name) -}}
+{{- fail "with access the sidecar needs a token: set sidecar.tokenSecret.name, a Secret with the token of a principal that may report for its queries and read what they read" -}}
+{{- end -}}
+{{- range .Values.sidecar.extraEnv -}}
+{{- if has .name (list "HOME" "LOWWATER_ADDRESS" "LOWWATER_CA" "LOWWATER_CERT" "LOWWATER_KEY" "LOWWATER_TOKEN") -}}
+{{- fail (printf "sidecar.extraEnv has %s, which the chart sets itself: use the values tls and sidecar.tokenSecret" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- range .Values.sidecar.extraVolumes -}}
+{{- if has .name (list "tmp" "state" "queries" "tls") -}}
+{{- fail (printf "sidecar.extraVolumes has %s, which is a volume of the chart: give it another name" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- /* 0.0.0.0 and [::] alone: whoever asks a pod asks for its own address, and what $(NAME) stands for may be a password. */ -}}
 {{- $allowed := list "--listen=(0[.]0[.]0[.]0|[[]::[]]):7420" "--http=(0[.]0[.]0[.]0|[[]::[]]):7421" "--dead-after=[0-9]+([.][0-9]+)?" "--reflection" "--verbose" -}}
 {{- range $at, $each := .Values.extraArgs -}}
@@ -69,8 +90,10 @@
 {{- if hasKey .Values.persistence.annotations "helm.sh/resource-policy" -}}
 {{- fail "persistence.annotations has helm.sh/resource-policy, which the chart sets itself, to keep: leave it out" -}}
 {{- end -}}
-{{- if hasKey .Values.podAnnotations "checksum/redis" -}}
-{{- fail "podAnnotations has checksum/redis, which the chart sets itself: use another annotation" -}}
+{{- range list "checksum/redis" "checksum/queries" -}}
+{{- if hasKey $.Values.podAnnotations . -}}
+{{- fail (printf "podAnnotations has %s, which the chart sets itself: use another annotation" .) -}}
+{{- end -}}
 {{- end -}}
 {{- if and .Values.networkPolicy.enabled .Values.redis.url -}}
 {{- range include "lowwater.redisOfUrl" .Values.redis.url | splitList "/" | first | splitList "," -}}

@@ -231,6 +231,7 @@ class Stage:
         trigger: Mapping[str, Any] | None = None,
         name: str | None = None,
         adopt: bool = False,
+        single_driver: bool = False,
         skip_removed: bool = False,
         probe: Callable[[str, int], None] = lambda _point, _batch: None,
     ) -> TrackedQuery:
@@ -245,7 +246,7 @@ class Stage:
                 operators if the stage declares its ``retention``. Or a ``DataStreamWriter`` over it, as of ``df.writeStream``, that was told its
                 checkpoint, and output mode, trigger and query name as far as they are not the default ones; these are no arguments then.
             write_batch: What to do with a batch.
-            checkpoint: Directory on a local or NFS file system or on HDFS, of this query alone, and the stage's from its first batch on.
+            checkpoint: Directory on a local or NFS file system, on HDFS, or on S3 (``s3a://``) with ``single_driver``, of this query alone, and the stage's from its first batch on.
             also: Further stages that the query runs, with outputs, keys, ranges, stamps and states of their own. Each reads the
                 inputs that this one reads, or earlier stages of the query, by what they have emitted in the same batch.
                 ``batch.of(name)`` is the batch of one. All declare the same ``retention``. A checkpoint keeps its stages.
@@ -254,6 +255,8 @@ class Stage:
             trigger: Arguments of Spark's ``trigger``; by default batch after batch.
             name: Spark's name of the query; the stage's by default.
             adopt: Take the name over from another checkpoint by starting a new incarnation of the computation.
+            single_driver: Declares that no other driver runs with this checkpoint before this one has ended, its JVM with it. Needed on S3, where Spark lets two of them
+                both take a batch.
             skip_removed: Let a new checkpoint begin at what is left of an output whose old batches were removed; else it is refused.
             probe: Called with the name of each step of a batch and its number; for tests and tracing.
 
@@ -273,11 +276,13 @@ class Stage:
         checked = check_plan(frame.sparkSession, frame, retention=self.retention, event_time=self.keyed.event_time)
         check_output_mode(checked, asked.output_mode, function=True)
         _check_columns(frame, self.keyed)
-        folder = absolute(asked.checkpoint, self.spark)
+        folder = absolute(asked.checkpoint, self.spark, single_driver=single_driver)
         self._check_running(folder, query_name)
         reads = [stage.inputs for stage, inner in zip(stages, earlier, strict=True) if stage.inputs and not inner]
         checked = self._waiting_for(checked, reads[0]) if reads else checked
-        checked = _check_bounds(df, checked, [stage.keyed.bounds for stage in stages if stage.keyed.bounds is not None])
+        checked = _check_bounds(
+            frame, checked, [stage.keyed.bounds for stage in stages if stage.keyed.bounds is not None]
+        )
         check_names(folder, [stage.name for stage in stages])
         driving = Driving.of(self.spark, frame, checked, folder, self.inputs, asked.trigger)
         checked.check_writers()
@@ -309,6 +314,7 @@ class Stage:
         trigger: Mapping[str, Any] | None = None,
         name: str | None = None,
         adopt: bool = False,
+        single_driver: bool = False,
         skip_removed: bool = False,
         **options: Any,
     ) -> TrackedQuery:
@@ -322,10 +328,10 @@ class Stage:
 
         Args:
             df: Over one or more sources: files, Delta tables, or Kafka whose brokers are declared; with Spark's own stateful operators if the stage declares its ``retention``.
-                Or a ``DataStreamWriter`` over it, ready to be started: then it is started as it was told, and this call has no argument but ``adopt`` and
-                ``skip_removed``. Its ``foreachBatch`` function gets what Spark gives it, and must return when its rows are written and durable.
+                Or a ``DataStreamWriter`` over it, ready to be started: then it is started as it was told, and this call has no argument but ``adopt``,
+                ``single_driver`` and ``skip_removed``. Its ``foreachBatch`` function gets what Spark gives it, and must return when its rows are written and durable.
                 ``foreach`` and ``clusterBy`` are refused; a table is written by ``format`` and ``path``.
-            checkpoint: Directory on a local or NFS file system or on HDFS, of this query alone.
+            checkpoint: Directory on a local or NFS file system, on HDFS, or on S3 (``s3a://``) with ``single_driver``, of this query alone.
             format: Of the sink: ``parquet``, ``json``, ``csv``, ``orc``, ``kafka``, ``console``, ``memory``, ``noop`` or any other
                 that Spark knows.
             path: Of a sink that has one. Of files: a directory of this checkpoint alone.
@@ -336,6 +342,8 @@ class Stage:
                 where it is, unless all inputs are finished.
             name: Spark's name of the query; the stage's by default.
             adopt: Take the name over from another checkpoint by starting a new incarnation of the computation.
+            single_driver: Declares that no other driver runs with this checkpoint before this one has ended, its JVM with it. Needed on S3, where Spark lets two of them
+                both take a batch.
             skip_removed: Let a new checkpoint begin at what is left of an output whose old batches were removed; else it is refused.
             options: Of the sink, as for Spark's writeStream.
 
@@ -359,7 +367,7 @@ class Stage:
         checked = check_plan(frame.sparkSession, frame, retention=self.retention, event_time=self.keyed.event_time)
         check_output_mode(checked, asked.output_mode)
         _check_columns(frame, self.keyed)
-        folder = absolute(asked.checkpoint, self.spark)
+        folder = absolute(asked.checkpoint, self.spark, single_driver=single_driver)
         self._check_running(folder, query_name)
         checked = self._waiting_for(checked, self.inputs)
         keyed = dataclasses.replace(self.keyed, ranges=1) if self.default_ranges else self.keyed

@@ -1,11 +1,20 @@
-"""Files of a checkpoint that Hadoop's client reaches, through the JVM of the session: HDFS.
+"""Files of a checkpoint that Hadoop's client reaches, through the JVM of the session: HDFS, and S3 by S3A.
 
-Only the driver asks for them. What is promised there:
+Only the driver asks for them. What is promised on HDFS:
 
 * A name is given by one rename of the name node, which replaces nothing unless it is told to, and which is in its journal when the call returns.
 * What lowwater writes is synced by each data node that has a replica before its file gets its name.
 * What Spark has written is as durable as the replicas of a closed file are. They may all be in memory for a while (``dfs.datanode.synconclose`` is for
   that); a file whose replicas are lost stays there, and cannot be read, so it is never taken for one that is absent.
+
+And on S3:
+
+* A file is one object, and appears whole, by the one request that puts it. When the call returns, it is stored and in every listing.
+* A name is taken once: the request says that there must be none. Clients before Hadoop 3.4.2 look before they put, and some stores that speak S3 do not know such a
+  request. So it is for one driver alone, as everything there: Spark's own entries are put by whoever comes, and of two drivers that plan one batch both are told that they
+  have (:func:`~lowwater_spark.checkpoint.location.checkpoint_of`).
+* Nothing is renamed.
+* A directory is there as long as anything is in it, or an object that stands for it.
 
 Whatever a call fails with is an OSError, as of a local file.
 """
@@ -26,9 +35,22 @@ if TYPE_CHECKING:
 __all__ = ["HADOOP", "HadoopFiles", "HadoopPath"]
 
 HADOOP: Final = frozenset({"hdfs"})
-"""The schemes of the file systems that are known to keep the promises above."""
+"""The schemes of the file systems that rename at once, and replace nothing by it."""
+
+_PUT: Final = frozenset({"s3a"})
+"""The schemes of those where a file is put whole, under its name."""
+
+_UNLESS_THERE: Final = "fs.option.create.conditional.overwrite"
+"""Of a request to put: there must be nothing of this name."""
 
 _PROMPT: Final[Mapping[str, str]] = {
+    "fs.s3a.attempts.maximum": "1",
+    "fs.s3a.connection.acquisition.timeout": "15s",
+    "fs.s3a.connection.establish.timeout": "15s",
+    "fs.s3a.connection.request.timeout": "15s",
+    "fs.s3a.connection.timeout": "15s",
+    "fs.s3a.retry.interval": "100ms",
+    "fs.s3a.retry.limit": "1",
     "dfs.client.failover.max.attempts": "4",
     "dfs.client.failover.sleep.max.millis": "2000",
     "dfs.client.retry.policy.enabled": "false",
@@ -43,12 +65,15 @@ _PROMPT: Final[Mapping[str, str]] = {
 
 
 class HadoopFiles:
-    """A file system as Hadoop's client of one JVM sees it. All of a JVM share the one of a name node."""
+    """A file system as Hadoop's client of one JVM sees it. All of a JVM share the one of a name node, or of a bucket."""
 
     def __init__(self, gateway: Any, system: Any) -> None:
         jvm: Any = gateway.jvm
         hadoop: Any = jvm.org.apache.hadoop
+        self.gateway = gateway
         self.system = system
+        self.puts = str(system.getScheme()) in _PUT
+        """Whether a file is put whole, under its name; else it is written beside, and renamed."""
         self.path: Any = hadoop.fs.Path
         self.paths: Any = hadoop.fs.FileUtil.stat2Paths
         self.text: Any = jvm.scala.runtime.ScalaRunTime.stringOf
@@ -82,6 +107,13 @@ class HadoopFiles:
         with _as_os_error(path):
             return HadoopPath(self, str(self.system.makeQualified(self.path(path))))
 
+    def entries(self, path: Any) -> str:
+        """Return what is in a directory, as one text: each element by itself would be a call."""
+        # Of one path the client of S3 makes an array of its own class, which no method takes.
+        one = self.gateway.new_array(self.path, 1)
+        one[0] = path
+        return str(self.text(self.paths(self.system.listStatus(one))))
+
 
 _known: Final[weakref.WeakKeyDictionary[Any, dict[str, HadoopFiles]]] = weakref.WeakKeyDictionary()
 """By the gateway to the JVM, and by scheme and authority."""
@@ -90,7 +122,7 @@ _known: Final[weakref.WeakKeyDictionary[Any, dict[str, HadoopFiles]]] = weakref.
 class HadoopPath:
     """A file or directory there. What :class:`pathlib.Path` has under the same names, it does likewise.
 
-    ``uri`` is the path with scheme and authority, and with nothing escaped. Each call is one to the name node, or a few, which take a millisecond each.
+    ``uri`` is the path with scheme and authority, and with nothing escaped. Each call is one to the name node, or a few, which take a millisecond each, or to S3, tens of them.
     """
 
     __slots__ = ("_files", "_java", "uri")
@@ -190,9 +222,7 @@ class HadoopPath:
     def iterdir(self) -> Iterator[Self]:
         """Return what is in the directory. Raises FileNotFoundError."""
         with _as_os_error(self.uri):
-            found = self._files.system.listStatus(self._path())
-            # One text for all: each element by itself would be a call.
-            text = str(self._files.text(self._files.paths(found)))
+            text = self._files.entries(self._path())
         # No name has a slash, so this stands between two of them and nowhere else.
         between = f", {self.uri}/"
         names = text.removeprefix(f"Array({self.uri}/").removesuffix(")").split(between) if text != "Array()" else []
@@ -238,6 +268,8 @@ class HadoopPath:
 
     def write_once(self, data: bytes) -> bool:
         """Create a file with this content, whole; False when the name was taken, by whatever content."""
+        if self._files.puts:
+            return self._put_once(data)
         beside = self._beside()
         with beside._written(data):
             fresh = beside.rename_once(self)
@@ -246,7 +278,8 @@ class HadoopPath:
         return fresh
 
     def rename_once(self, to: HadoopPath) -> bool:
-        """Give a file or a directory another name; False when that was taken, by whatever there is."""
+        """Give a file or a directory another name; False when that was taken, by whatever there is. Not where files are put."""
+        assert not self._files.puts
         try:
             with _as_os_error(to.uri):
                 # Without the option a directory would be moved into the one that has the name.
@@ -262,9 +295,38 @@ class HadoopPath:
 
     def write_over(self, data: bytes) -> None:
         """Create or replace a file, whole."""
+        if self._files.puts:
+            self.parent.stat()
+            self._put(data, over=True)
+            return
         beside = self._beside()
         with beside._written(data), _as_os_error(self.uri):
             self._files.system.rename(beside._path(), self._path(), self._files.over)
+
+    def _put_once(self, data: bytes) -> bool:
+        self.parent.stat()
+        try:
+            self._put(data, over=False)
+        except OSError:
+            # Refused, since it is there; or nobody has heard what became of the request, which may have put it.
+            if not self.exists():
+                raise
+            return False
+        return True
+
+    def _put(self, data: bytes, *, over: bool) -> None:
+        """Put a file. Raises FileExistsError or another OSError when it is there. It asks for no directory."""
+        with _as_os_error(self.uri):
+            made = self._files.system.createFile(self._path()).overwrite(over)
+            # A client that does not know it passes over it.
+            file = (made if over else made.opt(_UNLESS_THERE, True)).build()  # noqa: FBT003 - Hadoop's own order
+            try:
+                if data:
+                    file.write(data)
+            except BaseException:
+                file.abort()  # closed, it would be put as far as it is written
+                raise
+            file.close()
 
     def _beside(self) -> Self:
         return self.parent / f".{self.name}.{uuid.uuid4().hex}.tmp"

@@ -67,6 +67,8 @@ class Manifest:
         """Where the directory ``lowwater`` is: the checkpoint itself, but for one that is only looked at."""
         self.run = 0
         """The number of the run that writes, see :func:`~lowwater_spark.checkpoint.identity.new_ordinal`; 0 before it has one."""
+        self.last_run = 0
+        """The number of the run that has written last, as far as it was read."""
         self._home = self.home / "lowwater"
         self._folder = self._home / "manifest"
         self._probe = probe
@@ -192,6 +194,7 @@ class Manifest:
         if self.run and content["run"] > self.run:
             msg = f"a newer run, number {content['run']}, has taken the checkpoint of {self._home.parent} over, and this is number {self.run}"
             raise CheckpointMismatch(msg)
+        self.last_run = content["run"]
         return {section: content[section] for section in SECTIONS}
 
     def _path(self, number: int) -> Location:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lowwater import errors
 from lowwater.cli.arguments import CommandParser
-from lowwater_spark.checkpoint.location import location_of
+from lowwater_spark.checkpoint.location import checkpoint_of
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sidecar.declaration import BLANK, HISTORY, PROMISES, Declaration
+from lowwater_spark.sidecar.declaration import BLANK, HISTORY, PROMISES, Declaration, needed
 from lowwater_spark.sidecar.evidence import ON_ARRIVAL, operators, query_id
 from lowwater_spark.sidecar.watch import Sidecar, track
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from lowwater_spark.checkpoint.location import Location
 
-__all__ = ["main"]
+__all__ = ["declared", "main", "parser"]
 
 logger = logging.getLogger("lowwater.spark")
 
@@ -78,7 +78,7 @@ def parser() -> CommandParser:
         "track",
         help="track queries until told to stop",
         description="Track the queries of a file of declarations, or one that is declared by options. A query that is refused, or has to be given up, changes "
-        "nothing for the others; the exit code is 1 then.",
+        "nothing for the others; the exit code is 1 then. The token for the authority comes from LOWWATER_TOKEN, absolute paths of certificates from LOWWATER_CA, LOWWATER_CERT and LOWWATER_KEY.",
         epilog="promises:\n" + "\n".join(f"  {name}\n      {text}" for name, text in PROMISES.items()),
     )
     follow.add_argument("file", metavar="FILE", nargs="?", help="declarations: TOML with a table [[query]] for each")
@@ -136,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command == "describe":
             print(describe(args.checkpoint, session), end="")  # noqa: T201 - the answer to a command
             return 0
-        queries = _declared(args)
+        queries = declared(args)
     except (errors.LowwaterError, CheckpointMismatch, OSError, ValueError) as failure:
         print(f"lowwater-spark: {failure}", file=sys.stderr)  # noqa: T201 - the answer to a command
         return FAILED
@@ -157,7 +157,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def describe(checkpoint: str, session: Any) -> str:
     """Return a file of declarations for a checkpoint, with what it tells. Raises OSError, CheckpointMismatch, Unsupported."""
     where: Location = (
-        Path(checkpoint) if checkpoint.startswith("/") else location_of(session(), checkpoint, "The checkpoint")
+        Path(checkpoint)
+        if checkpoint.startswith("/")
+        # What is said of it is no report: nothing is promised for it.
+        else checkpoint_of(session(), checkpoint, single_driver=True, looked_at=True)
     )
     query = query_id(where)
     log = CheckpointLog(where)
@@ -173,8 +176,8 @@ def describe(checkpoint: str, session: Any) -> str:
     if found:
         state = f"In Spark's state: {', '.join(operator or 'an operator without a name' for operator in found.values())}. Its retention is needed but for deduplication."
     unless = "" if set(found.values()) - ON_ARRIVAL else "# "
-    needed = [name for name in PROMISES if name != HISTORY or last is not None]
-    promises = "\n".join(f'    # {PROMISES[name]}\n    # "{name}",' for name in needed)
+    asked = [*needed(checkpoint), *([] if last is None else [HISTORY])]
+    promises = "\n".join(f'    # {PROMISES[name]}\n    # "{name}",' for name in asked)
     return BLANK.format(
         checkpoint=checkpoint, read=read, sources=sources, state=state, retention=unless, mode=unless, promises=promises
     )
@@ -206,7 +209,7 @@ def _session(settings: Mapping[str, str]) -> SparkSession:
     return builder.config(map=dict(settings)).getOrCreate()
 
 
-def _declared(args: argparse.Namespace) -> list[dict[str, Any]]:
+def declared(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the queries, all of them checked. Raises ValueError, Unsupported, OSError."""
     keys = ("name", "checkpoint", "inputs", "sources", "promises", "retention", "stamp", "output_mode", "output")
     given = {key: value for key in keys if (value := getattr(args, key)) is not None}

@@ -13,11 +13,23 @@ from datetime import timedelta
 from typing import Any, Final
 
 from lowwater.cli.arguments import parse_duration
+from lowwater_spark.checkpoint.location import OBJECT_STORES
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.delta import DELTA
 from lowwater_spark.sources.kafka import BROKERS, KAFKA
 
-__all__ = ["BLANK", "FILES", "HISTORY", "PROMISES", "SINK", "Declaration", "SourceDeclared", "source_of"]
+__all__ = [
+    "BLANK",
+    "FILES",
+    "HISTORY",
+    "PROMISES",
+    "SINGLE_DRIVER",
+    "SINK",
+    "Declaration",
+    "SourceDeclared",
+    "needed",
+    "source_of",
+]
 
 FILES: Final = "files"
 """The kind of a source of files, which the query lists."""
@@ -26,6 +38,8 @@ SINK: Final = "sink"
 """The kind of a directory that Spark's file sink writes to, which the query reads by the sink's log."""
 
 HISTORY: Final = "history"
+
+SINGLE_DRIVER: Final = "single-driver"
 
 PROMISES: Final[Mapping[str, str]] = {
     "sink-visible-before-commit": (
@@ -40,10 +54,24 @@ PROMISES: Final[Mapping[str, str]] = {
         "the checkpoint had planned or committed batches before anybody looked at it, or more of them than Spark keeps while nobody looked: all of them were of this query, and the "
         "topics and directories are those that it has read from its beginning"
     ),
+    SINGLE_DRIVER: (
+        "no second driver runs with the checkpoint before the one before it has ended, its JVM with it: Spark keeps two of them apart on a file system that renames at once, and not in an "
+        "object store"
+    ),
 }
 """What can be promised, and what that means."""
 
 _ALWAYS: Final = ("sink-visible-before-commit", "nothing-skipped")
+
+
+def needed(checkpoint: str) -> tuple[str, ...]:
+    """Return what must be promised of a query with this checkpoint, whatever stands in it.
+
+    >>> needed("s3a://bucket/ck")[-1]
+    'single-driver'
+    """
+    return (*_ALWAYS, SINGLE_DRIVER) if checkpoint.partition("://")[0] in OBJECT_STORES else _ALWAYS
+
 
 _MODES: Final = ("append", "update")
 
@@ -111,7 +139,7 @@ class Declaration:
         if wrong := sorted(promises - PROMISES.keys()):
             msg = f"{where} promises {wrong[0]}, which is none of {', '.join(PROMISES)}"
             raise ValueError(msg)
-        for promise in _ALWAYS:
+        for promise in needed(checkpoint):
             if promise not in promises:
                 raise _unpromised(where, promise)
         mode = str(said.get("output_mode", ""))

@@ -1,7 +1,7 @@
 """What a checkpoint says of the query that writes it, and whether it still is the checkpoint that was looked at before.
 
-Each look reads, in this order: the query's id; the newest batch in the commit log and its entry in the offset log; the id again. So what was read in between is of one query.
-A checkpoint that was deleted and begun anew has another id. One that was restored from a copy has the same, but its batches then have other entries, or are not there:
+Each look reads the newest batch in the commit log and its entry in the offset log, and then the query's id: an id that was left never comes back, so what was read before it is of that
+query. A checkpoint that was deleted and begun anew has another id. One that was restored from a copy has the same, but its batches then have other entries, or are not there:
 the digest of the newest batch that was seen committed is kept, durable, before anything is reported of it.
 
 What the state directories say was read of PySpark 4.2: ``state/<n>/_metadata/metadata``, or the newest of ``_metadata/v2``, names the operator, and the schemas beside the state carry the
@@ -18,7 +18,6 @@ from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.checkpoint.log import CheckpointLog, Plan
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sidecar.declaration import HISTORY, Declaration
-from lowwater_spark.sources.kafka import KafkaSource, vector_of
 
 if TYPE_CHECKING:
     from lowwater_spark.checkpoint.manifest import Manifest
@@ -161,6 +160,7 @@ class Evidence:
 
         None: no batch is committed. Costs a version of the manifest for each new batch.
         """
+        self.attend()
         watched = self._manifest["watched"]
         batch, digest = watched["batch"], watched["digest"]
         if batch is not None:
@@ -176,8 +176,8 @@ class Evidence:
                 raise self._rewound(batch, "that batch was planned anew")
         if plan is None:
             return
-        self._check(plan)
-        self.attend()
+        if self._check(plan):
+            self.attend()
         if plan.batch != batch:
             self._keep(watched["id"], plan)
 
@@ -198,10 +198,10 @@ class Evidence:
             + _RESET.format(name=self._declared.name)
         )
 
-    def _check(self, plan: Plan) -> None:
-        """Compare a committed batch with what is declared. Raises Unsupported, CheckpointMismatch, OSError."""
+    def _check(self, plan: Plan) -> bool:
+        """Compare a committed batch with what is declared; return whether more of the checkpoint was read for it. Raises Unsupported, CheckpointMismatch, OSError."""
         self._check_lines(plan)
-        self._check_operators(plan.batch)
+        return self._check_operators(plan.batch)
 
     def _check_lines(self, plan: Plan) -> None:
         if len(plan.lines) != len(self._sources):
@@ -212,18 +212,10 @@ class Evidence:
             )
         for source, line in zip(self._sources, plan.lines, strict=True):
             source.check(line)
-            if isinstance(source, KafkaSource):
-                read = {place.topic for place in vector_of(line)}
-                if more := sorted(read - set(source.topics)):
-                    raise Unsupported(
-                        f"{self._checkpoint}",
-                        f"its query reads the topic {more[0]} of Kafka, which is not declared: it would not be waited for",
-                        f"Declare {'+'.join(sorted(read))}.",
-                    )
 
-    def _check_operators(self, batch: int) -> None:
+    def _check_operators(self, batch: int) -> bool:
         if self._known == batch:
-            return
+            return False
         found = operators(self._checkpoint)
         if self._declared.retention is not None and set(found.values()) <= ON_ARRIVAL:
             raise Unsupported(
@@ -234,6 +226,7 @@ class Evidence:
         for folder, operator in sorted(found.items()):
             self._check_operator(self._checkpoint / "state" / folder, operator)
         self._known = batch
+        return True
 
     def _check_operator(self, folder: Location, operator: str) -> None:
         if operator in ON_ARRIVAL:

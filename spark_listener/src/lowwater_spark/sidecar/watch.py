@@ -7,6 +7,7 @@ durable, so any number of these processes may look at one checkpoint: what each 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,14 +17,13 @@ from urllib.parse import quote
 
 import lowwater
 from lowwater._core.calls import full_name
-from lowwater_spark.checkpoint.location import Location, location_of
+from lowwater_spark.checkpoint.location import Location, checkpoint_of
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.settings import connection
-from lowwater_spark.sidecar.declaration import FILES, HISTORY, SINK, Declaration, SourceDeclared
+from lowwater_spark.sidecar.declaration import FILES, HISTORY, SINGLE_DRIVER, SINK, Declaration, SourceDeclared
 from lowwater_spark.sidecar.evidence import Evidence, query_id
-from lowwater_spark.sources import kafka
 from lowwater_spark.sources.delta import DELTA, DeltaSource
 from lowwater_spark.sources.delta_log import DeltaLog
 from lowwater_spark.sources.files import FileSource, intruders
@@ -45,6 +45,13 @@ if TYPE_CHECKING:
     from lowwater_spark.sources.base import Source
 
 __all__ = ["Sidecar", "track"]
+
+_ENVIRONMENT: Final[Mapping[str, str]] = {
+    "spark.lowwater.token": "LOWWATER_TOKEN",
+    "spark.lowwater.ca": "LOWWATER_CA",
+    "spark.lowwater.certificate": "LOWWATER_CERT",
+    "spark.lowwater.key": "LOWWATER_KEY",
+}
 
 _WEEK: Final = 7 * 86_400_000
 """Spark's maxFileAge, milliseconds, where a query says nothing."""
@@ -88,7 +95,8 @@ def track(
             ``lowwater-spark describe`` says what each means.
         state: A local directory that stays, where this process keeps what it has seen. Each name has a directory of its own in it.
         spark: Makes the session whose JVM reaches Kafka and remote file systems; called when one is needed.
-        address: The authority's; else as of :func:`~lowwater_spark.stage`.
+        address: The authority's; else ``LOWWATER_ADDRESS``, else ``localhost:7420``. The token comes from ``LOWWATER_TOKEN``, absolute paths of certificates from
+            ``LOWWATER_CA``, ``LOWWATER_CERT`` and ``LOWWATER_KEY``.
         client: Instead of an address: a client of your own.
         interval: Seconds between two looks at most.
         declared: ``retention``, ``stamp``, ``output_mode``, ``output``, ``heuristics`` and ``adopt``, as :class:`~lowwater_spark.sidecar.declaration.Declaration` has them.
@@ -112,15 +120,15 @@ class _Beginning:
     def begin(self, address: str | None, client: lowwater.Client | None, interval: float) -> Sidecar:
         """Check what is declared against what is there, claim, and begin to look."""
         checkpoint = self._checkpoint()
-        used = lowwater.Client(connection(lambda _name: None, address)) if client is None else client
+        used = lowwater.Client(connection(_from_environment, address)) if client is None else client
         authority: Authority | None = None
         try:
             waited_for = frozenset(full_name(used.settings.namespace, name) for name in self.declared.inputs)
             sources = [self._source(each).waiting_for(waited_for) for each in self.declared.sources]
             for source in sources:
                 source.check_writers()
-            asked = self._registration(checkpoint)
             manifest = Manifest(checkpoint, home=self.home)
+            asked = self._registration(checkpoint, manifest.last_run + 1)
             manifest.begin(asked.ordinal)
             evidence = Evidence(checkpoint, manifest, self.declared, sources)
             evidence.begin()
@@ -157,7 +165,13 @@ class _Beginning:
         if "://" not in said:
             msg = f"the checkpoint of {self.declared.name} is an absolute path or a URI, not {said!r}"
             raise ValueError(msg)
-        return location_of(self._session(f"the checkpoint {said}"), said, "The checkpoint")
+        return checkpoint_of(
+            self._session(f"the checkpoint {said}"),
+            said,
+            single_driver=SINGLE_DRIVER in self.declared.promises,
+            looked_at=True,
+            declare=f'add "{SINGLE_DRIVER}" to its promises',
+        )
 
     def _source(self, said: SourceDeclared) -> Source:
         if said.kind == KAFKA:
@@ -216,7 +230,7 @@ class _Beginning:
                     f"Mount it as the driver has it. If they were cleaned up, say so: touch {self.home / 'lowwater' / 'replaced'}",
                 )
 
-    def _registration(self, checkpoint: Location) -> Registration:
+    def _registration(self, checkpoint: Location, least: int) -> Registration:
         asked = Registration(
             name=self.declared.name,
             inputs=self.declared.inputs,
@@ -224,12 +238,17 @@ class _Beginning:
             ranges=1,
             identity=f"sidecar:{query_id(checkpoint)}",
             generation=0,
-            # By the clock: a process that has lost its state, or never had it, still comes after those before it.
-            ordinal=time.time_ns() // 1000,
+            # By the clock: a process that has lost its state, or never had it, still comes after those before it. One that has it comes after them also when the clock was put back.
+            ordinal=max(time.time_ns() // 1000, least),
             digest=b"",
             adopt=self.declared.adopt,
         )
         return _as_committed(asked, CheckpointLog(checkpoint))
+
+
+def _from_environment(setting: str) -> str | None:
+    """Return how the authority is reached, where the command ``lowwater`` has it as well: a token is no argument, which lists of processes show."""
+    return os.environ.get(_ENVIRONMENT.get(setting, ""))
 
 
 def _as_committed(asked: Registration, log: CheckpointLog) -> Registration:
@@ -247,21 +266,14 @@ def _pin(manifest: Manifest, sources: list[Source], declared: Declaration) -> No
     """
     planned = CheckpointLog(manifest.checkpoint).last_planned() is not None
     for number, source in enumerate(sources):
-        section = KAFKA if isinstance(source, KafkaSource) else DELTA if isinstance(source, DeltaSource) else ""
         begun = planned or (manifest.checkpoint / "sources" / str(number) / "0").exists()
-        if not section or not begun or str(number) in (manifest[section] or {}):
+        if (
+            not begun
+            or not isinstance(source, KafkaSource | DeltaSource)
+            or str(number) in (manifest[source.kind] or {})
+        ):
             continue
         declared.require(
             HISTORY, f"its first batch is planned already, and nobody has noted which {source.name} that is"
         )
-        if isinstance(source, KafkaSource):
-            found = source.identity()
-            _keep(manifest, KAFKA, number, kafka.Pin(found.cluster, dict(found.ids))._replace(marks={}))
-        elif isinstance(source, DeltaSource):
-            _keep(manifest, DELTA, number, source.pin())
-
-
-def _keep(manifest: Manifest, section: str, number: int, pin: tuple[Any, ...]) -> None:
-    pins = manifest[section] or {}
-    if str(number) not in pins:
-        manifest.keep(section, {**pins, str(number): [*pin]})
+        manifest.keep(source.kind, {**(manifest[source.kind] or {}), str(number): [*source.pin()]})

@@ -396,9 +396,17 @@ class KafkaSource:
                     f"Set {_UNCLEAN} of the topic to false.",
                 )
 
+    def pin(self) -> Pin:
+        """Return what is to be remembered of the topics as they are now, of which nothing was read yet by whoever asks. Raises OSError."""
+        found = self.identity()
+        return Pin(found.cluster, dict(found.ids), marks={})
+
     def check(self, line: Line) -> None:
-        """Raise CheckpointMismatch for a line that is no offset of Kafka."""
-        vector_of(line)
+        """Raise CheckpointMismatch for a line that is no offset of Kafka, or one of more topics than are named here."""
+        read = {place.topic for place in vector_of(line)}
+        if self.topics and (more := sorted(read.difference(self.topics))):
+            msg = f"the query has read the topic {more[0]} of Kafka, which is not among {', '.join(self.topics)}: it would not be waited for. Name {', '.join(sorted(read))}."
+            raise CheckpointMismatch(msg)
 
     def open(self, manifest: Manifest, number: int) -> OpenSource:
         """Return it for one run of a query: a first one pins the topics. Raises CheckpointMismatch, and OSError when Kafka does not answer."""

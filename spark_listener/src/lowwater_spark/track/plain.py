@@ -76,6 +76,8 @@ class Plain:
     _last: LastReading = field(init=False)
     _synced: int = field(default=NOTHING, init=False)
     """The last batch that is durable, with all before it."""
+    _sure: bool = field(default=False, init=False)
+    """Whether nothing was read of the checkpoint since its witness has looked at it."""
     _untold: Plan | None = field(default=None, init=False)
     """The newest committed batch, while the authority does not know that it is."""
     _promises: deque[tuple[int, int]] = field(init=False)
@@ -135,14 +137,16 @@ class Plain:
         """Return the newest batch in the commit log, of which whoever writes it elsewhere has been made sure."""
         if self.witness is None:
             return self.run.log.last_committed()
-        self.witness.attend()
         batch = self.run.log.last_committed()
         self.witness.confirm(None if batch is None else self._plan(batch))
+        self._sure = True
         return batch
 
     def _plan(self, batch: int) -> Plan:
         plan = self.run.log.plan(batch)
         if plan is None:
+            if self.witness is not None:
+                self.witness.attend()  # it may be away, or be deleted just now
             msg = f"{self.run.checkpoint}/commits/{batch} is there and offsets/{batch} is not; restore the checkpoint as a whole"
             raise CheckpointMismatch(msg)
         return plan
@@ -172,6 +176,7 @@ class Plain:
         progress, batch = self._part.progress, self._newest()
         if batch is None or batch == progress.committed.batch:
             return
+        self._sure = False
         plan = self._plan(batch)
         bound = self.run.checked.spark_bound(plan)
         self._sync(batch)
@@ -197,7 +202,7 @@ class Plain:
         part, progress = self._part, self._part.progress
         if part.authority.lease is None:
             return
-        if self.witness is not None:
+        if self.witness is not None and not self._sure:
             self._newest()  # what was read of the checkpoint since it was looked at is of the same query
         with self.run.lock:
             part.advance(part)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater.watermark import MAX, MIN
-from lowwater_spark.checkpoint.location import Location, location_of
+from lowwater_spark.checkpoint.location import Location, checkpoint_of
 from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources import iceberg
@@ -569,9 +569,9 @@ def local_directory(spark: SparkSession, path: str, what: str) -> str:
     return str(raw.getFileSystem(hadoop).makeQualified(raw).toUri().getPath())
 
 
-def absolute(path: str | os.PathLike[str], spark: SparkSession) -> Location:
+def absolute(path: str | os.PathLike[str], spark: SparkSession, *, single_driver: bool) -> Location:
     """Return the absolute location of a checkpoint directory. Raises Unsupported."""
-    location = location_of(spark, os.fspath(path), "The checkpoint")
+    location = checkpoint_of(spark, os.fspath(path), single_driver=single_driver)
     refuse_pattern(str(location), "The checkpoint")
     return location
 

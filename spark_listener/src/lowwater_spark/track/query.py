@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import lowwater
 from lowwater import errors
+from lowwater_spark.checkpoint.location import glance
 from lowwater_spark.track.authority import REPLACED
 from lowwater_spark.track.events import Events
 from lowwater_spark.track.hook import PATIENCE
@@ -50,7 +51,7 @@ class Tracked:
     ) -> None:
         self.checkpoint = run.checkpoint
         self._run = run
-        self._interval = interval
+        self._interval = max(interval, glance(run.checkpoint))
         self._owned = owned
         self._driving = driving
         self._unread = False

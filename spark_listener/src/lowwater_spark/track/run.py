@@ -221,7 +221,8 @@ class Run:
                 # What another process has planned it may plan anew, from other rows.
                 self.heads.read_to(committed.lines if self.batches.elsewhere else planned)
                 self.reader.progress.observe(reading, heads, now, planned)
-        self.batches.settle()
+        if news or not self.batches.elsewhere:  # of another process's checkpoint nothing was read since
+            self.batches.settle()
         self._looked = self.progress.committed.batch
         self.batches.report(last=last)
         if heads is not None and self._bookmarks.due(committed.batch, now, last=last):

@@ -1,0 +1,55 @@
+"""The S3 server of tests: moto, which keeps everything in memory, in an environment of its own below .tools.
+
+``python -m scripts.s3_server`` brings it (`scripts/setup.sh --tests` runs it), as scripts/s3_server.txt has it, file by file. Nothing of this is shipped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+_ROOT: Final = Path(__file__).resolve().parents[1]
+_NEEDS: Final = Path(__file__).with_name("s3_server.txt")
+_FOLDER: Final = _ROOT / ".tools/s3_server"
+
+
+def command(port: int) -> list[str]:
+    """Return what starts the server, which must be here. Raises FileNotFoundError with what to run."""
+    if not _is_here():
+        msg = f"the S3 server of {_NEEDS} is not in {_FOLDER}: run scripts/setup.sh --tests"
+        raise FileNotFoundError(msg)
+    return [str(_FOLDER / "bin/python"), "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+
+
+def _digest() -> str:
+    return hashlib.sha256(f"{sys.version} {_FOLDER}".encode() + _NEEDS.read_bytes()).hexdigest()
+
+
+def _is_here() -> bool:
+    complete = _FOLDER / "complete"
+    return complete.exists() and complete.read_text(encoding="ascii") == _digest()
+
+
+def main() -> None:
+    """Run the command."""
+    _FOLDER.parent.mkdir(exist_ok=True)
+    with (_FOLDER.parent / "s3_server.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if _is_here():
+            return
+        print("s3_server: fetching moto with what it needs", file=sys.stderr)
+        shutil.rmtree(_FOLDER, ignore_errors=True)
+        uv = shutil.which("uv") or str(_ROOT / ".tools/bin/uv")
+        python = str(_FOLDER / "bin/python")
+        subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, str(_FOLDER)], check=True)
+        subprocess.run([uv, "pip", "sync", "--quiet", "--require-hashes", "--python", python, str(_NEEDS)], check=True)
+        (_FOLDER / "complete").write_text(_digest(), encoding="ascii")
+
+
+if __name__ == "__main__":
+    main()
