@@ -9,7 +9,9 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 
 import lowwater_spark as lws
-from lowwater_spark.sources.iceberg_log import IcebergLog, load
+from lowwater_spark.sources.delta import marked
+from lowwater_spark.sources.iceberg import MARK
+from lowwater_spark.sources.iceberg_log import IcebergLog, find
 from tests.kit import iceberg
 from tests.kit.iceberg import CATALOG, Offset
 from tests.kit.times import at
@@ -39,11 +41,12 @@ class TableFlow:
     def rows(self, *rows: tuple[str, int]) -> DataFrame:
         return self.flow.spark.createDataFrame([(key, at(hour)) for key, hour in rows], COLUMNS)
 
-    def put(self, *rows: tuple[str, int], files: int = 1, **options: str) -> int:
-        """One snapshot with these rows; returns it."""
+    def put(self, *rows: tuple[str, int], files: int = 1, by: str = "", **options: str) -> int:
+        """One snapshot with these rows, with the mark of a computation if it is said; returns it."""
         frame = self.rows(*rows).repartition(files)
-        given = {name.replace("_", "-"): value for name, value in options.items()}
-        frame.write.format("iceberg").mode("append").options(**given).save(self.name)
+        if by:
+            options[f"snapshot-property.{MARK}"] = marked(by)
+        frame.write.format("iceberg").mode("append").options(**options).save(self.name)
         return self.head
 
     def sql(self, statement: str) -> None:
@@ -60,7 +63,9 @@ class TableFlow:
 
     @property
     def log(self) -> IcebergLog:
-        return load(self.flow.spark, self.name)
+        found = find(self.flow.spark, self.name)
+        assert found is not None
+        return found
 
     @property
     def head(self) -> int:
@@ -74,7 +79,7 @@ class TableFlow:
     def track(
         self, write_batch: Callable[[DataFrame, lws.Batch], object] | None = None, **options: Any
     ) -> lws.TrackedQuery:
-        stream = self.read(**options.pop("source", {}))
+        stream = options.pop("stream", None) or self.read(**options.pop("source", {}))
         return self.flow.start(
             self.flow.plain if write_batch is None else write_batch, stream=stream, ranges=2, **options
         )

@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.track.plan import check_plan
 from tests.iceberg.table import TableFlow, waits
 from tests.kit.iceberg import Offset
 from tests.kit.times import mark
@@ -152,3 +153,142 @@ def test_i2_a_table_whose_first_snapshots_have_expired_is_refused_unless_it_is_d
     table.track(source={"lowwater.earlierRows": "skip"})
     table.flow.eventually(lambda: low(lw, "stage") == mark(9), "it is declared that nobody waits for them")
     assert table.keys() == ["c"]
+
+
+def test_rows_that_a_branch_publishes_late_hold_for_good(
+    table: TableFlow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """They were written before the watermark that has passed them."""
+    table.put(("a", 9))
+    table.sql("alter table {table} create branch aside")
+    table.put(("late", 9), branch="aside")
+    upstream.at(10)
+    query = table.track()
+    table.flow.eventually(lambda: low(lw, "stage") == mark(10), "nobody reads a branch")
+    table.call("fast_forward", branch="'main'", to="'aside'")
+    upstream.at(11)
+    table.flow.eventually(waits(query, "publishes rows that were written before"), "it is named")
+    query.stop()
+    assert low(lw, "stage") == mark(10)
+    with pytest.raises(CheckpointMismatch, match="stood aside"):
+        table.track()
+
+
+def test_snapshots_that_expire_before_they_were_looked_at_hold(
+    table: TableFlow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    table.put(("a", 9))
+    upstream.at(9)
+    query = table.track()
+    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row")
+    query.stop()
+    table.put(("b", 9))
+    table.put(("c", 9))
+    table.expire()
+    upstream.at(10)
+    with pytest.raises(OSError, match="have expired before anybody looked at them"):
+        table.track()
+    assert low(lw, "stage") == mark(9)
+
+
+def test_expiring_what_was_read_holds_nobody(table: TableFlow, lw: lowwater.Client, upstream: Upstream) -> None:
+    """While the query runs, and at its next start."""
+    table.put(("a", 9))
+    table.put(("b", 9))
+    upstream.at(9)
+    query = table.track()
+    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows")
+    table.expire()
+    upstream.at(10)
+    table.flow.eventually(lambda: low(lw, "stage") == mark(10), "while it runs")
+    query.stop()
+    table.put(("c", 10))
+    upstream.at(11)
+    query = table.track()
+    table.flow.eventually(lambda: low(lw, "stage") == mark(11), "after a restart")
+    assert table.keys() == ["a", "b", "c"]
+
+
+def test_a_snapshot_without_rows_holds_nobody(table: TableFlow, lw: lowwater.Client, upstream: Upstream) -> None:
+    """Not even the first one, of which Iceberg's stream makes no batch."""
+    table.rows().writeTo(table.name).append()
+    upstream.at(9)
+    table.track()
+    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "no batch is needed")
+    table.put(("a", 9))
+    upstream.at(10)
+    table.flow.eventually(lambda: low(lw, "stage") == mark(10), "a row")
+    table.rows().writeTo(table.name).append()
+    upstream.at(11)
+    table.flow.eventually(lambda: low(lw, "stage") == mark(11), "none again")
+    assert table.keys() == ["a"]
+
+
+# -- who writes --------------------------------------------------------------------------------------------------------
+
+
+def test_a_writer_whom_the_inputs_do_not_name_is_refused_and_later_holds(
+    table: TableFlow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    table.put(("filled", 1))
+    table.put(("a", 9), by="source")
+    upstream.at(9)
+    query = table.track()
+    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "what the table was filled with is waited for like all")
+    table.put(("b", 9), by="other")
+    upstream.at(10)
+    table.flow.eventually(waits(query, "was written by other, which the inputs do not name"), "it holds")
+    query.stop()
+    with pytest.raises(Unsupported, match="into which other writes"):
+        table.track()
+    assert low(lw, "stage") == mark(9)
+
+
+def test_rows_of_nobody_in_a_table_of_computations_hold_for_good(
+    table: TableFlow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    table.put(("a", 9), by="source")
+    upstream.at(9)
+    query = table.track()
+    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row of the source")
+    table.put(("b", 9))
+    upstream.at(10)
+    table.flow.eventually(waits(query, "names no computation"), "it holds")
+    query.stop()
+    assert low(lw, "stage") == mark(9)
+    with pytest.raises(Unsupported, match="names no computation"):
+        table.track()
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def test_a_table_is_known_however_it_is_named(table: TableFlow) -> None:
+    """And what the session sets for all of its readers counts as an option."""
+    spark = table.flow.spark
+    table.put(("a", 9))
+    name = table.name
+    path = table.log.table().location
+    limited = spark.readStream.option("streaming-max-files-per-micro-batch", "1").table(name)
+    for frame, said in ((table.read(), name), (limited, name), (spark.readStream.format("iceberg").load(path), path)):
+        [source] = check_plan(spark, frame).sources
+        assert (source.kind, source.name) == ("iceberg", f"the Iceberg table {said}")
+        source.waiting_for(frozenset({"default/source"}))
+    spark.conf.set("spark.datasource.iceberg.streaming-skip-overwrite-snapshots", "true")
+    try:
+        with pytest.raises(Unsupported, match="with the option streaming-skip-overwrite-snapshots"):
+            table.track()
+    finally:
+        spark.conf.unset("spark.datasource.iceberg.streaming-skip-overwrite-snapshots")
+    spark.conf.set("spark.sql.iceberg.async-micro-batch-planning-enabled", "true")
+    try:
+        with pytest.raises(Unsupported, match="in a session where"):
+            table.track()
+    finally:
+        spark.conf.unset("spark.sql.iceberg.async-micro-batch-planning-enabled")
+    table.sql("alter table {table} create branch aside")
+    with pytest.raises(Unsupported, match="of its branch aside"):
+        table.track(stream=spark.readStream.table(f"{name}.branch_aside"))
+    table.sql("alter table {table} set tblproperties ('write.wap.enabled' = 'true')")
+    with pytest.raises(Unsupported, match=r"write\.wap\.enabled"):
+        table.track()

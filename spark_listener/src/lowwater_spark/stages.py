@@ -22,6 +22,7 @@ from lowwater_spark.drive.watermark import Driving, is_approximate
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.settings import connection
 from lowwater_spark.sources.delta import DELTA, marked
+from lowwater_spark.sources.iceberg import ICEBERG, MARK
 from lowwater_spark.sources.sink_log import check_sink
 from lowwater_spark.sources.ticks import with_ticks
 from lowwater_spark.sources.writers import check_alone
@@ -55,6 +56,9 @@ __all__ = ["Declared", "Stage", "check_together", "injector", "stage"]
 
 Stamp = timedelta | str
 """``"event"``, or the length of windows that are stamped by their start."""
+
+_MARKED_BY: Final = {DELTA: "userMetadata", ICEBERG: f"snapshot-property.{MARK}"}
+"""By the format of a table: the option of its sink that leaves a mark in each commit."""
 
 _RANGES: Final = 64
 """Key ranges of a stage with a function that does not say how many."""
@@ -378,8 +382,8 @@ class Stage:
             check_sink(output, CheckpointLog(folder))
             check_alone(output, full_name(self._settings().namespace, self.name))
         check_shape(folder, "plain", checked)
-        if (asked.format or "").lower() == DELTA:
-            asked = asked.with_options(userMetadata=marked(full_name(self._settings().namespace, self.name)))
+        if option := _MARKED_BY.get((asked.format or "").lower()):
+            asked = asked.with_options(**{option: marked(full_name(self._settings().namespace, self.name))})
         writer = asked.onto(observe_oldest(frame, self.keyed.event_time), folder, query_name)
         client = self._connect() if self.client is None else self.client
         registration = self._registration(folder, checked, adopt=adopt, estimated=is_approximate(driving))

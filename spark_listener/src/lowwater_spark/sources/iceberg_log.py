@@ -10,7 +10,7 @@ from lowwater_spark.sources.iceberg import Table
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["IcebergLog", "is_iceberg", "load"]
+__all__ = ["IcebergLog", "find", "is_iceberg"]
 
 T = TypeVar("T")
 
@@ -24,29 +24,51 @@ def is_iceberg(table: Any) -> bool:
     return str(table.getClass().getName()) == _SPARK_TABLE
 
 
-def load(spark: SparkSession, name: str) -> IcebergLog:
-    """Return the table that a session knows by a name, or that is in a directory. Raises OSError when there is none, or Iceberg is not there."""
-    from py4j.protocol import Py4JError
+def find(spark: SparkSession, name: str) -> IcebergLog | None:
+    """Return the table that a session knows by a name, or that is in a directory without a catalog; None when it is none of Iceberg, or Iceberg is not there."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
 
     jvm: Any = spark._jvm
+    if not _is_class(jvm.org.apache.iceberg.spark.Spark3Util):
+        return None
     try:
-        found = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, name)
-    except (Py4JError, TypeError) as error:
-        msg = f"there is no Iceberg table {name} in this session: {error}"
-        raise OSError(msg) from error
-    return IcebergLog(spark, name, found)
+        if "/" in name:
+            state: Any = spark._jsparkSession.sessionState()
+            tables = jvm.org.apache.iceberg.hadoop.HadoopTables(state.newHadoopConf())
+            return IcebergLog(spark, name, tables.load(name)) if tables.exists(name) else None
+        place = jvm.org.apache.iceberg.spark.Spark3Util.catalogAndIdentifier(spark._jsparkSession, name)
+        found = place.catalog().loadTable(place.identifier())
+    except (Py4JJavaError, PySparkException):
+        return None
+    return IcebergLog.of(spark, found) if is_iceberg(found) else None
+
+
+def _is_class(name: Any) -> bool:
+    from py4j.java_gateway import JavaClass
+
+    return isinstance(name, JavaClass)
 
 
 class IcebergLog:
     """One table, in whatever catalog. Each call costs what the catalog needs to say which metadata are the newest, and these once when they are new."""
 
-    def __init__(self, spark: SparkSession, name: str, table: Any) -> None:
+    def __init__(self, spark: SparkSession, name: str, table: Any, branch: str = "") -> None:
         self._spark = spark
-        self._table = table
+        self.java = table
+        """The table in the JVM, of Iceberg's own API."""
         self.name = name
         """As the query names it."""
+        self.branch = branch
+        """The branch that is named with it; empty: none, or the main one."""
         self._read: tuple[str, Table] | None = None
         """The newest metadata, by where they are."""
+
+    @classmethod
+    def of(cls, spark: SparkSession, table: Any) -> IcebergLog:
+        """Return the table that a table of Spark's catalogs stands for."""
+        branch = table.branch()
+        return cls(spark, str(table.table().name()), table.table(), "" if branch in (None, "main") else str(branch))
 
     def table(self) -> Table:
         """Return the table as of now. Raises OSError."""
@@ -55,8 +77,8 @@ class IcebergLog:
             metadata = self._metadata()
             where = str(metadata.metadataFileLocation())
             # Those of Hadoop have numbers: a table that was made anew has other metadata under them.
-            if self._read is None or self._read[0] != where or self._by_number:
-                text = str(self._classes.TableMetadataParser.toJson(metadata))
+            if self._read is None or self._read[0] != where or self.by_number:
+                text = str(self.classes.TableMetadataParser.toJson(metadata))
                 self._read = where, self._same(Table.parse(text))
             return self._read[1]
 
@@ -70,28 +92,60 @@ class IcebergLog:
             if found is None:
                 msg = f"snapshot {snapshot} of the Iceberg table {self.name} has expired"
                 raise OSError(msg)
-            made = (each for each in found.dataManifests(self._table.io()) if each.snapshotId() == snapshot)
+            made = (each for each in found.dataManifests(self.java.io()) if each.snapshotId() == snapshot)
             return [(int(each.addedFilesCount()), int(each.existingFilesCount())) for each in made]
 
         return self._asked(f"what its snapshot {snapshot} adds", ask)
 
     @property
-    def _classes(self) -> Any:
+    def classes(self) -> Any:
+        """Iceberg's own."""
         jvm: Any = self._spark._jvm
         return jvm.org.apache.iceberg
 
     @property
-    def _by_number(self) -> bool:
-        return str(self._table.operations().getClass().getName()) == _HADOOP
+    def by_number(self) -> bool:
+        """Whether it has no catalog: its metadata are files with numbers, and the greatest one counts."""
+        return str(self.java.operations().getClass().getName()) == _HADOOP
+
+    @property
+    def gateway(self) -> Any:
+        """The way to the JVM."""
+        return self._spark.sparkContext._gateway
+
+    def knows(self, name: str) -> bool:
+        """Return whether this version of Iceberg has a class."""
+        found: Any = self._spark._jvm
+        for part in name.split("."):
+            found = getattr(found, part)
+        return _is_class(found)
+
+    def refresh(self, table: Table) -> None:
+        """Have the JVM's table be as new as what was read of it. Raises OSError when that is another one by now."""
+
+        def ask() -> str:
+            return str(self.java.operations().refresh().uuid())
+
+        if self._asked("which one it is", ask) != table.id:
+            msg = f"the Iceberg table {self.name} was made anew; this session still has the old one. Start the query again."
+            raise OSError(msg)
+
+    def files(self, snapshot: int) -> list[str]:
+        """Return the files of rows that a snapshot adds, by their paths. Raises OSError."""
+
+        def ask() -> list[str]:
+            found = self.java.snapshot(snapshot)
+            changes = self.classes.SnapshotChanges.builderFor(self.java).snapshot(found).build()
+            return [str(each.location()) for each in changes.addedDataFiles()]
+
+        return self._asked(f"what its snapshot {snapshot} adds", ask)
 
     def _metadata(self) -> Any:
-        if not self._by_number:
-            return self._table.operations().refresh()
+        if not self.by_number:
+            return self.java.operations().refresh()
         # It looks for metadata with a greater number than it had: in a table that was made anew it would find none.
         state: Any = self._spark._jsparkSession.sessionState()
-        return (
-            self._classes.hadoop.HadoopTables(state.newHadoopConf()).load(self._table.location()).operations().current()
-        )
+        return self.classes.hadoop.HadoopTables(state.newHadoopConf()).load(self.java.location()).operations().current()
 
     def _same(self, found: Table) -> Table:
         """Return what was read before if it is the same."""

@@ -21,8 +21,10 @@ from lowwater_spark.errors import CheckpointMismatch, StateLost
 from lowwater_spark.sources.bookmarks import removed
 from lowwater_spark.sources.delta import app_id
 from lowwater_spark.sources.delta_log import DeltaLog
+from lowwater_spark.sources.iceberg_log import IcebergLog, find
 from lowwater_spark.sources.sink_log import refuse_sink
 from lowwater_spark.sources.writers import mark_writer
+from lowwater_spark.track import iceberg_out, table_out
 from lowwater_spark.track.batch_log import BatchEntry, BatchLog
 from lowwater_spark.track.frontier import Bounds
 from lowwater_spark.track.handover import hand_over, sweep
@@ -33,7 +35,7 @@ from lowwater_spark.track.ranges import key_text, key_zone
 from lowwater_spark.track.receipt import Destination, Receipt
 from lowwater_spark.track.removal import Removal
 from lowwater_spark.track.state import Place, StateStore, Version
-from lowwater_spark.track.table_out import append, path_of
+from lowwater_spark.track.table_out import path_of
 from lowwater_spark.track.update import Update, build_version, restage, rows_of
 
 if TYPE_CHECKING:
@@ -397,17 +399,18 @@ class Batch:
 
     @_ends_the_batch
     def write_table(self, frame: DataFrame, table: str | os.PathLike[str]) -> bool:
-        """Append rows to a Delta table, as one version of it, once and whole; False if a replay found it done.
+        """Append rows to a table of Delta or Iceberg, as one version of it, once and whole; False if a replay found it done.
 
-        ``table`` is an absolute path, or a name in the session's catalog. A path where no table is gets one with the frame's columns. Several computations may write
-        into one table. The rows may be anything but repeatable. Durable when it returns, in local directories by syncing what was written, elsewhere as far as the store
+        ``table`` is an absolute path, or a name in one of the session's catalogs. A path where no table is gets one of Delta with the frame's columns; a table of Iceberg must be
+        there. Several computations may write into one table. The rows may be anything but repeatable. Durable when it returns, in local directories by syncing what was written, elsewhere as far as the store
         keeps what it has acknowledged.
 
         A version has this checkpoint's name, the batch's number and the digest of its plan. Raises CheckpointMismatch when the table has a batch N that was planned
         otherwise, as after the checkpoint was restored from an older copy, or does not show any more what it has; Unsupported for a table that could not
-        tell; ValueError for a second write to it in the batch; and what Delta raises when another run of the checkpoint writes at the same time.
+        tell; ValueError for a second write to it in the batch; and when another run of the checkpoint writes at the same time, what Delta raises, or for Iceberg CheckpointMismatch.
         """
-        log = DeltaLog(frame.sparkSession, path_of(frame.sparkSession, table))
+        spark = frame.sparkSession
+        log = find(spark, os.fspath(table)) or DeltaLog(spark, path_of(spark, table))
         place = log.table().location
         if place in self._tables:
             msg = f"batch {self.id} has been written to {table} already; a second write would be skipped. Unite the rows first."
@@ -420,7 +423,10 @@ class Batch:
             "batch": self.id,
             "digest": self._entry.digest,
         }
-        return append(frame, log, app_id(self._writer, checkpoint), self.id, mark, replayed=self.replayed)
+        app = app_id(self._writer, checkpoint)
+        if isinstance(log, IcebergLog):
+            return iceberg_out.append(frame, log, app, self.id, mark, replayed=self.replayed)
+        return table_out.append(frame, log, app, self.id, mark, replayed=self.replayed)
 
     def _refuse_removed(self, folder: Path) -> None:
         """Refuse a batch that this output has never had, of a number below those that readers have read and that were removed."""

@@ -424,9 +424,8 @@ def _iceberg_source(spark: SparkSession, relation: Any) -> IcebergSource:
     given = dict(relation.extraOptions().asCaseSensitiveMap())
     options = {str(name).lower(): str(value) for name, value in given.items()}
     on = tuple(name for name in iceberg.SETTINGS if str(spark.conf.get(name, "false")).lower() == "true")
-    table = relation.table()
-    name, branch = str(table.table().name()), table.branch()
-    return IcebergSource(name, options, IcebergLog(spark, name, table.table()), on, str(branch or ""))
+    log = IcebergLog.of(spark, relation.table())
+    return IcebergSource(log.name, options, log, on, log.branch)
 
 
 def _file_source(spark: SparkSession, relation: Any) -> FileSource:
