@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import queue
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -252,7 +254,9 @@ class Iceberg:
         self.snapshots.append({"snapshot-id": number, **last, "summary": summary})
         self.held |= dict.fromkeys(names, number)
         said = {"table-uuid": "t", "location": "/t", "current-snapshot-id": number, "snapshots": self.snapshots}
-        (self.folder / "metadata.json").write_text(json.dumps(said))
+        fresh = self.folder / "fresh.json"
+        fresh.write_text(json.dumps(said))
+        fresh.replace(self.folder / "metadata.json")
 
     def remove(self, name: str) -> None:
         raise NotImplementedError
@@ -540,3 +544,70 @@ def test_what_a_plan_says_of_a_source_is_a_value(source: Source) -> None:
         source.check(STRANGE)
     inputs = frozenset({"a"})
     assert source.waiting_for(inputs) == source.waiting_for(inputs)
+
+
+# -- one look while another is confirmed -----------------------------------------------------------------------------------
+
+
+def test_a_commit_between_two_looks_is_no_rollback(tmp_path: Path) -> None:
+    """An answer of a table that is older than what was looked at meanwhile lacks the newest snapshots, as after a rollback."""
+    kind = Iceberg(tmp_path)
+    kind.put("a")
+    line = kind.plan("a")
+    source = kind.open()
+    source.read_to(line)
+    source.knock(line)
+    kind.put("b")
+    head = source.head(line)
+    source.confirm(line)
+    source.confirm(line)
+    assert not source.reached(head, line)
+    after = kind.plan("b")
+    source.read_to(after)
+    source.confirm(after)
+    assert source.reached(source.head(after), after)
+    kind.open()
+
+
+def test_two_threads_look_at_one_lineage(tmp_path: Path) -> None:
+    """The clock lists the head while Spark's thread confirms what is committed: no snapshot is missed, or there twice."""
+    kind, commits = Iceberg(tmp_path), 60
+    source = kind.open()
+    assert isinstance(source, iceberg.OpenIceberg)
+    lines = queue.SimpleQueue[Line]()
+    done = threading.Event()
+    failures: list[BaseException] = []
+
+    def guarded(work: Callable[[], None]) -> threading.Thread:
+        def run() -> None:
+            try:
+                work()
+            except BaseException as failure:  # noqa: BLE001 - it is raised again below
+                failures.append(failure)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    def look() -> None:
+        while not done.is_set():
+            source.head(NONE)
+
+    def confirm() -> None:
+        for _ in range(commits):
+            line = lines.get(timeout=60)
+            source.read_to(line)
+            source.knock(line)
+            source.confirm(line)
+
+    threads = [guarded(look), guarded(confirm)]
+    try:
+        for number in range(commits):
+            kind.put(f"{number}")
+            lines.put(kind.plan(f"{number}"))
+        threads[1].join(60)
+    finally:
+        done.set()
+        threads[0].join(60)
+    assert not failures, failures
+    assert [each.id for each in source._lineage] == [each["snapshot-id"] for each in kind.snapshots]

@@ -20,6 +20,7 @@ watermark may have passed its rows.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -475,6 +476,10 @@ class OpenIceberg(Fileless):
         """The line that was asked for last, and the table after it was committed."""
         self._stranger = ""
         """A snapshot of somebody whom the inputs do not name; empty: none."""
+        self._asking = threading.Lock()
+        """Held from when the table is asked until the answer was looked at: an older answer after a newer one would look like a rollback."""
+        self._lock = threading.RLock()
+        """Of the lineage and the pin: a look is made while a batch is confirmed, and while it is asked what is reached. Nobody asks the table under it."""
         self._pin = self._pinned()
         self._tip = self._pin.checked
         """The newest snapshot that was looked at."""
@@ -504,7 +509,8 @@ class OpenIceberg(Fileless):
         return pin
 
     def _keep(self, pin: Pin) -> None:
-        self._manifest.keep("iceberg", {**(self._manifest["iceberg"] or {}), self._number: list(pin)})
+        with _keeping:
+            self._manifest.keep("iceberg", {**(self._manifest["iceberg"] or {}), self._number: list(pin)})
         self._pin = pin
 
     # -- lines ----------------------------------------------------------------------------------------------------------
@@ -513,7 +519,9 @@ class OpenIceberg(Fileless):
         """Compare a planned line with the committed one. Raises CheckpointMismatch."""
         offset = Offset.of(line)
         before = self._committed
-        if before is not None and self._is_below(offset, before):
+        with self._lock:
+            below = before is not None and self._is_below(offset, before)
+        if below:
             msg = (
                 f"the offset of {self._source.name} has gone back, from {before} to {offset or 'the beginning'}: restore the checkpoint as a whole, or start from a "
                 "new one, with adopt=True."
@@ -530,11 +538,15 @@ class OpenIceberg(Fileless):
         return here is not None and there is not None and here < there
 
     def knock(self, line: Line) -> None:
-        """Ask what :meth:`confirm` has to know: the table as of now. Raises OSError."""
-        self._knocked = line, self._log.table()
+        """Ask what :meth:`confirm` has to know: the table as of now, and look at the snapshots that a batch has read. Raises CheckpointMismatch, OSError."""
+        with self._asking:
+            table = self._log.table()
+            if table.id == self._pin.table and Offset.of(line) is not None:
+                self._look(table)
+        self._knocked = line, table
 
     def confirm(self, line: Line) -> None:
-        """Make sure that the table is still the one that was pinned, that the stream has begun where it should, and look at the snapshots that a batch has read.
+        """Make sure that the table is still the one that was pinned, and that the stream has begun where it should.
 
         Raises CheckpointMismatch, and OSError when the table does not answer.
         """
@@ -547,13 +559,13 @@ class OpenIceberg(Fileless):
         offset = Offset.of(line)
         if offset is None:
             return
-        self._look(table)
-        if not self._pin.begun:
-            self._begin(table)
-        self._committed = offset
-        # What has expired nobody finds again: a new run would not know where to go on.
-        if self._unnoted >= (_STEP if self._pin.checked in table.snapshots else 1):
-            self.close()
+        with self._lock:
+            if not self._pin.begun:
+                self._begin(table)
+            self._committed = offset
+            # What has expired nobody finds again: a new run would not know where to go on.
+            if self._unnoted >= (_STEP if self._pin.checked in table.snapshots else 1):
+                self.close()
 
     @property
     def _unnoted(self) -> int:
@@ -581,9 +593,10 @@ class OpenIceberg(Fileless):
 
     def close(self) -> None:
         """Note how far the snapshots were looked at that are committed. Raises CheckpointMismatch, OSError."""
-        if self._committed is not None and self._unnoted > 0:
-            self._noted = self._places[self._committed.snapshot]
-            self._keep(self._pin._replace(checked=self._committed.snapshot))
+        with self._lock:
+            if self._committed is not None and self._unnoted > 0:
+                self._noted = self._places[self._committed.snapshot]
+                self._keep(self._pin._replace(checked=self._committed.snapshot))
 
     def evidence(self, line: Line) -> list[Location]:
         """Return nothing: what a batch has read its plan says alone."""
@@ -596,15 +609,16 @@ class OpenIceberg(Fileless):
 
     def head(self, settled: Line) -> Head:
         """Read the current snapshot, and each since the last look. Raises OSError when they are not known, and when the watermark cannot count on the table any more."""
-        table = self._log.table()
-        if table.id != self._pin.table:
-            raise Replaced(self._replaced(table.id))
-        self._look(table)
-        self._raise_what_holds()
-        self._forget(Offset.of(settled))
-        self._count()
-        self._raise_what_holds()
-        return Head(table.current, -1 if table.current is None else self._places[table.current])
+        with self._asking:
+            table = self._log.table()
+            if table.id != self._pin.table:
+                raise Replaced(self._replaced(table.id))
+            self._look(table)
+            self._raise_what_holds()
+            self._forget(Offset.of(settled))
+            self._count()
+            self._raise_what_holds()
+            return Head(table.current, -1 if table.current is None else self._places[table.current])
 
     def _raise_what_holds(self) -> None:
         if held := self._pin.broken or self._stranger:
@@ -612,21 +626,22 @@ class OpenIceberg(Fileless):
 
     def _look(self, table: Table) -> None:
         """Make the lineage longer by what is new, and look at it. Raises OSError when some of it is not there any more."""
-        if table is self._looked or self._pin.broken:
-            return
-        lineage = table.lineage
-        new = self._new(table, lineage)
-        if self._looked is None:
-            self._append(lineage[: len(lineage) - len(new)])
-            self._noted = len(self._lineage) - 1
-        for snapshot in new:
-            self._check(snapshot)
-            self._append([snapshot])
-            self._tip = snapshot.id
-        aside = tuple(sorted(table.snapshots.keys() - {each.id for each in lineage}))
-        if aside != self._pin.aside:
-            self._keep(self._pin._replace(aside=aside))
-        self._looked = table
+        with self._lock:
+            if table is self._looked or self._pin.broken:
+                return
+            lineage = table.lineage
+            new = self._new(table, lineage)
+            if self._looked is None:
+                self._append(lineage[: len(lineage) - len(new)])
+                self._noted = len(self._lineage) - 1
+            for snapshot in new:
+                self._check(snapshot)
+                self._append([snapshot])
+                self._tip = snapshot.id
+            aside = tuple(sorted(table.snapshots.keys() - {each.id for each in lineage}))
+            if aside != self._pin.aside:
+                self._keep(self._pin._replace(aside=aside))
+            self._looked = table
 
     def _append(self, snapshots: Sequence[Snapshot]) -> None:
         for snapshot in snapshots:
@@ -682,10 +697,11 @@ class OpenIceberg(Fileless):
         """Let go of what is before the place that is committed."""
         place = None if settled is None else self._places.get(settled.snapshot)
         if place is not None and place > self._cut:
-            gone, self._lineage = self._lineage[: place - self._cut], self._lineage[place - self._cut :]
-            self._cut = place
-            for snapshot in gone:
-                del self._places[snapshot.id]
+            with self._lock:
+                gone, self._lineage = self._lineage[: place - self._cut], self._lineage[place - self._cut :]
+                self._cut = place
+                for snapshot in gone:
+                    del self._places[snapshot.id]
 
     def _count(self) -> None:
         """Find out how many files each snapshot adds that does not say so itself. Raises OSError."""
@@ -704,7 +720,8 @@ class OpenIceberg(Fileless):
 
     def _break(self, reason: str) -> None:
         """Let nothing newer count, for good."""
-        self._keep(self._pin._replace(broken=reason))
+        with self._lock:
+            self._keep(self._pin._replace(broken=reason))
 
     def wait(self, listed: Head, planned: Line | None) -> Head:
         """Wait for all of it."""
@@ -722,12 +739,13 @@ class OpenIceberg(Fileless):
         if self._pin.broken or self._stranger:
             return False
         read = None if offset is None else Offset.of(offset)
-        if read is None:
-            return self._without_rows(head)
-        place = self._places.get(read.snapshot)
-        if place is None:
-            return False
-        return place > head.place or not unread(read, self._between(place, head))
+        with self._lock:
+            if read is None:
+                return self._without_rows(head)
+            place = self._places.get(read.snapshot)
+            if place is None:
+                return False
+            return place > head.place or not unread(read, self._between(place, head))
 
     def _without_rows(self, head: Head) -> bool:
         """Return whether no snapshot up to a head has a row, so that no batch is needed."""
@@ -747,12 +765,14 @@ class OpenIceberg(Fileless):
     def missing(self, head: Head, limit: int) -> list[str]:
         """Return some of the snapshots that are still to be read, with the reason where waiting does not help."""
         read = self._planned
-        place = None if read is None else self._places.get(read.snapshot)
-        if read is None or place is None:
-            begin = self._lineage[0].id if self._lineage else _START
-            read, place = Offset(begin, 0, whole=False), self._cut
+        with self._lock:
+            place = None if read is None else self._places.get(read.snapshot)
+            if read is None or place is None:
+                begin = self._lineage[0].id if self._lineage else _START
+                read, place = Offset(begin, 0, whole=False), self._cut
+            waiting = unread(read, self._between(place, head))
         said = []
-        for snapshot in unread(read, self._between(place, head)):
+        for snapshot in waiting:
             if snapshot.ends_streams:
                 said.append(
                     f"{self._source.name}, {snapshot}: it takes rows away or writes them anew, and a stream of Iceberg ends there. {_ANEW}"
@@ -763,6 +783,9 @@ class OpenIceberg(Fileless):
             said.append(f"{self._source.name}, {snapshot}: {left} of its {added} files are unread")
         return said[:limit]
 
+
+_keeping: Final = threading.Lock()
+"""Of the manifest's section: one source looks while another one is confirmed."""
 
 _OTHER: Final = (
     "{line!r} is not the offset of an Iceberg table in the offset log: the checkpoint was begun with another source. Start the query as it was begun, or another one "
