@@ -42,12 +42,12 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
 class Source:
     """A topic, and an injector over it."""
 
-    def __init__(self, kafka: Kafka, flow: Flow, name: str, partitions: int = 2) -> None:
+    def __init__(self, kafka: Kafka, flow: Flow, name: str, partitions: int = 2, **settings: str) -> None:
         self.kafka = kafka
         self.flow = flow
         self.name = name
         self.told: list[tuple[int, bool, str]] = []
-        kafka.create(name, partitions)
+        kafka.create(name, partitions, **settings)
 
     def put(self, partition: int, *times: datetime) -> None:
         self.kafka.put(self.name, [Row(said(time), partition=partition) for time in times])

@@ -132,6 +132,7 @@ def injector(
     producer: str | Column | None = None,
     producers: Sequence[str] | None = None,
     ahead: timedelta | None = None,
+    skew_limit: timedelta | None = None,
     address: str | None = None,
     client: lowwater.Client | None = None,
 ) -> Stage:
@@ -152,10 +153,11 @@ def injector(
     * ``producer``: go by a column that names the producer of a row, or its file, and not by partitions. Any source will do, but for ``across`` and ``delay``.
     * ``producers``: all producers that are waited for. One that is not declared and has rows holds the frontier.
     * ``ahead``: how far beyond the driver's clock an event time may be, by default a day. Rows beyond do not move the frontier: they are counted and named.
+    * ``skew_limit``: how far ahead of the slowest partition others are read. The topics are then read by :meth:`Stage.read_kafka`.
 
     Raises ValueError and TypeError for arguments that make no injector.
     """
-    bounds = Bounds.of(disorder, across, delay, ahead, producer, producers)
+    bounds = Bounds.of(disorder, across, delay, ahead, producer, producers, skew_limit)
     declared = _declare(spark, name, (), key, event_time, ranges, heuristics, stamp, address, client)
     return dataclasses.replace(declared, keyed=dataclasses.replace(declared.keyed, bounds=bounds))
 
@@ -205,6 +207,22 @@ class Stage:
     """Whether nobody has said how many key ranges it has."""
     interval: float = field(default=INTERVAL, kw_only=True)
     """Seconds between two looks at the inputs and the sources."""
+
+    def read_kafka(self, options: Mapping[str, object]) -> DataFrame:
+        """Return topics as a streaming frame, for an injector with ``skew_limit``: partitions that are far ahead of the slowest are held back in Kafka.
+
+        The frame has the columns of Spark's own source. ``options`` are ``subscribe``, those of Kafka's client as Spark names them, ``kafka.bootstrap.servers`` at least, as far as librdkafka
+        takes them, and ``lowwater.brokers``. The topics are read from their beginning. The times of Kafka's records should be the event times, or near to them.
+
+        Needs PySpark 4.2 and the package confluent-kafka on the driver and on the executors: ``lowwater-spark[kafka]``. Raises Unsupported without them, and ValueError for a stage without
+        ``skew_limit`` and options that are not taken.
+        """
+        from lowwater_spark.sources.paced_reader import read_paced
+
+        if self.keyed.bounds is None or self.keyed.bounds.skew is None:
+            msg = f"{self.name} has no limit to read by: declare it by lws.injector(..., disorder=..., skew_limit=...), or read the topics by spark.readStream"
+            raise ValueError(msg)
+        return read_paced(self.spark, options, max(self.keyed.bounds.skew // 1000, 1))
 
     def drive(
         self,
@@ -509,7 +527,7 @@ def _check_bounds(df: DataFrame, checked: Checked, declared: Sequence[Bounds]) -
     """Return the plan with what the injectors' declarations ask of it. Raises Unsupported, and what Spark does for a column that is not there."""
     for bounds in declared:
         if bounds.producer is None:
-            checked.check_parts(df, PARTITION)
+            checked.check_parts(df, PARTITION, paced=bounds.skew is not None)
         else:
             df.select(bounds.producer)
     return checked.telling_ends() if any(bounds.lists for bounds in declared) else checked

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lowwater_spark.drive.late import keep_late
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.control import DIRECTORY, FORMAT, Drive
-from lowwater_spark.track.plan import check_classic
+from lowwater_spark.track.plan import check_classic, check_version
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -176,13 +176,7 @@ def _delay(within: timedelta | None) -> int:
 
 def _check_session(spark: SparkSession) -> None:
     check_classic(spark, "A driven query in a Spark Connect session")
-    version = tuple(int(part) for part in spark.version.split(".")[:2])
-    if version < (4, 2):
-        raise Unsupported(
-            f"A driven query on Spark {spark.version}",
-            "a Python data source is told from where it goes on only since 4.2 (SPARK-55304); before, the watermark could go back after a restart",
-            "Use Spark 4.2 or newer; lws.attach() and tracked stages work with older ones.",
-        )
+    check_version(spark, "A driven query")
     if spark not in _knows:
         from lowwater_spark.sources.control_reader import ControlDataSource
 

@@ -41,6 +41,7 @@ __all__ = [
     "BROKERS",
     "KAFKA",
     "NO_ID",
+    "PACE",
     "Cluster",
     "Ends",
     "Identity",
@@ -62,6 +63,9 @@ KAFKA: Final = "kafka"
 
 BROKERS: Final = "lowwater.brokers"
 """The option that declares how many brokers the cluster has."""
+
+PACE: Final = "lowwater.pace"
+"""The option of what is read at one pace: where the injector says how far the partitions stand."""
 
 NO_ID: Final = "A" * 22
 """What Kafka's client gives for the id of a topic when the broker knows none: all topics would have the same."""
@@ -295,6 +299,12 @@ class KafkaSource:
         """Return it for a stage with inputs. Raises Unsupported, naming the option, when its end cannot be known exactly."""
         if not inputs:
             return self
+        if PACE in self.options:
+            raise Unsupported(
+                f"{self.name} by read_kafka() in a stage with inputs ({', '.join(sorted(inputs))})",
+                "partitions that are held back are for the injector, which says how far they have come",
+                'Read it by format("kafka"), or begin the pipeline here with the injector.',
+            )
         self._check_options()
         return replace(self, inputs=inputs)
 

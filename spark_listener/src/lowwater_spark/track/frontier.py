@@ -52,6 +52,8 @@ class Bounds:
     """How much older than the driver's clock a row may be when it is appended; None: nobody knows."""
     ahead: int = AHEAD // _MICRO
     """How far beyond the driver's clock an event time may be."""
+    skew: int | None = None
+    """How far ahead of the slowest partition others are read; None: as far as they go."""
     producer: str | Column | None = None
     """The column that names the producer of a row; None: the parts are Kafka's partitions."""
     producers: tuple[str, ...] = ()
@@ -66,9 +68,10 @@ class Bounds:
         ahead: timedelta | None,
         producer: str | Column | None,
         producers: Iterable[str] | None,
+        skew: timedelta | None = None,
     ) -> Self | None:
         """Return what was declared, None for nothing. Raises ValueError and TypeError, naming the argument."""
-        given = {"disorder": disorder, "across": across, "delay": delay, "ahead": ahead}
+        given = {"disorder": disorder, "across": across, "delay": delay, "ahead": ahead, "skew_limit": skew}
         for name, length in given.items():
             if length is not None and length < timedelta(0):
                 msg = f"{name} is a length of event time, so it is not negative: {length!r}"
@@ -89,12 +92,24 @@ class Bounds:
         if (producer is None) != (not named):
             msg = "producer= names the column, and producers= all those that are waited for, one at least: pass both or none"
             raise ValueError(msg)
+        below = {name: length for name, length in (("disorder", disorder), ("across", across)) if length is not None}
+        for name, length in below.items():
+            if skew is not None and skew <= length:
+                msg = (
+                    f"skew_limit is {skew} and {name} is {length}: the slowest partition counts as that much behind its newest row, so all would be held back for "
+                    f"ever. Make skew_limit greater than {name}"
+                )
+                raise ValueError(msg)
+        if skew is not None and named:
+            msg = "skew_limit is for partitions of Kafka, and producers= goes by producers: pass one of the two"
+            raise ValueError(msg)
         micros = {name: None if length is None else length // _MICRO for name, length in given.items()}
         return cls(
             disorder // _MICRO,
             micros["across"],
             micros["delay"],
             (AHEAD if ahead is None else ahead) // _MICRO,
+            micros["skew_limit"],
             producer,
             tuple(dict.fromkeys(named)),
         )
@@ -108,6 +123,11 @@ class Bounds:
         """Return what can come from a part at the earliest; MIN when nothing is known of it."""
         newest = seen.newest.get(part, MIN)
         return max(newest - self.disorder if newest != MIN else MIN, seen.proven.get(part, MIN))
+
+    def standing(self, seen: Seen) -> dict[str, int]:
+        """Return what can come from each part at the earliest, of those of which something is known."""
+        each = {part: self.of_part(seen, part) for part in seen.expected}
+        return {part: micros for part, micros in each.items() if micros != MIN}
 
     def advanced(
         self, before: Seen, found: Mapping[str, Found], expected: Collection[str], read: Collection[str], now: int

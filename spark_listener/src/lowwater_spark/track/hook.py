@@ -21,7 +21,8 @@ from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import NONE, Line, OpenSource
-from lowwater_spark.sources.kafka import KAFKA, OpenKafka, Partition, unread, vector_of
+from lowwater_spark.sources.kafka import KAFKA, PACE, KafkaSource, OpenKafka, Partition, unread, vector_of
+from lowwater_spark.sources.paced import Pace
 from lowwater_spark.sources.ticks import Ticks
 from lowwater_spark.track.batch import Batch, Outcome
 from lowwater_spark.track.batch_log import BatchEntry
@@ -118,6 +119,8 @@ class Hook:
         for part in self.run.parts:
             earlier = [states[each.name] for each in part.earlier]
             states[part.name] = part.durable(plan, entry, self.run.checked.spark_bound(plan), earlier)
+            if part.seen is not None:
+                self._pace(part, part.seen)
         return list(states.values())
 
     def claimed(self) -> None:
@@ -242,9 +245,19 @@ class Hook:
                 read = expected if ends and not unread(ends, planned) else set()
             after = bounds.advanced(before, found, expected, read, now)
             seen = part.entries.keep_seen(number, dataclasses.replace(after, unlisted=ends is None))
+        self._pace(part, seen)
         batch._told(seen.frontier)
         self.probe("seen", number)
         return seen
+
+    def _pace(self, part: Part, seen: Seen) -> None:
+        """Say to sources that hold fast partitions back how far each has come."""
+        bounds = part.keyed.bounds
+        if bounds is None or bounds.skew is None:
+            return
+        for source in self.run.checked.sources:
+            if isinstance(source, KafkaSource) and PACE in source.options:
+                Pace(source.options[PACE]).tell(bounds.standing(seen), idle=bounds.across is None)
 
     def _planned(self, plan: Plan) -> dict[Partition, int]:
         """Return how far a batch goes in each partition of Kafka."""

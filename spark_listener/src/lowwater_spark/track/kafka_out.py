@@ -115,8 +115,8 @@ class _Staged(NamedTuple):
     """The names of the files, by slot."""
 
 
-def client_settings(options: Mapping[str, object]) -> dict[str, str]:
-    """Return Kafka's options, as Spark names them, for the client library. Raises ValueError, and Unsupported for what the protocol stands on.
+def client_settings(options: Mapping[str, object], what: str = "batch.write_kafka") -> dict[str, str]:
+    """Return Kafka's options, as Spark names them, for the client library. Raises ValueError, and Unsupported for what the protocol of ``what`` stands on.
 
     >>> client_settings({"kafka.bootstrap.servers": "broker:9092", "kafka.acks": -1})["bootstrap.servers"]
     'broker:9092'
@@ -124,25 +124,23 @@ def client_settings(options: Mapping[str, object]) -> dict[str, str]:
     told = {name.lower(): _text(value) for name, value in options.items()}
     for name in told:
         if not name.startswith(_PREFIX):
-            msg = f"batch.write_kafka takes options of Kafka's client, as kafka.bootstrap.servers, and not {name}"
+            msg = f"{what} takes options of Kafka's client, as kafka.bootstrap.servers, and not {name}"
             raise ValueError(msg)
     given = {name.removeprefix(_PREFIX): value for name, value in told.items()}
     if given.pop("acks", "all") not in ("all", "-1"):
         raise Unsupported(
-            f"batch.write_kafka with the option kafka.acks {told['kafka.acks']}",
+            f"{what} with the option kafka.acks {told['kafka.acks']}",
             "Kafka could lose what is committed and reported",
             "Remove the option: rows are acknowledged by all replicas in sync.",
         )
     if ours := sorted(given.keys() & _OURS):
         raise Unsupported(
-            f"batch.write_kafka with the option kafka.{ours[0]}",
+            f"{what} with the option kafka.{ours[0]}",
             "that rows come once stands on what it is set to",
             "Remove the option.",
         )
     if not given.get("bootstrap.servers"):
-        msg = (
-            'batch.write_kafka needs to know where the brokers are: options={"kafka.bootstrap.servers": "broker:9092"}'
-        )
+        msg = f'{what} needs to know where the brokers are: options={{"kafka.bootstrap.servers": "broker:9092"}}'
         raise ValueError(msg)
     # Rows of a key go where Kafka's own client, and so Spark's sink, would put them. What goes wrong is raised, and needs no log of its own.
     return {"partitioner": "murmur2_random", "log_level": "0", **given}

@@ -147,8 +147,8 @@ def confluent() -> Any:
         import confluent_kafka.admin  # which the package does not import by itself
     except ImportError as error:
         raise Unsupported(
-            "batch.write_kafka without the package confluent-kafka",
-            "it is what writes the transactions, in the driver and in the Python of each executor",
+            "batch.write_kafka and read_kafka without the package confluent-kafka",
+            "it is what asks Kafka, in the driver and in the Python of each executor",
             'Install it with pip install "lowwater-spark[kafka]", there as well.',
         ) from error
     return confluent_kafka

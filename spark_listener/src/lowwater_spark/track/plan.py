@@ -26,9 +26,10 @@ from lowwater_spark.sources.delta_log import DeltaLog
 from lowwater_spark.sources.files import FileSource, hidden, intruders
 from lowwater_spark.sources.iceberg import IcebergSource
 from lowwater_spark.sources.iceberg_log import IcebergLog, is_iceberg
-from lowwater_spark.sources.kafka import KAFKA, KafkaSource
+from lowwater_spark.sources.kafka import KAFKA, PACE, KafkaSource
 from lowwater_spark.sources.kafka_admin import KafkaAdmin
 from lowwater_spark.sources.opaque import OpaqueSource
+from lowwater_spark.sources.paced import FORMAT
 from lowwater_spark.sources.sink_log import SINK_LOG, list_sink
 from lowwater_spark.sources.source_log import FOR_EVER
 from lowwater_spark.track.operators import (
@@ -56,6 +57,7 @@ __all__ = [
     "check_session",
     "is_file_format",
     "check_trigger",
+    "check_version",
     "local_directory",
     "refuse_pattern",
 ]
@@ -122,6 +124,17 @@ def check_classic(spark: SparkSession, what: str) -> None:
         )
 
 
+def check_version(spark: SparkSession, what: str) -> None:
+    """Raise Unsupported, of ``what``, for a Spark whose Python data sources cannot go on where a query stands."""
+    version = tuple(int(part) for part in spark.version.split(".")[:2])
+    if version < (4, 2):
+        raise Unsupported(
+            f"{what} on Spark {spark.version}",
+            "a Python data source is told from where it goes on only since 4.2 (SPARK-55304); before, it could go back after a restart",
+            "Use Spark 4.2 or newer; lws.attach() and tracked stages work with older ones.",
+        )
+
+
 def check_session(spark: SparkSession) -> None:
     """Raise Unsupported for a session that this release cannot work with."""
     check_classic(spark, "A Spark Connect session")
@@ -178,10 +191,15 @@ class Checked:
         """Return it for an injector that goes by the ends of its sources. Raises Unsupported for a source whose end nobody knows."""
         return dataclasses.replace(self, sources=[self._kafka(source).telling_ends() for source in self.sources])
 
-    def check_parts(self, df: DataFrame, columns: Sequence[str]) -> None:
-        """Raise Unsupported unless every source is Kafka, and the frame has the columns that name a row's partition."""
+    def check_parts(self, df: DataFrame, columns: Sequence[str], *, paced: bool) -> None:
+        """Raise Unsupported unless every source is Kafka, read at one pace if it must be, and the frame has the columns that name a row's partition."""
         for source in self.sources:
-            self._kafka(source)
+            if PACE not in self._kafka(source).options and paced:
+                raise Unsupported(
+                    f"{source.name}, read by Spark's own source, in an injector with skew_limit",
+                    "Spark's own source cannot hold single partitions back",
+                    "Read it by read_kafka() of the injector.",
+                )
         if missing := [name for name in columns if name not in df.columns]:
             raise Unsupported(
                 f"An injector with disorder over a frame without the column {missing[0]}",
@@ -389,7 +407,7 @@ def _source(spark: SparkSession, relation: Any) -> Source:
         if is_iceberg(relation.table()):
             return _iceberg_source(spark, relation)
         name = _format(spark, relation)
-        return _kafka_source(spark, relation) if name == KAFKA else OpaqueSource(name)
+        return _kafka_source(spark, relation) if name in (KAFKA, FORMAT) else OpaqueSource(name)
     kind = str(relation.dataSource().className())
     if kind.lower() in _DELTA:
         return _delta_source(spark, relation)

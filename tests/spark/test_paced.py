@@ -1,0 +1,262 @@
+"""Kafka's partitions at one pace: the fast ones are held back in the topic, and all rows come, once, in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+
+import lowwater
+import lowwater_spark as lws
+from lowwater_spark.errors import Unsupported
+from lowwater_spark.sources.kafka import Partition
+from lowwater_spark.sources.paced import CHUNK, Pace, paced
+from tests.kit.kafka import Kafka, Row
+from tests.kit.times import at, mark
+from tests.spark.flow import Flow
+from tests.spark.support import low
+from tests.spark.test_inject import Source, Transaction, kafka, said
+
+__all__ = ["kafka"]
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+HOUR = timedelta(hours=1)
+MINUTE = timedelta(minutes=1)
+PARTS = [Partition("t", number) for number in range(3)]
+
+
+# -- the plan, alone ------------------------------------------------------------------------------------------------------
+
+
+def first_at(logs: Mapping[Partition, Sequence[int]], time: int) -> dict[Partition, int]:
+    """What Kafka answers."""
+    found = {place: next((i for i, each in enumerate(log) if each >= time), -1) for place, log in logs.items()}
+    return {place: offset for place, offset in found.items() if offset >= 0}
+
+
+logs_of = st.fixed_dictionaries({place: st.lists(st.integers(0, 50), max_size=12).map(sorted) for place in PARTS})
+
+
+@given(logs_of, st.integers(1, 10))
+def test_no_row_is_read_that_is_the_limit_ahead_and_all_are_read_in_the_end(
+    logs: Mapping[Partition, Sequence[int]], limit: int
+) -> None:
+    """The oracle looks at each row that is read: it is less than the limit ahead of all that the partitions that have rows left are still to give."""
+    read, latest = dict.fromkeys(PARTS, 0), {place: len(log) for place, log in logs.items()}
+    for _ in range(1 + sum(latest.values())):
+        standing = {place: logs[place][at] for place, at in read.items() if at < latest[place]}
+        after = paced(read, latest, standing, limit, lambda time: first_at(logs, time))
+        slowest = min(standing.values(), default=0)
+        for place in PARTS:
+            assert read[place] <= after[place] <= latest[place]
+            assert all(row < slowest + limit for row in logs[place][read[place] : after[place]])
+        assert after != read or read == latest, "somebody goes on"
+        read = after
+    assert read == latest
+
+
+def test_one_that_has_nothing_left_holds_the_others_back() -> None:
+    fast, slow, new = PARTS
+    until = lambda time: {fast: time}  # noqa: E731
+    assert paced({fast: 5, slow: 9}, {fast: 90, slow: 9}, {fast: 5, slow: 3}, 10, until) == {fast: 13, slow: 9}
+    assert paced({fast: 20, slow: 9}, {fast: 90, slow: 9}, {fast: 19, slow: 3}, 10, until) == {fast: 20, slow: 9}
+    assert paced({}, {fast: 90, new: 0}, {fast: 5}, 10, until) == {fast: 15}, "one without rows"
+    assert paced({fast: 1}, {fast: 90}, {}, 10, until) == {fast: 90}, "nothing is known"
+
+
+def test_the_slowest_goes_on_past_a_row_whose_time_is_wrong() -> None:
+    fast, slow, _ = PARTS
+    first = {fast: 7, slow: 4}
+    assert paced({fast: 7, slow: 4}, {fast: 9, slow: 2000}, {fast: 90, slow: 3}, 5, lambda _: first) == {
+        fast: 7,
+        slow: 4 + CHUNK,
+    }
+
+
+def test_a_row_is_read_of_one_that_was_never_read_whatever_its_time() -> None:
+    known, new, _ = PARTS
+    assert paced({}, {known: 0, new: 9}, {known: 3, new: 9000}, 10, lambda _: {new: 0}, [new]) == {new: 1}
+
+
+def test_what_is_told_is_read(tmp_path: Path) -> None:
+    pace = Pace(str(tmp_path / "new"))
+    assert pace.told() == ({}, True)
+    pace.tell({"partition 0 of t": 7}, idle=True)
+    pace.tell({"partition 0 of t": 8}, idle=False)
+    assert pace.told() == ({"partition 0 of t": 8}, False)
+
+
+# -- over a broker --------------------------------------------------------------------------------------------------------
+
+
+class Paced(Source):
+    """A topic that is read at one pace. The times of its records are those of its rows."""
+
+    def put(self, partition: int, *times: datetime) -> None:
+        rows = [Row(said(time), partition=partition, time=int(time.timestamp() * 1000)) for time in times]
+        self.kafka.put(self.name, rows)
+
+    def begin(self, **declared: Any) -> lws.Stage:
+        return self.injector(**{"disorder": MINUTE, "skew_limit": HOUR, **declared})
+
+    def frame(self, stage: lws.Stage, **options: str) -> DataFrame:
+        told = {"kafka.bootstrap.servers": self.kafka.address, "subscribe": self.name, "lowwater.brokers": "1"}
+        value = sf.from_json(sf.col("value").cast("string"), "key string, t timestamp").alias("r")
+        read = stage.read_kafka({**told, **options})
+        columns = ("topic", "partition", "offset", "timestamp", "timestampType")
+        return read.select(value, *columns).select("r.*", *columns)
+
+    def write(self, rows: DataFrame, batch: lws.Batch) -> None:
+        self.told.append((batch.id, batch.replayed, str(batch.low)))
+        batch.write(rows.drop("topic", "timestampType"), self.flow.folder / "out")
+
+    def run(
+        self, stage: lws.Stage | None = None, source: Mapping[str, str] | None = None, **options: Any
+    ) -> lws.TrackedQuery:
+        stage = self.begin() if stage is None else stage
+        return self.start(stage, self.frame(stage, **(source or {})), **options)
+
+    def read_of(self, partition: int) -> list[str]:
+        """The times of the rows that were read of a partition, in order."""
+        out = self.flow.spark.read.schema("t timestamp, partition int, offset long, timestamp timestamp")
+        rows = out.option("recursiveFileLookup", "true").parquet(str(self.flow.folder / "out"))
+        assert rows.where("t <> timestamp").count() == 0
+        found = rows.where(f"partition = {partition}").orderBy("offset").collect()
+        assert [row.offset for row in found] == [*range(len(found))], "each once"
+        return [row.t.isoformat()[11:16] for row in found]
+
+
+@pytest.fixture
+def topic(kafka: Kafka, flow: Flow, tmp_path: Path) -> Paced:
+    return Paced(kafka, flow, tmp_path.name, retention_ms="-1")
+
+
+HALF_HOURS = [at(9 + i // 2, 30 * (i % 2)) for i in range(12)]
+
+
+def test_a_fast_partition_waits_in_the_topic_for_the_slowest_and_all_rows_come(
+    topic: Paced, lw: lowwater.Client
+) -> None:
+    topic.put(0, *HALF_HOURS)
+    topic.put(1, at(9))
+    query = topic.run()
+    topic.reaches(lw, 8, 59)
+    # By the next row, while nothing was read; then by what the injector has told.
+    assert topic.read_of(0) == ["09:00", "09:30"]
+    topic.put(1, at(9, 40))
+    topic.flow.eventually(lambda: len(topic.read_of(0)) == 4, "an hour ahead, and not further")
+    topic.reaches(lw, 9, 39)
+    query.stop()
+    again = topic.run()
+    topic.put(1, at(11))
+    topic.reaches(lw, 10, 59)
+    topic.flow.eventually(lambda: len(topic.read_of(0)) == 6, "the same after a restart")
+    topic.put(1, at(16))
+    topic.flow.eventually(lambda: len(topic.read_of(0)) == 12, "the rest")
+    topic.reaches(lw, 14, 29)
+    assert topic.read_of(1) == ["09:00", "09:40", "11:00", "16:00"]
+    assert (query.status().late_rows, again.status().late_rows) == (0, 0)
+
+
+def test_idle_a_partition_at_its_end_is_no_brake_for_ever_where_across_is_declared(
+    topic: Paced, lw: lowwater.Client
+) -> None:
+    """Also one that never had a row, and over a gap of hours in the times of all."""
+    topic.put(0, *HALF_HOURS[:3], at(23))
+    topic.run(topic.begin(across=timedelta(minutes=10)))
+    topic.reaches(lw, 22, 50)
+    assert topic.read_of(0) == ["09:00", "09:30", "10:00", "23:00"]
+
+
+def test_rows_of_open_and_aborted_transactions_hold_up_no_task(topic: Paced, lw: lowwater.Client) -> None:
+    """The end of the plan may be the end of a transaction, which is no row. The record's time is another than the row's, and far ahead."""
+    topic.put(1, at(9))
+    whole = Transaction(topic, 0, at(9))
+    topic.run(source={"kafka.isolation.level": "read_committed"})
+    topic.flow.eventually(lambda: topic.told != [] and topic.read_of(1) == ["09:00"], "the other partition")
+    assert low(lw, "begin").unknown
+    whole.commit()
+    topic.reaches(lw, 8, 59)
+    topic.put(0, at(9, 30))
+    topic.put(1, at(9, 20))
+    topic.reaches(lw, 9, 19)
+
+
+def test_a_neighbour_that_reads_the_topic_as_ever_is_not_held_back(topic: Paced, lw: lowwater.Client) -> None:
+    topic.put(0, *HALF_HOURS)
+    topic.put(1, at(9))
+    topic.run()
+    plain = topic.read().select("key", "t", "topic", "partition")
+    seen: list[int] = []
+    other = topic.injector("other", disorder=MINUTE)
+    query = other.foreach_batch(
+        plain, lambda rows, _batch: seen.append(rows.count()), checkpoint=topic.flow.folder / "ck-other", name="other"
+    )
+    topic.flow.queries.append(query)
+    topic.flow.eventually(lambda: sum(seen) == 13, "all of it")
+    topic.reaches(lw, 8, 59)
+    assert topic.read_of(0) == ["09:00", "09:30"]
+
+
+def test_what_the_limit_does_not_go_with_is_refused(topic: Paced) -> None:
+    for wrong, said_ in (
+        ({"disorder": HOUR}, "skew_limit is 1:00:00 and disorder is 1:00:00"),
+        ({"across": HOUR}, "skew_limit is 1:00:00 and across is"),
+        ({"producer": "key", "producers": ["a"]}, "skew_limit is for partitions"),
+        ({"disorder": None}, "skew_limit says"),
+    ):
+        with pytest.raises(ValueError, match=said_):
+            topic.begin(**wrong)
+    with pytest.raises(ValueError, match=r"begin has no limit to read by: declare it by .*skew_limit"):
+        topic.frame(topic.injector())
+    for options, said_ in (
+        ({"startingOffsets": "latest"}, "not startingoffsets: it reads from the beginning"),
+        ({"subscribe": " "}, "needs to know what to read"),
+        ({"kafka.bootstrap.servers": ""}, "read_kafka needs to know where the brokers are"),
+    ):
+        with pytest.raises(ValueError, match=said_):
+            topic.frame(topic.begin(), **options)
+    with pytest.raises(Unsupported, match=r"read by Spark's own source, in an injector with skew_limit"):
+        topic.start(topic.begin(), topic.read())
+    stage = lws.stage(
+        topic.flow.spark, "stage", inputs=["source"], key="key", event_time="t", address=topic.flow.address
+    )
+    with pytest.raises(Unsupported, match=r"by read_kafka\(\) in a stage with inputs \(.*source\)"):
+        stage.foreach_batch(topic.frame(topic.begin()), topic.flow.plain, checkpoint=topic.flow.folder / "ck")
+    assert not (topic.flow.folder / "ck").exists()
+
+
+def test_times_are_as_in_sparks_own_source(topic: Paced) -> None:
+    topic.put(0, at(9))
+    topic.put(1, at(9))
+    rows: list[Any] = []
+    stage = topic.begin()
+    query = stage.foreach_batch(
+        topic.frame(stage), lambda batch, _: rows.extend(batch.collect()), checkpoint=topic.flow.folder / "ck"
+    )
+    topic.flow.queries.append(query)
+    topic.flow.eventually(lambda: len(rows) == 2, "both")
+    options = {"kafka.bootstrap.servers": topic.kafka.address, "subscribe": topic.name}
+    own = topic.flow.spark.read.format("kafka").options(**options).load().collect()
+    names = ("topic", "partition", "offset", "timestamp", "timestampType")
+    assert sorted([row[name] for name in names] for row in rows) == sorted([row[name] for name in names] for row in own)
+
+
+def test_the_frontier_is_exact_with_the_limit_as_without(topic: Paced, lw: lowwater.Client) -> None:
+    """Two partitions whose rows come in disorder: what is not read yet is never below the frontier."""
+    times = [[at(9, 3 * i + (i % 2)) for i in range(20)], [at(9, i) for i in range(20)]]
+    for part, each in enumerate(times):
+        topic.put(part, *each)
+    query = topic.run(topic.begin(disorder=2 * MINUTE, skew_limit=10 * MINUTE))
+    topic.reaches(lw, 9, 17)
+    assert query.status().late_rows == 0
+    assert mark(9, 17) == lowwater.Watermark.of(min(max(each) for each in times) - 2 * MINUTE)
+    assert len({batch for batch, *_ in topic.told}) > 1, "in several steps"
