@@ -15,17 +15,20 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.checkpoint.identity import identity
+from lowwater_spark.complete.mark import Claim, Standing
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.delta import app_id
-from lowwater_spark.sources.delta_log import DeltaLog
+from lowwater_spark.sources.delta_log import DeltaLog, path_of
 from lowwater_spark.track import table_out
-from lowwater_spark.track.table_out import append, path_of
+from lowwater_spark.track.table_out import append
 from tests.kit.times import mark
 from tests.spark.flow import Flow
 from tests.spark.support import Upstream, low, row
 from tests.spark.test_delta import PATIENCE, TableFlow, spark, table
 
 __all__ = ["spark", "table"]
+
+STANDING = Standing(0, Claim(1, 1))
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -168,7 +171,7 @@ def test_what_is_written_is_synced_before_it_counts(
     synced: set[Path] = set()
     monkeypatch.setattr(table_out, "sync_file", synced.add)
     monkeypatch.setattr(table_out, "sync_directory", synced.add)
-    assert append(frame, log, "lowwater:c:stage", 0, {"digest": "d", "run": 1}, replayed=False)
+    assert append(frame, log, "lowwater:c:stage", 0, {"digest": "d", "run": 1}, STANDING, replayed=False)
     rows = {table.path / name for name in log.files(1)}
     assert len(rows) == 2
     folder = table.path / "_delta_log"
@@ -192,19 +195,19 @@ def test_what_a_table_does_not_show_any_more_is_refused(flow: Flow, table: Table
     said = {"digest": "d", "run": 1}
     frame = flow.spark.createDataFrame([("a",)], "key string")
     log = DeltaLog(flow.spark, str(table.path))
-    assert append(frame, log, "lowwater:c:stage", 0, said, replayed=False)
-    assert not append(frame, log, "lowwater:c:stage", 0, said, replayed=True)
+    assert append(frame, log, "lowwater:c:stage", 0, said, STANDING, replayed=False)
+    assert not append(frame, log, "lowwater:c:stage", 0, said, STANDING, replayed=True)
     with pytest.raises(CheckpointMismatch, match="no run of this checkpoint had begun it"):
-        append(frame, log, "lowwater:c:stage", 0, said, replayed=False)
+        append(frame, log, "lowwater:c:stage", 0, said, STANDING, replayed=False)
     with pytest.raises(CheckpointMismatch, match="made from another plan"):
-        append(frame, log, "lowwater:c:stage", 0, said | {"digest": "x"}, replayed=True)
-    assert append(frame, log, "lowwater:c:stage", 1, said | {"digest": "e"}, replayed=False)
+        append(frame, log, "lowwater:c:stage", 0, said | {"digest": "x"}, STANDING, replayed=True)
+    assert append(frame, log, "lowwater:c:stage", 1, said | {"digest": "e"}, STANDING, replayed=False)
     table.sql("RESTORE TABLE {table} TO VERSION AS OF 0")
     with pytest.raises(CheckpointMismatch, match="does not show the version any more"):
-        append(frame, log, "lowwater:c:stage", 1, said | {"digest": "e"}, replayed=True)
+        append(frame, log, "lowwater:c:stage", 1, said | {"digest": "e"}, STANDING, replayed=True)
     table.sql("ALTER TABLE {table} SET TBLPROPERTIES ('delta.setTransactionRetentionDuration' = 'interval 1 day')")
     with pytest.raises(Unsupported, match="it forgets which batches it has"):
-        append(frame, log, "lowwater:c:stage", 2, said, replayed=False)
+        append(frame, log, "lowwater:c:stage", 2, said, STANDING, replayed=False)
 
 
 def test_a_table_is_named_by_its_path_or_in_the_catalog(flow: Flow, table: TableFlow) -> None:

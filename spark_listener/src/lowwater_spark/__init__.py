@@ -16,6 +16,9 @@ query starts, with the reason. Importing it starts nothing and needs no PySpark.
 
 # attach, drive and track are folders as well. What is imported from them here keeps their names for the functions.
 from lowwater_spark.attach.attachment import Attachment, AttachStatus, attach
+from lowwater_spark.complete.mark import Completeness, OutputWriter
+from lowwater_spark.complete.sql import register_function
+from lowwater_spark.complete.through import complete_through
 from lowwater_spark.drive.frame import drive
 from lowwater_spark.drive.watermark import WatermarkLost
 from lowwater_spark.errors import CheckpointMismatch, StateLost, Unsupported
@@ -31,6 +34,7 @@ __all__ = [
     "Attachment",
     "Batch",
     "CheckpointMismatch",
+    "Completeness",
     "KeyRange",
     "Sidecar",
     "Stage",
@@ -41,9 +45,12 @@ __all__ = [
     "Update",
     "UpdateResult",
     "WatermarkLost",
+    "OutputWriter",
     "attach",
+    "complete_through",
     "drive",
     "injector",
+    "register_function",
     "stage",
     "track",
 ]

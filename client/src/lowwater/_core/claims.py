@@ -100,6 +100,8 @@ class Claimant:
                 self.computation,
                 answer.sequencer,
                 Column.of(watermarks.micros),
+                incarnation=answer.incarnation,
+                epoch=answer.epoch,
                 input_version=reading.input_version,
                 input_incarnations=reading.incarnations,
                 reference=answer.reference_micros,

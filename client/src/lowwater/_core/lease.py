@@ -123,12 +123,16 @@ class LeaseState:
         sequencer: int,
         watermarks: Column,
         *,
+        incarnation: int = 0,
+        epoch: int = 0,
         input_version: int = 0,
         input_incarnations: tuple[int, ...] = (),
         reference: int,
     ) -> None:
         self.computation = computation
         self.sequencer = sequencer
+        self.incarnation = incarnation
+        self.epoch = epoch
         self.count: int = watermarks.count
         self.reference = reference
         """Where the ages of histograms count from: the newest that the authority told."""

@@ -46,6 +46,10 @@ class Lease:
         self.computation: str = grant.state.computation
         self.sequencer: int = grant.state.sequencer
         """Names the claim. Grows from claim to claim of a computation."""
+        self.incarnation: int = grant.state.incarnation
+        """The computation's incarnation that was claimed."""
+        self.epoch: int = grant.state.epoch
+        """The computation's ownership number among shards when it was claimed."""
         self.bounds: tuple[bytes, ...] = grant.bounds
         """n + 1 keys; range i is ``[bounds[i], bounds[i + 1])``, and the last may be empty: no upper bound."""
         self.watermarks: Watermarks = grant.watermarks

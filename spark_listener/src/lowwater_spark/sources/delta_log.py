@@ -3,17 +3,45 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
+from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.delta import Commit, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["DeltaLog"]
+__all__ = ["DeltaLog", "path_of"]
 
 T = TypeVar("T")
+
+
+def path_of(spark: SparkSession, table: str | os.PathLike[str]) -> str:
+    """Return the path of a table, which is given by its path (with a slash in it) or by its name in the session's catalog.
+
+    Raises Unsupported for a name that the catalog does not have, ValueError for a relative path.
+    """
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    said = os.fspath(table)
+    if "/" in said:
+        if not said.startswith("/") and not urlsplit(said).scheme:
+            msg = f"{said} is a relative path: name the table by an absolute one, or by its name in the catalog"
+            raise ValueError(msg)
+        return said
+    state: Any = spark._jsparkSession.sessionState()
+    try:
+        name = state.sqlParser().parseTableIdentifier(said)
+        found = state.catalog().getTableMetadata(name)
+    except (Py4JJavaError, PySparkException) as error:
+        raise Unsupported(
+            f"The table {said}", "the session's catalog does not know it", "Create it first, or name it by its path."
+        ) from error
+    return str(found.location().toString())
 
 
 class DeltaLog:

@@ -106,10 +106,13 @@ class Heads:
             self._look = self.list_heads(self._settled)
         return self._look
 
-    def counted(self, planned: Sequence[Line]) -> list[Line]:
-        """Return how far each source is known to be read when a batch is planned: to its line, or to the one that the run has settled last."""
-        settled = itertools.chain(self._settled, itertools.repeat(NONE))
-        each = zip(self.sources, planned, settled, strict=False)
+    def counted(self, planned: Sequence[Line], settled: Sequence[Line] | None = None) -> list[Line]:
+        """Return how far each source is known to be read when a batch is planned: to its line, or to the one that the run has settled last.
+
+        ``settled`` are those lines, for who knows them; else the ones that :meth:`moment` was told.
+        """
+        known = itertools.chain(self._settled if settled is None else settled, itertools.repeat(NONE))
+        each = zip(self.sources, planned, known, strict=False)
         return [line if source.planned_is_read else confirmed for source, line, confirmed in each]
 
     def lags(self, committed: Sequence[Line]) -> bool:

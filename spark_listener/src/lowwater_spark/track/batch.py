@@ -17,10 +17,12 @@ from lowwater.watermark import MAX, MIN
 from lowwater_spark.checkpoint.durable import NotDurable
 from lowwater_spark.checkpoint.identity import identity
 from lowwater_spark.checkpoint.location import Location, local, location_of, real
+from lowwater_spark.complete.folder import first_of, say
+from lowwater_spark.complete.mark import Claim, Standing
 from lowwater_spark.errors import CheckpointMismatch, StateLost
 from lowwater_spark.sources.bookmarks import removed
 from lowwater_spark.sources.delta import app_id
-from lowwater_spark.sources.delta_log import DeltaLog
+from lowwater_spark.sources.delta_log import DeltaLog, path_of
 from lowwater_spark.sources.iceberg_log import IcebergLog, find
 from lowwater_spark.sources.sink_log import refuse_sink
 from lowwater_spark.sources.writers import mark_writer
@@ -30,12 +32,12 @@ from lowwater_spark.track.frontier import Bounds
 from lowwater_spark.track.handover import hand_over, sweep
 from lowwater_spark.track.inputs import floor_stamp
 from lowwater_spark.track.kafka_out import KafkaOut
+from lowwater_spark.track.outputs import remember, remembered
 from lowwater_spark.track.plan import refuse_pattern
 from lowwater_spark.track.ranges import key_text, key_zone
 from lowwater_spark.track.receipt import Destination, Receipt
 from lowwater_spark.track.removal import Removal
 from lowwater_spark.track.state import Place, StateStore, Version
-from lowwater_spark.track.table_out import path_of
 from lowwater_spark.track.update import Update, build_version, restage, rows_of
 
 if TYPE_CHECKING:
@@ -129,6 +131,20 @@ class Keyed:
     """What an injector has declared of its source, from which its frontier is told; None: the function tells it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What an output may say of its stage while a batch writes it, beside what the batch finds."""
+
+    claim: Claim | None = None
+    """None: the stage is not claimed, or not any more."""
+    current: bool = True
+    """Whether the batch's reading is of the inputs that are registered now."""
+    proven: int = MAX
+    """How much of the batch's reading counts already: that of sources of which a plan proves nothing counts when it is committed."""
+    stands: int = MIN
+    """Where the stage stands by what is committed: the least of its ranges."""
+
+
 @dataclass(slots=True)
 class Outcome:
     """What a batch leaves behind, for the driver's side of the protocol."""
@@ -166,6 +182,7 @@ class Batch:
         swept: set[Location],
         probe: Callable[[str, int], None],
         writer: str = "",
+        ground: Callable[[], Ground] = Ground,
         removals: dict[Path, Removal] | None = None,
         topics: dict[Path, KafkaOut] | None = None,
         stages: Mapping[str, Batch] | None = None,
@@ -188,6 +205,7 @@ class Batch:
         self._removals = {} if removals is None else removals
         self._topics = {} if topics is None else topics
         self._writer = writer or destination.computation
+        self._ground = ground
         self._outcome = Outcome()
         self._probe = probe
         self._stages: Mapping[str, Batch] = {destination.computation: self} if stages is None else stages
@@ -300,6 +318,8 @@ class Batch:
         batches in one call at most. Readers are the tracked stages that have begun to read: give it only to an output that nobody else
         reads. By default nothing is ever removed.
 
+        Each batch says how far the directory is complete: :func:`lowwater_spark.complete_through` reads it. So call it after :meth:`stateful` and :meth:`frontier`, and in every batch.
+
         Raises CheckpointMismatch when it holds, or has held, a batch N that this checkpoint has not written, ValueError for a negative ``keep``, and
         Unsupported for a path that a reader would take for a pattern, or in the output of a Spark file sink.
         """
@@ -328,7 +348,8 @@ class Batch:
                 self._refuse_removed(folder)
             self._swept.add(folder)
         digest = self._entry.digest
-        made = hand_over(frame, folder, self.id, digest, ordinal=self._ordinal, file_format=file_format)
+        said = say(folder, self._writer, self.id, self._first(folder), self._standing())
+        made = hand_over(frame, folder, self.id, digest, ordinal=self._ordinal, said=said, file_format=file_format)
         if not made and not self.replayed:
             msg = (
                 f"{folder}/batch={self.id} exists, but no run of this checkpoint had begun batch {self.id}: the directory 'lowwater' of "
@@ -338,6 +359,15 @@ class Batch:
         if keep is not None and isinstance(folder, Path):
             self._remove(folder, keep)
         return made
+
+    def _first(self, folder: Location) -> int:
+        """Return the first batch that was handed over into a directory: noted before there is any."""
+        manifest, output = self._place.manifest, str(folder)
+        first = remembered(manifest, self._writer, output)
+        if first is None:
+            first = first_of(folder, self.id)
+            remember(manifest, self._writer, output, first)
+        return first
 
     @staticmethod
     def _output(frame: DataFrame, path: str) -> Location:
@@ -405,9 +435,10 @@ class Batch:
         there. Several computations may write into one table. The rows may be anything but repeatable. Durable when it returns, in local directories by syncing what was written, elsewhere as far as the store
         keeps what it has acknowledged.
 
-        A version has this checkpoint's name, the batch's number and the digest of its plan. Raises CheckpointMismatch when the table has a batch N that was planned
-        otherwise, as after the checkpoint was restored from an older copy, or does not show any more what it has; Unsupported for a table that could not
-        tell; ValueError for a second write to it in the batch; and when another run of the checkpoint writes at the same time, what Delta raises, or for Iceberg CheckpointMismatch.
+        A version has this checkpoint's name, the batch's number and the digest of its plan. One of Delta says how far the table is complete: :func:`lowwater_spark.complete_through` reads
+        it, so call this after :meth:`stateful` and :meth:`frontier`. Raises CheckpointMismatch when the table has a batch N that was planned otherwise, as after the checkpoint was restored from
+        an older copy, does not show any more what it has, or has versions of a later life of the computation; Unsupported for a table that could not tell; ValueError for a second
+        write to it in the batch; and when another run of the checkpoint writes at the same time, what Delta raises, or for Iceberg CheckpointMismatch.
         """
         spark = frame.sparkSession
         log = find(spark, os.fspath(table)) or DeltaLog(spark, path_of(spark, table))
@@ -426,7 +457,13 @@ class Batch:
         app = app_id(self._writer, checkpoint)
         if isinstance(log, IcebergLog):
             return iceberg_out.append(frame, log, app, self.id, mark, replayed=self.replayed)
-        return table_out.append(frame, log, app, self.id, mark, replayed=self.replayed)
+        manifest, standing = self._place.manifest, self._standing()
+        newest = remembered(manifest, self._writer, place)
+        known = -1 if newest is None else newest
+        made = table_out.append(frame, log, app, self.id, mark, standing, replayed=self.replayed, newest=known)
+        if known < self.id:
+            remember(manifest, self._writer, place, self.id)
+        return made
 
     def _refuse_removed(self, folder: Path) -> None:
         """Refuse a batch that this output has never had, of a number below those that readers have read and that were removed."""
@@ -557,10 +594,28 @@ class Batch:
         held = () if manifest is None else manifest.held
         return min([floor_stamp(self._low(), self._keyed.window), *(stamp for stamp in held if stamp is not None)])
 
+    def _standing(self) -> Standing:
+        """Return what an output of the batch may say. What would lower it is refused afterwards."""
+        ground = self._ground()
+        return Standing(self._through(), ground.claim, ground.current)
+
+    def _through(self) -> int:
+        """Return the lowest stamp that later batches of the stage can still write, as far as it is known by now."""
+        manifest, ground = self._outcome.manifest, self._ground()
+        if manifest is None and StateStore.existing(self._place) is not None:
+            return ground.stands  # what it will hold after this batch is not known yet
+        if self._keyed.injector and self._frontier is None and manifest is None:
+            return self._previous  # it may still be told
+        self._counted_on = True
+        self._fix_frontier()
+        low = min(batch._through() for batch in self._earlier) if self._earlier else min(self._low(), ground.proven)
+        held = () if manifest is None else manifest.held
+        return min([floor_stamp(low, self._keyed.window), *(stamp for stamp in held if stamp is not None)])
+
     def _refuse_counted_on(self, what: str) -> None:
         if self._counted_on:
             msg = (
-                f"a later stage of the query has counted on what {self._destination.computation} holds after batch {self.id}; {what} "
+                f"a later stage of the query, or an output, says already what {self._destination.computation} holds after batch {self.id}; {what} "
                 "before it"
             )
             raise ValueError(msg)

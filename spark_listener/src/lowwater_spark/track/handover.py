@@ -23,6 +23,7 @@ from lowwater_spark.checkpoint.durable import (
     write_over,
 )
 from lowwater_spark.checkpoint.location import Location, uri_of
+from lowwater_spark.complete.folder import WATERMARK
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.writers import HANDED_OVER, digest_of
 
@@ -40,11 +41,18 @@ _HIDDEN: Final = ".lowwater-"
 
 
 def hand_over(
-    frame: DataFrame, path: Location, batch: int, digest: str, *, ordinal: int, file_format: str = "parquet"
+    frame: DataFrame,
+    path: Location,
+    batch: int,
+    digest: str,
+    *,
+    ordinal: int,
+    said: bytes,
+    file_format: str = "parquet",
 ) -> bool:
     """Write the rows to ``path/batch=N``, durable when it returns; False when that had been done before.
 
-    ``digest`` is the plan's: a directory left by another plan of the same batch number raises CheckpointMismatch, since skipping
+    ``said`` is what the batch says of how far the directory is complete. ``digest`` is the plan's: a directory left by another plan of the same batch number raises CheckpointMismatch, since skipping
     would lose rows. ``ordinal`` is the run's. A batch without rows leaves a directory without data files, which readers see nothing of.
     """
 
@@ -54,6 +62,7 @@ def hand_over(
             if not file.name.startswith((".", "_")) and not _is_empty(file, file_format):
                 rename_once(file, folder / file.name)
         remove_tree(folder / "rows")
+        write_over(folder / WATERMARK, said, durable=False)
 
     return publish_directory(path, f"batch={batch}", digest, write, ordinal=ordinal)
 

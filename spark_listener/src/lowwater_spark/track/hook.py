@@ -7,6 +7,7 @@ prepared, or not be committed, holds until the next batch says it again, and an 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import logging
 import time
@@ -15,16 +16,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
 
-from lowwater.watermark import MIN
+from lowwater.watermark import MAX, MIN
 from lowwater_spark.checkpoint.durable import sync_directory, sync_file
 from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.checkpoint.log import Plan
+from lowwater_spark.complete.mark import Claim
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import NONE, Line, OpenSource
 from lowwater_spark.sources.kafka import KAFKA, PACE, KafkaSource, OpenKafka, Partition, unread, vector_of
 from lowwater_spark.sources.paced import Pace
 from lowwater_spark.sources.ticks import Ticks
-from lowwater_spark.track.batch import Batch, Outcome
+from lowwater_spark.track.batch import Batch, Ground, Outcome
 from lowwater_spark.track.batch_log import BatchEntry
 from lowwater_spark.track.frontier import Seen, look
 from lowwater_spark.track.inputs import UNREAD, Reading, fold
@@ -65,6 +67,8 @@ class _Running:
     entry: BatchEntry
     replayed: bool
     since: float
+    proven: int = MAX
+    """How much of the reading counts though the batch is not committed."""
     ended: Sequence[tuple[Committed, Outcome, str]] = ()
     """Of each stage: how it stands after the batch, and why the authority does not know it whole. Empty until the batch has ended."""
 
@@ -309,11 +313,27 @@ class Hook:
                 topics=self._topics,
                 probe=self.probe,
                 writer=part.authority.full_name,
+                ground=functools.partial(self._ground, part, running),
                 stages=made,
                 earlier=[each.name for each in part.earlier],
                 actions=self._actions,
             )
         return list(made.values())
+
+    def _ground(self, part: Part, running: _Running) -> Ground:
+        """Return what an output of a batch may say of a stage, beside what the batch finds."""
+        with self.run.lock:
+            lease, progress, reader, reading = (
+                part.authority.lease,
+                part.progress,
+                self.run.reader,
+                running.entry.reading,
+            )
+            claim = None if lease is None or lease.lost else Claim(lease.incarnation, lease.epoch)
+            current = reader is None or not reader.progress.is_outdated(reading)
+            if current and reader is not None and part.reads and reading.low != MIN:
+                current = part.translated(reading, reader).low != MIN
+            return Ground(claim, current, running.proven, min(progress.values(progress.reading), default=MIN))
 
     def _prepare(
         self, running: _Running, batches: Sequence[Batch], outcomes: Sequence[Outcome]
@@ -363,8 +383,17 @@ class Hook:
             bound = self.run.checked.spark_bound(plan)
             chosen = dataclasses.replace(chosen, low=bound) if bound < chosen.low else chosen
             entry, replayed = self.run.parts[0].entries.begin(BatchEntry(plan.batch, plan.digest, chosen, promised))
-            self._running = _Running(plan, entry, replayed, time.time())
+            self._running = _Running(plan, entry, replayed, time.time(), self._proven(plan, entry))
             return self._running
+
+    def _proven(self, plan: Plan, entry: BatchEntry) -> int:
+        """Return how much of a batch's reading counts before it is committed: all, where what is planned is what will be read."""
+        if self.run.reader is None:
+            return MAX
+        known = self.run.heads.counted(plan.lines, self.run.lines)
+        if known == list(plan.lines):
+            return entry.reading.low
+        return min(entry.reading.low, self.run.reader.progress.choose(known).low)
 
     def _read_plan(self, number: int) -> Plan:
         """Settle the batch before, and return the plan of the one that begins, durable, with its source logs read."""

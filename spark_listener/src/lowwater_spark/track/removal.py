@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from lowwater_spark.checkpoint.durable import sync_directory
+from lowwater_spark.complete.folder import WATERMARK
 from lowwater_spark.sources.bookmarks import Bookmark, bookmarks, note_removed, removed
 from lowwater_spark.sources.source_log import NOTHING
 from lowwater_spark.sources.writers import HANDED_OVER
@@ -118,7 +119,9 @@ class Removal:
         folder = self.folder / f"batch={number}"
         with os.scandir(folder) as listing:
             files = [
-                entry for entry in listing if entry.name != HANDED_OVER and not entry.is_dir(follow_symlinks=False)
+                entry
+                for entry in listing
+                if entry.name not in (HANDED_OVER, WATERMARK) and not entry.is_dir(follow_symlinks=False)
             ]
         for file in files:
             size = file.stat(follow_symlinks=False).st_size

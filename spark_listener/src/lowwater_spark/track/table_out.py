@@ -4,17 +4,21 @@ A version has a name for who counts its batches in the table, and the number of 
 of a name once: a replay is skipped, and of two runs that write at a time one fails. It goes by the number alone, so after a checkpoint was restored from
 an older copy it would skip, without a word, other rows that have the number of a batch which is there. So each version also has the digest of the plan that
 it was made from, and a batch whose number is there counts as written only if its version says that it is the same.
+
+And it says how far the table is complete (:mod:`lowwater_spark.complete.mark`).
 """
 
 from __future__ import annotations
 
-import os
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from lowwater_spark.checkpoint.durable import sync_directory, sync_file
+from lowwater_spark.complete.mark import Standing, follow
+from lowwater_spark.complete.table import COMPLETE, log_of
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.delta import DELTA, Commit, Table, marked, writer_of
 from lowwater_spark.sources.delta_log import DeltaLog
@@ -22,49 +26,39 @@ from lowwater_spark.sources.delta_log import DeltaLog
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["append", "path_of"]
+
+__all__ = ["append"]
+
+logger = logging.getLogger("lowwater.spark")
 
 _RETENTION: Final = "delta.setTransactionRetentionDuration"
 
 _COMMIT_INFO: Final = "spark.databricks.delta.commitInfo.enabled"
 
 
-def path_of(spark: SparkSession, table: str | os.PathLike[str]) -> str:
-    """Return the path of a table, which is given by its path (with a slash in it) or by its name in the session's catalog.
-
-    Raises Unsupported for a name that the catalog does not have, ValueError for a relative path.
-    """
-    from py4j.protocol import Py4JJavaError
-    from pyspark.errors import PySparkException
-
-    said = os.fspath(table)
-    if "/" in said:
-        if not said.startswith("/") and not urlsplit(said).scheme:
-            msg = f"{said} is a relative path: name the table by an absolute one, or by its name in the catalog"
-            raise ValueError(msg)
-        return said
-    state: Any = spark._jsparkSession.sessionState()
-    try:
-        name = state.sqlParser().parseTableIdentifier(said)
-        found = state.catalog().getTableMetadata(name)
-    except (Py4JJavaError, PySparkException) as error:
-        raise Unsupported(
-            f"The table {said}", "the session's catalog does not know it", "Create it first, or name it by its path."
-        ) from error
-    return str(found.location().toString())
-
-
-def append(frame: DataFrame, log: DeltaLog, app: str, batch: int, mark: Mapping[str, Any], *, replayed: bool) -> bool:
+def append(
+    frame: DataFrame,
+    log: DeltaLog,
+    app: str,
+    batch: int,
+    mark: Mapping[str, Any],
+    standing: Standing,
+    *,
+    replayed: bool,
+    newest: int = -1,
+) -> bool:
     """Append rows to a table as one version of the batch, once; False when that had been done before. Durable when it returns.
 
-    ``app`` is who counts its batches in the table. ``mark`` is what the version says of the batch, its ``digest`` and the number of its ``run`` among it.
+    ``app`` is who counts its batches in the table. ``mark`` is what the version says of the batch, its ``digest`` and the number of its ``run`` among it; how far the table is
+    complete follows from ``standing``. ``newest`` is the number of the newest batch that was written into the table, as far as the checkpoint remembers.
     Raises CheckpointMismatch when a version of another plan has the batch's number, Unsupported for a table that cannot tell, and what Delta raises when
     another run writes at the same time. Costs, beside Delta's own write, the reading of the versions that are added meanwhile.
     """
     spark = frame.sparkSession
     before = log.table()
     _check(spark, log, before)
-    last = -1 if before.version < 0 else log.apps().get(app, -1)
+    apps = {} if before.version < 0 else log.apps()
+    last = apps.get(app, -1)
     if last >= batch:
         found = _must_match(_find(log, app, batch, before.version, down_to=0), log, batch, mark)
         if not replayed:
@@ -75,6 +69,11 @@ def append(frame: DataFrame, log: DeltaLog, app: str, batch: int, mark: Mapping[
             raise CheckpointMismatch(msg)
         _sync(log, before, found.version, found.version)
         return False
+    lost = f"its last batch of this writer is {last}, and {newest} had been written" if last < newest else ""
+    complete, news = follow(app, standing, before.version, apps, log_of(log), lost=lost)
+    if news:
+        logger.warning("%s does not say any more how far it is complete: %s", log.path, news)
+    mark = {**mark, COMPLETE: complete.to_json()}
     writer = frame.write.format(DELTA).mode("append").option("txnAppId", app).option("txnVersion", str(batch))
     writer.option("userMetadata", marked(writer_of(app), **mark)).save(log.path)
     after = log.table()

@@ -1,0 +1,1 @@
+"""How far an output is complete, said by the output itself: no authority is asked."""

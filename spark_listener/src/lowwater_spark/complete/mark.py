@@ -1,0 +1,291 @@
+"""What the versions of a table say of how far it is complete: written into them, followed from one to the next, and read. Pure.
+
+A stage that appends the rows of a batch as one version of a table leaves a mark in it: *complete through 14:00, life 3, epoch 7*. It is what the stage reports when the
+batch is committed: no version of this writer after this one has a row below it. So who has this version, or a later one, has every row below it that the writer has
+written or will write, but for two things that a single version cannot tell:
+
+* **Rows were taken away.** By a RESTORE, a CLONE, an overwrite. A mark says up to which version its writer has looked at all versions since its first one (``checked``), and
+  what it has found. A reader looks at those after that. So a RESTORE that comes between the look and the commit of a writer is found by the reader, and by the writer's next look.
+* **Somebody else goes on.** A stage that is begun anew with another checkpoint is another *life* of the computation. The mark of the highest life counts; a run of an older one that did not
+  notice may still commit, and says nothing. A writer that finds a mark of a higher life than its own is refused.
+
+It knows nothing of Delta: a table is something that has numbered versions, and counts the batches of who writes into it under a name (its *app*).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, Self
+
+import lowwater
+from lowwater.watermark import MIN
+from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.sources.delta import writer_of
+
+__all__ = ["Claim", "Completeness", "Mark", "Standing", "Version", "OutputWriter", "follow", "read"]
+
+
+class Claim(NamedTuple):
+    """Under which claim a stage runs."""
+
+    life: int
+    """The computation's incarnation."""
+    epoch: int
+
+
+class Standing(NamedTuple):
+    """What a stage can say of itself while it writes."""
+
+    low: int
+    """The lowest stamp that a later batch of it can still write, microseconds."""
+    claim: Claim | None
+    """None: it is not claimed, or not any more."""
+    current: bool = True
+    """Whether what it goes by was read of the inputs that it is registered with now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a version says of its writer."""
+
+    through: int
+    """No later version of this writer has a row below it, microseconds; MIN: unknown."""
+    life: int
+    """Of the computation; 0: it was never claimed."""
+    epoch: int
+    checked: int
+    """The newest version that its writer had looked at."""
+    rewound: str = ""
+    """What has taken rows away since the checkpoint's first version, or may have, in words; empty: nothing up to ``checked``."""
+    deleted: str = ""
+    """The same of what was deleted by a condition."""
+    after: tuple[str, ...] = ()
+    """Under which other names the computation's batches were counted before: its earlier checkpoints."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain JSON values, and in words."""
+        return {
+            "complete": str(self),
+            "through": self.through,
+            "life": self.life,
+            "epoch": self.epoch,
+            "checked": self.checked,
+            "rewound": self.rewound,
+            "deleted": self.deleted,
+            "after": list(self.after),
+        }
+
+    @classmethod
+    def from_json(cls, said: Any) -> Self | None:
+        """Return what :meth:`to_json` described, None for what is no mark."""
+        try:
+            through, life, epoch, checked = (said[name] for name in ("through", "life", "epoch", "checked"))
+            rewound, deleted, after = said["rewound"], said["deleted"], tuple(said["after"])
+        except (KeyError, TypeError):
+            return None
+        numbers, texts = (through, life, epoch, checked), (rewound, deleted, *after)
+        if not all(type(each) is int for each in numbers) or not all(type(each) is str for each in texts):
+            return None
+        return cls(through, life, epoch, checked, rewound, deleted, after)
+
+    def __str__(self) -> str:
+        """Return it in words.
+
+        >>> str(Mark(0, 3, 7, 41)), str(Mark(MIN, 3, 7, 41))
+        ('complete through 1970-01-01T00:00:00Z, life 3, epoch 7', 'complete through unknown, life 3, epoch 7')
+        """
+        return f"complete through {lowwater.Watermark(self.through)}, life {self.life}, epoch {self.epoch}"
+
+
+class Version(NamedTuple):
+    """What one version of a table says."""
+
+    writes: Mapping[str, Mark | None] = {}
+    """The mark of whoever has counted a batch in it, by app; None: it has left none."""
+    rewinds: str = ""
+    """How it takes rows away that were there, in words; empty: it takes none."""
+    deletes: str = ""
+    """The same of rows that are deleted by a condition."""
+
+
+Log = Callable[[int], Version | None]
+"""Returns a version by its number, None when it is not in the log any more."""
+
+_BACK: Final = "version {at} was made when the table had {checked} already: it was put back meanwhile"
+
+_GONE: Final = "version {at} is not in the log any more, and what it took away is not known"
+
+
+def follow(
+    app: str, standing: Standing, newest: int, apps: Collection[str], log: Log, *, lost: str = ""
+) -> tuple[Mark, str]:
+    """Return the mark that a writer leaves in its next version, and what it has found by its look that it had not known before, in words.
+
+    ``newest`` is the table's newest version, ``apps`` all who count batches in it by then. ``lost`` says, if the checkpoint knows it by itself, that
+    the table has not all that was written into it. Raises CheckpointMismatch when a higher life of the computation writes into the table. Costs the reading of the versions since the
+    writer's last look, and of those since the last look of its predecessor when it begins.
+    """
+    others = {each for each in apps if each != app and writer_of(each) == writer_of(app)}
+    previous: Mark | None = None
+    rewound, deleted, at = lost, "", newest
+    sought = set() if app in apps else set(others)
+    lives: dict[str, int] = {}
+    while at >= 0 and (sought or (app in apps and (previous is None or at > previous.checked))):
+        version = log(at)
+        if version is None:
+            # Before its own first version nothing is of interest but who else was there.
+            rewound = rewound or (_GONE.format(at=at) if app in apps else "")
+            break
+        if app in apps:
+            rewound, deleted = version.rewinds or rewound, version.deletes or deleted
+        for name, mark in version.writes.items():
+            sought.discard(name)
+            if name == app and previous is None:
+                previous = mark or Mark(MIN, 0, 0, at, f"version {at} of this writer has no mark")
+                rewound = rewound or _went_back(at, mark)
+            elif name in others and mark is not None:
+                lives.setdefault(name, mark.life)
+        at -= 1
+    if app in apps and previous is None:
+        rewound = rewound or "none of its versions shows what this writer had written"
+    known = Mark(MIN, 0, 0, newest) if previous is None else previous
+    life, epoch = standing.claim or Claim(known.life, known.epoch)
+    newer = max(lives.values(), default=0)
+    if 0 < life < newer:
+        msg = (
+            f"life {newer} of {writer_of(app)} has written into the table, and this run is of life {life}: another checkpoint has taken its place. Stop this run; what it "
+            "would write is of no use any more."
+        )
+        raise CheckpointMismatch(msg)
+    if standing.claim is not None and standing.current:
+        through = standing.low
+    else:
+        through = min(known.through, standing.low) if known.life == life else MIN
+    after = known.after if known.life == life else tuple(sorted(others))
+    found = "" if known.rewound else rewound
+    return Mark(through, life, epoch, newest, known.rewound or rewound, known.deleted or deleted, after), found
+
+
+def _went_back(at: int | None, mark: Mark | None) -> str:
+    """Return why a version cannot be where it is, in words; empty: it can."""
+    if at is None or mark is None or at > mark.checked:
+        return ""
+    return _BACK.format(at=at, checked=mark.checked)
+
+
+# -- reading ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OutputWriter:
+    """What an output says of one of its writers."""
+
+    low: lowwater.Watermark
+    """Every row of it below this is there."""
+    why: str = ""
+    """Why ``low`` is unknown; empty: it is known."""
+    version: int | None = None
+    """The version, or the batch, that says so."""
+    life: int = 0
+    """The computation's incarnation by then."""
+    epoch: int = 0
+    """Its ownership number among shards by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completeness:
+    """How far an output is complete, as it says itself."""
+
+    low: lowwater.Watermark
+    """Every row below this that one of the writers writes is there: the least of all writers; unknown if it is of one."""
+    why: str
+    """Why ``low`` is unknown; empty: it is known."""
+    version: int | None
+    """The newest version of the table that was looked at; None for a directory."""
+    writers: Mapping[str, OutputWriter] = field(default_factory=dict)
+    """By writer, in the order in which they were asked for."""
+
+    @classmethod
+    def of(cls, writers: Mapping[str, OutputWriter], version: int | None, strangers: Iterable[str] = ()) -> Self:
+        """Return what the writers come to. ``strangers``: who writes as well, and was not asked for."""
+        why = next((f"{name}: {writer.why}" for name, writer in writers.items() if writer.why), "")
+        if unasked := sorted(strangers):
+            why = f"{unasked[0]} writes into it as well: name it in writers"
+        low = min((writer.low.micros for writer in writers.values()), default=MIN)
+        return cls(lowwater.Watermark(MIN if why else low), why, version, writers)
+
+
+def read(
+    newest: int, apps: Collection[str], log: Log, writers: Sequence[str], *, ignore_deletes: bool = False
+) -> Completeness:
+    """Return how far a table is complete at its newest version. ``apps`` are all who count batches in it, as of no later version.
+
+    Costs the reading of the versions since the last look of each writer, of the last of all at most.
+    """
+    found: dict[str, dict[str, tuple[int, Mark | None]]] = {name: {} for name in writers}
+    asked = {name: {app for app in apps if writer_of(app) == name} for name in writers}
+    rewinds: list[tuple[int, str]] = []
+    deletes: list[tuple[int, str]] = []
+    gone, at = -1, newest
+    while at >= 0 and any(_needs(at, asked[name], found[name]) for name in writers):
+        version = log(at)
+        if version is None:
+            gone = at
+            break
+        rewinds += [(at, version.rewinds)] if version.rewinds else []
+        deletes += [(at, version.deletes)] if version.deletes else []
+        for app, mark in version.writes.items():
+            if writer_of(app) in found:
+                found[writer_of(app)].setdefault(app, (at, mark))
+        at -= 1
+
+    def told(name: str) -> OutputWriter:
+        version, mark = _best(found[name]) or (None, None)
+        if mark is None:
+            return OutputWriter(lowwater.Watermark(MIN), _silent(asked[name], found[name], gone), version)
+        unknown = sorted(asked[name] - found[name].keys() - set(mark.after))
+        newer = [what for number, what in rewinds if number > mark.checked]
+        removed = [what for number, what in deletes if number > mark.checked]
+        why = mark.rewound or _went_back(version, mark) or (newer[-1] if newer else "")
+        if not ignore_deletes:
+            why = why or mark.deleted or (removed[-1] if removed else "")
+        if not why and gone > mark.checked:
+            why = _GONE.format(at=gone)
+        if not why and unknown:
+            why = f"version {gone} is not in the log any more, and what another checkpoint of it has said is not known ({unknown[0]})"
+        if not why and mark.life == 0:
+            why = "its stage had not been claimed yet"
+        if not why and mark.through == MIN:
+            why = "it did not know yet how far its inputs are"
+        return OutputWriter(lowwater.Watermark(MIN if why else mark.through), why, version, mark.life, mark.epoch)
+
+    strangers = {writer_of(app) for app in apps} - {"", *writers}
+    return Completeness.of({name: told(name) for name in writers}, newest, strangers)
+
+
+def _best(found: Mapping[str, tuple[int, Mark | None]]) -> tuple[int, Mark | None] | None:
+    """Return the version and the mark that count among the newest of each checkpoint: those of the highest life."""
+    if not found:
+        return None
+    # One without a mark may be of any life.
+    return max(found.values(), key=lambda each: (float("inf") if each[1] is None else each[1].life, each[0]))
+
+
+def _needs(at: int, asked: Collection[str], found: Mapping[str, tuple[int, Mark | None]]) -> bool:
+    """Return whether a version may say something of a writer that is not known yet."""
+    best = _best(found)
+    if best is None:
+        return bool(asked)
+    mark = best[1]
+    if mark is None:
+        return False
+    return at > mark.checked or bool(set(asked) - found.keys() - set(mark.after))
+
+
+def _silent(asked: Collection[str], found: Mapping[str, object], gone: int) -> str:
+    if found:
+        return "a version of it says nothing of how far it is"
+    if asked:
+        return f"version {gone} is not in the log any more, and none since says how far it is"
+    return "it has written nothing that says how far it is"

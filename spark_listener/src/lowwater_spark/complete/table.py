@@ -1,0 +1,43 @@
+"""What the versions of a Delta table say of how far it is complete."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lowwater_spark.complete.mark import Log, Mark, Version
+from lowwater_spark.sources.delta import Commit, TableLog, writer_of
+
+__all__ = ["COMPLETE", "log_of", "version_of"]
+
+COMPLETE: Final = "complete"
+"""Under which name the mark of a commit has it."""
+
+
+def version_of(commit: Commit) -> Version:
+    """Return what a commit says.
+
+    >>> version_of(Commit(7, 0, True, "DELETE", "", "")).deletes
+    'version 7 (DELETE) takes rows away'
+    >>> version_of(Commit(7, 1, True, "MERGE", "", "")).rewinds, version_of(Commit(7, 0, False, "RESTORE", "", "")).rewinds
+    ('version 7 (MERGE) takes rows away', 'version 7 (RESTORE) takes rows away')
+    >>> version_of(Commit(7, 1, False, "WRITE", "", "")), version_of(Commit(0, 1, False, "CLONE", "", ""))
+    (Version(writes={}, rewinds='', deletes=''), Version(writes={}, rewinds='', deletes=''))
+    """
+    mark = Mark.from_json(commit.mark.get(COMPLETE))
+    writes = {app: mark for app in commit.batches if writer_of(app)}
+    what = f"{commit} takes rows away"
+    if commit.operation == "DELETE":
+        return Version(writes, deletes=what)
+    # Of what makes a table, there was nothing before. Of what takes it to another state, nobody knows by its files alone what was there.
+    anew = commit.operation in ("RESTORE", "CLONE") or "REPLACE" in commit.operation
+    return Version(writes, rewinds=what if commit.removes or (anew and commit.version > 0) else "")
+
+
+def log_of(log: TableLog) -> Log:
+    """Return the versions of a table's log."""
+
+    def version(number: int) -> Version | None:
+        commit = log.commit(number)
+        return None if commit is None else version_of(commit)
+
+    return version

@@ -1,0 +1,521 @@
+"""How far a table is complete, said by its own versions: true at each of them, known without the authority, unknown when rows may be gone."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+
+import lowwater
+import lowwater_spark as lws
+from lowwater.watermark import MAX
+from lowwater_spark.complete.mark import Claim, Standing, follow
+from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.sources.delta import app_id
+from lowwater_spark.sources.delta_log import DeltaLog
+from lowwater_spark.track import hook as hook_module
+from lowwater_spark.track.batch import Ground
+from lowwater_spark.track.table_out import append
+from tests.kit.times import at, mark
+from tests.spark.drive_support import HOUR, Driven, driven, record, say
+from tests.spark.flow import Flow
+from tests.spark.support import Upstream, low, row
+from tests.spark.test_delta import PATIENCE, TableFlow, spark, table
+from tests.spark.updates import HOURLY, hourly
+
+__all__ = ["driven", "spark", "table"]
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def out(flow: Flow) -> Path:
+    return flow.folder / "result"
+
+
+def into(path: Path) -> Callable[[DataFrame, lws.Batch], object]:
+    return lambda rows, batch: batch.write_table(rows, path)
+
+
+def through(flow: Flow, path: Path, *writers: str, **options: Any) -> lws.Completeness:
+    return lws.complete_through(flow.spark, path, list(writers) or ["stage"], **options)
+
+
+def reported(lw: lowwater.Client, hour: int) -> bool:
+    return low(lw, "stage") == mark(hour)
+
+
+def marks(path: Path) -> dict[int, dict[str, Any]]:
+    """By version: what its mark says, read as anybody would."""
+    found = {}
+    for file in sorted((path / "_delta_log").glob("*.json")):
+        for action in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+            said = action.get("commitInfo", {}).get("userMetadata")
+            if said is not None:
+                found[int(file.stem)] = json.loads(said)["lowwater"]["complete"]
+    return found
+
+
+# -- what is said -------------------------------------------------------------------------------------------------------
+
+
+def test_each_version_says_how_far_the_table_is_complete(
+    flow: Flow, out: Path, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """Of its very commit: what was killed before Spark noted the batch has said nothing that is not so, and is not said again."""
+
+    def fail(reached: str, number: int) -> None:
+        if (reached, number) == ("written", 1):
+            raise ConnectionResetError("killed")
+
+    flow.feed.put([row("a", 9), row("b", 9)])
+    upstream.at(9)
+    query = flow.start(into(out), probe=fail, ranges=2)
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "the first batch is committed")
+    assert through(flow, out) == lws.Completeness(
+        mark(9), "", 0, {"stage": lws.OutputWriter(mark(9), "", 0, 1, through(flow, out).writers["stage"].epoch)}
+    )
+    upstream.at(10)
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "the inputs are further")
+    assert through(flow, out).low == mark(9), "a version says nothing of what was learned since"
+    flow.feed.put([row("c", 11)])
+    with pytest.raises(Exception, match="killed"):
+        query.await_termination(PATIENCE)
+    assert not (flow.folder / "ck/commits/1").exists()
+    assert through(flow, out).low == mark(10)
+    flow.start(into(out), ranges=2)
+    upstream.at(12)
+    flow.feed.put([row("d", 12)])
+    flow.eventually(lambda: through(flow, out).low == mark(12), "it goes on")
+    assert [said["through"] for said in marks(out).values()] == [mark(hour).micros for hour in (9, 10, 12)]
+    assert marks(out)[0]["complete"] == f"complete through {mark(9)}, life 1, epoch 1"
+
+
+def test_what_a_stage_holds_is_not_complete(flow: Flow, out: Path, lw: lowwater.Client, upstream: Upstream) -> None:
+    """The hour of 9 is in the version that the watermark of 10 has made; "stuck" is not."""
+
+    def write(rows: DataFrame, batch: lws.Batch) -> None:
+        batch.write_table(batch.stateful(rows, hourly, HOURLY), out)
+
+    flow.feed.put([row("a", 9, 10)])
+    upstream.at(9, 30)
+    flow.start(write, stamp=HOUR, ranges=2)
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "the hour is held")
+    assert through(flow, out).low == mark(9)
+    upstream.at(10)
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "the hour is closed, by an empty batch")
+    assert through(flow, out).low == mark(10)
+    assert flow.spark.read.format("delta").load(str(out)).count() == 1
+    flow.feed.put([row("stuck", 10, 10)])
+    upstream.at(12)
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "it stays open")
+    flow.feed.put([row("b", 12, 10)])
+    flow.eventually(lambda: len(marks(out)) > 3, "further versions")
+    assert through(flow, out).low == mark(10)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_is_written_before_the_state_cannot_say_what_that_will_hold(
+    flow: Flow, out: Path, lw: lowwater.Client, upstream: Upstream, begun: bool
+) -> None:
+    """Refused where the state begins; with a state it says what was so before the batch."""
+    before = [begun]
+
+    def write(rows: DataFrame, batch: lws.Batch) -> None:
+        if not before[0]:
+            batch.write_table(rows, out)
+        batch.stateful(rows, hourly, HOURLY)
+        if before[0]:
+            batch.write_table(rows, out)
+
+    flow.feed.put([row("a", 9, 10)])
+    upstream.at(9, 30)
+    query = flow.start(write, stamp=HOUR, ranges=2)
+    if not begun:
+        with pytest.raises(Exception, match=r"says already what stage holds after batch 0; call batch\.stateful"):
+            query.await_termination(PATIENCE)
+        return
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "the state has begun")
+    before[0] = False
+    upstream.at(11)
+    flow.feed.put([row("stuck", 11, 10)])
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "it is further")
+    assert through(flow, out).low < mark(11)
+
+
+def test_windows_of_a_driven_query(driven: Driven, lw: lowwater.Client, upstream: Upstream) -> None:
+    """The version that has the hour says so, and no later row belongs to it."""
+    out = driven.folder / "result"
+    seen: list[tuple[lowwater.Watermark, list[dt.datetime]]] = []
+
+    def write(rows: DataFrame, batch: lws.Batch) -> None:
+        batch.write_table(rows, out)
+        found = lws.complete_through(driven.spark, out, ["stage"]).low
+        seen.append((found, [r.t.astimezone(dt.UTC) for r in rows.collect()]))
+
+    driven.write = write  # type: ignore[method-assign]
+    driven.feed().put([record("a", at(9, 10)), record("a", at(10, 10))])
+    say(upstream, at(9, 30))
+    driven.start(driven.hourly(driven.drive()), stamp=HOUR)
+    for hour in (10, 11, 12):
+        say(upstream, at(hour))
+        # Of windows that Spark holds, stamped by their start, a stage says the start of the last one that was closed.
+        driven.eventually(partial(reported, lw, hour - 1), f"the hour before {hour} is written")
+        assert lws.complete_through(driven.spark, out, ["stage"]).low == mark(hour - 1)
+        driven.feed().put([record("a", at(hour, 20))])
+    hours = [at(9), at(10), at(11)]
+    assert sorted(hour for _, rows in seen for hour in rows) == hours
+    for number, (found, _) in enumerate(seen):
+        assert all(lowwater.Watermark.of(hour) >= found for _, rows in seen[number + 1 :] for hour in rows)
+
+
+PLANNED = pytest.mark.parametrize(
+    "proven",
+    [
+        True,
+        pytest.param(False, marks=pytest.mark.xfail(strict=True, raises=AssertionError, reason="a plan is believed")),
+    ],
+)
+
+
+@PLANNED
+def test_what_a_plan_of_a_table_or_topic_names_counts_when_it_is_committed(
+    table: TableFlow, out: Path, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch, proven: bool
+) -> None:
+    """Other rows may stand there by then. The mark of a batch counts what was committed and confirmed before it."""
+    if not proven:
+        monkeypatch.setattr(hook_module.Hook, "_proven", lambda *_: MAX)
+    flow, said = table.flow, list[tuple[lowwater.Watermark, lowwater.Watermark]]()
+
+    def write(rows: DataFrame, batch: lws.Batch) -> None:
+        batch.write_table(rows, out)
+        said.append((batch.low, through(flow, out).low))
+
+    table.put(("a", 9))
+    upstream.at(9)
+    table.track(write)
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "the first batch is committed")
+    assert said[0] == (mark(9), lowwater.Watermark.UNKNOWN)
+    table.put(("b", 10))
+    flow.eventually(lambda: through(flow, out).low == mark(9), "and the second says so")
+
+
+# -- what takes it back -------------------------------------------------------------------------------------------------
+
+
+class Appender:
+    """What a stage writes, without the query: a batch for each hour."""
+
+    def __init__(self, flow: Flow, path: Path, name: str = "stage", life: int = 1, checkpoint: str = "c") -> None:
+        self.flow, self.path = flow, path
+        self.app, self.life, self.batch, self.newest = app_id(name, checkpoint), life, 0, -1
+
+    def __call__(self, hour: int, *, claimed: bool = True) -> bool:
+        rows = self.flow.spark.createDataFrame([("k", at(hour))], "key string, t timestamp")
+        log, said = DeltaLog(self.flow.spark, str(self.path)), {"digest": f"{self.batch}", "run": 1}
+        standing = Standing(mark(hour).micros, Claim(self.life, 7) if claimed else None)
+        made = append(rows, log, self.app, self.batch, said, standing, replayed=False, newest=self.newest)
+        self.newest, self.batch = self.batch, self.batch + 1
+        return made
+
+
+@pytest.fixture
+def filled(flow: Flow, out: Path) -> Appender:
+    """A table with a version for each batch; the next batch by call, of the first life."""
+    stage = Appender(flow, out)
+    for hour in (9, 10):
+        stage(hour)
+    assert through(flow, out).low == mark(10)
+    return stage
+
+
+HARM = {
+    "RESTORE": "RESTORE TABLE {table} TO VERSION AS OF 0",
+    "overwrite": "INSERT OVERWRITE {table} SELECT * FROM {table} WHERE false",
+    "REPLACE": "CREATE OR REPLACE TABLE {table} USING delta AS SELECT 'a' AS key, timestamp '2013-01-01' AS t",
+    "CLONE": "DELETE FROM {table}; CREATE OR REPLACE TABLE {table} SHALLOW CLONE delta.`{other}`",
+    "UPDATE": "UPDATE {table} SET key = 'x'",
+    "MERGE": "MERGE INTO {table} t USING {table} s ON t.t = s.t WHEN MATCHED THEN DELETE",
+    "TRUNCATE": "TRUNCATE TABLE {table}",
+}
+
+
+@pytest.mark.parametrize("what", HARM)
+def test_rows_that_were_taken_away_make_it_unknown(flow: Flow, out: Path, filled: Appender, what: str) -> None:
+    """For who reads then, for who reads after the writer's next version, and for good."""
+    said = {each: each for each in HARM} | {"overwrite": "WRITE", "REPLACE": "CREATE OR REPLACE TABLE AS SELECT"}
+    other = flow.folder / "other"
+    flow.spark.createDataFrame([("a", at(9))], "key string, t timestamp").write.format("delta").save(str(other))
+    for statement in HARM[what].split("; "):
+        flow.spark.sql(statement.format(table=f"delta.`{out}`", other=other))
+    assert "takes rows away" in through(flow, out).why
+    filled(11)
+    answer = through(flow, out)
+    assert "takes rows away" in answer.why
+    assert answer.low.unknown
+    filled(12)
+    assert through(flow, out).low.unknown
+    assert f"({said[what]})" in through(flow, out, ignore_deletes=True).why
+
+
+def test_a_delete_may_be_meant(flow: Flow, out: Path, filled: Appender) -> None:
+    flow.spark.sql(f"DELETE FROM delta.`{out}` WHERE t < timestamp '2013-01-09 09:30:00Z'")
+    for hour in (10, 12):
+        assert "(DELETE) takes rows away" in through(flow, out).why
+        assert through(flow, out, ignore_deletes=True).low == mark(hour)
+        filled(12)
+
+
+def test_what_only_rearranges_or_adds_takes_nothing_away(flow: Flow, out: Path, filled: Appender) -> None:
+    for statement in (
+        "OPTIMIZE {table}",
+        "ALTER TABLE {table} SET TBLPROPERTIES ('a' = 'b')",
+        "ALTER TABLE {table} ADD COLUMN more string",
+        "INSERT INTO {table} VALUES ('late', timestamp '2013-01-01', '')",
+    ):
+        flow.spark.sql(statement.format(table=f"delta.`{out}`"))
+        assert through(flow, out).low == mark(10), statement
+
+
+def test_a_restore_between_the_look_of_a_writer_and_its_version(
+    flow: Flow, out: Path, filled: Appender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its mark does not know of it. Its reader does, and its next mark."""
+    from lowwater_spark.track import table_out
+
+    once = [None]
+
+    def looked(*args: Any, **options: Any) -> Any:
+        found = table_out_follow(*args, **options)
+        if once:
+            once.clear()
+            flow.spark.sql(f"RESTORE TABLE delta.`{out}` TO VERSION AS OF 0")
+        return found
+
+    table_out_follow = follow
+    monkeypatch.setattr(table_out, "follow", looked)
+    filled(11)
+    assert marks(out)[3]["rewound"] == ""
+    assert "version 2 (RESTORE) takes rows away" in through(flow, out).why
+    filled(12)
+    assert marks(out)[4]["rewound"] == "version 2 (RESTORE) takes rows away"
+    assert through(flow, out).low.unknown
+
+
+def test_a_version_that_the_log_has_not_any_more_may_have_been_anything(
+    flow: Flow, out: Path, filled: Appender
+) -> None:
+    """As when the log was cleaned. What is older than the writer's last look is not asked for."""
+    for _ in range(2):
+        flow.spark.sql(f"INSERT INTO delta.`{out}` VALUES ('a', timestamp '2013-01-01')")
+    flow.spark._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(flow.spark._jsparkSession, str(out)).checkpoint()  # type: ignore[union-attr]
+    (out / f"_delta_log/{0:020}.json").unlink()
+    assert through(flow, out).low == mark(10)
+    (out / f"_delta_log/{2:020}.json").unlink()
+    assert "version 2 is not in the log any more" in through(flow, out).why
+
+
+@pytest.mark.parametrize("how", ["made anew", "put back"])
+def test_a_table_that_has_less_than_the_checkpoint_remembers(
+    flow: Flow, out: Path, lw: lowwater.Client, upstream: Upstream, how: str
+) -> None:
+    def step(hour: int) -> None:
+        flow.feed.put([row("k", hour)])
+        upstream.at(hour)
+        query = flow.start(into(out), ranges=2)
+        flow.eventually(lambda: low(lw, "stage") == mark(hour), f"the batch of {hour}")
+        query.stop()
+
+    step(9)
+    shutil.copytree(out, flow.folder / "copy")
+    step(10)
+    assert through(flow, out).low == mark(10)
+    shutil.rmtree(out)
+    if how == "put back":
+        shutil.copytree(flow.folder / "copy", out)
+        assert through(flow, out).low == mark(9), "it has all of that"
+    flow.spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
+    step(11)
+    answer = through(flow, out)
+    assert answer.low.unknown
+    assert "had been written" in answer.why
+
+
+# -- who says it --------------------------------------------------------------------------------------------------------
+
+
+def test_of_several_writers_the_least_counts(flow: Flow, out: Path, filled: Appender) -> None:
+    answer = through(flow, out, "stage", "other")
+    assert answer.low.unknown
+    assert answer.why == "other: it has written nothing that says how far it is"
+    assert answer.writers["stage"].low == mark(10)
+    other = Appender(flow, out, "other", checkpoint="d")
+    other(8)
+    assert through(flow, out, "other", "stage").low == mark(8)
+    assert through(flow, out).why == "other writes into it as well: name it in writers"
+    other(12)
+    assert through(flow, out, "other", "stage").low == mark(10)
+    with pytest.raises(ValueError, match="one at least"):
+        lws.complete_through(flow.spark, out, [])
+
+
+def test_the_highest_life_counts(flow: Flow, out: Path, filled: Appender, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of an older one is refused, or says nothing if it has looked before."""
+    from lowwater_spark.track import table_out
+
+    second = Appender(flow, out, life=2, checkpoint="d")
+    assert through(flow, out).writers["stage"].life == 1
+    begins = [second]
+    look = follow
+
+    def looked(*args: Any, **options: Any) -> Any:
+        found = look(*args, **options)
+        if begins:
+            begins.pop()(8)
+        return found
+
+    monkeypatch.setattr(table_out, "follow", looked)
+    filled(11)
+    answer = through(flow, out)
+    assert (answer.low, answer.writers["stage"].life, answer.writers["stage"].version) == (mark(8), 2, 2)
+    with pytest.raises(
+        CheckpointMismatch, match="life 2 of stage has written into the table, and this run is of life 1"
+    ):
+        filled(12)
+    second(9)
+    assert through(flow, out).low == mark(9)
+
+
+def test_a_life_begins_with_adopt(flow: Flow, out: Path, lw: lowwater.Client, upstream: Upstream) -> None:
+    """What took rows away before is of no interest to a checkpoint that writes them again."""
+    flow.feed.put([row("a", 9)])
+    upstream.at(9)
+    query = flow.start(into(out), ranges=2)
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "the first life")
+    query.stop()
+    flow.spark.sql(f"DELETE FROM delta.`{out}`")
+    assert through(flow, out).low.unknown
+    flow.start(into(out), ranges=2, checkpoint="anew", adopt=True)
+    flow.eventually(lambda: through(flow, out).low == mark(9), "the second")
+    assert through(flow, out).writers["stage"].life == 2
+
+
+def test_without_a_claim_it_says_what_was_said_before(
+    flow: Flow, out: Path, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """While no authority answers, who has been fenced is not known."""
+    stage = Appender(flow, out)
+    stage(9, claimed=False)
+    assert through(flow, out).why == "stage: its stage had not been claimed yet"
+    stage(10)
+    stage(11, claimed=False)
+    assert through(flow, out).low == mark(10)
+    assert Ground().claim is None
+
+
+def test_a_run_that_was_fenced_says_nothing_new(flow: Flow, out: Path, lw: lowwater.Client, upstream: Upstream) -> None:
+    """Somebody else has adopted the computation while its batch runs."""
+    flow.feed.put([row("a", 9)])
+    upstream.at(9)
+
+    def write(rows: DataFrame, batch: lws.Batch) -> None:
+        if batch.id == 1:
+            with lw.worker("stage", name="other", identity="other", generation=0, ordinal=1) as worker:
+                worker.claim(adopt=True)
+            part = query._run.parts[0]
+            flow.eventually(lambda: part.authority.lease is None or bool(part.authority.lease.lost), "it is told")
+        batch.write_table(rows.withColumn("n", sf.lit(batch.id)), out)
+
+    query = flow.start(write, ranges=2)
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "the first batch")
+    upstream.at(10)
+    flow.feed.put([row("b", 10)])
+    with pytest.raises(Exception, match="lost all its ranges"):
+        query.await_termination(PATIENCE)
+    assert through(flow, out).low == mark(9)
+
+
+# -- directories --------------------------------------------------------------------------------------------------------
+
+
+def test_each_batch_of_a_directory_says_how_far_it_is_complete(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """A batch that is missing makes it unknown, also when the writer has gone on."""
+    out = flow.folder / "out"
+
+    def step(hour: int) -> None:
+        flow.feed.put([row("k", hour)])
+        upstream.at(hour)
+        query = flow.start(flow.plain, ranges=2)
+        flow.eventually(partial(reported, lw, hour), f"the batch of {hour}")
+        query.stop()
+
+    assert through(flow, out).why == "stage: it has handed nothing over"
+    step(9)
+    step(10)
+    answer = through(flow, out)
+    assert (answer.low, answer.writers["stage"].version, answer.writers["stage"].life) == (mark(10), 1, 1)
+    said = json.loads((out / "batch=1/_watermark.json").read_text(encoding="utf-8"))
+    assert said["complete"].startswith(f"complete through {mark(10)}, life 1, epoch ")
+    assert len(flow.spark.read.option("recursiveFileLookup", "true").parquet(str(out)).collect()) == 2
+    assert through(flow, out, "other").why == "stage writes into it as well: name it in writers"
+    (out / "batch=1").rename(flow.folder / "gone")
+    assert through(flow, out).low == mark(9), "it has all of that"
+    step(11)
+    assert through(flow, out).why == "stage: batch 1 is not there, and what was in it is not known"
+    (flow.folder / "gone").rename(out / "batch=1")
+    assert through(flow, out).low == mark(11)
+    shutil.rmtree(out)
+    step(12)
+    assert through(flow, out).why == "stage: batch 0 is not there, and what was in it is not known"
+
+
+def test_a_directory_that_a_stage_begins_to_write_into_later(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    def write(rows: DataFrame, batch: lws.Batch) -> None:
+        if batch.id:
+            batch.write(rows, flow.folder / "out")
+
+    for hour in (9, 10):
+        flow.feed.put([row("k", hour)])
+        upstream.at(hour)
+        query = flow.start(write, ranges=2)
+        flow.eventually(partial(reported, lw, hour), f"the batch of {hour}")
+        query.stop()
+    assert through(flow, flow.folder / "out").low == mark(10)
+
+
+# -- in SQL -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_function_of_sql_says_the_same(flow: Flow, out: Path, filled: Appender) -> None:
+    lws.register_function(flow.spark, "result_complete", out, ["stage"])
+
+    def asked() -> Any:
+        return flow.spark.sql("SELECT result_complete() AS low").collect()[0].low
+
+    assert asked().astimezone(dt.UTC) == at(10)
+    filled(11)
+    assert asked().astimezone(dt.UTC) == at(11)
+    flow.spark.sql("DECLARE OR REPLACE VARIABLE complete TIMESTAMP")
+    flow.spark.sql("SET VARIABLE complete = result_complete()")
+    rows = flow.spark.sql(f"SELECT * FROM delta.`{out}` WHERE t < complete").collect()
+    assert len(rows) == 2
+    flow.spark.sql(f"DELETE FROM delta.`{out}` WHERE t < timestamp '2013-01-09 09:30:00Z'")
+    assert asked() is None
+    lws.register_function(flow.spark, "result_complete", out, ["stage"], ignore_deletes=True)
+    assert asked().astimezone(dt.UTC) == at(11)
+    lws.register_function(flow.spark, "result_complete", out, ["stage", "o'ther"], ignore_deletes=True)
+    assert asked() is None
+    with pytest.raises(ValueError, match="no name of a function"):
+        lws.register_function(flow.spark, "a b", out, ["stage"])

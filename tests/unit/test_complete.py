@@ -1,0 +1,269 @@
+"""How far a table is complete, by its own versions: against an oracle that knows every row that was ever written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from lowwater.watermark import MIN
+from lowwater_spark.complete.mark import Claim, Completeness, Log, Mark, Standing, Version, follow, read
+from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.sources.delta import app_id, writer_of
+
+WRITERS = ("a", "b")
+
+
+@dataclass
+class Stage:
+    """One checkpoint of a computation."""
+
+    app: str
+    life: int
+    batch: int = -1
+    remembered: int = -1
+    """The newest batch that the checkpoint knows to be in the table."""
+    through: int = 0
+    """Nothing below it will be written any more."""
+    told: int = MIN
+    """What the newest version of it said that was written under a claim."""
+
+
+@dataclass
+class World:
+    """A table with versions that can be read while the log has them, and all rows that were ever written into it."""
+
+    follow: Callable[..., tuple[Mark, str]] = follow
+    read: Callable[..., Completeness] = read
+    versions: list[Version] = field(default_factory=list)
+    content: list[frozenset[tuple[str, int, int]]] = field(default_factory=list)
+    """The rows after each version: who has written them, in which batch, and their stamps."""
+    rows: set[tuple[str, int, int]] = field(default_factory=set)
+    forgotten: int = 0
+    harmed: bool = False
+    stages: dict[str, list[Stage]] = field(default_factory=dict)
+    last: dict[str, dict[str, int]] = field(default_factory=dict)
+    lives: dict[str, int] = field(default_factory=dict)
+    """Of each checkpoint that has written: the highest life under which it has."""
+
+    def __post_init__(self) -> None:
+        for name in WRITERS:
+            self.begin(name)
+
+    def begin(self, name: str) -> None:
+        lives = self.stages.setdefault(name, [])
+        life = max((stage.life for stage in lives), default=0) + 1
+        lives.append(Stage(app_id(name, f"c{len(lives)}"), life))
+
+    def log(self, number: int) -> Version | None:
+        return self.versions[number] if number >= self.forgotten else None
+
+    @property
+    def newest(self) -> int:
+        return len(self.versions) - 1
+
+    @property
+    def apps(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for version in self.content:
+            for app, batch, _ in version:
+                found[app] = max(batch, found.get(app, -1))
+        return {**found, **self._counted}
+
+    @property
+    def _counted(self) -> dict[str, int]:
+        return self.last.get("", {})
+
+    def commit(self, version: Version, content: Collection[tuple[str, int, int]]) -> None:
+        self.versions.append(version)
+        self.content.append(frozenset(content))
+
+    @property
+    def now(self) -> frozenset[tuple[str, int, int]]:
+        return self.content[-1] if self.content else frozenset()
+
+    # -- what happens ------------------------------------------------------------------------------------------------
+
+    def write(self, stage: Stage, advance: int, meanwhile: Iterator[tuple[str, int]], *, claimed: bool) -> None:
+        """A batch: look, and commit; whatever happens in between."""
+        low, life, batch = stage.through + advance, stage.life, stage.batch
+        lost = "fewer" if self._counted.get(stage.app, -1) < stage.remembered else ""
+        standing = Standing(low, Claim(life, 1) if claimed else None)
+        try:
+            mark, _ = self.follow(stage.app, standing, self.newest, set(self._counted), self.log, lost=lost)
+        except CheckpointMismatch:
+            assert any(each.life > life for each in self.stages[writer_of(stage.app)])
+            return
+        self.step(meanwhile)
+        if stage.batch > batch or self._counted.get(stage.app, -1) > batch:
+            return  # another run has written the batch: Delta lets one of them through
+        stage.batch += 1
+        new = {(stage.app, stage.batch, stage.through), (stage.app, stage.batch, low)}
+        self.rows |= new
+        stage.through = low
+        if claimed:
+            stage.told = low
+            self.lives[stage.app] = max(life, self.lives.get(stage.app, 0))
+        self.last.setdefault("", {})[stage.app] = stage.batch
+        stage.remembered = stage.batch
+        self.commit(Version({stage.app: mark}), self.now | new)
+
+    def step(self, events: Iterator[tuple[str, int]]) -> None:
+        """One event; one that takes another in takes it from the same list."""
+        what, n = next(events, ("nothing", 0))
+        name = WRITERS[n % 2]
+        lives = self.stages[name]
+        if what in ("write", "unclaimed"):
+            self.write(lives[-1], n, events if n % 3 == 0 else iter(()), claimed=what == "write")
+        elif what == "zombie":
+            self.write(lives[n % len(lives)], n, events if n % 3 == 0 else iter(()), claimed=True)
+        elif what == "anew":
+            self.begin(name)
+        elif what == "reset":
+            lives[-1].life += 1
+        elif what == "noise":
+            self.commit(Version(), self.now)
+        elif self.versions and what in ("restore", "overwrite", "delete"):
+            self.harmed = True
+            rows = self.content[n % len(self.content)] if what == "restore" else frozenset()
+            if what == "delete":
+                rows = frozenset(row for row in self.now if row[2] % 3 != n % 3)
+                self.commit(Version(deletes="deleted"), rows)
+            else:
+                self.commit(Version(rewinds=what), rows)
+        elif what == "clean" and self.versions:
+            self.harmed = True
+            self.forgotten = max(self.forgotten, n % len(self.versions))
+        elif what == "put back" and self.versions:
+            self.harmed = True
+            keep = n % len(self.versions) + 1
+            del self.versions[keep:], self.content[keep:]
+            # A copy from before a life began knows nothing of it.
+            self.last[""], self.lives = {}, {}
+            for version in self.versions:
+                for app, mark in version.writes.items():
+                    self.last[""][app] = self.last[""].get(app, -1) + 1
+                    if mark is not None and mark.life:
+                        self.lives[app] = max(mark.life, self.lives.get(app, 0))
+            self.forgotten = min(self.forgotten, self.newest)
+
+    # -- what is right ------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Every row below what is said to be complete is there, and while nothing has happened to the table it is said."""
+        for ignore in (False, True):
+            answer = self.read(self.newest, set(self._counted), self.log, WRITERS, ignore_deletes=ignore)
+            for name in WRITERS:
+                wrote = [stage for stage in self.stages[name] if stage.app in self.lives]
+                best = max(wrote, key=lambda stage: self.lives[stage.app], default=None)
+                said = answer.writers[name]
+                assert said.low.unknown == bool(said.why), said
+                if best is None:
+                    assert said.low.unknown
+                    continue
+                if said.low.unknown:
+                    assert self.harmed or best.told == MIN, said
+                    continue
+                rows = {row for row in self.rows if row[0] == best.app and row[2] < said.low.micros}
+                assert ignore or rows <= self.now, (said, rows - self.now)
+                assert said.low.micros <= best.through
+                if not self.harmed:
+                    assert said.low.micros in (best.told, best.through), said
+            known = [answer.writers[name].low.micros for name in WRITERS]
+            assert answer.low.micros == min(known)
+
+
+KINDS = ["write"] * 6 + [
+    "unclaimed",
+    "zombie",
+    "anew",
+    "reset",
+    "noise",
+    "restore",
+    "overwrite",
+    "delete",
+    "clean",
+    "put back",
+]
+
+EVENTS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 11)), max_size=25)
+
+Events = list[tuple[str, int]]
+
+
+def run(events: Events, **broken: Any) -> None:
+    world = World(**broken)
+    left = iter(events)
+    for _ in events:
+        world.step(left)
+        world.check()
+
+
+@settings(max_examples=400, deadline=None)
+@given(EVENTS)
+@example([("write", 4), ("write", 6), ("restore", 0), ("write", 2)])
+@example([("write", 2), ("anew", 0), ("write", 2), ("zombie", 2)])
+@example([("write", 2), ("write", 4), ("put back", 0), ("write", 2)])
+def test_what_is_said_to_be_complete_is_there(events: Events) -> None:
+    run(events)
+
+
+def blind(app: str, standing: Standing, newest: int, apps: Collection[str], log: Log, *, lost: str) -> tuple[Mark, str]:
+    """A writer that looks at no version but its own last one."""
+    mark, found = follow(app, standing, newest, apps, lambda at: (log(at) or Version())._replace(rewinds=""))
+    return mark, found
+
+
+def unlooking(newest: int, apps: Collection[str], log: Log, writers: tuple[str, ...], **asked: Any) -> Completeness:
+    """A reader that trusts the newest mark."""
+
+    def trusted(at: int) -> Version | None:
+        version = log(at)
+        return None if version is None else version._replace(rewinds="", deletes="")
+
+    return read(newest, apps, trusted, writers, **asked)
+
+
+def forgetful(*said: Any, lost: str) -> tuple[Mark, str]:
+    """A writer whose checkpoint does not remember what it has written."""
+    return follow(*said)
+
+
+def lifeless(newest: int, apps: Collection[str], log: Log, writers: tuple[str, ...], **asked: Any) -> Completeness:
+    """A reader that takes the newest mark, whatever life it is of."""
+
+    def flat(at: int) -> Version | None:
+        version = log(at)
+        if version is None:
+            return None
+        return version._replace(writes={app: mark and replace(mark, life=1) for app, mark in version.writes.items()})
+
+    return read(newest, apps, flat, writers, **asked)
+
+
+@pytest.mark.parametrize(
+    ("events", "broken"),
+    [
+        ([("write", 2), ("write", 2), ("restore", 0), ("write", 2)], {"follow": blind}),
+        ([("write", 2), ("write", 2), ("restore", 0)], {"read": unlooking}),
+        ([("write", 2), ("overwrite", 0)], {"read": unlooking}),
+        ([("write", 2), ("write", 4), ("write", 2), ("put back", 0), ("write", 2)], {"follow": forgetful}),
+        ([("write", 2), ("anew", 0), ("zombie", 6), ("write", 4)], {"read": lifeless}),
+    ],
+    ids=["a writer that does not look", "a reader that does not look", "overwritten", "put back", "a zombie"],
+)
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the rule is broken on purpose")
+def test_without_the_rule_it_leads(events: Events, broken: dict[str, Any]) -> None:
+    run(events, **broken)
+
+
+def test_a_mark_is_read_as_it_was_written() -> None:
+    mark = Mark(5, 3, 7, 41, "rewound", "deleted", ("lowwater:c:a",))
+    assert Mark.from_json(mark.to_json()) == mark
+    wrong: list[Any] = [None, [], {}, {**mark.to_json(), "through": "5"}, {**mark.to_json(), "after": None}]
+    for said in wrong:
+        assert Mark.from_json(said) is None
