@@ -67,6 +67,7 @@ CONF: Final[Mapping[str, str]] = {
     # A query that has nothing to do asks its source a hundred times a second by default.
     "spark.sql.streaming.pollingDelay": "300ms",
     "spark.log.level": "WARN",
+    "spark.executor.syncLogLevel.enabled": "true",
     # batch.write_kafka refuses it: two attempts of a task would end each other's transaction.
     "spark.speculation": "false",
     # VACUUM lists directories in so many tasks; 10,000 by default.
@@ -85,17 +86,17 @@ BROKER: Final = {
 
 SHARES: Final = {
     "stall": 3,
-    "optimize": 3,
-    "vacuum": 1,
-    "sidecar": 2,
     "copy": 2,
-    "executor": 4,
+    "sidecar": 2,
     "driver": 3,
+    "executor": 6,
     "failover": 2,
     "leader": 2,
     "broker": 2,
+    "optimize": 3,
+    "vacuum": 2,
 }
-"""How often each kind of fault is planned. In this order they strike, and in the other one what they have taken away comes back."""
+"""How often each kind of fault is planned. In this order they strike, and what they have taken away comes back; a stalled partition does so when all else is back."""
 CALLED: Final = {
     "stall": "partitions_stalled",
     "optimize": "optimizes",
@@ -108,8 +109,8 @@ CALLED: Final = {
     "leader": "leader_changes",
     "broker": "broker_restarts",
 }
-MOST: Final = 9
-"""Faults of one round."""
+MOST: Final = 10
+"""Faults of one round: each kind once, and executors of the two stages whose driver lives."""
 OLD: Final = 18.0
 """Seconds after which a VACUUM removes what a table does not consist of any more; 0.005 hours."""
 
@@ -149,6 +150,8 @@ class Streams:
         }
         self._struck: set[Group] = set()
         """What is killed in this round: it ends, and is started again."""
+        self._hit: set[str] = set()
+        """Stages to which something happens in this round."""
         self._number = 0
         kafka.create("fed", PARTITIONS)
         # So that each row says since when it was there at the earliest.
@@ -292,14 +295,18 @@ class Streams:
     # -- faults -----------------------------------------------------------------------------------------------------
 
     def plan(self, faults: int) -> list[str]:
-        """Choose the faults of the next round: what is furthest behind its share, each kind once."""
+        """Choose the faults of the next round: what is furthest behind its share."""
         kinds: list[str] = []
         possible = set(SHARES) - (set() if any(map(self._garbage, self.tables.values())) else {"vacuum"})
-        for _ in range(min(self.random.randint(5, MOST), faults - self.tally.total)):
+        for _ in range(min(self.random.randint(7, MOST), faults - self.tally.total)):
             kind = self.tally.behind(self.random, possible, kinds)
             kinds.append(kind)
-            # Two brokers must be there.
-            possible -= {"broker", "leader"} if kind in ("broker", "leader") else {kind}
+            if kind in ("broker", "leader"):
+                possible -= {"broker", "leader"}  # two brokers must be there
+            elif kind != "executor" or kinds.count(kind) == len(STAGES) - 1:
+                possible.discard(kind)
+            if not possible:
+                break
         return sorted(kinds, key=list(SHARES).index)
 
     def round(self, kinds: Sequence[str]) -> None:
@@ -311,9 +318,11 @@ class Streams:
             struck.append((kind, fault))
             self.put()
             self.promise()
-        for _, fault in reversed(struck):
+        # What takes longest to come back comes first, and what only waits until all else is there comes last.
+        for _, fault in sorted(struck, key=lambda each: each[0] == "stall"):
             next(fault)
         self._struck.clear()
+        self._hit.clear()
         self.put()
         self.promise()
         self.recovered()
@@ -497,8 +506,9 @@ class Streams:
 
     def _stage(self) -> str:
         """Return a stage that nothing happens to yet."""
-        free = [name for name in STAGES if self.applications[name] not in self._struck]
-        return self.random.choice(free)
+        name = self.random.choice(sorted(set(STAGES) - self._hit))
+        self._hit.add(name)
+        return name
 
     def _order(self, statement: str) -> Path:
         """Have a statement run by a driver; what is returned is there when it was."""

@@ -44,7 +44,8 @@ class Streams:
         with (self.folder / "tables.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             for name, columns in TABLES.items():
-                self.spark.sql(f"CREATE TABLE IF NOT EXISTS delta.`{self.folder / name}` ({columns}) USING delta")
+                if not (self.folder / name / "_delta_log" / f"{0:020}.json").exists():
+                    self.spark.sql(f"CREATE TABLE delta.`{self.folder / name}` ({columns}) USING delta")
 
     def read(self, name: str) -> DataFrame:
         """Return what a computation hands on, as a stream of rows."""
