@@ -114,6 +114,23 @@ MOST: Final = 10
 OLD: Final = 18.0
 """Seconds after which a VACUUM removes what a table does not consist of any more; 0.005 hours."""
 
+
+def plan(rng: random.Random, tally: Tally, faults: int, *, vacuum: bool) -> list[str]:
+    """Choose the faults of a round: what is furthest behind its share, and no more than is missing. ``vacuum``: there is something to remove."""
+    kinds: list[str] = []
+    possible = set(SHARES) - (set() if vacuum else {"vacuum"})
+    for _ in range(min(rng.randint(7, MOST), faults - tally.total)):
+        kind = tally.behind(rng, possible, kinds)
+        kinds.append(kind)
+        if kind in ("broker", "leader"):
+            possible -= {"broker", "leader"}  # two brokers must be there
+        elif kind != "executor" or kinds.count(kind) == len(STAGES) - 1:
+            possible.discard(kind)
+        if not possible:
+            break
+    return sorted(kinds, key=list(SHARES).index)
+
+
 Fault = Generator[None, None, bool]
 """A fault: it strikes; what it has taken away comes back; and when all has recovered it tells whether it took effect."""
 
@@ -295,19 +312,9 @@ class Streams:
     # -- faults -----------------------------------------------------------------------------------------------------
 
     def plan(self, faults: int) -> list[str]:
-        """Choose the faults of the next round: what is furthest behind its share."""
-        kinds: list[str] = []
-        possible = set(SHARES) - (set() if any(map(self._garbage, self.tables.values())) else {"vacuum"})
-        for _ in range(min(self.random.randint(7, MOST), faults - self.tally.total)):
-            kind = self.tally.behind(self.random, possible, kinds)
-            kinds.append(kind)
-            if kind in ("broker", "leader"):
-                possible -= {"broker", "leader"}  # two brokers must be there
-            elif kind != "executor" or kinds.count(kind) == len(STAGES) - 1:
-                possible.discard(kind)
-            if not possible:
-                break
-        return sorted(kinds, key=list(SHARES).index)
+        """Choose the faults of the next round."""
+        vacuum = any(self._garbage(table) for table in self.tables.values())
+        return plan(self.random, self.tally, faults, vacuum=vacuum)
 
     def round(self, kinds: Sequence[str]) -> None:
         """Put rows and promise, with these faults on the way, until all has recovered."""

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 
 from tests.cluster import chaos
 from tests.cluster.shipping import Shipped
-from tests.cluster.streams import CALLED, streams
+from tests.cluster.streams import CALLED, MOST, SHARES, plan, streams
+from tests.cluster.tally import Tally
 
 FAULTS = 16
 
 SEED = 2013
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rounds_are_planned_until_all_faults_are_counted(seed: int) -> None:
+    """No round takes two brokers or the driver and the executors of all stages, and each kind gets its share."""
+    rng, tally = random.Random(seed), Tally(SHARES, CALLED)
+    while tally.total < 100:
+        kinds = plan(rng, tally, 100, vacuum=tally.total > 0)
+        assert 0 < len(kinds) <= min(MOST, 100 - tally.total)
+        assert kinds.count("broker") + kinds.count("leader") <= 1
+        assert all(kinds.count(each) <= (2 if each == "executor" else 1) for each in kinds)
+        for each in kinds:
+            tally.count(each, True)
+    assert all(tally.counted[kind] >= share * 2 for kind, share in SHARES.items())
 
 
 @pytest.mark.long
