@@ -23,9 +23,11 @@ import lowwater_spark as lws
 from lowwater import errors
 from lowwater_spark.checkpoint.log import CheckpointLog, Plan
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.settings import connection
 from lowwater_spark.sidecar import evidence
 from lowwater_spark.sidecar.command import describe, main
 from lowwater_spark.sidecar.declaration import PROMISES, Declaration, source_of
+from lowwater_spark.sidecar.watch import from_environment
 from lowwater_spark.track.plain import Plain
 from lowwater_spark.track.run import Run
 from tests.kit.eventually import eventually
@@ -457,6 +459,34 @@ def test_rule1_what_was_read_while_the_checkpoint_was_exchanged_is_not_reported(
     assert low(lw, "stage") == mark(10)
 
 
+def test_gaps_of_async_progress_are_no_gaps_in_what_was_read(
+    flow: Elsewhere, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """Spark then notes one batch of many, later, and clears what the next start would do again. What it has noted is read, whatever came between."""
+    options = {"asyncProgressTrackingEnabled": "true", "asyncProgressTrackingCheckpointIntervalMs": "300"}
+    writer = flow.read(maxFilesPerTrigger="1").writeStream.format("noop").options(**options)
+
+    def start() -> StreamingQuery:
+        flow.jobs.append(writer.option("checkpointLocation", str(flow.folder / "ck")).start())
+        return flow.jobs[-1]
+
+    flow.feed.put([row("a", 9)])
+    job = start()
+    flow.committed(0)
+    sidecar = flow.follow("history", output="")
+    for hour in range(10, 14):
+        for minute in range(8):
+            flow.feed.put([row("a", hour - 1, minute)])
+        upstream.at(hour)
+        flow.eventually(lambda: low(lw, "stage") == mark(hour), "all that there is is noted")  # noqa: B023
+        if hour == 11:
+            job.stop()
+            job = start()
+    noted = sorted(int(entry.name) for entry in (flow.folder / "ck" / "commits").iterdir() if entry.name.isdecimal())
+    assert noted[-1] + 1 > len(noted), "it has noted each batch, and shows nothing"
+    assert sidecar.status().batch == noted[-1]
+
+
 def test_a_claim_that_is_made_late_says_what_is_committed_then(
     flow: Elsewhere, lw: lowwater.Client, upstream: Upstream, authority: Serving
 ) -> None:
@@ -566,6 +596,18 @@ def test_what_is_declared_is_read_and_what_is_wrong_is_named(wrong: dict[str, An
         Declaration.parse({**SAID, **wrong})
     with pytest.raises(ValueError, match="a query is a table"):
         Declaration.parse("stage")
+
+
+def test_how_the_authority_is_reached_stands_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No argument has a token."""
+    certificate = tmp_path / "ca.crt"
+    certificate.write_bytes(b"a certificate")
+    monkeypatch.setenv("LOWWATER_TOKEN", "secret")
+    monkeypatch.setenv("LOWWATER_CA", str(certificate))
+    found = connection(from_environment, "lowwater:1")
+    assert (found.address, found.token, found.root_certificates) == ("lowwater:1", "secret", b"a certificate")
 
 
 def test_a_source_is_a_text_or_a_table() -> None:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from lowwater_spark.sources.base import Source
 
-__all__ = ["Sidecar", "track"]
+__all__ = ["Sidecar", "from_environment", "track"]
 
 _ENVIRONMENT: Final[Mapping[str, str]] = {
     "spark.lowwater.token": "LOWWATER_TOKEN",
@@ -120,7 +120,7 @@ class _Beginning:
     def begin(self, address: str | None, client: lowwater.Client | None, interval: float) -> Sidecar:
         """Check what is declared against what is there, claim, and begin to look."""
         checkpoint = self._checkpoint()
-        used = lowwater.Client(connection(_from_environment, address)) if client is None else client
+        used = lowwater.Client(connection(from_environment, address)) if client is None else client
         authority: Authority | None = None
         try:
             waited_for = frozenset(full_name(used.settings.namespace, name) for name in self.declared.inputs)
@@ -246,7 +246,7 @@ class _Beginning:
         return _as_committed(asked, CheckpointLog(checkpoint))
 
 
-def _from_environment(setting: str) -> str | None:
+def from_environment(setting: str) -> str | None:
     """Return how the authority is reached, where the command ``lowwater`` has it as well: a token is no argument, which lists of processes show."""
     return os.environ.get(_ENVIRONMENT.get(setting, ""))
 
