@@ -471,6 +471,8 @@ class OpenIceberg(Fileless):
         """Of each snapshot: how many are before it, those that were forgotten among them."""
         self._noted = -1
         """The place of the snapshot that the pin has as checked."""
+        self._settled = False
+        """Whether this run has noted how far the one before it had come."""
         self._looked: Table | None = None
         self._knocked: tuple[Line, Table | None] = ("", None)
         """The line that was asked for last, and the table after it was committed."""
@@ -564,7 +566,9 @@ class OpenIceberg(Fileless):
                 self._begin(table)
             self._committed = offset
             # What has expired nobody finds again: a new run would not know where to go on.
-            if self._unnoted >= (_STEP if self._pin.checked in table.snapshots else 1):
+            later = self._settled and self._pin.checked in table.snapshots
+            self._settled = True
+            if self._unnoted >= (_STEP if later else 1):
                 self.close()
 
     @property
