@@ -26,7 +26,7 @@ def alerts() -> Group:
                 "10m",
                 "warning",
                 "{{ $labels.query }} reports nothing new for {{ $labels.computation }}",
-                "The query runs and holds its watermark for a reason that `query.status()` and its driver's log say in a sentence.",
+                "The query runs and holds its watermark for a reason that `query.stage_status()` and its driver's log say in a sentence.",
             ),
             Alert(
                 "LowwaterAttachLeftAlone",

@@ -80,7 +80,7 @@ def _tracked() -> Row:
             ),
             Panel(
                 "Holding",
-                "While a stage holds it reports nothing new, for a reason that `query.status()` says in a sentence.",
+                "While a stage holds it reports nothing new, for a reason that `query.stage_status()` says in a sentence.",
                 (Query(spark("holding"), QUERY),),
                 kind=Kind.STATES,
                 states=("follows", "holds"),

@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         demo.go()
         table.show(demo.snapshots(lambda views: views[HOURLY].low.finished), sys.stdout)
         rows = closed_windows(spark, folders)
-        late = sum(query.status().late_rows for query in queries)
+        late = sum(query.stage_status().late_rows for query in queries)
     say(f"\nall three have finished after {time.monotonic() - began:.0f} s; checking against pandas on the CSV ...")
     return report(folders, rows, late)
 

@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -126,17 +125,19 @@ def driven(spark: SparkSession, folder: Path, steps: Sequence[Step], address: st
         for partition, name in INPUTS.items():
             lw.register(name)
             leases[partition] = stack.enter_context(lw.worker(name, name=f"injector-{partition}")).claim()
+        from pyspark.sql import functions as sf
+
         stage = lws.stage(
             spark,
             DRIVEN,
             inputs=list(INPUTS.values()),
             key="start",
-            event_time="start",
+            event_time="t",
             heuristics=(),
-            stamp=timedelta(hours=1),
+            stamp=sf.col("start"),
             address=address,
         )
-        hourly = _hourly(stage.drive(_read(spark, folder), event_time="t"))
+        hourly = _hourly(stage.drive(_read(spark, folder)))
         query = stage.start(hourly, checkpoint=folder / "checkpoint", format="json", path=folder / "windows")
         stack.callback(query.stop)
 
@@ -151,15 +152,15 @@ def driven(spark: SparkSession, folder: Path, steps: Sequence[Step], address: st
             come = min(step.frontiers.values())
             # Hours that end at or before the low watermark are written; the stage stands at the start of the last one.
             reached = lowwater.Watermark(MAX if come == MAX else come // HOUR * HOUR - HOUR)
-            _until(lambda: _has_reached(lw, query, reached), lambda: f"{lw.why(DRIVEN)}; {query.status()}")
+            _until(lambda: _has_reached(lw, query, reached), lambda: f"{lw.why(DRIVEN)}; {query.stage_status()}")
             if step.clock < STALL[1]:
                 note = str(lw.why(DRIVEN))
             low = min(view.low for view in lw.get(*INPUTS.values()).values())
-            return Stand(low.micros, query.status().dropped_rows)
+            return Stand(low.micros, query.stage_status().dropped_rows)
 
         written, stands = _replay(folder, steps, settle)
         query.stop()  # what Spark says of its last batches is in the status then
-        stands[-1] = stands[-1]._replace(dropped=query.status().dropped_rows)
+        stands[-1] = stands[-1]._replace(dropped=query.stage_status().dropped_rows)
     return Outcome(written, stands, time.monotonic() - began, note)
 
 

@@ -49,10 +49,9 @@ def main(folder: str, *, early: bool) -> None:
     stage = lws.stage(spark, "hourly", inputs=["source"], key="key", event_time="t", ranges=4, stamp=HOUR)
     started.append(stage.foreach_batch(stream, write_batch, checkpoint=base / "hourly-ck", probe=probe))
     running.set()
-    frame = lws.drive(stream, inputs=["source"], event_time="t")
-    counts = frame.groupBy(sf.window("t", "1 hour"), "key").agg(sf.count("*").alias("n"))
+    stage = lws.stage(spark, "driven", inputs=["source"], key="key", event_time="t", ranges=4, stamp=sf.col("hour"))
+    counts = stage.drive(stream).groupBy(sf.window("t", "1 hour"), "key").agg(sf.count("*").alias("n"))
     hours = counts.select(sf.col("window.start").alias("hour"), "key", "n")
-    stage = lws.stage(spark, "driven", inputs=["source"], key="key", event_time="hour", ranges=4, stamp=HOUR)
     started.append(stage.start(hours, checkpoint=base / "driven-ck", format="parquet", path=base / "driven"))
     # Either ends only by an error, and then everything does.
     spark.streams.awaitAnyTermination()

@@ -161,7 +161,7 @@ class Smoke:
 
     @staticmethod
     def is_past(query: lws.TrackedQuery, batch: int | None) -> bool:
-        return query.status().batch != batch
+        return query.stage_status().batch != batch
 
     def counted(self) -> None:
         """A stage that keeps nothing: its rows and the late one are read off the user's own job."""
@@ -176,13 +176,13 @@ class Smoke:
         )
         await_stage(query, lambda: self.low("enriched") == mark(10), "all that 10:00 covers is read")
         feed.put(("a", at(11)), ("late", at(9, 59)))
-        await_stage(query, lambda: query.status().late_rows == 1, "a broken promise is seen")
-        assert query.status().late_example == "2013-01-09T09:59:00Z in batch 1"
+        await_stage(query, lambda: query.stage_status().late_rows == 1, "a broken promise is seen")
+        assert query.stage_status().late_example == "2013-01-09T09:59:00Z in batch 1"
         self.promise(at(11))
         await_stage(query, lambda: self.low("enriched") == mark(11), "it follows its input without a batch")
         # Where Spark's events are late, as on a busy machine, a batch is counted by a job of its own: let further ones come.
         while len(taken) < 20 and not any(taken):
-            batch = query.status().batch
+            batch = query.stage_status().batch
             feed.put(("a", at(11)))
             await_stage(query, partial(self.is_past, query, batch), "another batch")
         assert any(taken), "no batch was counted in the user's own job"
@@ -207,7 +207,7 @@ class Smoke:
 
         feed.put(("a", at(11)), ("a", at(11, 30)), ("b", at(11, 10)), ("c", at(12, 5)))
         query = start()
-        await_stage(query, lambda: query.status().batch == 0, "the rows are in")
+        await_stage(query, lambda: query.stage_status().batch == 0, "the rows are in")
         assert closed == [], "the hour is not over"
         self.promise(at(12))
         await_stage(query, lambda: self.low("windows") == mark(12), "the hour is over, and no row was needed to say so")
@@ -289,7 +289,7 @@ class Smoke:
         self._lease.finish()
         await_stage(query, lambda: self.low("driven").finished, "the input is finished, and so is all that was open")
         assert found() == [("a", 9, 2), ("b", 10, 3), ("c", 13, 1)]
-        assert query.status().dropped_rows == 0
+        assert query.stage_status().dropped_rows == 0
         query.stop()
         tell("drive: Spark's windows follow the input exactly, over a restart and to the end")
 

@@ -95,4 +95,4 @@ class TableFlow:
 
 
 def waits(query: lws.TrackedQuery, word: str) -> Callable[[], bool]:
-    return lambda: any(word in each for each in (*query.status().waiting_for, *query.status().holding))
+    return lambda: any(word in each for each in (*query.stage_status().waiting_for, *query.stage_status().holding))

@@ -137,5 +137,5 @@ class Follower:
     def seen(self, query: TrackedQuery) -> list[tuple[lowwater.Watermark, int | None]]:
         """All of it, when the stage has come to the watermark."""
         self._thread.join(120)
-        assert not self._thread.is_alive(), query.status()
+        assert not self._thread.is_alive(), query.stage_status()
         return self._seen

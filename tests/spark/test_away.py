@@ -47,17 +47,19 @@ def test_rule11_a_checkpoint_that_cannot_be_read_for_a_moment_holds(
     looped.symlink_to(looped)
     upstream.at(11)
     flow.eventually(
-        lambda: any(str(looped) in path for path in query.status().waiting_for), "what it waits for is named"
+        lambda: any(str(looped) in path for path in query.stage_status().waiting_for), "what it waits for is named"
     )
-    flow.eventually(lambda: in_short(query.status().waiting_for) in lw.why("stage").sentence, "also by the authority")
+    flow.eventually(
+        lambda: in_short(query.stage_status().waiting_for) in lw.why("stage").sentence, "also by the authority"
+    )
     assert query.query.isActive
     assert low(lw, "stage") == mark(10)
     looped.unlink()
     (flow.folder / "aside").rename(looped)
     flow.eventually(lambda: low(lw, "stage") == mark(11), "it goes on")
-    flow.eventually(lambda: query.status().waiting_for == (), "and waits for nothing")
+    flow.eventually(lambda: query.stage_status().waiting_for == (), "and waits for nothing")
     flow.feed.put([row("b", 11)])
-    flow.eventually(lambda: query.status().batch == 1, "batches, too")
+    flow.eventually(lambda: query.stage_status().batch == 1, "batches, too")
 
 
 def test_rule11_a_batch_that_begins_waits_for_a_checkpoint_that_cannot_be_written(
@@ -69,7 +71,7 @@ def test_rule11_a_batch_that_begins_waits_for_a_checkpoint_that_cannot_be_writte
     flow.feed.put([row("a", 9)])
     upstream.at(10)
     query = flow.start(flow.plain)
-    flow.eventually(lambda: any(str(batches) in why for why in query.status().waiting_for), "it says why")
+    flow.eventually(lambda: any(str(batches) in why for why in query.stage_status().waiting_for), "it says why")
     assert query.query.isActive
     batches.unlink()
     flow.eventually(lambda: low(lw, "stage") == mark(10), "the batch begins")
@@ -117,10 +119,10 @@ def test_head_of_w_a_source_that_is_not_mounted_for_a_moment_holds(
     mounted.mkdir()
     upstream.at(11)
     flow.eventually(
-        lambda: any("mount its volume" in why for why in query.status().waiting_for), "it holds, and says why"
+        lambda: any("mount its volume" in why for why in query.stage_status().waiting_for), "it holds, and says why"
     )
     flow.eventually(
-        lambda: in_short(query.status().waiting_for) in lw.why("stage").sentence, "and so does the authority"
+        lambda: in_short(query.stage_status().waiting_for) in lw.why("stage").sentence, "and so does the authority"
     )
     flow.eventually(lambda: low(lw, "neighbour") == mark(11), "the neighbour does not wait")
     assert low(lw, "stage") == mark(10)
@@ -128,8 +130,8 @@ def test_head_of_w_a_source_that_is_not_mounted_for_a_moment_holds(
     volume.rename(mounted)
     flow.eventually(lambda: low(lw, "stage") == mark(11), "what was read is still known")
     flow.feed.put([row("b", 11)])
-    flow.eventually(lambda: query.status().batch == 1, "and what comes is read")
-    assert query.status().waiting_for == ()
+    flow.eventually(lambda: query.stage_status().batch == 1, "and what comes is read")
+    assert query.stage_status().waiting_for == ()
 
 
 @pytest.mark.parametrize("kind", ["plain", "function"])
@@ -206,7 +208,7 @@ def test_a_call_to_the_authority_that_times_out_is_no_unreadable_file(
     late.set()
     for _ in range(2):
         assert looks.acquire(timeout=60), "the clock looks again"
-    assert query.status().waiting_for == ()
+    assert query.stage_status().waiting_for == ()
     upstream.at(11)
     late.clear()
     flow.eventually(lambda: low(lw, "stage") == mark(11), "it goes on")
@@ -250,7 +252,7 @@ def test_rule11_a_batch_does_not_wait_for_a_claim(flow: Flow, lw: lowwater.Clien
         flow.feed.put([row("a", 9)])
         flow.eventually((flow.folder / "ck/commits/0").exists, "a batch begins and ends meanwhile")
         assert not proxy.granting.is_set()
-        assert query.status().batch is None, "nobody was told of it, and asking does not wait either"
+        assert query.stage_status().batch is None, "nobody was told of it, and asking does not wait either"
         proxy.granting.set()
         flow.eventually(lambda: low(lw, "stage") == mark(10), "claimed, and reported")
         query.stop()

@@ -50,7 +50,7 @@ def test_sessions_close_a_millisecond_after_their_end(driven: Driven, lw: lowwat
         ("b", at(9, 45), at(9, 30), 2),
         ("c", at(9, 45), at(9, 35), 1),
     ]
-    assert driven.queries[0].status().dropped_rows == 0
+    assert driven.queries[0].stage_status().dropped_rows == 0
 
 
 def test_groups_of_one_time_close_a_millisecond_after_it(
@@ -115,7 +115,7 @@ def test_windows_of_windows_close_at_the_millisecond(driven: Driven, lw: lowwate
     upstream.lease.finish()
     driven.eventually(lambda: low(lw, "stage").finished, "everything is written", seconds=100)
     assert driven.rows == counts(rows + more)
-    assert driven.queries[0].status().dropped_rows == 0
+    assert driven.queries[0].stage_status().dropped_rows == 0
 
 
 def remind(key: tuple[str], frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:

@@ -282,7 +282,9 @@ def test_a_broken_promise_is_seen(driven: Driven, upstream: Upstream) -> None:
     driven.await_watermark(at(10))
     driven.feed().put([record("a", at(9, 45))])
     driven.await_read(2)
-    driven.eventually(lambda: query.status().dropped_rows >= 1, "the row is counted, once for each job of its batch")
+    driven.eventually(
+        lambda: query.stage_status().dropped_rows >= 1, "the row is counted, once for each job of its batch"
+    )
     assert driven.rows == [("a", at(9), 1)]
 
 

@@ -52,7 +52,7 @@ def test_windows_close_at_the_millisecond_and_hold_every_row(
     driven.await_watermark(END)
     assert driven.rows == counts(rows + more)
     driven.eventually(lambda: low(lw, "stage").finished, "all is written, so nothing will come")
-    assert query.status().late_rows == 0
+    assert query.stage_status().late_rows == 0
 
 
 def test_a_plain_query_is_driven(driven: Driven, lw: lowwater.Client, upstream: Upstream) -> None:
@@ -77,7 +77,7 @@ def test_a_plain_query_is_driven(driven: Driven, lw: lowwater.Client, upstream: 
     driven.eventually(lambda: low(lw, "plain").finished, "finished", seconds=100)
     found = [tuple(map(aware, row)) for row in driven.spark.read.parquet(out).collect()]
     assert sorted(found, key=repr) == counts(rows)
-    assert query.status().dropped_rows == 0
+    assert query.stage_status().dropped_rows == 0
 
 
 def test_sliding_and_shifted_windows(driven: Driven, upstream: Upstream) -> None:

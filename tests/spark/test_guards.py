@@ -461,8 +461,8 @@ def test_rule6_a_state_whose_key_depends_on_the_time_zone_is_kept_for_that(
         query = start()
         eventually(lambda: not query.query.isActive or low(lw, "stage") == mark(11), "ended, or promised")
         assert (low(lw, "stage"), flow.closed()) == (mark(9), [])
-        eventually(lambda: query.status().holding != "", "why it has ended")
-        assert "with the time zone UTC, and the stage has the time zone Asia/Tokyo" in query.status().holding
+        eventually(lambda: query.stage_status().holding != "", "why it has ended")
+        assert "with the time zone UTC, and the stage has the time zone Asia/Tokyo" in query.stage_status().holding
     finally:
         flow.spark.conf.set(zone, "UTC")
     start()
@@ -536,7 +536,7 @@ def test_s4_a_task_that_dies_after_it_has_staged(
         flow.eventually(lambda: low(lw, "stage") != lowwater.Watermark(MIN), "batch 0")
         assert low(lw, "stage") == mark(9), "held by the row"
         assert len(died) == 1
-        assert (query.status().batch, query.status().holding) == (0, "")
+        assert (query.stage_status().batch, query.stage_status().holding) == (0, "")
         query.stop()
 
 

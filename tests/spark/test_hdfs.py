@@ -156,8 +156,10 @@ def test_rule11_a_name_node_that_is_away_for_a_moment_holds(
 
     hdfs.kill()
     upstream.at(11)
-    flow.eventually(lambda: any("ConnectException" in why for why in running.status().waiting_for), "it says why")
-    flow.eventually(lambda: in_short(running.status().waiting_for) in lw.why("stage").sentence, "also the authority")
+    flow.eventually(lambda: any("ConnectException" in why for why in running.stage_status().waiting_for), "it says why")
+    flow.eventually(
+        lambda: in_short(running.stage_status().waiting_for) in lw.why("stage").sentence, "also the authority"
+    )
     flow.eventually(lambda: low(lw, "neighbour") == mark(11), "the neighbour does not wait")
     flow.feed.put([row("b", 10)])
     upstream.at(12)
@@ -165,7 +167,7 @@ def test_rule11_a_name_node_that_is_away_for_a_moment_holds(
     hdfs.start()
 
     flow.eventually(lambda: low(lw, "stage") == mark(12), "it goes on")
-    flow.eventually(lambda: running.status().waiting_for == (), "and waits for nothing")
+    flow.eventually(lambda: running.stage_status().waiting_for == (), "and waits for nothing")
     assert query.keys() == ["a", "b"]
 
 
@@ -173,10 +175,9 @@ def test_a_driven_query_closes_its_windows_from_a_checkpoint_on_hdfs(
     flow: Flow, lw: lowwater.Client, upstream: Upstream, checkpoint: Location
 ) -> None:
     stage = lws.stage(
-        flow.spark, "stage", inputs=["source"], key="key", event_time="hour", stamp=HOUR, address=flow.address
+        flow.spark, "stage", inputs=["source"], key="key", event_time="t", stamp=sf.col("hour"), address=flow.address
     )
-    frame = lws.drive(flow.read(), inputs=["source"], event_time="t")
-    windows = frame.groupBy(sf.window("t", "1 hour"), "key").count()
+    windows = stage.drive(flow.read()).groupBy(sf.window("t", "1 hour"), "key").count()
     hours = windows.select(sf.col("window.start").alias("hour"), "key")
     for hour in (10, 11):
         flow.feed.put([row(f"{hour}", hour - 1, 30), row("open", hour)])
@@ -218,7 +219,7 @@ def test_rows_are_handed_over_into_hdfs_once(
     flow.queries.append(query)
     flow.eventually(lambda: low(lw, "stage") == mark(10), "the batch is committed")
     flow.feed.put([])
-    flow.eventually(lambda: query.status().batch == 1, "one without rows as well")
+    flow.eventually(lambda: query.stage_status().batch == 1, "one without rows as well")
     flow.feed.put([row("b", 10)])
     flow.eventually(lambda: len(flow.spark.read.parquet(out).collect()) == 2, "what comes is written, too")
 

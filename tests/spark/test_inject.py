@@ -99,20 +99,20 @@ def source(kafka: Kafka, flow: Flow, tmp_path: Path) -> Source:
 def test_the_slowest_partition_holds_and_one_without_rows_holds_all(source: Source, lw: lowwater.Client) -> None:
     source.put(0, at(9), at(11), at(10, 55))
     query = source.start()
-    source.flow.eventually(lambda: query.status().batch == 0, "a batch")
+    source.flow.eventually(lambda: query.stage_status().batch == 0, "a batch")
     assert low(lw, "begin").unknown
-    assert query.status().waiting_for == (f"partition 1 of {source.name} (no row yet)",)
+    assert query.stage_status().waiting_for == (f"partition 1 of {source.name} (no row yet)",)
     source.put(1, at(9, 30))
     source.reaches(lw, 9, 20)
-    assert query.status().waiting_for == (f"partition 1 of {source.name} (at 2013-01-09T09:30:00Z)",)
+    assert query.stage_status().waiting_for == (f"partition 1 of {source.name} (at 2013-01-09T09:30:00Z)",)
     source.put(1, at(12))
     source.reaches(lw, 10, 50)
-    assert query.status().late_rows == 0
+    assert query.stage_status().late_rows == 0
     query.stop()
     source.start()
     source.put(0, at(13))
     source.reaches(lw, 11, 50)
-    assert "no row" not in str(query.status().waiting_for)
+    assert "no row" not in str(query.stage_status().waiting_for)
 
 
 def test_what_breaks_the_declared_disorder_is_named_and_lowers_nothing(
@@ -125,15 +125,17 @@ def test_what_breaks_the_declared_disorder_is_named_and_lowers_nothing(
     with caplog.at_level(logging.WARNING, "lowwater.spark"):
         # Below what its own partition had promised, though not below what was published: the declaration is wrong all the same.
         source.put(0, at(11, 20), at(11, 55))
-        source.flow.eventually(lambda: query.status().late_rows == 1, "it is counted")
+        source.flow.eventually(lambda: query.stage_status().late_rows == 1, "it is counted")
     assert low(lw, "begin") == mark(10, 50)
     example = f"2013-01-09T11:20:00Z of partition 0 of {source.name} at offset 1 in batch"
-    assert query.status().late_example.startswith(example)
+    assert query.stage_status().late_example.startswith(example)
     assert "the declaration is too small" in caplog.text
     source.put(1, at(10), at(12))
-    source.flow.eventually(lambda: query.status().late_rows == 2, "so is the other")
+    source.flow.eventually(lambda: query.stage_status().late_rows == 2, "so is the other")
     source.reaches(lw, 11, 50)
-    assert query.status().late_example.startswith(f"2013-01-09T10:00:00Z of partition 1 of {source.name} at offset 1")
+    assert query.stage_status().late_example.startswith(
+        f"2013-01-09T10:00:00Z of partition 1 of {source.name} at offset 1"
+    )
 
 
 def test_a_row_from_the_far_future_does_not_pull_the_frontier(source: Source, lw: lowwater.Client) -> None:
@@ -142,12 +144,12 @@ def test_a_row_from_the_far_future_does_not_pull_the_frontier(source: Source, lw
     source.put(0, at(9), soon)
     source.put(1, at(9))
     source.reaches(lw, 8, 50)
-    assert query.status().ahead_rows == 1
-    assert f"of partition 0 of {source.name} at offset 1 in batch" in query.status().ahead_example
+    assert query.stage_status().ahead_rows == 1
+    assert f"of partition 0 of {source.name} at offset 1 in batch" in query.stage_status().ahead_example
     source.put(0, at(10))
     source.put(1, at(10))
     source.reaches(lw, 9, 50)
-    assert query.status().late_rows == 0, "what came after it in order is not late"
+    assert query.stage_status().late_rows == 0, "what came after it in order is not late"
 
 
 class Transaction:
@@ -174,14 +176,14 @@ def held_by_a_backlog(source: Source, lw: lowwater.Client) -> None:
     unread = Transaction(source, 1, at(8, 45))
     before = max(batch for batch, *_ in source.told)
     source.put(0, at(11))
-    source.flow.eventually(lambda: (query.status().batch or 0) > before, "the newer row is read, and committed")
+    source.flow.eventually(lambda: (query.stage_status().batch or 0) > before, "the newer row is read, and committed")
     try:
         assert low(lw, "begin") == mark(8, 30), "partition 1 has a row that is not read yet"
     finally:
         unread.commit()
     # It is at its end again, after the newer row.
     source.reaches(lw, 10, 30)
-    assert query.status().late_rows == 0
+    assert query.stage_status().late_rows == 0
 
 
 def test_idle_an_idle_partition_moves_with_evidence_and_holds_with_a_backlog(
@@ -203,12 +205,12 @@ def test_by_the_clock_a_silent_topic_moves_too(source: Source, lw: lowwater.Clie
     query = source.start(source.injector(delay=timedelta(seconds=2)))
     source.flow.eventually(lambda: low(lw, "begin") > lowwater.Watermark.of(began), "it moves without a single row")
     assert low(lw, "begin") < lowwater.Watermark.of(datetime.now(UTC) - timedelta(seconds=2))
-    assert query.status().ticks > 0
+    assert query.stage_status().ticks > 0
     source.kafka.create(f"{source.name}-other")
     time = datetime.now(UTC)
     source.put(1, time)
     source.flow.eventually(lambda: low(lw, "begin") > lowwater.Watermark.of(time), "beyond a row that is read")
-    assert query.status().late_rows == 0
+    assert query.stage_status().late_rows == 0
 
 
 def test_an_added_partition_holds_until_it_is_known(source: Source, lw: lowwater.Client) -> None:
@@ -217,7 +219,7 @@ def test_an_added_partition_holds_until_it_is_known(source: Source, lw: lowwater
     source.put(1, at(9))
     source.reaches(lw, 8, 50)
     source.kafka.admin.create_partitions([NewPartitions(source.name, 3)])[source.name].result(ANSWERS_WITHIN)
-    source.flow.eventually(lambda: "partition 2" in str(query.status().waiting_for), "Spark has seen it")
+    source.flow.eventually(lambda: "partition 2" in str(query.stage_status().waiting_for), "Spark has seen it")
     source.put(0, at(10))
     source.put(1, at(10))
     source.put(2, at(9, 30))
@@ -259,7 +261,7 @@ def test_a_partition_of_a_neighbour_holds_nobody_else(kafka: Kafka, source: Sour
     source.put(1, at(10))
     source.reaches(lw, 8, 50)
     assert low(lw, "other").unknown
-    assert query.status().waiting_for[-1] == "web-1 (not declared, and it has rows)"
+    assert query.stage_status().waiting_for[-1] == "web-1 (not declared, and it has rows)"
 
 
 # -- producers ------------------------------------------------------------------------------------------------------------
@@ -290,15 +292,15 @@ def test_producers_are_waited_for_by_name_and_a_stranger_holds(flow: Flow, lw: l
     query = start("web", "app")
     flow.eventually(lambda: low(lw, "begin") == mark(9), "the slowest")
     tape.put(row("stray", 12), row("web", 10))
-    flow.eventually(lambda: (query.status().batch or 0) > 0, "a batch with a stranger")
+    flow.eventually(lambda: (query.stage_status().batch or 0) > 0, "a batch with a stranger")
     tape.put(row("web", 11))
-    flow.eventually(lambda: (query.status().batch or 0) > 1, "and one without")
+    flow.eventually(lambda: (query.stage_status().batch or 0) > 1, "and one without")
     assert low(lw, "begin") == mark(9)
-    assert query.status().waiting_for == ("stray (not declared, and it has rows)",)
+    assert query.stage_status().waiting_for == ("stray (not declared, and it has rows)",)
     query.stop()
     query = start("web", "app")
     tape.put(row("web", 13))
-    flow.eventually(lambda: (query.status().batch or 0) > 2, "a restart forgets no stranger")
+    flow.eventually(lambda: (query.stage_status().batch or 0) > 2, "a restart forgets no stranger")
     assert low(lw, "begin") == mark(9)
     query.stop()
     start("web", "app", "stray")

@@ -32,13 +32,13 @@ def test_late_rows_are_counted_with_the_oldest_and_its_range(
     upstream.at(11)
     query = flow.start(flow.windows if state else flow.plain, stamp=HOUR)
     flow.eventually(lambda: low(lw, "stage") == mark(11), "all is read")
-    assert query.status().late_range is None
+    assert query.stage_status().late_range is None
     with caplog.at_level(logging.WARNING, "lowwater.spark"):
         flow.feed.put([row("a", 12), row("b", 8, 30), row("c", 10, 59), row("d", 11)])
-        flow.eventually(lambda: query.status().late_rows == 2, "two promises are broken")
+        flow.eventually(lambda: query.stage_status().late_rows == 2, "two promises are broken")
         flow.feed.put([row("e", 9)])
-        flow.eventually(lambda: query.status().late_rows == 3, "and a third one, not older")
-    status = query.status()
+        flow.eventually(lambda: query.stage_status().late_rows == 3, "and a third one, not older")
+    status = query.stage_status()
     assert status.late_example == "2013-01-09T08:30:00Z in batch 1"
     assert status.late_range == range_of(flow, "b")
     said = [record.getMessage() for record in caplog.records if "promised" in record.getMessage()]
@@ -69,7 +69,7 @@ def test_a_replay_says_again_which_row_was_late(flow: Flow, lw: lowwater.Client,
     flow.feed.put([row("b", 8, 30)])
     with pytest.raises(RuntimeError, match="after the version"):
         query.await_termination(60)
-    assert query.status().late_rows == 0
+    assert query.stage_status().late_rows == 0
     query = flow.start(windows, stamp=HOUR)
-    flow.eventually(lambda: query.status().batch == 1, "run again")
-    assert (query.status().late_rows, query.status().late_range) == (1, range_of(flow, "b"))
+    flow.eventually(lambda: query.stage_status().batch == 1, "run again")
+    assert (query.stage_status().late_rows, query.stage_status().late_range) == (1, range_of(flow, "b"))

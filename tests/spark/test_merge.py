@@ -53,17 +53,17 @@ class Merging:
         self.lows.append(batch.low)
 
     def start(self, probe: Callable[[str, int], None] = lambda _point, _batch: None) -> lws.TrackedQuery:
-        window_start = sf.col("hour")
         stage = lws.stage(
             self.flow.spark,
             "hourly",
             inputs=["source"],
             key="key",
-            event_time=window_start,
+            event_time="t",
+            stamp=sf.col("hour"),
             ranges=2,
             address=self.flow.address,
         )
-        windows = stage.drive(self.flow.read(), event_time="t").groupBy(sf.window("t", "1 hour"), "key").count()
+        windows = stage.drive(self.flow.read()).groupBy(sf.window("t", "1 hour"), "key").count()
         counts = windows.select(sf.col("window.start").alias("hour"), "key", "count")
         query = stage.foreach_batch(
             counts, self.write, checkpoint=self.flow.folder / "ck", output_mode="update", probe=probe
@@ -90,11 +90,11 @@ def test_windows_are_merged_as_they_grow_and_are_final_below_the_watermark(
     flow.eventually(lambda: merging.found()[9, "a"] == (3, 2), "the window has grown")
     upstream.at(11)
     flow.eventually(lambda: low(lw, "hourly") == mark(10), "hours that begin before ten do not come again")
-    assert query.status().dropped_rows == 0
+    assert query.stage_status().dropped_rows == 0
     flow.feed.put([row("a", 9, 55), row("b", 11)])
     flow.eventually(lambda: (11, "b") in merging.found(), "the batch with a row that breaks the promise")
     assert merging.found() == {(9, "a"): (3, 2), (10, "b"): (1, 1), (11, "b"): (1, 1)}
-    flow.eventually(lambda: query.status().dropped_rows >= 1, "it is counted")
+    flow.eventually(lambda: query.stage_status().dropped_rows >= 1, "it is counted")
 
 
 @pytest.mark.parametrize(
@@ -125,9 +125,9 @@ def test_a_batch_that_runs_again_is_merged_once(
 
 def test_the_mode_is_for_functions_alone(flow: Flow, table: TableFlow) -> None:
     """A sink of Spark's has nothing beside the rows that says which of them are final; and there is no complete."""
-    declared: dict[str, Any] = {"inputs": ["source"], "key": "key", "event_time": sf.col("window.start")}
+    declared: dict[str, Any] = {"inputs": ["source"], "key": "key", "event_time": "t", "stamp": sf.col("window.start")}
     stage = lws.stage(flow.spark, "hourly", **declared, address=flow.address)
-    windows = stage.drive(flow.read(), event_time="t").groupBy(sf.window("t", "1 hour"), "key").count()
+    windows = stage.drive(flow.read()).groupBy(sf.window("t", "1 hour"), "key").count()
     with pytest.raises(Unsupported, match="output mode update in a driven query with a sink"):
         stage.start(windows, checkpoint=flow.folder / "ck", format="noop", output_mode="update")
     with pytest.raises(Unsupported, match="output mode complete"):

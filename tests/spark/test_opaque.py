@@ -138,15 +138,17 @@ def test_two_sources_in_one_query(flow: Flow, lw: lowwater.Client, tape: Tape) -
     query = begin.start(counted(flow).union(taped(flow)))
     flow.eventually(lambda: low(lw, "begin") >= mark(9, 2), "a minute each batch")
     tape.put(row("y", 8, 30))
-    flow.eventually(lambda: json.loads(lines(flow, query.status().batch or 0)[1]) == {"tape": {"line": 2}}, "the other")
+    flow.eventually(
+        lambda: json.loads(lines(flow, query.stage_status().batch or 0)[1]) == {"tape": {"line": 2}}, "the other"
+    )
     query.stop()
-    before = query.status().batch
+    before = query.stage_status().batch
     reached = low(lw, "begin")
     assert before is not None
     query = begin.start(counted(flow).union(taped(flow)))
     flow.eventually(lambda: low(lw, "begin") > reached, "and on after a restart")
     query.stop()
-    last = query.status().batch
+    last = query.stage_status().batch
     assert last is not None
     out = flow.spark.read.option("basePath", str(flow.folder / "out")).parquet(str(flow.folder / "out"))
     rows = out.where(f"batch <= {last}").groupBy("key").count().collect()

@@ -163,7 +163,7 @@ def test_a_fast_partition_waits_in_the_topic_for_the_slowest_and_all_rows_come(
     topic.flow.eventually(lambda: len(topic.read_of(0)) == 12, "the rest")
     topic.reaches(lw, 14, 29)
     assert topic.read_of(1) == ["09:00", "09:40", "11:00", "16:00"]
-    assert (query.status().late_rows, again.status().late_rows) == (0, 0)
+    assert (query.stage_status().late_rows, again.stage_status().late_rows) == (0, 0)
 
 
 def test_idle_a_partition_at_its_end_is_no_brake_for_ever_where_across_is_declared(
@@ -257,6 +257,6 @@ def test_the_frontier_is_exact_with_the_limit_as_without(topic: Paced, lw: lowwa
         topic.put(part, *each)
     query = topic.run(topic.begin(disorder=2 * MINUTE, skew_limit=10 * MINUTE))
     topic.reaches(lw, 9, 17)
-    assert query.status().late_rows == 0
+    assert query.stage_status().late_rows == 0
     assert mark(9, 17) == lowwater.Watermark.of(min(max(each) for each in times) - 2 * MINUTE)
     assert len({batch for batch, *_ in topic.told}) > 1, "in several steps"

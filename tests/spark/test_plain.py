@@ -48,18 +48,21 @@ def test_a_plain_query_follows_its_inputs_and_shows_broken_promises(
     assert query.lastProgress is not None
     assert query.lastProgress.batchId in [progress.batchId for progress in query.recentProgress]
     assert (query.exception(), query.awaitTermination(0.01)) == (None, False)
+    assert query.status.keys() == spark.status.keys() == {"message", "isDataAvailable", "isTriggerActive"}
+    with pytest.warns(DeprecationWarning, match="is stage_status.. now"):
+        assert query.status().low == query.stage_status().low
     # Idle: no batch comes, and the stage still follows.
     upstream.at(11)
     flow.eventually(lambda: low(lw, "stage") == mark(11), "idle", seconds=5)
-    assert (query.status().batch, query.status().ticks, query.status().late_rows) == (0, 0, 0)
+    assert (query.stage_status().batch, query.stage_status().ticks, query.stage_status().late_rows) == (0, 0, 0)
     flow.feed.put([row("a", 11), row("late", 10, 59), row("z", 10)])
-    flow.eventually(lambda: query.status().late_rows == 1, "a broken promise is seen")
-    assert query.status().late_example == "2013-01-09T10:59:00Z in batch 1"
+    flow.eventually(lambda: query.stage_status().late_rows == 1, "a broken promise is seen")
+    assert query.stage_status().late_example == "2013-01-09T10:59:00Z in batch 1"
     flow.feed.put([row("a", 11, 30)])
-    flow.eventually(lambda: query.status().batch == 2, "rows that keep the promise")
+    flow.eventually(lambda: query.stage_status().batch == 2, "rows that keep the promise")
     upstream.at(12)
     flow.eventually(lambda: low(lw, "stage") == mark(12), "it goes on")
-    assert query.status().late_rows == 1
+    assert query.stage_status().late_rows == 1
 
 
 def test_a_tracked_query_has_all_that_sparks_own_has() -> None:
@@ -101,7 +104,7 @@ def test_a_source_file_written_anew_is_named_and_read_under_another_name(
     flow.feed.put([row(key, 9) for key in "abcd"], "daily.json")
     upstream.at(16)
     said = f"{daily} (written again after it was read: give it another name)"
-    flow.eventually(lambda: query.status().waiting_for == (said,), "the second writing is named")
+    flow.eventually(lambda: query.stage_status().waiting_for == (said,), "the second writing is named")
     assert (flow.out(), low(lw, "stage")) == (["a"], mark(10))
     daily.rename(daily.with_name("daily-2.json"))
     flow.eventually(lambda: low(lw, "stage") == mark(16), "it is read under another name")
@@ -163,7 +166,7 @@ def test_a_restarted_query_goes_on_and_an_older_checkpoint_is_refused(
     query.stop()
     shutil.copytree(flow.folder / "ck", flow.folder / "old")
     query = flow.start()
-    assert query.status().low == mark(10), "what counted before the restart counts at once"
+    assert query.stage_status().low == mark(10), "what counted before the restart counts at once"
     flow.feed.put([row("b", 10)])
     upstream.at(11)
     flow.eventually(lambda: low(lw, "stage") == mark(11), "the second batch")
@@ -270,7 +273,7 @@ def test_a_checkpoint_is_of_one_kind_of_query(flow: PlainFlow, lw: lowwater.Clie
     windows = flow.read().withWatermark("t", "0 seconds").groupBy(sf.window("t", "1 hour").alias("w"), "key").count()
     frame, held = windows.select("key", sf.col("w.start").alias("t")), flow.stage("held", retention=timedelta(hours=1))
     query = flow.start(frame, checkpoint="held", stage=held, format="noop")
-    flow.eventually(lambda: query.status().batch is not None, "the first batch")
+    flow.eventually(lambda: query.stage_status().batch is not None, "the first batch")
     query.stop()
     for kept, said in ((True, "aggregation in Spark's state"), (False, "rows in Spark's state")):
         if not kept:
@@ -297,7 +300,7 @@ def test_the_query_starts_and_holds_without_the_authority(flow: PlainFlow, tmp_p
     stage = lws.stage(flow.spark, "s", inputs=["source"], key="key", event_time="t", address="127.0.0.1:1")
     query = flow.start(stage=stage)
     flow.eventually(lambda: flow.out() == ["a"] if (flow.folder / "ck/commits/0").exists() else False, "rows come out")
-    assert "UNAVAILABLE" in query.status().holding
+    assert "UNAVAILABLE" in query.stage_status().holding
 
 
 @pytest.mark.parametrize("sink", ["parquet", "orc", "csv", "memory", "noop", "console"])

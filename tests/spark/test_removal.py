@@ -270,7 +270,7 @@ def test_a_driven_query_and_a_plain_chain_lose_nothing_and_none_holds_the_others
             "windows",
             "two",
         )
-        status = writer.status()
+        status = writer.stage_status()
         assert status.removed_batches >= 2, "of both outputs"
         assert status.removed_bytes > 0
 
@@ -286,7 +286,7 @@ def test_a_driven_query_and_a_plain_chain_lose_nothing_and_none_holds_the_others
             come("two")
         assert flow.through() <= mark.read
         assert max(flow.left()) > mark.read, "what it has not read"
-        assert writer.status().removal_held_back > 0
+        assert writer.stage_status().removal_held_back > 0
 
         # It goes on where it was, and each of its windows comes once. Who reads the sink of the other one has all rows as well.
         flow.driven("windows")

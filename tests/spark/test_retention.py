@@ -89,7 +89,7 @@ class Retained:
         def read() -> bool:
             failed = query.query.exception()
             assert failed is None, str(failed)[:5000]
-            return (query.status().batch or -1) > (-1 if batch is None else batch)
+            return (query.stage_status().batch or -1) > (-1 if batch is None else batch)
 
         eventually(read, "a batch has read it", seconds=120)
         self.upstream.at(0, promise + STEP)
@@ -110,7 +110,7 @@ class Retained:
         self.upstream.at(0)
         with self.oracle.watching("stage"):
             started = self.start()
-            eventually(lambda: started.status().low == mark(0), "the inputs are read, and nothing is there")
+            eventually(lambda: started.stage_status().low == mark(0), "the inputs are read, and nothing is there")
             for number in range(STEPS):
                 self.step(number)
                 if number == STEPS // 2:
@@ -142,7 +142,7 @@ def test_nothing_comes_out_below_what_was_published(
     assert len(query.oracle.values()) >= 3, "it went on"
     assert sum(map(len, query.oracle.rows().values())) > 3, "rows came out"
     assert query.query is not None
-    assert query.query.status().late_rows == 0
+    assert query.query.stage_status().late_rows == 0
 
 
 @pytest.mark.long
@@ -156,7 +156,7 @@ def test_a_retention_that_is_too_small_leads(flow: PlainFlow, lw: lowwater.Clien
     query.run()
     assert query.query is not None
     running = query.query
-    flow.eventually(lambda: running.status().late_rows, "the broken promise is shown")
+    flow.eventually(lambda: running.stage_status().late_rows, "the broken promise is shown")
     assert query.oracle.broken() == []
 
 
@@ -165,7 +165,7 @@ def test_it_holds_until_spark_has_a_watermark_and_shows_what_spark_drops(
 ) -> None:
     upstream.at(9)
     query = Retained(flow, upstream, "windows stamped by end").start()
-    flow.eventually(lambda: query.status().low == mark(9), "the inputs are read, and nothing is there")
+    flow.eventually(lambda: query.stage_status().low == mark(9), "the inputs are read, and nothing is there")
     assert low(lw, "stage").unknown, "what Spark will hold back is not known before it has a watermark"
     flow.feed.put([{"key": "a", "t": at(9).isoformat()}])
     flow.eventually(
@@ -174,12 +174,12 @@ def test_it_holds_until_spark_has_a_watermark_and_shows_what_spark_drops(
     flow.feed.put([{"key": "a", "t": at(12).isoformat()}])
     flow.eventually(lambda: low(lw, "stage") == mark(9), "never above the inputs")
     flow.feed.put([{"key": "a", "t": at(9, 30).isoformat()}])
-    flow.eventually(lambda: query.status().dropped_rows == 1, "Spark drops what its own watermark has passed")
-    assert query.status().late_rows == 0
+    flow.eventually(lambda: query.stage_status().dropped_rows == 1, "Spark drops what its own watermark has passed")
+    assert query.stage_status().late_rows == 0
     upstream.at(15)
     flow.eventually(lambda: low(lw, "stage") == mark(11, 40), "what Spark may still hold")
     upstream.lease.finish()
-    flow.eventually(lambda: query.status().low.finished, "the inputs are finished")
+    flow.eventually(lambda: query.stage_status().low.finished, "the inputs are finished")
     assert low(lw, "stage") == mark(11, 40), "Spark still holds a window, so the stage is not finished"
 
 
@@ -208,7 +208,7 @@ def test_foreach_batch_reports_no_more_than_spark_has_let_go_of(
     for i, (_, promised, _) in enumerate(seen):
         later = [stamp for _, _, stamps in seen[i + 1 :] for stamp in stamps]
         assert [stamp for stamp in later if stamp < promised] == [], "batch.low is complete, this batch included"
-    assert running.status().late_rows == 0
+    assert running.stage_status().late_rows == 0
 
 
 class Undeclared:

@@ -109,16 +109,16 @@ def test_a_stage_goes_on_from_a_checkpoint_on_s3(
     s3.pause()
     try:
         upstream.at(12)
-        flow.eventually(lambda: any(s3.bucket in why for why in running.status().waiting_for), "it says why")
+        flow.eventually(lambda: any(s3.bucket in why for why in running.stage_status().waiting_for), "it says why")
         flow.eventually(
-            lambda: in_short(running.status().waiting_for) in lw.why("stage").sentence, "so does the authority"
+            lambda: in_short(running.stage_status().waiting_for) in lw.why("stage").sentence, "so does the authority"
         )
         flow.eventually(lambda: low(lw, "neighbour") == mark(12), "the neighbour does not wait")
         assert low(lw, "stage") == mark(11)
     finally:
         s3.resume()
     flow.eventually(lambda: low(lw, "stage") == mark(12), "it goes on")
-    flow.eventually(lambda: running.status().waiting_for == (), "and waits for nothing")
+    flow.eventually(lambda: running.stage_status().waiting_for == (), "and waits for nothing")
 
     assert query.keys() == ["10", "11"]
     assert CheckpointLog(checkpoint).last_committed() == 1
@@ -129,7 +129,7 @@ def test_a_driven_query_closes_its_windows_from_a_checkpoint_on_s3(
     flow: Flow, lw: lowwater.Client, upstream: Upstream, checkpoint: Location
 ) -> None:
     stage = lws.stage(
-        flow.spark, "stage", inputs=["source"], key="key", event_time="hour", stamp=HOUR, address=flow.address
+        flow.spark, "stage", inputs=["source"], key="key", event_time="t", stamp=sf.col("hour"), address=flow.address
     )
     frame = lws.drive(flow.read(), inputs=["source"], event_time="t")
     windows = frame.groupBy(sf.window("t", "1 hour"), "key").count()
@@ -166,7 +166,7 @@ def test_windows_of_our_own_are_closed_by_ticks_on_s3(
 
     query = start(write_batch, "stage")
     flow.feed.put([row("a", 9)])
-    flow.eventually(lambda: query.status().batch == 0, "the row is in")
+    flow.eventually(lambda: query.stage_status().batch == 0, "the row is in")
     upstream.at(10)
     flow.eventually(lambda: low(lw, "stage") == mark(10), "the hour is over")
     assert emitted == ["a"]

@@ -181,15 +181,15 @@ def test_two_outputs_of_one_query_have_their_own_ranges_and_state(
     flow.eventually(lambda: low(lw, "rejected") == mark(10), "closed in an empty batch")
     flow.eventually(lambda: low(lw, "enriched") == mark(10, 30), "which the other one goes along with")
     assert flow.closed() == [("09:00", "bad", 1)]
-    assert query.status("rejected").reported == mark(10)
-    assert query.status().reported == mark(10, 30)
+    assert query.stage_status("rejected").reported == mark(10)
+    assert query.stage_status().reported == mark(10, 30)
     with pytest.raises(ValueError, match="it has enriched, rejected"):
-        query.status("other")
+        query.stage_status("other")
     query.stop()
     # A restart begins from both states, also of a checkpoint that a release without the manifest has left.
     as_before(flow.folder / "ck")
     query = flow.run(flow.both, rejected)
-    assert query.status("rejected").reported == mark(10)
+    assert query.stage_status("rejected").reported == mark(10)
     upstream.lease.finish()
     flow.eventually(lambda: low(lw, "rejected").finished and low(lw, "enriched").finished, "nothing is held any more")
     assert flow.closed() == [("09:00", "bad", 1), ("10:00", "bad", 1)]
@@ -251,7 +251,7 @@ def test_m4_a_later_stage_follows_the_earlier_one_in_the_same_batch(
     upstream.at(11)
     flow.eventually(lambda: low(lw, "hourly") == mark(11), "idle: a window of the second closes")
     assert flow.closed()[2:] == [("10:00", "b", 1), ("10:00", "pair", 1)]
-    assert query.status("hourly").late_rows == 0
+    assert query.stage_status("hourly").late_rows == 0
     query.stop()
     upstream.at(12)
     flow.run(flow.chain, last)
@@ -277,7 +277,7 @@ def test_a_chain_that_keeps_nothing_follows_also_without_rows(
         lambda: lw.get("final")["final"].heuristic[0.99] == mark(11), "a record at 11:30 is still stamped 11:00"
     )
     assert flow.lows == [(0, "2013-01-09T10:00:00Z", "2013-01-09T10:00:00Z")]
-    assert (query.status().ticks, query.status("final").late_rows) == (0, 0)
+    assert (query.stage_status().ticks, query.stage_status("final").late_rows) == (0, 0)
 
 
 def test_a_crash_between_two_commits_leaves_the_second_behind(
@@ -323,11 +323,11 @@ def test_a_commit_that_fails_is_said_again_by_an_empty_batch(
     upstream.at(9, 30)
     query = flow.run(flow.both, flow.declare("rejected", stamp=HOUR))
     flow.eventually(lambda: low(lw, "enriched") == mark(9, 30), "the first goes on")
-    flow.eventually(lambda: query.status("rejected").holding == "the parts were lost", "the second holds")
+    flow.eventually(lambda: query.stage_status("rejected").holding == "the parts were lost", "the second holds")
     assert low(lw, "rejected").unknown
     fails.clear()
     flow.eventually(lambda: low(lw, "rejected") == mark(9), "said again")
-    assert query.status().ticks >= 1
+    assert query.stage_status().ticks >= 1
 
 
 def misuse(how: str, rows: DataFrame, batch: lws.Batch, folder: Path) -> None:

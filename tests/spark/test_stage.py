@@ -40,10 +40,10 @@ def test_a_stage_that_keeps_nothing_follows_its_inputs(flow: Flow, lw: lowwater.
     upstream.at(11)
     flow.eventually(lambda: low(lw, "stage") == mark(11), "idle", seconds=5)
     assert len(flow.batches) == 1
-    assert (query.status().batch, query.status().ticks, query.status().late_rows) == (0, 0, 0)
+    assert (query.stage_status().batch, query.stage_status().ticks, query.stage_status().late_rows) == (0, 0, 0)
     flow.feed.put([row("a", 10, 59)])
-    flow.eventually(lambda: query.status().late_rows == 1, "a broken promise is seen")
-    assert query.status().late_example == "2013-01-09T10:59:00Z in batch 1"
+    flow.eventually(lambda: query.stage_status().late_rows == 1, "a broken promise is seen")
+    assert query.stage_status().late_example == "2013-01-09T10:59:00Z in batch 1"
     assert low(lw, "stage") == mark(11)
     out = flow.folder / "out"
     assert sorted(path.name for path in out.iterdir()) == ["_lowwater_writers", "batch=0", "batch=1"]
@@ -63,7 +63,7 @@ def test_windows_close_exactly_and_without_rows(flow: Flow, lw: lowwater.Client,
     upstream.at(12)
     flow.eventually(lambda: low(lw, "stage") == mark(12), "nothing is held any more")
     assert flow.closed()[2:] == [("10:00", "c", 1)]
-    assert query.status().ticks == 2, "one batch per window that closes, none for a watermark that closes nothing"
+    assert query.stage_status().ticks == 2, "one batch per window that closes, none for a watermark that closes nothing"
     assert lw.get("stage")["stage"].heuristic[0.99] == mark(12)
 
 
@@ -139,25 +139,25 @@ def test_tasks_that_fail_die_or_are_cut_off(
         upstream.at(9)
         query = flow.start(windows, stamp=HOUR)
         flow.feed.put([row("fails", 9)])
-        flow.eventually(lambda: query.status().batch == 0, "the batch with a failing task")
+        flow.eventually(lambda: query.stage_status().batch == 0, "the batch with a failing task")
         flow.feed.put([row("dies", 9)])
-        flow.eventually(lambda: query.status().batch == 1, "the batch with a dying worker")
+        flow.eventually(lambda: query.stage_status().batch == 1, "the batch with a dying worker")
         assert (tmp_path / "failed").exists()
         assert (tmp_path / "died").exists()
         flow.eventually(lambda: low(lw, "stage") == mark(9), "both were staged again by the attempt that succeeded")
-        assert query.status().holding == ""
+        assert query.stage_status().holding == ""
 
         cutting.set()
         flow.feed.put([row("a", 9)])
-        flow.eventually(lambda: query.status().holding, "the batch is committed, but one part is missing")
+        flow.eventually(lambda: query.stage_status().holding, "the batch is committed, but one part is missing")
         upstream.at(11)
-        assert "never arrived" in query.status().holding
+        assert "never arrived" in query.stage_status().holding
         assert low(lw, "stage") == mark(9)
         assert len({(each.batch, each.task.attempt) for each in proxy.lost}) >= 1
         cutting.clear()
         flow.eventually(lambda: low(lw, "stage") == mark(11), "an empty batch stages it again")
-        assert query.status().holding == ""
-        assert query.status().ticks >= 1
+        assert query.stage_status().holding == ""
+        assert query.stage_status().ticks >= 1
         assert flow.closed() == [("09:00", "a", 1), ("09:00", "dies", 1), ("09:00", "fails", 1)]
         query.stop()
 
@@ -172,15 +172,15 @@ def test_rule11_the_pipeline_goes_on_without_the_authority(
     flow.eventually(lambda: low(lw, "stage") == mark(9), "tracked")
     authority.kill()
     flow.feed.put([row("b", 9)])
-    flow.eventually(lambda: query.status().batch == 1, "a batch without the authority")
+    flow.eventually(lambda: query.stage_status().batch == 1, "a batch without the authority")
     flow.feed.put([row("c", 9)])
-    flow.eventually(lambda: query.status().batch == 2, "and another one")
-    assert query.status().holding
+    flow.eventually(lambda: query.stage_status().batch == 2, "and another one")
+    assert query.stage_status().holding
     authority.start()
     upstream.at(11)
     flow.eventually(lambda: low(lw, "stage") == mark(11), "it is found again")
     assert flow.closed() == [("09:00", key, 1) for key in "abc"]
-    assert query.status().holding == ""
+    assert query.stage_status().holding == ""
 
 
 def test_rule11_a_stage_starts_without_the_authority_and_claims_later(
@@ -189,8 +189,8 @@ def test_rule11_a_stage_starts_without_the_authority_and_claims_later(
     authority.kill()
     flow.feed.put([row("a", 9)])
     query = flow.start(flow.windows, stamp=HOUR)
-    flow.eventually(lambda: query.status().batch == 0, "a batch of a stage that could not claim")
-    assert query.status().holding
+    flow.eventually(lambda: query.stage_status().batch == 0, "a batch of a stage that could not claim")
+    assert query.stage_status().holding
     authority.start()
     upstream.at(10, 30)
     flow.eventually(lambda: low(lw, "stage") == mark(10), "claimed, tracked, closed")
@@ -246,11 +246,11 @@ def test_a_restart_starts_from_what_its_state_holds(flow: Flow, lw: lowwater.Cli
     flow.feed.put([row("stuck", 9)])
     upstream.at(12)
     query = flow.start(flow.windows, stamp=HOUR)
-    flow.eventually(lambda: query.status().batch == 0, "batch 0")
+    flow.eventually(lambda: query.stage_status().batch == 0, "batch 0")
     flow.eventually(lambda: low(lw, "stage") == mark(9), "held")
     query.stop()
     query = flow.start(flow.windows, stamp=HOUR)
-    assert query.status().reported == mark(9)
+    assert query.stage_status().reported == mark(9)
     flow.eventually(
         lambda: (
             sorted(str(each.watermark)[11:16] for each in lw.ranges("stage")) == ["09:00", "12:00", "12:00", "12:00"]
@@ -290,13 +290,15 @@ def test_c1b_targets_fixed_at_the_start_leave_rows_behind(flow: Flow, lw: lowwat
             flow.feed.put([row("b", 13, 59)])
             upstream.at(14)
             waited.append(
-                flow.eventually(lambda: flow.queries and flow.queries[-1].status().waiting_for, "W=14:00 has been read")
+                flow.eventually(
+                    lambda: flow.queries and flow.queries[-1].stage_status().waiting_for, "W=14:00 has been read"
+                )
             )
 
     query = flow.start(write_batch, trigger={"availableNow": True})
     assert query.await_termination(60)
     assert low(lw, "stage") == mark(10)
-    assert query.status().waiting_for == waited[0] == (str(flow.feed.folder / "00002.json"),)
+    assert query.stage_status().waiting_for == waited[0] == (str(flow.feed.folder / "00002.json"),)
     query = flow.start(flow.plain, trigger={"availableNow": True})
     assert query.await_termination(60)
     assert low(lw, "stage") == mark(14)
@@ -398,9 +400,9 @@ def test_a_frontier_too_far_ahead_is_refused_and_shown(flow: Flow, lw: lowwater.
     query = declared.foreach_batch(flow.read(), write_batch, checkpoint=flow.folder / "ck")
     flow.queries.append(query)
     flow.feed.put([row("a", 9)])
-    flow.eventually(lambda: "TOO_FAR_AHEAD" in query.status().holding, "refused")
+    flow.eventually(lambda: "TOO_FAR_AHEAD" in query.stage_status().holding, "refused")
     assert low(lw, "flights").unknown
-    assert query.status().ticks == 0
+    assert query.stage_status().ticks == 0
 
 
 def test_an_injector_reports_what_is_outstanding(flow: Flow, lw: lowwater.Client) -> None:
@@ -451,4 +453,4 @@ def test_an_injector_reports_what_is_outstanding(flow: Flow, lw: lowwater.Client
     flow.eventually(
         lambda: low(lw, "flights") == mark(12), "a restarted injector goes on from its last frontier, of whole hours"
     )
-    assert query.status().batch == 3
+    assert query.stage_status().batch == 3

@@ -29,7 +29,7 @@ def test_what_is_committed_is_reported_before_the_handle_closes(
     upstream.at(12)
     query = flow.start(flow.windows, stamp=HOUR, trigger=trigger)
     assert query.await_termination(60)
-    assert low(lw, "stage") == query.status().reported == mark(12)
+    assert low(lw, "stage") == query.stage_status().reported == mark(12)
     assert flow.closed() == [("09:00", "a", 1), ("11:00", "b", 1)]
 
 

@@ -280,10 +280,10 @@ def test_a_batch_that_failed_and_is_run_again_counts_once(flow: Flow, lw: Any, u
     flow.feed.put([row("a", 8), row("b", 9), row("c", 11)])
     with pytest.raises(RuntimeError, match="after the rows"):
         query.await_termination(60)
-    assert query.status().late_rows == 0, "the batch has not ended"
+    assert query.stage_status().late_rows == 0, "the batch has not ended"
     query = flow.start(write_batch)
-    flow.eventually(lambda: query.status().batch == 1, "run again")
-    status = query.status()
+    flow.eventually(lambda: query.stage_status().batch == 1, "run again")
+    status = query.stage_status()
     [[handle]] = flow.spark.createDataFrame([("a",)], "key string").select(range_column(["key"], 4)).collect()
     assert (status.late_rows, status.late_example) == (2, "2013-01-09T08:00:00Z in batch 1")
     assert status.late_range is not None

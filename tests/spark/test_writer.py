@@ -61,7 +61,7 @@ def test_the_function_of_a_writer_gets_what_spark_gives_it(
     flow.eventually(lambda: low(lw, "stage") == mark(11), "no batch comes, and the stage follows")
     assert got == [(0, ["a", "b"])]
     flow.feed.put([row("late", 10)])
-    flow.eventually(lambda: query.status().late_rows == 1, "a row below the promise is seen")
+    flow.eventually(lambda: query.stage_status().late_rows == 1, "a row below the promise is seen")
 
 
 def test_a_function_that_fails_holds_the_stage(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:

@@ -240,10 +240,10 @@ def test_a_stage_is_refused_that_forgets_a_writer_and_holds_when_one_comes_later
         Upstream(lw, "corrections").at(9)
         upstream.at(11)
         eventually(lambda: low(lw, "daily") == lowwater.Watermark.of(at(11)), "the first writer goes on")
-        eventually(lambda: "corrections writes here" in str(one.status().waiting_for), "the reader names it")
+        eventually(lambda: "corrections writes here" in str(one.stage_status().waiting_for), "the reader names it")
         assert low(lw, "one") == lowwater.Watermark.of(at(10))
         eventually(lambda: low(lw, "both") == lowwater.Watermark.of(at(9)), "who waits for both goes on")
-        assert both.status().waiting_for == ()
+        assert both.stage_status().waiting_for == ()
         assert one.query.isActive
         driven = lws.drive(stream("out"), inputs=["daily"], event_time="t")
         with pytest.raises(Unsupported, match="corrections writes there"):

@@ -192,7 +192,7 @@ class Collector(BaseCollector):
         stages: dict[tuple[str, str], Status] = {}
         whole: dict[tuple[str, str], Status] = {}
         for query, name in queries.items():
-            found = {stage: _status(name, query.status, stage) for stage in query.stages}
+            found = {stage: _status(name, query.stage_status, stage) for stage in query.stages}
             known = {(name, stage): status for stage, status in found.items() if status is not None}
             stages |= known
             whole |= {labels: status for labels, status in known.items() if labels[1] == query.stages[0]}

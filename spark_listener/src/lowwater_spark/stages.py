@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from lowwater_spark.track.batch import Keyed
 from lowwater_spark.track.events import observe_oldest
 from lowwater_spark.track.frontier import PARTITION, Bounds
 from lowwater_spark.track.hook import Hook, WriteBatch
+from lowwater_spark.track.operators import is_windows
 from lowwater_spark.track.part import Part
 from lowwater_spark.track.plain import Plain
 from lowwater_spark.track.plan import (
@@ -52,10 +54,10 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["Declared", "Stage", "check_together", "injector", "stage"]
+    Stamp = timedelta | str | Column
+    """``"event"``, the length of windows that are stamped by their start, or the column that has the stamp."""
 
-Stamp = timedelta | str
-"""``"event"``, or the length of windows that are stamped by their start."""
+__all__ = ["Declared", "Stage", "check_together", "injector", "stage"]
 
 _MARKED_BY: Final = {DELTA: "userMetadata", ICEBERG: f"snapshot-property.{MARK}"}
 """By the format of a table: the option of its sink that leaves a mark in each commit."""
@@ -86,17 +88,18 @@ def stage(
         inputs: The computations whose output it reads; every writer of what it reads must be named. Those that have left their mark
             there are compared: a stage that forgets one is refused, or holds if the writer comes later.
         key: Column(s) whose xxhash64 decides the key range.
-        event_time: A timestamp column.
+        event_time: The event time of the frame that it reads, a timestamp column.
         ranges: Number of equal key ranges, 1 to 65,536; a stage with state keeps its number. By default 64 of a stage with a function,
             which may hold some of them back, and one of a plain query, whose ranges all stand at the same value.
         heuristics: Shares of the heuristic watermarks.
-        stamp: What the stage stamps its output with: ``"event"``, event times, or the length of windows stamped by their start.
-            The watermark is then floored to the start of the window, since a row at 14:25 opens the one of 14:00. The windows
+        stamp: What the stage stamps its output with: ``"event"``, event times; a column of the frame that is started, where that has no event times any more,
+            as ``F.col("window.start")`` of Spark's windows; or, of windows by ``batch.stateful``, their length: they are stamped by their start. Then
+            the watermark is then floored to the start of the window, since a row at 14:25 opens the one of 14:00. The windows
             must be tumbling ones that start at whole multiples of the length since 1970 in UTC, as Spark's do without
             ``startTime``: for sliding or shifted windows, sessions and days of a local time zone the floor would be too high.
             ``batch.stateful`` raises ValueError when a range holds a stamp below it; what is written without state is not checked.
         retention: For a query with Spark's own stateful operators and ``withWatermark``: how far below Spark's watermark what they
-            still hold can be stamped when it comes out. By default that of windows, where there is nothing else and ``event_time`` is their start or
+            still hold can be stamped when it comes out. By default that of windows, where there is nothing else and ``stamp`` is their start or
             end: their length, as the plan says it. Windows stamped by their end, and sessions so stamped: ``timedelta(0)``; dropDuplicatesWithinWatermark: ``timedelta(0)``; a join of two streams: how long a row waits for its match;
             a stateful function: what it keeps; several of them: the longest way down. The stage then reports the lesser of what it
             reports otherwise and Spark's watermark minus this. A declaration that is too small leads; nothing can check it
@@ -177,14 +180,21 @@ def _declare(
     if address is not None and client is not None:
         msg = "pass an address or a client, not both"
         raise ValueError(msg)
-    window = None if stamp == "event" else stamp
-    if isinstance(window, str) or (window is not None and window <= timedelta(0)):
-        msg = f'stamp is "event" or the positive length of the windows, not {stamp!r}'
+    from pyspark.sql import Column
+
+    column = stamp if isinstance(stamp, Column) else None
+    window = stamp if isinstance(stamp, timedelta) else None
+    if (column is None and window is None and stamp != "event") or (window is not None and window <= timedelta(0)):
+        msg = (
+            f'stamp is "event", a column as F.col("window.start"), or the positive length of the windows, not {stamp!r}'
+        )
         raise ValueError(msg)
     range_bounds(_RANGES if ranges is None else ranges)
     keys: tuple[Any, ...] = tuple(key) if isinstance(key, list | tuple) else (key,)
-    keyed = Keyed(keys, event_time, _RANGES if ranges is None else ranges, injector=not inputs, window=window)
-    return Stage(spark, name, inputs, keyed, tuple(heuristics), address, client, default_ranges=ranges is None)
+    time = event_time if column is None else column
+    keyed = Keyed(keys, time, _RANGES if ranges is None else ranges, injector=not inputs, window=window)
+    made = Stage(spark, name, inputs, keyed, tuple(heuristics), address, client, default_ranges=ranges is None)
+    return dataclasses.replace(made, event_time=event_time)
 
 
 _running: Final[weakref.WeakSet[TrackedQuery]] = weakref.WeakSet()
@@ -203,6 +213,8 @@ class Stage:
     address: str | None = None
     client: lowwater.Client | None = None
     retention: timedelta | None = None
+    event_time: str | Column = field(default="", kw_only=True)
+    """Of the frame that it reads. What its output is stamped with, by which its rows are counted, stands in ``keyed``."""
     default_ranges: bool = field(default=False, kw_only=True)
     """Whether nobody has said how many key ranges it has."""
     interval: float = field(default=INTERVAL, kw_only=True)
@@ -228,7 +240,7 @@ class Stage:
         self,
         df: DataFrame,
         *,
-        event_time: str,
+        event_time: str | None = None,
         step: timedelta | None = None,
         within: timedelta | None = None,
         approximate: float | None = None,
@@ -236,10 +248,14 @@ class Stage:
     ) -> DataFrame:
         """Return ``df`` under the low watermark of the stage's inputs, to be started by it: :func:`~lowwater_spark.drive`, with the inputs said once.
 
-        ``event_time`` is a column of ``df``. Other arguments, and what is raised, as of :func:`~lowwater_spark.drive`; ValueError for an injector.
+        ``event_time`` is a column of ``df``, by default the stage's. Other arguments, and what is raised, as of :func:`~lowwater_spark.drive`; ValueError for an injector.
         """
+        time = self.event_time if event_time is None else event_time
+        if not isinstance(time, str):
+            msg = f"the event_time of {self.name} is an expression; declare it by a column's name, or pass drive(..., event_time=NAME)"
+            raise TypeError(msg)
         return drive(
-            df, inputs=self.inputs, event_time=event_time, step=step, within=within, approximate=approximate, late=late
+            df, inputs=self.inputs, event_time=time, step=step, within=within, approximate=approximate, late=late
         )
 
     def foreach_batch(
@@ -295,9 +311,11 @@ class Stage:
         frame, query_name = asked.frame, asked.name or self.name
         check_session(self.spark)
         check_session(frame.sparkSession)  # the query runs with its settings
+        self._check_time(frame)
         checked = check_plan(frame.sparkSession, frame, retention=self.retention, event_time=self.keyed.event_time)
         check_output_mode(checked, asked.output_mode, function=True)
         _check_columns(frame, self.keyed)
+        self._warn_of_windows(frame, checked)
         folder = absolute(asked.checkpoint, self.spark, single_driver=single_driver)
         self._check_running(folder, query_name)
         reads = [stage.inputs for stage, inner in zip(stages, earlier, strict=True) if stage.inputs and not inner]
@@ -386,9 +404,11 @@ class Stage:
         check_session(self.spark)
         check_session(frame.sparkSession)  # the query runs with its settings
         asked.check_sink()
+        self._check_time(frame)
         checked = check_plan(frame.sparkSession, frame, retention=self.retention, event_time=self.keyed.event_time)
         check_output_mode(checked, asked.output_mode)
         _check_columns(frame, self.keyed)
+        self._warn_of_windows(frame, checked)
         folder = absolute(asked.checkpoint, self.spark, single_driver=single_driver)
         self._check_running(folder, query_name)
         checked = self._waiting_for(checked, self.inputs)
@@ -466,6 +486,33 @@ class Stage:
             return Path(local_directory(self.spark, os.fspath(asked.path), "The path"))
         except Unsupported:
             return None
+
+    def _check_time(self, frame: DataFrame) -> None:
+        """Find a frame of windows that has the declared event time no more. Raises ValueError."""
+        time = self.event_time
+        if self.keyed.event_time is not time or not isinstance(time, str) or "." in time or time in frame.columns:
+            return
+        fields: list[Any] = frame.schema.fields
+        windows = [each.name for each in fields if getattr(each.dataType, "names", None) == ["start", "end"]]
+        if windows:
+            msg = (
+                f"the frame that is started has no {time} any more: declare what {self.name} stamps its output with, as "
+                f'stamp=F.col("{windows[0]}.start")'
+            )
+            raise ValueError(msg)
+
+    def _warn_of_windows(self, frame: DataFrame, checked: Checked) -> None:
+        """Tell of a stage whose event time is a window's: before there was a name for the stamp, it was said so."""
+        time, own = self.event_time, {watermark.column for watermark in checked.watermarks}
+        if self.keyed.event_time is not time or str(time) in own | {f"Column<'{each}'>" for each in own}:
+            return
+        if any(operator.window is not None for operator in checked.operators) and is_windows(frame, time):
+            warnings.warn(
+                f"the event_time of {self.name} is a window's, and not that of the frame that it reads ({', '.join(sorted(own))}): declare that one, "
+                "and the window's as stamp=. The next release refuses it.",
+                DeprecationWarning,
+                stacklevel=3,
+            )
 
     def _check_running(self, checkpoint: Location, name: str) -> None:
         """Find what Spark would refuse, before the claim fences a query that runs."""

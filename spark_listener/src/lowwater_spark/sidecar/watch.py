@@ -38,6 +38,7 @@ from lowwater_spark.track.plain import Plain
 from lowwater_spark.track.plan import Checked
 from lowwater_spark.track.query import INTERVAL, Tracked
 from lowwater_spark.track.run import Run
+from lowwater_spark.track.status import Status
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,6 +68,10 @@ class Sidecar(Tracked):
     def __init__(self, run: Run, *, interval: float, owned: lowwater.Client | None) -> None:
         super().__init__(run, interval=interval, owned=owned)
         self._thread.start()
+
+    def status(self) -> Status:
+        """Return how the query stands, and what holds it."""
+        return self._run.status()
 
 
 def track(

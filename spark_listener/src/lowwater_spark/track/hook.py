@@ -376,7 +376,8 @@ class Hook:
         with self.run.lock:
             chosen, promised = UNREAD, MIN
             if self.run.reader is not None:
-                chosen = self.run.reader.progress.choose(plan.lines)
+                # Where a plan does not say which rows will be read, the batches before it do, which are confirmed by now.
+                chosen = self.run.reader.progress.choose(self.run.heads.counted(plan.lines, self.run.lines))
                 # What Spark has held back may be older than a promise.
                 promised = MIN if self.run.checked.retention is not None else self.run.reader.progress.reading.low
             # What Spark still holds after this batch is written by a later one.

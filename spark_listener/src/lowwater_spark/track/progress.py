@@ -2,7 +2,8 @@
 
 Two questions are kept apart:
 
-* Which W may batch N *use*, for example to close windows? The newest one whose head lies within what is planned up to N.
+* Which W may batch N *use*, for example to close windows? The newest one whose head lies within what is planned up to N; of sources whose plans do
+  not say which rows will be read, within what is committed up to N - 1, and confirmed.
 * Which W may the stage *report*? The newest one whose head lies within what is committed.
 
 A report made from an older committed batch stays true for ever: with head(W) in committed batches, everything that comes later is at
@@ -99,7 +100,7 @@ class Progress:
         self._listed = now
 
     def choose(self, lines: Sequence[Any]) -> Reading:
-        """Return the reading that a batch planned up to these lines may use. Never below one that was used before."""
+        """Return the reading that a batch may use which is known to read up to these lines. Never below one that was used before."""
         return _later(self._reading, self._candidates.newest_reached(lines, forget=False))
 
     def settle(self, committed: Committed, holding: str) -> None:

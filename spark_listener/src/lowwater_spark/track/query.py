@@ -6,8 +6,9 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, cast
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import lowwater
 from lowwater import errors
@@ -59,13 +60,9 @@ class Tracked:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._clock, name="lowwater-spark", daemon=True)
 
-    def status(self, stage: str | None = None) -> Status:
-        """Return how the query stands, and what holds it: its first stage, or the one of this name. Raises ValueError for none."""
-        return self._run.status(stage)
-
     @property
     def stages(self) -> tuple[str, ...]:
-        """The names of its stages, as :meth:`status` takes them."""
+        """The names of its stages, by which one asks how they stand."""
         return self._run.stages
 
     @property
@@ -188,11 +185,28 @@ class Tracked:
             self._owned.close()
 
 
+class SparkStatus(dict[str, Any]):
+    """Spark's status of a query, which may be called in this release: it was a method of lowwater's before."""
+
+    def __init__(self, found: Mapping[str, Any], stage_status: Callable[[str | None], Status]) -> None:
+        super().__init__(found)
+        self._stage_status = stage_status
+
+    def __call__(self, stage: str | None = None) -> Status:
+        """Return how a stage stands, with a DeprecationWarning."""
+        warnings.warn(
+            "status() of a tracked query is stage_status() now: status is Spark's, as in its own handle. The next release cannot call it.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self._stage_status(stage)
+
+
 class TrackedQuery(Tracked):
     """A running query of a tracked stage, in this process.
 
-    It has what Spark's own handle has, by Spark's names, so that code which is given one goes on: but for ``status``, which is a call here and says how
-    the stage stands (``query.query.status`` is Spark's), and :meth:`stop`, which reports what is committed first. When the run is replaced, the query is stopped.
+    It has what Spark's own handle has, by Spark's names, so that code which is given one goes on; :meth:`stop` reports what is committed first. How a stage
+    stands :meth:`stage_status` says. When the run is replaced, the query is stopped.
     """
 
     def __init__(
@@ -211,7 +225,7 @@ class TrackedQuery(Tracked):
         self._dropped = 0
         self._thread.start()
 
-    def status(self, stage: str | None = None) -> Status:
+    def stage_status(self, stage: str | None = None) -> Status:
         """Return how the query stands, and what holds it: its first stage, or the one of this name. Raises ValueError for none."""
         return dataclasses.replace(self._run.status(stage), dropped_rows=self._dropped)
 
@@ -289,6 +303,11 @@ class TrackedQuery(Tracked):
     def recentProgress(self) -> list[StreamingQueryProgress]:  # noqa: N802 - Spark's own name
         """Spark's progress of the newest batches."""
         return self.query.recentProgress
+
+    @property
+    def status(self) -> SparkStatus:
+        """Spark's status: ``message``, ``isDataAvailable`` and ``isTriggerActive``. Called, as in the releases before, it is :meth:`stage_status`."""
+        return SparkStatus(self.query.status, self.stage_status)
 
     def exception(self) -> StreamingQueryException | None:
         """Return the error of Spark's that ended it; None if there is none. What ended the tracking is raised by :meth:`await_termination`."""

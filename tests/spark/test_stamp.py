@@ -1,0 +1,68 @@
+"""What a stage reads by, and what it stamps its output with: two names for two things."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+
+import lowwater
+import lowwater_spark as lws
+from tests.kit.times import mark
+from tests.spark.flow import PlainFlow
+from tests.spark.support import Upstream, low, row
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+
+FLOW = PlainFlow
+
+
+def hourly(stage: lws.Stage, frame: DataFrame, **options: Any) -> DataFrame:
+    return stage.drive(frame, **options).groupBy(sf.window("t", "1 hour"), "key").count()
+
+
+def closed(flow: PlainFlow) -> list[tuple[int, str, int]]:
+    """Hour, key and count of what was written."""
+    found = flow.spark.read.schema("window struct<start: timestamp>, key string, count long").json(
+        str(flow.folder / "out")
+    )
+    return sorted((each.window.start.hour, each.key, each["count"]) for each in found.collect())
+
+
+def run(flow: PlainFlow, stage: lws.Stage, windows: DataFrame, lw: lowwater.Client, upstream: Upstream) -> None:
+    flow.feed.put([row("a", 9), row("a", 9, 30), row("b", 10)])
+    upstream.at(10)
+    flow.start(windows, stage=stage)
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "what begins before nine comes no more")
+    assert closed(flow) == [(9, "a", 2)]
+
+
+def test_a_frame_of_windows_has_a_stamp_of_its_own(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
+    """The event time is said once, and the retention not at all."""
+    stage = flow.stage(event_time="t", stamp=sf.col("window.start"))
+    run(flow, stage, hourly(stage, flow.read()), lw, upstream)
+
+
+def test_the_event_time_of_a_window_works_with_a_warning(
+    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    stage = flow.stage(event_time=sf.col("window.start"))
+    with pytest.warns(
+        DeprecationWarning, match=r"the frame that it reads \(t\): declare that one, and the window's as"
+    ):
+        run(flow, stage, hourly(stage, flow.read(), event_time="t"), lw, upstream)
+
+
+def test_windows_without_a_stamp_are_told_how_to_say_it(flow: PlainFlow) -> None:
+    stage = flow.stage(event_time="t")
+    with pytest.raises(ValueError, match=r'has no t any more: declare .* stamp=F.col\("window.start"\)'):
+        flow.start(hourly(stage, flow.read()), stage=stage)
+
+
+def test_what_is_no_stamp_and_no_event_time_is_refused(flow: PlainFlow) -> None:
+    with pytest.raises(ValueError, match='stamp is "event", a column'):
+        flow.stage(stamp="window.start")
+    with pytest.raises(TypeError, match="is an expression; declare it by a column's name"):
+        flow.stage(event_time=sf.col("t")).drive(flow.read())
