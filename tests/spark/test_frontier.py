@@ -125,6 +125,20 @@ def test_a_part_moves_without_rows_only_when_it_was_read_to_its_end() -> None:
     assert seen.frontier == 7, "what was proven of b is of then"
 
 
+@pytest.mark.parametrize("other", [Bounds(0, delay=8), Bounds(0), Bounds(0, across=0, delay=2)])
+def test_what_was_proven_stands_on_what_was_declared_then(other: Bounds) -> None:
+    """A declaration that was found too small is made greater: what was proven by the old one of a part that is ahead counts no more."""
+    bounds, parts = Bounds(0, delay=2), ("a", "b")
+    seen = bounds.advanced(Seen(), {"a": Found(5)}, parts, ("b",), 20)
+    assert seen.frontier == 5, "b stands at 18"
+    same = bounds.advanced(seen, {"a": Found(30)}, parts, (), 30)
+    assert same.frontier == 18
+    again = other.advanced(seen, {"a": Found(30)}, parts, (), 30)
+    assert again.frontier == 5, "it holds until something is proven anew, and does not go back"
+    seen = Seen.from_json(json.loads(json.dumps(seen.to_json())))
+    assert bounds.advanced(seen, {"a": Found(30)}, parts, (), 30) == same
+
+
 def test_the_clock_alone_asks_for_a_batch_at_most_every_second_and_only_when_it_helps() -> None:
     second = 1_000_000
     seen = Seen(frontier=0, at=0)
@@ -144,6 +158,9 @@ def test_what_was_seen_is_kept_as_it_is() -> None:
     )
     assert Seen.from_json(json.loads(json.dumps(seen.to_json()))) == seen
     assert Seen.from_json(json.loads(json.dumps(Seen().to_json()))) == Seen()
+    kept = json.loads(json.dumps(seen.to_json()))
+    del kept["by"]
+    assert Seen.from_json(kept) == seen, "of a batch before that was noted"
     assert str(seen.late_example) == "1970-01-01T00:00:00.000003Z of a at offset 2"
     assert "rows that name no producer" in str(seen.ahead_example)
 
@@ -168,6 +185,20 @@ MINUTE = timedelta(minutes=1)
 def test_arguments_that_say_nothing_are_refused_by_name(declared: dict[str, Any], said: str) -> None:
     nothing = dict.fromkeys(("disorder", "across", "delay", "ahead", "producer", "producers"))
     with pytest.raises(ValueError, match=said):
+        Bounds.of(**{**nothing, **declared})
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        ({"disorder": 600}, r"disorder is a length of event time, like timedelta\(minutes=10\), and not 600"),
+        ({"disorder": MINUTE, "delay": "10 minutes"}, "delay is a length of event time, .* and not '10 minutes'"),
+        ({"disorder": MINUTE, "producer": "p", "producers": [7]}, "compared as text: '7', and not 7"),
+    ],
+)
+def test_what_is_of_another_type_is_refused_by_name(declared: dict[str, Any], said: str) -> None:
+    nothing = dict.fromkeys(("disorder", "across", "delay", "ahead", "producer", "producers"))
+    with pytest.raises(TypeError, match=said):
         Bounds.of(**{**nothing, **declared})
 
 

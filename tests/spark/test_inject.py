@@ -308,6 +308,35 @@ def test_producers_are_waited_for_by_name_and_a_stranger_holds(flow: Flow, lw: l
     flow.eventually(lambda: low(lw, "begin") == mark(12), "declared, it is waited for")
 
 
+def test_a_batch_that_began_without_the_declarations_ends_as_it_began(flow: Flow, lw: lowwater.Client) -> None:
+    """Its function has told a frontier, and the rows tell another one."""
+    flow.spark.dataSource.register(TapeSource)
+    tape = Tape(flow.folder / "tape")
+    frame = flow.spark.readStream.format("tape").load(str(flow.folder / "tape"))
+    declared = {"disorder": MINUTES[0], "producer": "key", "producers": ["web"]}
+
+    def start(write: Callable[[DataFrame, lws.Batch], object], **given: Any) -> lws.TrackedQuery:
+        probe = given.pop("probe", lambda _point, _batch: None)
+        stage = lws.injector(flow.spark, "begin", key="key", event_time="t", ranges=2, address=flow.address, **given)
+        query = stage.foreach_batch(frame, write, checkpoint=flow.folder / "ck", probe=probe)
+        flow.queries.append(query)
+        return query
+
+    def fail(reached: str, _number: int) -> None:
+        if reached == "prepared":
+            raise ConnectionResetError(reached)
+
+    tape.put(row("web", 11))
+    with pytest.raises(Exception, match="prepared"):
+        start(lambda _rows, batch: batch.frontier(at(9)), probe=fail).await_termination(120)
+    flow.queries.clear()
+    query = start(lambda _rows, _batch: None, **declared)
+    flow.eventually(lambda: low(lw, "begin") == mark(9), "what the first run has found")
+    tape.put(row("web", 12))
+    flow.eventually(lambda: low(lw, "begin") == mark(12), "from then on the rows tell it")
+    assert query.status().late_rows == 0
+
+
 # -- what is refused ------------------------------------------------------------------------------------------------------
 
 

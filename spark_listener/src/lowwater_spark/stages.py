@@ -154,6 +154,7 @@ def injector(
     * ``delay``: the same by the clock, also when no rows come at all: how much older than the driver's clock a row may be when it is appended. Not for topics that
       are read again, whose rows are old. Both need the number of brokers, the option ``lowwater.brokers`` of the source.
     * ``producer``: go by a column that names the producer of a row, or its file, and not by partitions. Any source will do, but for ``across`` and ``delay``.
+      ``disorder`` is then of the rows of one producer, as the query reads them: all in one partition of Kafka, or it contains how far those may be apart.
     * ``producers``: all producers that are waited for. One that is not declared and has rows holds the frontier.
     * ``ahead``: how far beyond the driver's clock an event time may be, by default a day. Rows beyond do not move the frontier: they are counted and named.
     * ``skew_limit``: how far ahead of the slowest partition others are read. The topics are then read by :meth:`Stage.read_kafka`.

@@ -45,7 +45,7 @@ class Bounds:
     """What an injector declares of its source. Times are microseconds."""
 
     disorder: int
-    """How much older than a row before it in its part a row may be."""
+    """How much older than a row of its part that is read before it a row may be. Of several partitions no order is known in which they are read."""
     across: int | None = None
     """How much older than a row of another part a row may be that is appended after it; None: nobody knows."""
     delay: int | None = None
@@ -71,8 +71,17 @@ class Bounds:
         skew: timedelta | None = None,
     ) -> Self | None:
         """Return what was declared, None for nothing. Raises ValueError and TypeError, naming the argument."""
-        given = {"disorder": disorder, "across": across, "delay": delay, "ahead": ahead, "skew_limit": skew}
+        given: dict[str, Any] = {
+            "disorder": disorder,
+            "across": across,
+            "delay": delay,
+            "ahead": ahead,
+            "skew_limit": skew,
+        }
         for name, length in given.items():
+            if length is not None and not isinstance(length, timedelta):
+                msg = f"{name} is a length of event time, like timedelta(minutes=10), and not {length!r}"
+                raise TypeError(msg)
             if length is not None and length < timedelta(0):
                 msg = f"{name} is a length of event time, so it is not negative: {length!r}"
                 raise ValueError(msg)
@@ -88,7 +97,10 @@ class Bounds:
         if isinstance(producers, str):
             msg = f"producers is a list of names, not one text: [{producers!r}]"
             raise TypeError(msg)
-        named = () if producers is None else tuple(producers)
+        named: tuple[Any, ...] = () if producers is None else tuple(producers)
+        if other := [name for name in named if not isinstance(name, str)]:
+            msg = f"producers are names, which are compared as text: {str(other[0])!r}, and not {other[0]!r}"
+            raise TypeError(msg)
         if (producer is None) != (not named):
             msg = "producer= names the column, and producers= all those that are waited for, one at least: pass both or none"
             raise ValueError(msg)
@@ -148,7 +160,9 @@ class Bounds:
         for name, each in found.items():
             if each.newest is not None:
                 newest[name] = max(newest.get(name, MIN), each.newest)
-        proven = {name: micros for name, micros in before.proven.items() if name in expected}
+        # What was proven by another declaration stands on that.
+        kept = before.proven if before.by == (self.across, self.delay) else {}
+        proven = {name: micros for name, micros in kept.items() if name in expected}
         bounds = [] if self.delay is None else [now - self.delay]
         if self.across is not None and newest:
             bounds.append(max(newest.values()) - self.across)
@@ -165,6 +179,7 @@ class Bounds:
             min((each.late_example for each in found.values() if each.late_example is not None), default=None),
             sum(each.ahead for each in found.values()),
             max((each.ahead_example for each in found.values() if each.ahead_example is not None), default=None),
+            by=(self.across, self.delay),
         )
         least = min((self.of_part(after, name) for name in expected), default=MIN)
         return after if strangers else dataclasses.replace(after, frontier=max(before.frontier, least))
@@ -243,6 +258,8 @@ class Seen:
     ahead_example: Example | None = None
     unlisted: bool = False
     """Whether the ends were wanted, and Kafka did not tell."""
+    by: tuple[int | None, int | None] = (None, None)
+    """What was declared as ``across`` and ``delay``."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as it is kept with its batch."""
@@ -255,7 +272,7 @@ class Seen:
             name: None if content[name] is None else Example(*content[name])
             for name in ("late_example", "ahead_example")
         }
-        lists = {name: tuple(content[name]) for name in ("strangers", "expected")}
+        lists = {name: tuple(content[name]) for name in ("strangers", "expected", "by") if name in content}
         return cls(**{**content, **examples, **lists})
 
 

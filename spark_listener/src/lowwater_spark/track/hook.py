@@ -233,6 +233,10 @@ class Hook:
         if bounds is None:
             return None
         seen = part.entries.seen(number)
+        if seen is None and (told := part.entries.frontier(number)) is not None:
+            # Its first run was without the declarations, and the function has told the frontier.
+            batch._told(told)
+            return None
         if seen is None:
             published = part.progress.committed.reading.low
             before = part.entries.seen(number - 1) or Seen()
