@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame
@@ -77,6 +78,40 @@ def test_a_rate_limit_leaves_rows_behind(table: TableFlow, lw: lowwater.Client, 
     table.flow.eventually(lambda: low(lw, "stage") == mark(9), "all are read")
     assert [seen[offset] for offset in (Offset(first, 1), *seen) if offset.snapshot == first][:1] == [False]
     assert len(table.keys()) == 9
+
+
+def test_a_job_over_a_table_is_tracked_by_its_checkpoint(
+    table: TableFlow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """The job knows nothing of it."""
+    spark, checkpoint = table.flow.spark, str(table.flow.folder / "ck")
+    for key in "abc":
+        table.put((key, 9))
+    upstream.at(10)
+    limited = table.read(**{"streaming-max-files-per-micro-batch": "1"})
+    job = limited.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
+    promises = ["history", "nothing-skipped", "sink-visible-before-commit"]
+    said: dict[str, Any] = {"checkpoint": checkpoint, "inputs": ["source"], "promises": promises}
+    where: dict[str, Any] = {"state": table.flow.folder / "state", "address": table.flow.address}
+    sidecar = None
+    try:
+        table.flow.eventually(lambda: table.offsets != [], "it has begun")
+        with pytest.raises(Unsupported, match="does not know such a table"):
+            lws.track("stage", **said, **where, sources=["iceberg:ice.db.unheard"], spark=lambda: spark)
+        sidecar = lws.track("stage", **said, **where, sources=[f"iceberg:{table.name}"], spark=lambda: spark)
+        table.flow.eventually(lambda: low(lw, "stage") == mark(10), "all snapshots are read")
+        table.put(("z", 10))
+        upstream.at(11)
+        table.flow.eventually(lambda: low(lw, "stage") == mark(11), "it goes on")
+        job.stop()
+        last = table.put(("z", 11))
+        upstream.at(12)
+        table.flow.eventually(lambda: f"snapshot {last}" in " ".join(sidecar.status().waiting_for), "the job is away")
+        assert low(lw, "stage") == mark(11)
+    finally:
+        job.stop()
+        if sidecar is not None:
+            sidecar.stop()
 
 
 # -- what holds --------------------------------------------------------------------------------------------------------

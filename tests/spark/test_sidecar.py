@@ -587,6 +587,7 @@ SAID: dict[str, Any] = {
         ({"sources": [{"kind": "files", "path": "/in", "options": 5}]}, "options is a table"),
         ({"sources": ["files:/in,maxFileAge=soon"]}, "maxfileage: 'soon' is no duration"),
         ({"sources": ["delta:in"]}, "absolute directory or a URI"),
+        ({"sources": ["iceberg:ice.db.t,branch=x"]}, "has the option branch, which says nothing here"),
         ({"input": ["source"]}, "input is no key of a query; there are adopt, checkpoint"),
     ],
 )

@@ -188,6 +188,8 @@ def _guess(line: str) -> str:
         return "<files:/data/in>"
     if '"reservoirId"' in line:
         return "<delta:/data/table>"
+    if '"snapshot_id"' in line:
+        return "<iceberg:catalog.database.table>"
     return "<kafka:topic,lowwater.brokers=3,kafka.bootstrap.servers=broker:9092>" if line.startswith('{"') else "<?>"
 
 

@@ -16,6 +16,7 @@ from lowwater.cli.arguments import parse_duration
 from lowwater_spark.checkpoint.location import OBJECT_STORES
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.delta import DELTA
+from lowwater_spark.sources.iceberg import EARLIER, ICEBERG
 from lowwater_spark.sources.kafka import BROKERS, KAFKA
 
 __all__ = [
@@ -81,12 +82,12 @@ class SourceDeclared:
     """One source, in the order of the query."""
 
     kind: str
-    """:data:`FILES`, :data:`SINK`, ``kafka`` or ``delta``."""
+    """:data:`FILES`, :data:`SINK`, ``kafka``, ``delta`` or ``iceberg``."""
     path: str = ""
-    """Of files: the directory that is read, absolute. Of Delta: the table's, absolute or a URI."""
+    """Of files: the directory that is read, absolute. Of Delta: the table's, absolute or a URI. Of Iceberg: the table's name in a catalog, or its path."""
     topics: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
-    """Of files ``recursiveFileLookup``, ``maxFileAge`` and ``partitions``; of Kafka ``lowwater.brokers`` and all ``kafka.*``. Names in lower case."""
+    """Of files ``recursiveFileLookup``, ``maxFileAge`` and ``partitions``; of Kafka ``lowwater.brokers`` and all ``kafka.*``; of Iceberg ``lowwater.earlierRows``. Names in lower case."""
 
     @property
     def name(self) -> str:
@@ -249,10 +250,12 @@ def _allowed(found: SourceDeclared) -> set[str]:
             msg = f"{found.name}: the path of a table is an absolute directory or a URI"
             raise ValueError(msg)
         return set()
+    if found.kind == ICEBERG:
+        return {EARLIER.lower()}
     raise Unsupported(
         f"a source of the kind {found.kind!r}",
         "nobody can tell where it ends",
-        f"There are {FILES}, {SINK}, {KAFKA} and {DELTA}; begin a pipeline over others with lws.injector().",
+        f"There are {FILES}, {SINK}, {KAFKA}, {DELTA} and {ICEBERG}; begin a pipeline over others with lws.injector().",
     )
 
 

@@ -27,6 +27,8 @@ from lowwater_spark.sidecar.evidence import Evidence, query_id
 from lowwater_spark.sources.delta import DELTA, DeltaSource
 from lowwater_spark.sources.delta_log import DeltaLog
 from lowwater_spark.sources.files import FileSource, intruders
+from lowwater_spark.sources.iceberg import ICEBERG, IcebergSource
+from lowwater_spark.sources.iceberg_log import find
 from lowwater_spark.sources.kafka import KAFKA, KafkaSource
 from lowwater_spark.sources.kafka_admin import KafkaAdmin
 from lowwater_spark.sources.sink_log import SINK_LOG, list_sink
@@ -184,6 +186,15 @@ class _Beginning:
             return KafkaSource(options, KafkaAdmin(self._session(said.name)._jvm, options))
         if said.kind == DELTA:
             return DeltaSource(said.path, {"path": said.path}, DeltaLog(self._session(said.name), said.path))
+        if said.kind == ICEBERG:
+            log = find(self._session(said.name), said.path)
+            if log is None:
+                raise Unsupported(
+                    said.name,
+                    "the session does not know such a table of Iceberg",
+                    "Name it as the catalogs of the session do, and give the session Iceberg's runtime and the settings of the catalog.",
+                )
+            return IcebergSource(said.path, said.options, log, branch=log.branch)
         assert said.kind in (FILES, SINK)
         root = str(Path(said.path))
         if not Path(root).is_dir():
@@ -274,7 +285,7 @@ def _pin(manifest: Manifest, sources: list[Source], declared: Declaration) -> No
         begun = planned or (manifest.checkpoint / "sources" / str(number) / "0").exists()
         if (
             not begun
-            or not isinstance(source, KafkaSource | DeltaSource)
+            or not isinstance(source, KafkaSource | DeltaSource | IcebergSource)
             or str(number) in (manifest[source.kind] or {})
         ):
             continue
