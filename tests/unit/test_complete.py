@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lowwater.watermark import MIN
+from lowwater_spark.complete.folder import WATERMARK, complete_folder
 from lowwater_spark.complete.mark import Claim, Completeness, Log, Mark, Standing, Version, follow, read
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.delta import app_id, writer_of
@@ -267,3 +269,31 @@ def test_a_mark_is_read_as_it_was_written() -> None:
     wrong: list[Any] = [None, [], {}, {**mark.to_json(), "through": "5"}, {**mark.to_json(), "after": None}]
     for said in wrong:
         assert Mark.from_json(said) is None
+
+
+def test_who_is_claimed_after_its_first_version_is_compared_with_the_lives_that_were_there_by_then() -> None:
+    """Its first version was made without a claim, and after one of a newer life; by then its own claim is known, of the life before."""
+    older, newer = app_id("a", "older"), app_id("a", "newer")
+    versions: list[Version] = []
+
+    def write(app: str, low: int, claim: Claim | None) -> None:
+        apps = {name for version in versions for name in version.writes}
+        mark, _ = follow(app, Standing(low, claim), len(versions) - 1, apps, lambda at: versions[at])
+        versions.append(Version({app: mark}))
+
+    write(newer, 100, Claim(4, 1))
+    write(older, 500, None)
+    with pytest.raises(CheckpointMismatch, match="life 4 of a has written into the table, and this run is of life 3"):
+        write(older, 500, Claim(3, 1))
+    answer = read(1, {older, newer}, lambda at: versions[at], ["a"])
+    assert (answer.low.micros, answer.writers["a"].life) == (100, 4)
+
+
+@pytest.mark.parametrize(
+    "said", ["[]", "no JSON", '{"format": 2}', '{"format": 1}', '{"format": 1, "through": "9", "life": 1}']
+)
+def test_what_is_no_mark_of_a_directory_is_told_by_the_file(tmp_path: Path, said: str) -> None:
+    (tmp_path / "batch=0").mkdir()
+    (tmp_path / "batch=0" / WATERMARK).write_text(said, encoding="utf-8")
+    with pytest.raises(OSError, match=r"batch=0/_watermark.json (is no JSON|is of format|does not say its through)"):
+        complete_folder(tmp_path, ["a"])

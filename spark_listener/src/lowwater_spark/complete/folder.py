@@ -27,6 +27,16 @@ WATERMARK: Final = "_watermark.json"
 
 _FORMAT: Final = 1
 
+_FIELDS: Final = {
+    "format": int,
+    "through": int,
+    "life": int,
+    "epoch": int,
+    "computation": str,
+    "batch": int,
+    "since": int,
+}
+
 
 def say(folder: Location, computation: str, batch: int, since: int, standing: Standing) -> bytes:
     """Return what a batch says of itself. ``since`` is the first one of the directory. Without a claim it says what the batch before it has said."""
@@ -98,13 +108,17 @@ def _batches(folder: Location) -> set[int]:
 def _read(batch: Location) -> dict[str, Any] | None:
     """Return what a batch says, None when it says nothing. Raises OSError for what is no such file."""
     try:
-        said: dict[str, Any] = json.loads((batch / WATERMARK).read_bytes())
+        said: Any = json.loads((batch / WATERMARK).read_bytes())
     except FileNotFoundError:
         return None
     except ValueError as error:
         msg = f"{batch / WATERMARK} is no JSON"
         raise OSError(msg) from error
-    if said.get("format") != _FORMAT:
-        msg = f"{batch / WATERMARK} is of format {said.get('format')}; this release reads {_FORMAT}. Use a newer lowwater-spark."
+    if not isinstance(said, dict) or said.get("format", _FORMAT) != _FORMAT:
+        found = said.get("format") if isinstance(said, dict) else None
+        msg = f"{batch / WATERMARK} is of format {found}; this release reads {_FORMAT}. Use a newer lowwater-spark."
+        raise OSError(msg)
+    if wrong := [name for name, kind in _FIELDS.items() if type(said.get(name)) is not kind]:
+        msg = f"{batch / WATERMARK} does not say its {wrong[0]}: it was not written by lowwater, or was changed since. Restore the batch from a copy."
         raise OSError(msg)
     return said

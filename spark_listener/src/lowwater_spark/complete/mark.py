@@ -129,15 +129,20 @@ def follow(
     others = {each for each in apps if each != app and writer_of(each) == writer_of(app)}
     previous: Mark | None = None
     rewound, deleted, at = lost, "", newest
-    sought = set() if app in apps else set(others)
+    sought = set(others)
     lives: dict[str, int] = {}
-    while at >= 0 and (sought or (app in apps and (previous is None or at > previous.checked))):
+    while at >= 0:
+        unseen = app in apps and (previous is None or at > previous.checked)
+        # Before it was claimed it had no life to compare with the others'.
+        compared = app in apps and (previous is None or previous.life > 0)
+        if not unseen and (compared or not sought):
+            break
         version = log(at)
         if version is None:
             # Before its own first version nothing is of interest but who else was there.
-            rewound = rewound or (_GONE.format(at=at) if app in apps else "")
+            rewound = rewound or (_GONE.format(at=at) if unseen else "")
             break
-        if app in apps:
+        if unseen:
             rewound, deleted = version.rewinds or rewound, version.deletes or deleted
         for name, mark in version.writes.items():
             sought.discard(name)
