@@ -154,9 +154,9 @@ def test_a_rollback_holds_for_good(table: TableFlow, lw: lowwater.Client, upstre
 @pytest.mark.parametrize(
     ("statement", "operation"),
     [
-        ("delete from {table} where key = 'a'", "delete"),
+        pytest.param("delete from {table} where key = 'a'", "delete", marks=pytest.mark.long),
         ("update {table} set t = t + interval 1 hour where key = 'a'", "overwrite"),
-        ("insert overwrite {table} select * from {table}", "overwrite"),
+        pytest.param("insert overwrite {table} select * from {table}", "overwrite", marks=pytest.mark.long),
     ],
     ids=["delete", "update", "overwrite"],
 )
@@ -209,6 +209,7 @@ def test_rows_that_a_branch_publishes_late_hold_for_good(
         table.track()
 
 
+@pytest.mark.long
 def test_snapshots_that_expire_before_they_were_looked_at_hold(
     table: TableFlow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
@@ -262,6 +263,7 @@ def test_a_snapshot_without_rows_holds_nobody(table: TableFlow, lw: lowwater.Cli
 # -- who writes --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_writer_whom_the_inputs_do_not_name_is_refused_and_later_holds(
     table: TableFlow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
@@ -279,6 +281,7 @@ def test_a_writer_whom_the_inputs_do_not_name_is_refused_and_later_holds(
     assert low(lw, "stage") == mark(9)
 
 
+@pytest.mark.long
 def test_rows_of_nobody_in_a_table_of_computations_hold_for_good(
     table: TableFlow, lw: lowwater.Client, upstream: Upstream
 ) -> None:

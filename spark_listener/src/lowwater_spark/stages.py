@@ -281,7 +281,7 @@ class Stage:
         batch after a crash.
 
         Args:
-            df: Over one or more sources: files, Delta tables, or Kafka whose brokers are declared; of an injector any that Spark can read again after a crash. With Spark's own stateful
+            df: Over one or more sources: files, tables of Delta or Iceberg, or Kafka whose brokers are declared; of an injector any that Spark can read again after a crash. With Spark's own stateful
                 operators if the stage declares its ``retention``. Or a ``DataStreamWriter`` over it, as of ``df.writeStream``, that was told its
                 checkpoint, and output mode, trigger and query name as far as they are not the default ones; these are no arguments then.
             write_batch: What to do with a batch.
@@ -368,7 +368,7 @@ class Stage:
         not, and downstream has to bear with repeated rows.
 
         Args:
-            df: Over one or more sources: files, Delta tables, or Kafka whose brokers are declared; with Spark's own stateful operators if the stage declares its ``retention``.
+            df: Over one or more sources: files, tables of Delta or Iceberg, or Kafka whose brokers are declared; with Spark's own stateful operators if the stage declares its ``retention``.
                 Or a ``DataStreamWriter`` over it, ready to be started: then it is started as it was told, and this call has no argument but ``adopt``,
                 ``single_driver`` and ``skip_removed``. Its ``foreachBatch`` function gets what Spark gives it, and must return when its rows are written and durable.
                 ``foreach`` and ``clusterBy`` are refused; a table is written by ``format`` and ``path``.
