@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -85,18 +86,17 @@ def test_t1_of_two_runs_that_write_a_batch_at_a_time_one_fails(
     """The other one commits while the tasks of this one run."""
     table.put(("filled", 1))
     here, gone = flow.folder / "here", flow.folder / "gone"
+    os.mkfifo(gone)
 
     def slow(batches: Iterator[Any]) -> Iterator[Any]:
-        import time
-
         here.touch()
-        while not gone.exists():
-            time.sleep(0.01)
+        if gone.exists():
+            gone.read_bytes()  # until the test has opened and closed it
         yield from batches
 
     def write(rows: DataFrame, batch: lws.Batch) -> None:
         if not rows.isEmpty():
-            batch.write_table(rows.mapInPandas(slow, rows.schema), table.path)
+            batch.write_table(rows.coalesce(1).mapInPandas(slow, rows.schema), table.path)
 
     flow.feed.put([row("a", 9)])
     upstream.at(9)
@@ -104,7 +104,8 @@ def test_t1_of_two_runs_that_write_a_batch_at_a_time_one_fails(
     flow.eventually(here.exists, "the tasks run")
     app = app_id("stage", identity(flow.folder / "ck"))
     table.put(("b", 9), txnAppId=app, txnVersion="0")
-    gone.touch()
+    gone.write_bytes(b"")
+    gone.unlink()
     with pytest.raises(Exception, match="DELTA_CONCURRENT_TRANSACTION"):
         query.await_termination(PATIENCE)
     assert keys(flow, table.path) == ["b", "filled"]

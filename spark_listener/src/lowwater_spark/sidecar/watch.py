@@ -141,7 +141,7 @@ class _Beginning:
             evidence.begin()
             self._recognize(checkpoint, manifest, sources)
             _pin(manifest, sources, self.declared)
-            authority = Authority(used, asked, renewed=lambda asked: _as_committed(asked, CheckpointLog(checkpoint)))
+            authority = Authority(used, asked, as_of_now=lambda asked: _as_committed(asked, CheckpointLog(checkpoint)))
             keyed = Keyed((), "", 1, injector=False, window=self.declared.stamp)
             output = None if not self.declared.output else Path(self.declared.output)
             run = Run(

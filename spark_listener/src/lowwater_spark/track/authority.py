@@ -80,7 +80,7 @@ class Authority:
     client: lowwater.Client
     registration: Registration
     clock: Callable[[], float] = time.monotonic
-    renewed: Callable[[Registration], Registration] = lambda asked: asked
+    as_of_now: Callable[[Registration], Registration] = lambda asked: asked
     """Brings what a claim says of the checkpoint up to date: of one that others write and report as well."""
     lease: lowwater.Lease | None = field(default=None, init=False)
     registered: lowwater.Computation | None = field(default=None, init=False)
@@ -132,7 +132,7 @@ class Authority:
         """
         try:
             check(self.register())
-            self.registration = self.renewed(self.registration)
+            self.registration = self.as_of_now(self.registration)
             self.claim(values())
         except DEFERRABLE as failure:
             self.lost(failure)

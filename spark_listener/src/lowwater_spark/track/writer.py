@@ -25,6 +25,9 @@ __all__ = ["Writer", "writer_of"]
 
 _EVERY_BATCH: Final[Mapping[str, Any]] = {"processingTime": "0 seconds"}
 
+_FUNCTION: Final = "foreachbatch"
+"""The format of a writer with a function."""
+
 _REFUSED: Final[Mapping[str, tuple[str, str]]] = {
     "foreachWriter": (
         "foreach of a writer",
@@ -162,7 +165,7 @@ def _told(writer: DataStreamWriter) -> dict[str, Any]:
     told["frame"] = frame
     told["output_mode"] = str(fields["outputMode"].toString()).lower()
     told["trigger"] = _trigger(fields["trigger"])
-    if fields["foreachBatchWriter"] is not None:
+    if str(fields["source"]).lower() == _FUNCTION:  # a function that a later format() has replaced is still there
         told["function"] = fields["foreachBatchWriter"]
     else:
         told["format"] = str(fields["source"])
