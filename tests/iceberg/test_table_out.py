@@ -286,3 +286,19 @@ def test_a_plain_stage_leaves_its_mark_in_the_table_of_its_sink(
     found = table.log.table()
     assert found.snapshots[table.head].writer == "plain"
     assert found.snapshots[table.head].added == 1
+
+
+def test_a_directory_whose_table_cannot_be_read_now_is_not_taken_for_an_empty_one(table: TableFlow) -> None:
+    """A table of another format would be made in it, and who reads this one would never see the rows."""
+    folder = Path(table.log.table().location.removeprefix("file:")) / "metadata"
+    kept = {path: path.read_bytes() for path in folder.iterdir() if ".metadata.json" in path.name}
+    try:
+        for path in kept:
+            path.write_text("{")
+        with pytest.raises(OSError, match=r"whether an Iceberg table is in .* cannot be known"):
+            find(table.flow.spark, str(folder.parent))
+    finally:
+        for path, content in kept.items():
+            path.write_bytes(content)
+    assert find(table.flow.spark, str(folder.parent)) is not None
+    assert find(table.flow.spark, str(folder.parent.parent / "none")) is None

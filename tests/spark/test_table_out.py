@@ -223,3 +223,24 @@ def test_a_table_is_named_by_its_path_or_in_the_catalog(flow: Flow, table: Table
         path_of(flow.spark, "unheard")
     with pytest.raises(ValueError, match="relative path"):
         path_of(flow.spark, "a/table")
+
+
+@pytest.mark.parametrize(
+    "looks", [True, pytest.param(False, marks=pytest.mark.xfail(strict=True, reason="without the look"))]
+)
+def test_a_directory_with_a_table_of_iceberg_gets_no_rows_of_delta(
+    flow: Flow, table: TableFlow, looks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A catalog of Iceberg's has a table there, which this session does not know by its path: its readers would never see the rows."""
+    if not looks:
+        monkeypatch.setattr(DeltaLog, "beside_iceberg", False)
+    folder = table.path / "metadata"
+    folder.mkdir(parents=True)
+    (folder / "00000-a.metadata.json").write_text("{}")
+    frame = flow.spark.createDataFrame([("a",)], "key string")
+    log = DeltaLog(flow.spark, str(table.path))
+    with pytest.raises(Unsupported, match="a table of Iceberg is there"):
+        append(frame, log, "lowwater:c:stage", 0, {"digest": "d", "run": 1}, STANDING, replayed=False)
+    assert sorted(each.name for each in table.path.iterdir()) == ["metadata"]
+    (folder / "00000-a.metadata.json").rename(folder / "other.json")
+    assert append(frame, log, "lowwater:c:stage", 0, {"digest": "d", "run": 1}, STANDING, replayed=False)

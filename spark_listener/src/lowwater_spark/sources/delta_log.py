@@ -66,6 +66,20 @@ class DeltaLog:
 
         return self._asked("how it stands", ask)
 
+    @property
+    def beside_iceberg(self) -> bool:
+        """Whether its directory has the metadata of an Iceberg table. Raises OSError."""
+
+        def ask() -> bool:
+            log = self._log()
+            jvm: Any = self._spark._jvm
+            folder = jvm.org.apache.hadoop.fs.Path(log.dataPath(), "metadata")
+            files = folder.getFileSystem(log.newDeltaHadoopConf())
+            listed = files.listStatus(folder) if files.exists(folder) else ()
+            return any(str(each.getPath().getName()).endswith(".metadata.json") for each in listed)
+
+        return self._asked("what else is there", ask)
+
     def commit(self, version: int) -> Commit | None:
         """Return what a version says, None when it is not in the log any more. Raises OSError."""
         text = self._text(version)

@@ -25,7 +25,10 @@ def is_iceberg(table: Any) -> bool:
 
 
 def find(spark: SparkSession, name: str) -> IcebergLog | None:
-    """Return the table that a session knows by a name, or that is in a directory without a catalog; None when it is none of Iceberg, or Iceberg is not there."""
+    """Return the table that a session knows by a name, or that is in a directory without a catalog; None when it is none of Iceberg, or Iceberg is not there.
+
+    Raises OSError when nobody tells what is in a directory.
+    """
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
@@ -34,14 +37,27 @@ def find(spark: SparkSession, name: str) -> IcebergLog | None:
         return None
     try:
         if "/" in name:
-            state: Any = spark._jsparkSession.sessionState()
-            tables = jvm.org.apache.iceberg.hadoop.HadoopTables(state.newHadoopConf())
-            return IcebergLog(spark, name, tables.load(name)) if tables.exists(name) else None
+            return _in_directory(spark, name)
         place = jvm.org.apache.iceberg.spark.Spark3Util.catalogAndIdentifier(spark._jsparkSession, name)
         found = place.catalog().loadTable(place.identifier())
     except (Py4JJavaError, PySparkException):
         return None
     return IcebergLog.of(spark, found) if is_iceberg(found) else None
+
+
+def _in_directory(spark: SparkSession, path: str) -> IcebergLog | None:
+    """Return the table of a directory, None where there is none. Raises OSError when that cannot be known: there may be one, in which rows are looked for."""
+    from py4j.protocol import Py4JJavaError
+
+    jvm: Any = spark._jvm
+    state: Any = spark._jsparkSession.sessionState()
+    try:
+        tables = jvm.org.apache.iceberg.hadoop.HadoopTables(state.newHadoopConf())
+        return IcebergLog(spark, path, tables.load(path)) if tables.exists(path) else None
+    except Py4JJavaError as failure:
+        thrown = failure.java_exception
+        msg = f"whether an Iceberg table is in {path} cannot be known: {thrown.getClass().getSimpleName()}: {thrown.getMessage()}"
+        raise OSError(msg) from failure
 
 
 def _is_class(name: Any) -> bool:

@@ -91,6 +91,12 @@ def _check(spark: SparkSession, log: DeltaLog, table: Table) -> None:
             "a version does not say then which plan it was made from",
             "Set it to true, its default.",
         )
+    if table.version < 0 and log.beside_iceberg:
+        raise Unsupported(
+            f"batch.write_table() to {log.path}",
+            "a table of Iceberg is there, which this session cannot read by its path, and rows of Delta beside it are none of its rows",
+            "Name it as its catalog does, in a session with Iceberg's runtime; for a table of Delta name another directory.",
+        )
     if table.refusal:
         raise Unsupported(
             f"batch.write_table() to the Delta table {log.path}",
