@@ -24,6 +24,7 @@ from benchmarks import (
     register,
     result,
     scale,
+    skew,
     spark_overhead,
     streams,
 )
@@ -43,6 +44,7 @@ BENCHMARKS: Final[dict[str, Callable[..., list[result.Result]]]] = {
     "page": page.run,
     "incident": incident.run,
     "listing": listings.run,
+    "skew": skew.run,
 }
 
 ABOUT: Final = """\
@@ -78,6 +80,8 @@ machine, take turns by rounds, and the median round counts: read the ratio, not 
             each name its key range and worker; needs scripts/setup.sh --tests           about 10 minutes
   listing   a driver lists a source with 50,000 files, or handed-over batches, of which it has read all but ten;
             against the same without what it knows of them, and against their names alone  about a minute
+  skew      one partition of Kafka falls 36 hours behind: rows that were read and no window can close, with
+            skew_limit, against the same without; needs scripts/setup.sh --tests         about half a minute
 """
 
 MORE: Final = """\
