@@ -15,9 +15,10 @@ from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
-from lowwater_spark.errors import Unsupported
-from lowwater_spark.sources.kafka import Partition
-from lowwater_spark.sources.paced import CHUNK, Pace, paced
+from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.sources.kafka import PACE, Partition
+from lowwater_spark.sources.paced import CHUNK, LIMIT, Pace, paced
+from lowwater_spark.sources.paced_reader import PacedReader
 from tests.kit.kafka import Kafka, Row
 from tests.kit.times import at, mark
 from tests.spark.flow import Flow
@@ -260,3 +261,39 @@ def test_the_frontier_is_exact_with_the_limit_as_without(topic: Paced, lw: lowwa
     assert query.stage_status().late_rows == 0
     assert mark(9, 17) == lowwater.Watermark.of(min(max(each) for each in times) - 2 * MINUTE)
     assert len({batch for batch, *_ in topic.told}) > 1, "in several steps"
+
+
+# -- the reader, without a query -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reader(kafka: Kafka, tmp_path: Path) -> PacedReader:
+    """Of a topic with the name of the test's directory, of which three rows of the first partition are read."""
+    kafka.create(tmp_path.name, 2)
+    kafka.put(tmp_path.name, [Row(said(time), partition=0) for time in HALF_HOURS[:3]])
+    told = {"kafka.bootstrap.servers": kafka.address, "subscribe": tmp_path.name}
+    return PacedReader({**told, LIMIT: "3600000", PACE: str(tmp_path)})
+
+
+def test_a_topic_that_was_made_anew_is_not_taken_for_one_that_gives_nothing(
+    reader: PacedReader, kafka: Kafka, tmp_path: Path
+) -> None:
+    """Else it would hold without a word until the new one has as many rows, and these would never be read."""
+    read = reader.latestOffset(reader.initialOffset(), None)
+    assert read == {tmp_path.name: {"0": 3, "1": 0}}
+    kafka.delete(tmp_path.name)
+    kafka.create(tmp_path.name, 2)
+    kafka.put(tmp_path.name, [Row(said(HALF_HOURS[0]), partition=0)])
+    with pytest.raises(CheckpointMismatch, match=r"partition 0 of .*Start from a new checkpoint, with adopt=True"):
+        reader.latestOffset(read, None)
+
+
+def test_why_nothing_is_planned_is_told_once(
+    reader: PacedReader, kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    read = reader.latestOffset(reader.initialOffset(), None)
+    kafka.delete(tmp_path.name)
+    assert [reader.latestOffset(read, None) for _ in range(2)] == [read, read]
+    found = [each.getMessage() for each in caplog.records if "nothing more is planned" in each.getMessage()]
+    assert len(found) == 1
+    assert f"does not tell of the topic {tmp_path.name}" in found[0]

@@ -7,6 +7,7 @@ Imported only where PySpark is: by the driver, by Spark's driver-side Python pro
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from lowwater_spark.sources.kafka import BROKERS, PACE, Partition, vector_of
+from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.sources.kafka import BROKERS, PACE, Partition, below, vector_of
 from lowwater_spark.sources.paced import FORMAT, LIMIT, Pace, paced
 from lowwater_spark.track.kafka_out import client_settings
 from lowwater_spark.track.kafka_slot import confluent, consumer_of
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 __all__ = ["PacedKafka", "read_paced"]
+
+logger = logging.getLogger("lowwater.spark")
 
 _ISOLATION: Final = "kafka.isolation.level"
 _TOPICS: Final = "subscribe"
@@ -109,6 +113,8 @@ class PacedReader(DataSourceStreamReader):
         self._limit = int(options[LIMIT])
         self._pace = Pace(options[PACE])
         self._admin: Any = None
+        self._said = ""
+        """Why nothing was planned last."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Go to the executors without connections."""
@@ -119,11 +125,19 @@ class PacedReader(DataSourceStreamReader):
         return _line(self._listed("earliest", self._partitions()))
 
     def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:  # noqa: N802
-        """Return how far to read next, or ``start`` while there is nothing, it has to wait, or Kafka does not answer."""
+        """Return how far to read next, or ``start`` while there is nothing, it has to wait, or Kafka does not answer.
+
+        Raises CheckpointMismatch when a partition ends below where it was read to.
+        """
         before = vector_of(json.dumps(start))
         try:
             places = self._partitions()
             latest = self._listed("latest", places)
+            if below(latest, before):
+                self._admin = None  # one that has only just lost a partition to another leader may have answered
+                latest = self._listed("latest", places)
+                if cut := below(latest, before):
+                    raise CheckpointMismatch(_CUT.format(cut=cut))
             if new := [place for place in latest if place not in before]:
                 before.update(self._listed("earliest", new))
             known = {place: end for place, end in latest.items() if place in before}
@@ -137,7 +151,10 @@ class PacedReader(DataSourceStreamReader):
             standing |= self._next_times({place: before[place] for place in fresh})
             after = paced(before, known, standing, self._limit, lambda time: self._listed(time, places), fresh)
             return _line(after)
-        except (OSError, confluent().KafkaException):
+        except (OSError, confluent().KafkaException) as failure:
+            if str(failure) != self._said:
+                self._said = str(failure)
+                logger.warning("nothing more is planned of %s for now: %s", ", ".join(self._topics), failure)
             return start
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -230,6 +247,11 @@ class PacedReader(DataSourceStreamReader):
                 raise OSError(msg)
         return found
 
+
+_CUT: Final = (
+    "the log of a topic was cut off, or the topic was made anew, since it was read: {cut}. Rows below where the query stands would never be read. Start from a new checkpoint, with "
+    "adopt=True."
+)
 
 _NO_ROW: Final = -1
 """The offset of the first row at or after a time when there is none."""
