@@ -297,3 +297,85 @@ def test_what_is_no_mark_of_a_directory_is_told_by_the_file(tmp_path: Path, said
     (tmp_path / "batch=0" / WATERMARK).write_text(said, encoding="utf-8")
     with pytest.raises(OSError, match=r"batch=0/_watermark.json (is no JSON|is of format|does not say its through)"):
         complete_folder(tmp_path, ["a"])
+
+
+APP, OTHER = app_id("a", "c0"), app_id("a", "c1")
+
+LOST = "is not in the log any more"
+
+CLAIM = Claim(1, 1)
+
+
+def at(*versions: Version | None) -> Log:
+    """A log; None stands for a version that it has not any more."""
+    return lambda number: versions[number]
+
+
+def said(through: int, life: int = 1, checked: int = -1, **more: Any) -> Mark:
+    return Mark(through, life, 1, checked, **more)
+
+
+def written(mark: Mark | None, app: str = APP) -> Version:
+    return Version({app: mark})
+
+
+def asked(*versions: Version | None, apps: Collection[str] = (APP,)) -> Completeness:
+    return read(len(versions) - 1, apps, at(*versions), ("a",))
+
+
+def left(*versions: Version | None, claim: Claim | None = CLAIM, apps: Collection[str] = (APP,)) -> Mark:
+    """What a writer leaves after these versions, which stands at 9."""
+    return follow(APP, Standing(9, claim), len(versions) - 1, apps, at(*versions))[0]
+
+
+def test_a_version_that_is_gone_may_have_taken_rows_away() -> None:
+    assert asked(written(said(5)), Version()).low.micros == 5
+    assert LOST in asked(written(said(5)), None, Version()).why
+    assert LOST in asked(None, None).why
+    assert LOST in asked(Version(), None, written(said(5, checked=0))).why
+    assert LOST in left(written(said(5)), None, Version()).rewound
+    assert left(None, written(said(5, checked=0)), Version()).rewound == ""
+
+
+def test_a_run_of_an_older_life_is_refused() -> None:
+    newer = written(said(5, life=2), OTHER)
+    with pytest.raises(CheckpointMismatch, match="life 2 of a has written"):
+        left(written(said(5)), newer, apps=(APP, OTHER))
+    with pytest.raises(CheckpointMismatch, match="life 2 of a has written"):
+        left(newer, Version(), apps=(OTHER,))
+    assert left(written(said(5)), newer, claim=Claim(3, 1), apps=(APP, OTHER)).life == 3
+
+
+def test_another_checkpoint_that_nobody_sees_any_more_may_be_of_a_higher_life() -> None:
+    """Unless the one that is seen has begun after it."""
+    assert "what another checkpoint of it has said" in asked(None, written(said(5, checked=0)), apps=(APP, OTHER)).why
+    begun = left(None, written(said(5), OTHER), claim=Claim(2, 1), apps=(OTHER,))
+    assert begun.after == (OTHER,)
+    assert asked(None, None, written(begun), apps=(APP, OTHER)).low.micros == 9
+
+
+def test_what_an_earlier_life_has_said_is_not_carried_on() -> None:
+    """Without a claim, or with inputs that were changed, a writer says what its own life had said, and never more than it can."""
+    assert left(written(said(5)), claim=None).through == 5
+    assert left(written(said(12)), claim=None).through == 9
+    assert left(Version(), claim=None, apps=()).through == MIN
+    for life, through in ((1, 5), (2, MIN)):
+        standing = Standing(9, Claim(life, 1), current=False)
+        assert follow(APP, standing, 0, (APP,), at(written(said(5))))[0].through == through
+
+
+def test_what_was_found_once_stays() -> None:
+    assert "has no mark" in left(Version({APP: None})).rewound
+    lost = left(written(said(5)), Version(rewinds="restored"), Version(deletes="deleted"))
+    assert (lost.rewound, lost.deleted, lost.checked) == ("restored", "deleted", 2)
+    later = left(written(said(5)), Version(), Version(), written(lost))
+    assert (later.rewound, later.deleted, later.checked) == ("restored", "deleted", 3)
+    assert asked(Version(), Version(), Version(), written(lost)).why == "a: restored"
+
+
+def test_who_was_not_asked_for_is_told() -> None:
+    other = app_id("b", "c0")
+    versions = [written(said(5)), written(said(7), other)]
+    assert asked(*versions, apps=(APP, other)).why == "b writes into it as well: name it in writers"
+    assert read(1, (APP, other), at(*versions), ("a", "b")).low.micros == 5
+    assert asked(Version({APP: None}), apps=(APP,)).why == "a: a version of it says nothing of how far it is"
