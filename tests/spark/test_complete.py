@@ -16,12 +16,11 @@ from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
-from lowwater.watermark import MAX
 from lowwater_spark.complete.mark import Claim, Standing, follow
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.delta import app_id
 from lowwater_spark.sources.delta_log import DeltaLog
-from lowwater_spark.track import hook as hook_module
+from lowwater_spark.sources.head import Heads
 from lowwater_spark.track.batch import Ground
 from lowwater_spark.track.table_out import append
 from tests.kit.times import at, mark
@@ -192,7 +191,7 @@ def test_what_a_plan_of_a_table_or_topic_names_counts_when_it_is_committed(
 ) -> None:
     """Other rows may stand there by then. The mark of a batch counts what was committed and confirmed before it."""
     if not proven:
-        monkeypatch.setattr(hook_module.Hook, "_proven", lambda *_: MAX)
+        monkeypatch.setattr(Heads, "counted", lambda _self, planned, _settled=None: list(planned))
     flow, said = table.flow, list[tuple[lowwater.Watermark, lowwater.Watermark]]()
 
     def write(rows: DataFrame, batch: lws.Batch) -> None:
@@ -203,7 +202,7 @@ def test_what_a_plan_of_a_table_or_topic_names_counts_when_it_is_committed(
     upstream.at(9)
     table.track(write)
     flow.eventually(lambda: low(lw, "stage") == mark(9), "the first batch is committed")
-    assert said[0] == (mark(9), lowwater.Watermark.UNKNOWN)
+    assert said[0] == (lowwater.Watermark.UNKNOWN, lowwater.Watermark.UNKNOWN)
     table.put(("b", 10))
     flow.eventually(lambda: through(flow, out).low == mark(9), "and the second says so")
 

@@ -10,7 +10,9 @@ from lowwater_spark.checkpoint.location import location_of
 from lowwater_spark.complete.folder import complete_folder
 from lowwater_spark.complete.mark import Completeness, read
 from lowwater_spark.complete.table import log_of
+from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.delta_log import DeltaLog, path_of
+from lowwater_spark.sources.iceberg_log import find
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,11 +34,17 @@ def complete_through(
     ``ignore_deletes``: what DELETE or ``keep`` has taken away is not missed.
 
     Costs the reading of the versions since each writer's last one; of a directory a listing. Raises OSError when it cannot be read, Unsupported for a name that the
-    catalog does not have and for a file system that is not known, ValueError for a relative path or for no writers.
+    catalog does not have, for a table of Iceberg and for a file system that is not known, ValueError for a relative path or for no writers.
     """
     if isinstance(writers, str) or not writers:
         msg = f"writers names the computations that write into {table}, one at least: {writers!r}"
         raise ValueError(msg)
+    if find(spark, os.fspath(table)) is not None:
+        raise Unsupported(
+            f"complete_through() of the Iceberg table {os.fspath(table)}",
+            "its snapshots do not say how far it is complete",
+            "Ask the authority, or let the stage write into a Delta table.",
+        )
     asked, path = tuple(dict.fromkeys(writers)), path_of(spark, table)
     if "/" in os.fspath(table) and not _is_table(spark, path):
         return complete_folder(location_of(spark, path, "The directory"), asked, ignore_deletes=ignore_deletes)

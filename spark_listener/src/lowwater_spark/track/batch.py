@@ -139,8 +139,6 @@ class Ground:
     """None: the stage is not claimed, or not any more."""
     current: bool = True
     """Whether the batch's reading is of the inputs that are registered now."""
-    proven: int = MAX
-    """How much of the batch's reading counts already: that of sources of which a plan proves nothing counts when it is committed."""
     stands: int = MIN
     """Where the stage stands by what is committed: the least of its ranges."""
 
@@ -608,7 +606,7 @@ class Batch:
             return self._previous  # it may still be told
         self._counted_on = True
         self._fix_frontier()
-        low = min(batch._through() for batch in self._earlier) if self._earlier else min(self._low(), ground.proven)
+        low = min(batch._through() for batch in self._earlier) if self._earlier else self._low()
         held = () if manifest is None else manifest.held
         return min([floor_stamp(low, self._keyed.window), *(stamp for stamp in held if stamp is not None)])
 

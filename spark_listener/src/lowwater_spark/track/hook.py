@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
 
-from lowwater.watermark import MAX, MIN
+from lowwater.watermark import MIN
 from lowwater_spark.checkpoint.durable import sync_directory, sync_file
 from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.checkpoint.log import Plan
@@ -67,8 +67,6 @@ class _Running:
     entry: BatchEntry
     replayed: bool
     since: float
-    proven: int = MAX
-    """How much of the reading counts though the batch is not committed."""
     ended: Sequence[tuple[Committed, Outcome, str]] = ()
     """Of each stage: how it stands after the batch, and why the authority does not know it whole. Empty until the batch has ended."""
 
@@ -337,7 +335,7 @@ class Hook:
             current = reader is None or not reader.progress.is_outdated(reading)
             if current and reader is not None and part.reads and reading.low != MIN:
                 current = part.translated(reading, reader).low != MIN
-            return Ground(claim, current, running.proven, min(progress.values(progress.reading), default=MIN))
+            return Ground(claim, current, min(progress.values(progress.reading), default=MIN))
 
     def _prepare(
         self, running: _Running, batches: Sequence[Batch], outcomes: Sequence[Outcome]
@@ -388,17 +386,8 @@ class Hook:
             bound = self.run.checked.spark_bound(plan)
             chosen = dataclasses.replace(chosen, low=bound) if bound < chosen.low else chosen
             entry, replayed = self.run.parts[0].entries.begin(BatchEntry(plan.batch, plan.digest, chosen, promised))
-            self._running = _Running(plan, entry, replayed, time.time(), self._proven(plan, entry))
+            self._running = _Running(plan, entry, replayed, time.time())
             return self._running
-
-    def _proven(self, plan: Plan, entry: BatchEntry) -> int:
-        """Return how much of a batch's reading counts before it is committed: all, where what is planned is what will be read."""
-        if self.run.reader is None:
-            return MAX
-        known = self.run.heads.counted(plan.lines, self.run.lines)
-        if known == list(plan.lines):
-            return entry.reading.low
-        return min(entry.reading.low, self.run.reader.progress.choose(known).low)
 
     def _read_plan(self, number: int) -> Plan:
         """Settle the batch before, and return the plan of the one that begins, durable, with its source logs read."""
