@@ -336,7 +336,7 @@ def test_a_batch_that_began_without_the_declarations_ends_as_it_began(flow: Flow
     flow.eventually(lambda: low(lw, "begin") == mark(9), "what the first run has found")
     tape.put(row("web", 12))
     flow.eventually(lambda: low(lw, "begin") == mark(12), "from then on the rows tell it")
-    assert query.status().late_rows == 0
+    assert query.stage_status().late_rows == 0
 
 
 # -- what is refused ------------------------------------------------------------------------------------------------------

@@ -183,9 +183,13 @@ def _declare(
         raise ValueError(msg)
     from pyspark.sql import Column
 
-    column = stamp if isinstance(stamp, Column) else None
-    window = stamp if isinstance(stamp, timedelta) else None
-    if (column is None and window is None and stamp != "event") or (window is not None and window <= timedelta(0)):
+    column: Column | None = None
+    window: timedelta | None = None
+    if isinstance(stamp, Column):
+        column = stamp
+    elif isinstance(stamp, timedelta) and stamp > timedelta(0):
+        window = stamp
+    elif stamp != "event":
         msg = (
             f'stamp is "event", a column as F.col("window.start"), or the positive length of the windows, not {stamp!r}'
         )
