@@ -241,6 +241,28 @@ def test_what_a_table_does_not_show_any_more_is_refused(table: TableFlow) -> Non
     assert keys(table) == ["0", "1", "2", "z", "z"]
 
 
+def test_a_table_that_has_lost_a_batch_is_refused(table: TableFlow) -> None:
+    """It was made anew, or a writer in another process has written over its metadata. The checkpoint remembers what was written."""
+    said = {"digest": "d", "run": 1}
+
+    def write(batch: int, newest: int) -> bool:
+        rows, mark = table.rows((f"{batch}", 9)), said | {"batch": batch}
+        return append(rows, table.log, "lowwater:c:stage", batch, mark, replayed=False, newest=newest)
+
+    assert write(0, -1)
+    assert write(1, 0)
+    table.drop()
+    table.create()
+    with pytest.raises(
+        CheckpointMismatch, match="does not count batch 1 of this checkpoint, which was written, but none"
+    ):
+        write(2, 1)
+    assert keys(table) == []
+    assert write(2, -1), "nothing else would tell"
+    with pytest.raises(CheckpointMismatch, match="does not count batch 3 of this checkpoint, which was written, but 2"):
+        write(4, 3)
+
+
 def test_what_is_written_is_synced_before_it_counts(table: TableFlow, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows' files, all metadata that are new, and all directories that name them."""
     table.drop()

@@ -453,12 +453,14 @@ class Batch:
             "digest": self._entry.digest,
         }
         app = app_id(self._writer, checkpoint)
-        if isinstance(log, IcebergLog):
-            return iceberg_out.append(frame, log, app, self.id, mark, replayed=self.replayed)
-        manifest, standing = self._place.manifest, self._standing()
+        manifest = self._place.manifest
         newest = remembered(manifest, self._writer, place)
         known = -1 if newest is None else newest
-        made = table_out.append(frame, log, app, self.id, mark, standing, replayed=self.replayed, newest=known)
+        if isinstance(log, IcebergLog):
+            made = iceberg_out.append(frame, log, app, self.id, mark, replayed=self.replayed, newest=known)
+        else:
+            standing = self._standing()
+            made = table_out.append(frame, log, app, self.id, mark, standing, replayed=self.replayed, newest=known)
         if known < self.id:
             remember(manifest, self._writer, place, self.id)
         return made

@@ -58,11 +58,21 @@ class Written(NamedTuple):
             raise OSError(msg) from error
 
 
-def append(frame: DataFrame, log: IcebergLog, app: str, batch: int, mark: Mapping[str, Any], *, replayed: bool) -> bool:
+def append(
+    frame: DataFrame,
+    log: IcebergLog,
+    app: str,
+    batch: int,
+    mark: Mapping[str, Any],
+    *,
+    replayed: bool,
+    newest: int = -1,
+) -> bool:
     """Append rows to a table as one snapshot of the batch, once; False when that had been done before. Durable when it returns.
 
-    ``app`` is who counts its batches in the table. ``mark`` is what the snapshot says of the batch, its ``digest`` and the number of its ``run`` among it. Raises
-    CheckpointMismatch when the table has a batch of another plan, or a later one, and when another run of the checkpoint writes at the same time; Unsupported for a
+    ``app`` is who counts its batches in the table. ``mark`` is what the snapshot says of the batch, its ``digest`` and the number of its ``run`` among it. ``newest`` is
+    the number of the newest batch that was written into the table, as far as the checkpoint remembers. Raises
+    CheckpointMismatch when the table has a batch of another plan, or a later one, or has lost one, and when another run of the checkpoint writes at the same time; Unsupported for a
     table that cannot tell, and what Iceberg raises. Costs, beside Iceberg's own write, a reading of the table's metadata before it and one after it.
     """
     spark = frame.sparkSession
@@ -70,7 +80,8 @@ def append(frame: DataFrame, log: IcebergLog, app: str, batch: int, mark: Mappin
     _check(spark, log, before)
     log.refresh(before)
     said = before.properties.get(app)
-    if said is not None and (found := Written.parse(said)).batch >= batch:
+    found = None if said is None else Written.parse(said)
+    if found is not None and found.batch >= batch:
         _must_match(found, log, before, batch, mark)
         if not replayed:
             msg = (
@@ -80,6 +91,12 @@ def append(frame: DataFrame, log: IcebergLog, app: str, batch: int, mark: Mappin
             raise CheckpointMismatch(msg)
         _sync(log, before, found.snapshot, set())
         return False
+    if (last := -1 if found is None else found.batch) < newest:
+        msg = (
+            f"the Iceberg table {log.name} does not count batch {newest} of this checkpoint, which was written, but {'none' if last < 0 else last} as the last: it was made "
+            f"anew, an older copy of it was put back, or another writer has replaced its metadata. {_RESTORE}"
+        )
+        raise CheckpointMismatch(msg)
     there = _metadata_files(before)
     snapshot = _commit(log, _write(frame, log), app, said, mark)
     _sync(log, log.table(), snapshot, there)
