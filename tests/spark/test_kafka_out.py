@@ -31,10 +31,10 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.sources.kafka_client import client_settings
 from lowwater_spark.sources.kafka_marks import Slot, marks_topic
 from lowwater_spark.track import kafka_out, kafka_slot
 from lowwater_spark.track.handover import publish_directory
-from lowwater_spark.track.kafka_out import client_settings
 from lowwater_spark.track.kafka_slot import Published, Publishing, SlotWriter
 from tests.kit.eventually import eventually
 from tests.kit.kafka import ANSWERS_WITHIN, Kafka

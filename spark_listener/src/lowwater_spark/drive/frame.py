@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lowwater_spark.drive.late import keep_late
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.sources.control import DIRECTORY, FORMAT, Drive
-from lowwater_spark.track.plan import check_classic, check_version
+from lowwater_spark.sources.control import DIRECTORY, FORMAT, Drive, check_version
+from lowwater_spark.track.plan import check_classic
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -21,12 +21,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from lowwater_spark.checkpoint.durable import write_over
 from lowwater_spark.checkpoint.manifest import Manifest
-from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import Line, Rowless
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 __all__ = [
     "DIRECTORY",
@@ -38,6 +41,7 @@ __all__ = [
     "Drive",
     "Offset",
     "Told",
+    "check_version",
     "is_control",
 ]
 
@@ -223,3 +227,14 @@ class ControlSource(Rowless):
             Offset.of_line(line)
         except ValueError as error:
             raise CheckpointMismatch(str(error)) from error
+
+
+def check_version(spark: SparkSession, what: str) -> None:
+    """Raise Unsupported, of ``what``, for a Spark whose Python data sources cannot go on where a query stands."""
+    version = tuple(int(part) for part in spark.version.split(".")[:2])
+    if version < (4, 2):
+        raise Unsupported(
+            f"{what} on Spark {spark.version}",
+            "a Python data source is told from where it goes on only since 4.2 (SPARK-55304); before, it could go back after a restart",
+            "Use Spark 4.2 or newer; lws.attach() and tracked stages work with older ones.",
+        )

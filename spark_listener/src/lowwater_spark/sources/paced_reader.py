@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.sources.control import check_version
 from lowwater_spark.sources.kafka import BROKERS, PACE, Partition, below, vector_of
+from lowwater_spark.sources.kafka_client import client_settings, confluent, consumer_of
 from lowwater_spark.sources.paced import FORMAT, LIMIT, Pace, paced
-from lowwater_spark.track.kafka_out import client_settings
-from lowwater_spark.track.kafka_slot import confluent, consumer_of
-from lowwater_spark.track.plan import check_version
 
 if TYPE_CHECKING:
     import pyarrow as pa

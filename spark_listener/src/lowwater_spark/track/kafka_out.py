@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from lowwater_spark.checkpoint.identity import identity
 from lowwater_spark.checkpoint.location import way
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.sources.kafka_client import client_settings, confluent, consumer_of
 from lowwater_spark.sources.kafka_marks import Begun, Slot, SlotMark, marks_topic, parse
 from lowwater_spark.track.handover import publish_directory, sweep
 from lowwater_spark.track.kafka_slot import (
@@ -32,8 +33,6 @@ from lowwater_spark.track.kafka_slot import (
     Published,
     Publishing,
     bounds,
-    confluent,
-    consumer_of,
     publish_slots,
     published_of,
     until,
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["KafkaOut", "client_settings", "spread"]
+__all__ = ["KafkaOut", "spread"]
 
 logger = logging.getLogger("lowwater.spark")
 
@@ -63,21 +62,6 @@ _SLOTS: Final = 8
 
 _MARKS: Final = 16
 """Partitions of a new topic of marks, at least: slots of other writers are rarely in the same."""
-
-_PREFIX: Final = "kafka."
-
-_OURS: Final = frozenset(
-    {
-        "enable.auto.commit",
-        "enable.gapless.guarantee",
-        "enable.idempotence",
-        "enable.partition.eof",
-        "group.id",
-        "isolation.level",
-        "transactional.id",
-    }
-)
-"""Settings that the protocol stands on."""
 
 _BY: Final[Mapping[str, str]] = {
     "buffer.memory": "kafka.queue.buffering.max.kbytes",
@@ -113,41 +97,6 @@ class _Staged(NamedTuple):
     """What the marks say before it; 0: there are none."""
     slots: Sequence[Sequence[str]]
     """The names of the files, by slot."""
-
-
-def client_settings(options: Mapping[str, object], what: str = "batch.write_kafka") -> dict[str, str]:
-    """Return Kafka's options, as Spark names them, for the client library. Raises ValueError, and Unsupported for what the protocol of ``what`` stands on.
-
-    >>> client_settings({"kafka.bootstrap.servers": "broker:9092", "kafka.acks": -1})["bootstrap.servers"]
-    'broker:9092'
-    """
-    told = {name.lower(): _text(value) for name, value in options.items()}
-    for name in told:
-        if not name.startswith(_PREFIX):
-            msg = f"{what} takes options of Kafka's client, as kafka.bootstrap.servers, and not {name}"
-            raise ValueError(msg)
-    given = {name.removeprefix(_PREFIX): value for name, value in told.items()}
-    if given.pop("acks", "all") not in ("all", "-1"):
-        raise Unsupported(
-            f"{what} with the option kafka.acks {told['kafka.acks']}",
-            "Kafka could lose what is committed and reported",
-            "Remove the option: rows are acknowledged by all replicas in sync.",
-        )
-    if ours := sorted(given.keys() & _OURS):
-        raise Unsupported(
-            f"{what} with the option kafka.{ours[0]}",
-            "that rows come once stands on what it is set to",
-            "Remove the option.",
-        )
-    if not given.get("bootstrap.servers"):
-        msg = f'{what} needs to know where the brokers are: options={{"kafka.bootstrap.servers": "broker:9092"}}'
-        raise ValueError(msg)
-    # Rows of a key go where Kafka's own client, and so Spark's sink, would put them. What goes wrong is raised, and needs no log of its own.
-    return {"partitioner": "murmur2_random", "log_level": "0", **given}
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def spread(files: Iterable[tuple[str, int]], slots: int) -> list[list[str]]:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from lowwater_spark.errors import Unsupported
+from lowwater_spark.sources.kafka_client import confluent, consumer_of
 from lowwater_spark.sources.kafka_marks import Begun, Slot, SlotMark, marks_topic, parse
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ __all__ = [
     "SlotWriter",
     "Standing",
     "bounds",
-    "confluent",
-    "consumer_of",
     "publish_slots",
     "published_of",
     "standing",
@@ -138,35 +136,6 @@ def standing(mark: SlotMark | None, job: Publishing) -> Standing:
     if mark.next == job.batch + 1:
         return Standing.DONE if mark.staged == job.staged else Standing.OTHER
     return Standing.DUE if mark.next == job.after else Standing.BEHIND
-
-
-def confluent() -> Any:
-    """Return Kafka's client library, which is an extra. Raises Unsupported when it is missing."""
-    try:
-        import confluent_kafka
-        import confluent_kafka.admin  # which the package does not import by itself
-    except ImportError as error:
-        raise Unsupported(
-            "batch.write_kafka and read_kafka without the package confluent-kafka",
-            "it is what asks Kafka, in the driver and in the Python of each executor",
-            'Install it with pip install "lowwater-spark[kafka]", there as well.',
-        ) from error
-    return confluent_kafka
-
-
-def consumer_of(settings: Mapping[str, str], *, committed: bool) -> Consumer:
-    """Return a consumer that is in no group, and says where a partition ends."""
-    made: Consumer = confluent().Consumer(
-        {
-            **settings,
-            "group.id": "lowwater",  # it has to have one, and joins none
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "isolation.level": "read_committed" if committed else "read_uncommitted",
-            "fetch.wait.max.ms": 10,
-        }
-    )
-    return made
 
 
 def publish_slots(job: Publishing, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

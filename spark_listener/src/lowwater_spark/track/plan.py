@@ -57,7 +57,6 @@ __all__ = [
     "check_session",
     "is_file_format",
     "check_trigger",
-    "check_version",
     "local_directory",
     "refuse_pattern",
 ]
@@ -121,17 +120,6 @@ def check_classic(spark: SparkSession, what: str) -> None:
             what,
             "the driver's Python must see the query's plan and its checkpoint",
             "Run the query in a classic session, where the driver is.",
-        )
-
-
-def check_version(spark: SparkSession, what: str) -> None:
-    """Raise Unsupported, of ``what``, for a Spark whose Python data sources cannot go on where a query stands."""
-    version = tuple(int(part) for part in spark.version.split(".")[:2])
-    if version < (4, 2):
-        raise Unsupported(
-            f"{what} on Spark {spark.version}",
-            "a Python data source is told from where it goes on only since 4.2 (SPARK-55304); before, it could go back after a restart",
-            "Use Spark 4.2 or newer; lws.attach() and tracked stages work with older ones.",
         )
 
 
