@@ -50,7 +50,7 @@ CONTENT: dict[str, Any] = {
     "roots": {"/data/in": [[131074, 1763800000000000000], [["/data/in/b.json", 1763800000123]]]},
     "kafka": None,
     "kafka_out": None,
-    "outputs": {"enriched": {"file:/data/enriched": 17}},
+    "outputs": None,
     "delta": None,
     "iceberg": None,
     "watched": None,

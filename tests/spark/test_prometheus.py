@@ -92,7 +92,7 @@ class Query:
         self.name = name
         self._broken = broken
 
-    def status(self, stage: str) -> lws.Status:
+    def stage_status(self, stage: str) -> lws.Status:
         if self._broken:
             raise RuntimeError(stage)
         low = lowwater.Watermark.of(at(10))
