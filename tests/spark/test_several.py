@@ -349,7 +349,7 @@ def misuse(how: str, rows: DataFrame, batch: lws.Batch, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("asked too early", "a later stage of the query has counted on what enriched holds"),
+        ("asked too early", "a later stage of the query, or an output, says already what enriched holds"),
         ("one directory", "give each stage a directory of its own"),
         ("one state", "is taken by another stage"),
         ("wrong name", "'enrichd' is no stage of this query; it has enriched, hourly"),
