@@ -37,7 +37,13 @@ def run(folder: Path, *, quick: bool = False) -> list[Result]:
     steps, keys = (2, 20) if quick else (12, 1000)
     held = measure(folder, steps, keys)
     ours, theirs = Spread((float(held["with skew_limit"][-1]),)), Spread((float(held["without"][-1]),))
-    facts = {"steps": steps, "rows_an_hour": keys, "limit_hours": HOURS, "hours_behind": steps * (FAST - 1)}
+    facts = {
+        "ranges": 0,
+        "steps": steps,
+        "rows_an_hour": keys,
+        "limit_hours": HOURS,
+        "hours_behind": steps * (FAST - 1),
+    }
     return [Result("skew", "rows_held", ours, "rows", "without a limit", theirs, facts)]
 
 
