@@ -259,8 +259,8 @@ def test_a_partition_of_a_neighbour_holds_nobody_else(kafka: Kafka, source: Sour
     frame = source.read().withColumn("producer", sf.concat(sf.lit("web-"), sf.col("partition").cast("string")))
     other = source.injector("other", producer="producer", producers=["web-0"])
     query = source.start(source.injector(), frame, also=[other])
+    source.put(1, at(10))  # first, since a batch with web-0 alone would be complete
     source.put(0, at(9))
-    source.put(1, at(10))
     source.reaches(lw, 8, 50)
     assert low(lw, "other").unknown
     assert query.stage_status().waiting_for[-1] == "web-1 (not declared, and it has rows)"
