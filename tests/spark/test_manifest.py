@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -387,3 +389,19 @@ def test_what_an_older_release_writes_after_the_decision_nobody_reads(tmp_path: 
     killed_at(tmp_path, 2)
     (tmp_path / "lowwater/reading.json").write_text(json.dumps({**OLD["reading.json"], "batch": 18}))
     assert begun(tmp_path)["reading"] == CONTENT["reading"]
+
+
+def test_entries_that_threads_note_at_the_same_time_all_stay(tmp_path: Path) -> None:
+    """One source of a query is looked at while another one is confirmed: neither takes away what the other has noted."""
+    manifest = Manifest(tmp_path)
+    manifest.take_over()
+    together = threading.Barrier(8)
+
+    def note(number: int) -> None:
+        together.wait()
+        for turn in range(20):
+            manifest.keep_entry("delta", str(number), turn)
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(note, range(8)))
+    assert Manifest(tmp_path)["delta"] == {str(number): 19 for number in range(8)}

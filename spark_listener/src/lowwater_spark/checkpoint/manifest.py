@@ -125,6 +125,11 @@ class Manifest:
                 self._noted.pop(section, None)
                 raise
 
+    def keep_entry(self, section: str, name: str, value: Any) -> None:
+        """Note one entry of a section as :meth:`keep` does. What other threads note of the section meanwhile stays: a source looks while its neighbour is confirmed."""
+        with self._lock:
+            self.keep(section, {**(self[section] or {}), name: value})
+
     def attend(self) -> None:
         """Raise FileNotFoundError when the checkpoint is away: nothing may be concluded from what is not there."""
         self._folder.stat()

@@ -292,4 +292,4 @@ def _pin(manifest: Manifest, sources: list[Source], declared: Declaration) -> No
         declared.require(
             HISTORY, f"its first batch is planned already, and nobody has noted which {source.name} that is"
         )
-        manifest.keep(source.kind, {**(manifest[source.kind] or {}), str(number): [*source.pin()]})
+        manifest.keep_entry(source.kind, str(number), [*source.pin()])

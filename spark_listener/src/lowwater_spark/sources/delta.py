@@ -500,7 +500,7 @@ class OpenDelta(Fileless):
         return pin
 
     def _keep(self, pin: Pin) -> None:
-        self._manifest.keep("delta", {**(self._manifest["delta"] or {}), self._number: list(pin)})
+        self._manifest.keep_entry("delta", self._number, list(pin))
         self._pin = pin
 
     # -- lines ----------------------------------------------------------------------------------------------------------

@@ -511,8 +511,7 @@ class OpenIceberg(Fileless):
         return pin
 
     def _keep(self, pin: Pin) -> None:
-        with _keeping:
-            self._manifest.keep("iceberg", {**(self._manifest["iceberg"] or {}), self._number: list(pin)})
+        self._manifest.keep_entry("iceberg", self._number, list(pin))
         self._pin = pin
 
     # -- lines ----------------------------------------------------------------------------------------------------------
@@ -787,9 +786,6 @@ class OpenIceberg(Fileless):
             said.append(f"{self._source.name}, {snapshot}: {left} of its {added} files are unread")
         return said[:limit]
 
-
-_keeping: Final = threading.Lock()
-"""Of the manifest's section: one source looks while another one is confirmed."""
 
 _OTHER: Final = (
     "{line!r} is not the offset of an Iceberg table in the offset log: the checkpoint was begun with another source. Start the query as it was begun, or another one "

@@ -560,9 +560,7 @@ class OpenKafka(Fileless):
 
     def _keep(self, pin: Pin) -> None:
         marks = {topic: dict(numbers) for topic, numbers in pin.marks.items()}
-        entry = [*pin._replace(marks=marks)]
-        with _keeping:
-            self._manifest.keep("kafka", {**(self._manifest["kafka"] or {}), self._number: entry})
+        self._manifest.keep_entry("kafka", self._number, [*pin._replace(marks=marks)])
 
     # -- lines ----------------------------------------------------------------------------------------------------------
 
@@ -711,9 +709,6 @@ def _check_ids(found: Identity) -> None:
 
 
 _NONE: Final = Reach(0, -1)
-
-_keeping: Final = threading.Lock()
-"""Of the manifest's section: one source looks while another one is confirmed."""
 
 _KEEP: Final = 5.0
 """Seconds, at least, between two times at which marks are made durable without a new leader: each costs two fsyncs."""

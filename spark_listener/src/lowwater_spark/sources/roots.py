@@ -102,7 +102,7 @@ class Roots:
         older = before.witnesses if before is not None and before.identity == identity else ()
         now = _Root(identity, tuple(dict.fromkeys([*newest, *older]))[:_WITNESSES])
         if now != before:
-            self._manifest.keep("roots", {**(self._manifest["roots"] or {}), root: _entry(now)})
+            self._manifest.keep_entry("roots", root, _entry(now))
         if forgiven:
             self._replaced.unlink(missing_ok=True)
 

@@ -92,7 +92,7 @@ class Place:
 
     def keep(self, entry: Mapping[str, Any]) -> None:
         """Keep it, durable when it returns. Costs and raises as :meth:`~lowwater_spark.checkpoint.manifest.Manifest.keep`."""
-        self.manifest.keep("state", {**(self.manifest["state"] or {}), self._name: entry})
+        self.manifest.keep_entry("state", self._name, entry)
 
 
 @dataclass(slots=True)
