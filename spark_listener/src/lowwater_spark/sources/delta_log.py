@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.delta import Commit, Table
+from lowwater_spark.sources.jvm import asked
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -125,15 +126,4 @@ class DeltaLog:
         return log.update(stale, nothing, nothing)
 
     def _asked(self, what: str, ask: Callable[[], T]) -> T:
-        from py4j.protocol import Py4JError, Py4JJavaError
-        from pyspark.errors import PySparkException
-
-        try:
-            return ask()
-        except Py4JJavaError as failure:
-            thrown = failure.java_exception
-            reason = f"{thrown.getClass().getSimpleName()}: {thrown.getMessage()}"
-        except (Py4JError, PySparkException) as failure:
-            reason = str(failure)
-        msg = f"the Delta table {self.path} does not tell {what}: {reason}"
-        raise OSError(msg)
+        return asked(f"the Delta table {self.path}", what, ask)

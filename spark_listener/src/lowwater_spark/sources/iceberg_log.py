@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from lowwater_spark.sources.iceberg import Table
+from lowwater_spark.sources.jvm import asked
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -168,15 +169,4 @@ class IcebergLog:
         return self._read[1] if self._read is not None and self._read[1] == found else found
 
     def _asked(self, what: str, ask: Callable[[], T]) -> T:
-        from py4j.protocol import Py4JError, Py4JJavaError
-        from pyspark.errors import PySparkException
-
-        try:
-            return ask()
-        except Py4JJavaError as failure:
-            thrown = failure.java_exception
-            reason = f"{thrown.getClass().getSimpleName()}: {thrown.getMessage()}"
-        except (Py4JError, PySparkException) as failure:
-            reason = str(failure)
-        msg = f"the Iceberg table {self.name} does not tell {what}: {reason}"
-        raise OSError(msg)
+        return asked(f"the Iceberg table {self.name}", what, ask)
