@@ -379,7 +379,8 @@ def test_what_an_abandoned_checkpoint_has_open_is_ended_by_the_next_one(out: Out
     assert out.stable() < out.end(), "a reader of what is committed would wait here"
     out.start(checkpoint="next", adopt=True)
     out.done()
-    assert out.stable() == out.end()
+    # A broker answers a commit before its marks are in all the partitions.
+    eventually(lambda: out.stable() == out.end(), "nothing is open")
     out.once()
 
 
