@@ -170,6 +170,7 @@ CALLS: Final[dict[str, Call]] = {
     "CommitBatch": _unary(
         "workers", "CommitBatch", workers_pb2.CommitBatchRequest, computation=_name, sequencer=_sequencer
     ),
+    "Vouch": _unary("workers", "Vouch", workers_pb2.VouchRequest, computation=_name, sequencer=_sequencer),
     "GetWatermarks": _unary("watermarks", "GetWatermarks", watermarks_pb2.GetWatermarksRequest, computations=_names),
     "Watch": _watch,
     "CheckComplete": _unary("watermarks", "CheckComplete", watermarks_pb2.CheckCompleteRequest, computation=_name),

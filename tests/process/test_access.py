@@ -64,7 +64,7 @@ RIGHTS: dict[str, dict[str, set[str]]] = {
 }
 
 NEEDS = {
-    "report": ("Claim", "Release", "Report", "StageTask", "PrepareBatch", "CommitBatch", "Register"),
+    "report": ("Claim", "Release", "Report", "StageTask", "PrepareBatch", "CommitBatch", "Vouch", "Register"),
     "read": ("GetWatermarks", "Watch", "CheckComplete", "ListRanges", "GetHistory"),
     "operate": ("SetInputs", "Reset", "Retire", "Drop"),
     "any": ("Locate",),

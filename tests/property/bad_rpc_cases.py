@@ -258,6 +258,9 @@ CASES: Final[dict[str, Case]] = {
     "a commit of an unprepared computation": Case(
         "CommitBatch", put(computation="a", sequencer=lambda _, p: p.sequencers["a"]), "NOT_PREPARED"
     ),
+    "a vouch of another claim": Case("Vouch", put(sequencer=STALE), "STALE_SEQUENCER"),
+    "a vouch by another version of the inputs": Case("Vouch", put(input_version=any_of(1, 2**64 - 1)), "INPUT_VERSION"),
+    "a vouch by another incarnation of the inputs": Case("Vouch", put(input_incarnations=[7]), "INCARNATION_CHANGED"),
     # -- report streams
     "a report before the open": Case("Report", up(numbered(1)), field="kind"),
     "an empty first message": Case("Report", up(lambda *_: workers_pb2.ReportRequest()), field="kind"),
@@ -305,7 +308,7 @@ _NAMED: Final = (
 CASES.update(
     {
         f"{method} of an unknown computation": Case(method, put(computation=UNKNOWN), "UNKNOWN_COMPUTATION")
-        for method in (*_NAMED, "StageTask", "PrepareBatch", "CommitBatch")
+        for method in (*_NAMED, "StageTask", "PrepareBatch", "CommitBatch", "Vouch")
     }
 )
 

@@ -90,6 +90,16 @@ class CoreMachine(Pair):
         self.same("release", lambda: self.core.release(sequencer), lambda: self.oracle.release(sequencer))
         self.check()
 
+    @rule(pick=picks, through=times, older=coins)
+    def vouch(self, pick: int, through: int, older: bool) -> None:
+        sequencer, fold = self.sequencer(pick), (self.fold[0] - (older and pick == 3), self.fold[1])
+        self.same(
+            "vouch",
+            lambda: self.core.vouch(sequencer, self.tide + through, Fold(*fold), Fold(*self.fold)),
+            lambda: self.oracle.vouch(sequencer, self.tide + through, fold, self.fold),
+        )
+        self.check()
+
     @precondition(lambda self: self.oracle.last_sequencer % 4 == 3)
     @rule(added=coins, bound=times)
     def revoke(self, added: bool, bound: int) -> None:

@@ -99,6 +99,7 @@ class Pair(RuleBasedStateMachine):
         self.steps["shrunk"] += any(group.handles is not None for group in self.core.map.run_groups())
         assert self.core.map.minimum() == self.oracle.minimum()
         assert list(self.core.history) == self.oracle.history
+        assert self.core.vouched == self.oracle.vouched
         view = self.core.published
         assert (view.low, dict(view.heuristics)) == self.shown
         assert view.low >= self.seen_low, "rule 3: what was published never goes down"

@@ -31,7 +31,7 @@ class Oracle:
         self.incarnation += 1
         self.cells = [Cell() for _ in range(CELLS)]
         self.claims: dict[int, Claim] = {}
-        self.low = MIN
+        self.low = self.vouched = MIN
         self.heuristics = dict.fromkeys(self.shares, MIN)
         self.identity: str | None = None
         self.order = (0, 0)
@@ -320,6 +320,14 @@ class Oracle:
         if batch.fold[1] != required[1]:
             raise Refusal("INCARNATION_CHANGED")
         return self.apply_prepared(now)
+
+    def vouch(self, sequencer: int, through: int, fold: tuple[int, tuple[int, ...]], required: object) -> None:
+        self.owner(sequencer)
+        if fold != required:
+            raise Refusal("INPUT_VERSION")
+        if through > self.vouched:
+            self.vouched = through
+            self.changed = self.strong = True
 
     def apply_prepared(self, now: int) -> set[tuple[str, int | None]]:
         batch, self.prepared = self.prepared, None

@@ -59,6 +59,7 @@ STUBS: Final = {
     "StageTask": workers_pb2_grpc.WorkerServiceStub,
     "PrepareBatch": workers_pb2_grpc.WorkerServiceStub,
     "CommitBatch": workers_pb2_grpc.WorkerServiceStub,
+    "Vouch": workers_pb2_grpc.WorkerServiceStub,
     "Identify": cluster_pb2_grpc.ClusterServiceStub,
 }
 """The stub of each method of the protocol but for those that need many shards: tests/process/test_shards.py."""
@@ -341,6 +342,9 @@ class Pipeline:
             "StageTask": lambda: self.stage(4),
             "PrepareBatch": lambda: self.prepare(4),
             "CommitBatch": lambda: self.commit(4),
+            "Vouch": lambda: workers_pb2.VouchRequest(
+                computation="d", sequencer=self.sequencers["d"], through_micros=14 * HOUR
+            ),
             "Identify": lambda: cluster_pb2.IdentifyRequest(token_sha256="0" * 64),
         }
         return requests[method]()

@@ -29,6 +29,7 @@ KINDS = [
     "stage",
     "prepare",
     "commit",
+    "vouch",
     "take",
     "arrive",
     "snapshot",

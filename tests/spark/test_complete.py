@@ -21,6 +21,7 @@ from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.delta import app_id
 from lowwater_spark.sources.delta_log import DeltaLog
 from lowwater_spark.sources.head import Heads
+from lowwater_spark.track.authority import Authority
 from lowwater_spark.track.batch import Ground
 from lowwater_spark.track.table_out import append
 from tests.kit.times import at, mark
@@ -438,6 +439,77 @@ def test_a_run_that_was_fenced_says_nothing_new(flow: Flow, out: Path, lw: lowwa
     upstream.at(10)
     flow.feed.put([row("b", 10)])
     with pytest.raises(Exception, match="lost all its ranges"):
+        query.await_termination(PATIENCE)
+    assert through(flow, out).low == mark(9)
+
+
+LET = pytest.mark.parametrize(
+    "let",
+    [
+        True,
+        pytest.param(False, marks=pytest.mark.xfail(strict=True, reason="what an output says is not told before")),
+    ],
+)
+
+
+@LET
+def test_no_input_is_added_that_is_behind_what_an_output_says_already(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch, let: bool
+) -> None:
+    """Neither to the stage that writes it, nor to one of the query that it reads: nothing of the batch is reported yet."""
+    if not let:
+        monkeypatch.setattr(Authority, "vouch", lambda *_: "")
+    out, beside, refused = flow.folder / "out", Upstream(lw, "beside"), list[str]()
+    lw.register("neighbour", inputs=["source"])
+    common: dict[str, Any] = {"key": "key", "event_time": "t", "ranges": 2, "address": flow.address}
+    last = lws.stage(flow.spark, "last", inputs=["stage"], **common)
+    stage = lws.stage(flow.spark, "stage", inputs=["source"], **common)
+
+    def write(rows: DataFrame, batch: lws.Batch) -> None:
+        batch.of("last").write(rows, out)
+        if batch.id == 1 and not refused:
+            for name, inputs in (("stage", ["source"]), ("last", ["stage"])):
+                try:
+                    lw.set_inputs(name, [*inputs, "beside"])
+                except lowwater.WouldRegress as refusal:
+                    refused.append(str(refusal))
+            lw.set_inputs("neighbour", ["source", "beside"])
+
+    def put(hour: int) -> None:
+        flow.feed.put([row("k", hour)])
+        upstream.at(hour)
+
+    put(9)
+    beside.at(9, 30)
+    flow.queries.append(stage.foreach_batch(flow.read(), write, checkpoint=flow.folder / "ck", also=[last]))
+    flow.eventually(lambda: low(lw, "last") == mark(9), "the first batch is committed")
+    put(10)
+    flow.eventually(lambda: low(lw, "last") == mark(10), "it goes on")
+    assert through(flow, out, "last").low == mark(10)
+    assert [said.partition(":")[0] for said in refused] == [
+        f"beside is behind what {name} has let its output say" for name in ("stage", "last")
+    ]
+
+
+def test_what_is_written_when_an_input_was_added_says_nothing_new(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """The run does not know of it: its claim tells."""
+    out, beside = flow.folder / "out", Upstream(lw, "beside")
+
+    def write(rows: DataFrame, batch: lws.Batch) -> None:
+        if batch.id == 1:
+            lw.set_inputs("stage", ["source", "beside"])
+        batch.write(rows, out)
+
+    flow.feed.put([row("k", 9)])
+    upstream.at(9)
+    beside.at(9, 30)
+    query = flow.start(write, ranges=2)
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "the first batch is committed")
+    upstream.at(10)
+    flow.feed.put([row("k", 10)])
+    with pytest.raises(Exception, match=r"STALE_SEQUENCER|lost all its ranges|newer claim|claim"):
         query.await_termination(PATIENCE)
     assert through(flow, out).low == mark(9)
 

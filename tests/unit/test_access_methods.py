@@ -29,6 +29,7 @@ NEEDS = {
     "StageTask": [("report", "computation")],
     "PrepareBatch": [("report", "computation")],
     "CommitBatch": [("report", "computation")],
+    "Vouch": [("report", "computation")],
     "GetWatermarks": [("read", "computations")],
     "Watch": [("read", "computations")],
     "CheckComplete": [("read", "computation")],

@@ -335,6 +335,42 @@ async def test_h4_an_input_behind_the_published_value_is_refused(running: Runnin
     assert running.low("b") == 15
 
 
+async def test_h4_an_input_behind_what_an_output_says_is_refused(disk: MemoryDisk) -> None:
+    """It says so before the batch is reported: also when that never is, and after a crash."""
+    running = await Running(disk).start()
+    shard = running.shard
+    await shard.register(Spec("a"))
+    await shard.register(Spec("b", ("a",)))
+    await shard.register(Spec("other", ("a",)))
+    await shard.register(Spec("c"))
+    b, c = await running.claim("b"), await running.claim("c")
+    await running.report(b, 9, name="b", incarnations=(1,))
+    await running.report(await running.claim("other"), 9, name="other", incarnations=(1,))
+    await running.report(c, 14, name="c")
+    with pytest.raises(errors.InputVersion):
+        await shard.vouch("b", b.sequencer, 99 * HOUR, Fold(2, (1, 1)))
+    with pytest.raises(errors.IncarnationChanged):
+        await shard.vouch("b", b.sequencer, 99 * HOUR, Fold(1, (2,)))
+    await shard.vouch("b", b.sequencer, 15 * HOUR, Fold(1, (1,)))
+    await shard.vouch("b", b.sequencer, 10 * HOUR, Fold(1, (1,)))
+    await running.stop()
+    disk.crash()
+    running = await Running(disk).start()
+    shard = running.shard
+    with pytest.raises(errors.WouldRegress, match="c is behind what b has let its output say"):
+        await shard.set_inputs("b", ["a", "c"])
+    assert running.low("b") == 9
+    await shard.set_inputs("other", ["a", "c"])
+    await running.report(c, 15, name="c")
+    await shard.set_inputs("b", ["a", "c"])
+    with pytest.raises(errors.StaleSequencer):
+        await shard.vouch("b", b.sequencer, 16 * HOUR, Fold(1, (1,)))
+    await shard.reset("b")
+    await shard.register(Spec("d"))
+    await shard.set_inputs("b", ["a", "c", "d"])  # another life has said nothing
+    await running.stop()
+
+
 async def test_h4_what_was_retired_comes_back_no_further_than_the_inputs(running: Running) -> None:
     """Its owner restarts from a state that knows nothing of the input that was added meanwhile."""
     shard = running.shard

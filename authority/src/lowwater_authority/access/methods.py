@@ -92,6 +92,7 @@ METHODS: Final[dict[str, Method]] = {
     "/lowwater.v1.WorkerService/StageTask": Method(_own(Action.REPORT)),
     "/lowwater.v1.WorkerService/PrepareBatch": Method(_own(Action.REPORT)),
     "/lowwater.v1.WorkerService/CommitBatch": Method(_own(Action.REPORT)),
+    "/lowwater.v1.WorkerService/Vouch": Method(_own(Action.REPORT)),
     "/lowwater.v1.WatermarkService/GetWatermarks": Method(_reads, most=_NAMED),
     "/lowwater.v1.WatermarkService/Watch": Method(_reads, most=_NAMED),
     "/lowwater.v1.WatermarkService/CheckComplete": Method(_own(Action.READ)),

@@ -112,6 +112,8 @@ class Computation:
         """The version of its inputs that the last revocation asks for; 0: there is none behind the snapshot that it was restored from."""
         self.identity: str | None = None
         self.order = (0, 0)
+        self.vouched = MIN
+        """Up to here an output may say that it is complete, reported or not: no input that is added may stand below it."""
         self.last_batch: tuple[int, bytes] | None = None
         self.committed_by = 0
         """The claim that committed it."""
@@ -620,6 +622,29 @@ class Computation:
             raise errors.IncarnationChanged(msg, metadata=self._about(batch=batch))
         return self._apply_prepared(now, now if wall is None else wall)
 
+    def vouch(self, sequencer: int, through: int, fold: Fold, required: Fold) -> None:
+        """Let an output say how far it is complete, before that is reported. Inputs are only added that stand no lower.
+
+        Raises StaleSequencer, InputVersion, IncarnationChanged.
+        """
+        self._owned(sequencer)
+        if fold.input_version != required.input_version:
+            msg = f"the output goes by version {fold.input_version} of the inputs; {required.input_version} is in force"
+            raise errors.InputVersion(msg, metadata=self._about())
+        if _was_reset(fold, required):
+            msg = f"an input of {self.spec.name} was reset meanwhile; claim again"
+            raise errors.IncarnationChanged(msg, metadata=self._about())
+        if through <= self.vouched:
+            return
+        self._flush()
+        op = pb.Vouch(through_micros=through)
+        self._apply_vouch(op)
+        self._ops.append(pb.Op(vouch=op))
+        self._strong = True
+
+    def _apply_vouch(self, op: pb.Vouch) -> None:
+        self.vouched = max(self.vouched, op.through_micros)
+
     def _apply_prepared(self, now: int, wall: int) -> list[Refused]:
         prepared = self.batches.prepared
         assert prepared is not None
@@ -812,6 +837,8 @@ class Computation:
             case "batch":
                 self.map.groups[op.batch.sequencer].recent.add(now, op.batch.finished)
                 self._apply_batch(op.batch)
+            case "vouch":
+                self._apply_vouch(op.vouch)
             case kind:
                 msg = f"unknown op {kind}"
                 raise ValueError(msg)

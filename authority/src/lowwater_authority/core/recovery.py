@@ -19,7 +19,7 @@ from lowwater_authority.core.heuristics import reference_time
 from lowwater_authority.core.history import History
 from lowwater_authority.core.interval_map import IntervalMap
 from lowwater_authority.core.requests import Granted
-from lowwater_authority.core.times import MAX
+from lowwater_authority.core.times import MAX, MIN
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
@@ -150,6 +150,8 @@ def snapshot(computation: Computation) -> bytes:
         ],
         history=codec.completions(computation.history),
     )
+    if computation.vouched != MIN:
+        message.vouched_micros = computation.vouched
     if computation.last_batch is not None:
         message.has_batch = True
         message.batch, message.batch_digest = computation.last_batch
@@ -201,6 +203,7 @@ def _restore(computation: Computation, message: pb.Snapshot) -> Iterator[int]:
     computation.last_sequencer = message.last_sequencer
     computation.identity = message.identity if message.bound else None
     computation.order = (message.generation, message.ordinal)
+    computation.vouched = message.vouched_micros if message.HasField("vouched_micros") else MIN
     computation.last_batch = (message.batch, message.batch_digest) if message.has_batch else None
     computation.committed_by = message.batch_sequencer
     computation.granted.clear()

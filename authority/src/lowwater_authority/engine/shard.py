@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from lowwater_authority.core.computation import Computation, View
     from lowwater_authority.core.history import Completion
     from lowwater_authority.core.interval_map import IntervalMap, Range
-    from lowwater_authority.core.requests import ClaimRequest, Grant, GroupReport, Prepare, TaskAttempt, TaskPart
+    from lowwater_authority.core.requests import ClaimRequest, Fold, Grant, GroupReport, Prepare, TaskAttempt, TaskPart
     from lowwater_authority.core.topology import Spec, Topology
     from lowwater_authority.engine.holding import Holding
     from lowwater_authority.engine.holdings import ReadGraph
@@ -338,9 +338,10 @@ class Shard:
                 return changed.get(name)
             lows = [self._low(each, away) for each in added()]
             for new, low in zip(added(), lows, strict=True):
-                if low < computation.low:
+                if low < max(computation.low, computation.vouched):
+                    said = "has published" if low < computation.low else "has let its output say"
                     msg = (
-                        f"{new} is behind what {name} has published: {name} would have to go back. Reset {name} first, or wait "
+                        f"{new} is behind what {name} {said}: {name} would have to go back. Reset {name} first, or wait "
                         f"until {new} has caught up."
                     )
                     raise errors.WouldRegress(msg, metadata={"computation": name, "input": new})
@@ -653,6 +654,14 @@ class Shard:
             return self._touch(round_, name).commit(sequencer, batch, required, round_.now, round_.wall)
 
         return await self._write(stage)
+
+    async def vouch(self, name: str, sequencer: int, through: int, fold: Fold) -> None:
+        """Let an output say how far it is complete. Raises StaleSequencer, InputVersion, IncarnationChanged."""
+
+        def stage(round_: Round) -> None:
+            self._touch(round_, name).vouch(sequencer, through, fold, self.topology.required(name))
+
+        await self._write(stage)
 
     # -- readers ---------------------------------------------------------------------------------------------
 

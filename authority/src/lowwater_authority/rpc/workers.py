@@ -125,6 +125,14 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         refused = await self.services.shard.commit(request.computation, request.sequencer, request.batch)
         return pb.CommitBatchResponse(refused=[codec.refused_message(request.computation, value) for value in refused])
 
+    @refusing
+    async def Vouch(self, request: pb.VouchRequest, context: Context) -> pb.VouchResponse:  # noqa: N802
+        """Let an output say how far it is complete."""
+        await self.services.reach(request.computation)
+        fold = codec.fold(request)
+        await self.services.shard.vouch(request.computation, request.sequencer, request.through_micros, fold)
+        return pb.VouchResponse()
+
     async def Report(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.ReportRequest], context: Context
     ) -> AsyncIterator[pb.ReportResponse]:

@@ -88,3 +88,12 @@ class Batches:
         """
         runtime = self._runtimes.get()
         return await runtime.call(runtime.calls.commit_batch(computation, sequencer, batch))
+
+    async def vouch(self, computation: str, sequencer: int, through: EventTime, *, seen: Inputs | None) -> None:
+        """Say that the output of a running batch will say that it is complete ``through`` a time; durable when it returns.
+
+        Call it before that is written, for a reader may see it long before the batch is committed. From then on no input is added to the
+        computation that stands below. ``seen`` as in :meth:`prepare`. Raises StaleSequencer, InputVersion, IncarnationChanged: then it must not be written.
+        """
+        runtime = self._runtimes.get()
+        await runtime.call(runtime.calls.vouch(computation, sequencer, through, seen))

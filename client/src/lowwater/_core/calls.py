@@ -365,6 +365,21 @@ class Calls:
 
         return Call(lambda stubs: stubs.workers.CommitBatch, request, take, request.computation)
 
+    def vouch(self, computation: str, sequencer: int, through: EventTime, seen: Inputs | None) -> Call[None]:
+        """Ask whether an output may say how far it is complete."""
+        given: Any = seen
+        if not isinstance(given, Inputs | None):
+            raise checks.refused("seen", given, "what worker.inputs() returned, or None for an injector")
+        request = workers_pb2.VouchRequest(
+            server_token=self._known.server_token,
+            computation=self.full(computation, "computation"),
+            sequencer=checks.count("sequencer", sequencer, 64),
+            through_micros=to_micros(through),
+            input_version=seen.input_version if seen is not None else 0,
+            input_incarnations=seen.incarnations if seen is not None else (),
+        )
+        return Call(lambda stubs: stubs.workers.Vouch, request, lambda _: None, request.computation)
+
     # -- the shards ---------------------------------------------------------------------------------------------------
 
     def locate(self, names: Sequence[str]) -> Call[None]:

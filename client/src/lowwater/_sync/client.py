@@ -90,7 +90,7 @@ class Client:
     def set_inputs(self, name: str, inputs: Iterable[str]) -> Computation:
         """Change what a computation reads. Every claim on it is revoked: its workers claim again and fold the new inputs.
 
-        Raises UnknownComputation, Cycle, EstimatedInput, WouldRegress when a new input is behind what was published.
+        Raises UnknownComputation, Cycle, EstimatedInput, WouldRegress when a new input is behind what was published, or what an output says.
         """
         runtime = self._runtime()
         return runtime.call(runtime.calls.set_inputs(name, inputs))

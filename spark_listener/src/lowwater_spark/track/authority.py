@@ -262,6 +262,20 @@ class Authority:
 
         return self._degrade(call)
 
+    def vouch(self, through: int, reading: Reading) -> str:
+        """Let the authority know what an output will say, before it does. Returns why it must not, or nothing. Raises what replaced the run."""
+        lease = self.lease
+        if lease is None or self.problem:
+            return self.problem or "the stage has not been claimed yet"
+
+        def call() -> str:
+            self._quick.batches.vouch(
+                self.registration.name, lease.sequencer, lowwater.Watermark(through), seen=self._snapshot(reading)
+            )
+            return ""
+
+        return self._degrade(call)
+
     def renew(
         self,
         reading: Reading,

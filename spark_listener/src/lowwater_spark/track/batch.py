@@ -181,6 +181,7 @@ class Batch:
         probe: Callable[[str, int], None],
         writer: str = "",
         ground: Callable[[], Ground] = Ground,
+        vouch: Callable[[int], bool] = lambda _: False,
         removals: dict[Path, Removal] | None = None,
         topics: dict[Path, KafkaOut] | None = None,
         stages: Mapping[str, Batch] | None = None,
@@ -204,6 +205,7 @@ class Batch:
         self._topics = {} if topics is None else topics
         self._writer = writer or destination.computation
         self._ground = ground
+        self._vouch = vouch
         self._outcome = Outcome()
         self._probe = probe
         self._stages: Mapping[str, Batch] = {destination.computation: self} if stages is None else stages
@@ -596,8 +598,16 @@ class Batch:
 
     def _standing(self) -> Standing:
         """Return what an output of the batch may say. What would lower it is refused afterwards."""
-        ground = self._ground()
-        return Standing(self._through(), ground.claim, ground.current)
+        ground, low = self._ground(), self._through()
+        current = ground.current and ground.claim is not None and self._vouched(low)
+        return Standing(low, ground.claim, current)
+
+    def _vouched(self, low: int) -> bool:
+        """Return whether an output may say ``low``. From then on no input that is below is added to the stage, or to one of the query that it reads.
+
+        What a later stage says stands on what the earlier ones have not reported yet either.
+        """
+        return low == MIN or (all(batch._vouched(batch._through()) for batch in self._earlier) and self._vouch(low))
 
     def _through(self) -> int:
         """Return the lowest stamp that later batches of the stage can still write, as far as it is known by now."""

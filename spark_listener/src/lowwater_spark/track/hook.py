@@ -316,6 +316,7 @@ class Hook:
                 probe=self.probe,
                 writer=part.authority.full_name,
                 ground=functools.partial(self._ground, part, running),
+                vouch=functools.partial(self._vouch, part, running),
                 stages=made,
                 earlier=[each.name for each in part.earlier],
                 actions=self._actions,
@@ -336,6 +337,16 @@ class Hook:
             if current and reader is not None and part.reads and reading.low != MIN:
                 current = part.translated(reading, reader).low != MIN
             return Ground(claim, current, min(progress.values(progress.reading), default=MIN))
+
+    def _vouch(self, part: Part, running: _Running, low: int) -> bool:
+        """Return whether an output of a batch may say of a stage that it is complete through ``low``: the authority knows it before."""
+        with self.run.lock:
+            reading = running.entry.reading
+            if part.earlier or part.keyed.injector:
+                reading = part.own(Reading(low))
+            elif self.run.reader is not None:
+                reading = part.translated(reading, self.run.reader)
+            return not part.authority.vouch(low, reading)
 
     def _prepare(
         self, running: _Running, batches: Sequence[Batch], outcomes: Sequence[Outcome]

@@ -907,3 +907,55 @@ class CommitBatchResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["refused", b"refused"]) -> None: ...
 
 Global___CommitBatchResponse: typing_extensions.TypeAlias = CommitBatchResponse
+
+@typing.final
+class VouchRequest(google.protobuf.message.Message):
+    """What an output is to say, ahead of the report."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COMPUTATION_FIELD_NUMBER: builtins.int
+    SEQUENCER_FIELD_NUMBER: builtins.int
+    THROUGH_MICROS_FIELD_NUMBER: builtins.int
+    INPUT_VERSION_FIELD_NUMBER: builtins.int
+    INPUT_INCARNATIONS_FIELD_NUMBER: builtins.int
+    SERVER_TOKEN_FIELD_NUMBER: builtins.int
+    computation: builtins.str
+    """The computation."""
+    sequencer: builtins.int
+    """The run's claim."""
+    through_micros: builtins.int
+    """Up to here the output will say that it is complete."""
+    input_version: builtins.int
+    """As in GroupReport."""
+    server_token: builtins.str
+    """The deployment the caller means; empty accepts any."""
+    @property
+    def input_incarnations(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """As in GroupReport."""
+
+    def __init__(
+        self,
+        *,
+        computation: builtins.str = ...,
+        sequencer: builtins.int = ...,
+        through_micros: builtins.int = ...,
+        input_version: builtins.int = ...,
+        input_incarnations: collections.abc.Iterable[builtins.int] | None = ...,
+        server_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computation", b"computation", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "sequencer", b"sequencer", "server_token", b"server_token", "through_micros", b"through_micros"]) -> None: ...
+
+Global___VouchRequest: typing_extensions.TypeAlias = VouchRequest
+
+@typing.final
+class VouchResponse(google.protobuf.message.Message):
+    """It may say so."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___VouchResponse: typing_extensions.TypeAlias = VouchResponse

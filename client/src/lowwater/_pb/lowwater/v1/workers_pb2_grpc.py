@@ -65,6 +65,11 @@ class WorkerServiceStub(object):
                 request_serializer=lowwater_dot_v1_dot_workers__pb2.CommitBatchRequest.SerializeToString,
                 response_deserializer=lowwater_dot_v1_dot_workers__pb2.CommitBatchResponse.FromString,
                 _registered_method=True)
+        self.Vouch = channel.unary_unary(
+                '/lowwater.v1.WorkerService/Vouch',
+                request_serializer=lowwater_dot_v1_dot_workers__pb2.VouchRequest.SerializeToString,
+                response_deserializer=lowwater_dot_v1_dot_workers__pb2.VouchResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer(object):
@@ -116,6 +121,14 @@ class WorkerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Vouch(self, request, context):
+        """A micro-batch is about to write into its output how far that is complete.
+        From then on no input is added that stands below. Durable when it returns.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -148,6 +161,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.CommitBatch,
                     request_deserializer=lowwater_dot_v1_dot_workers__pb2.CommitBatchRequest.FromString,
                     response_serializer=lowwater_dot_v1_dot_workers__pb2.CommitBatchResponse.SerializeToString,
+            ),
+            'Vouch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Vouch,
+                    request_deserializer=lowwater_dot_v1_dot_workers__pb2.VouchRequest.FromString,
+                    response_serializer=lowwater_dot_v1_dot_workers__pb2.VouchResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -313,6 +331,33 @@ class WorkerService(object):
             '/lowwater.v1.WorkerService/CommitBatch',
             lowwater_dot_v1_dot_workers__pb2.CommitBatchRequest.SerializeToString,
             lowwater_dot_v1_dot_workers__pb2.CommitBatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Vouch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lowwater.v1.WorkerService/Vouch',
+            lowwater_dot_v1_dot_workers__pb2.VouchRequest.SerializeToString,
+            lowwater_dot_v1_dot_workers__pb2.VouchResponse.FromString,
             options,
             channel_credentials,
             insecure,

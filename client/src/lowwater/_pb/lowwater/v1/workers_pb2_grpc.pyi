@@ -121,7 +121,23 @@ _WorkerServiceCommitBatchType = typing_extensions.TypeVar(
     ],
 )
 
-class WorkerServiceStub(typing.Generic[_WorkerServiceClaimType, _WorkerServiceReleaseType, _WorkerServiceReportType, _WorkerServiceStageTaskType, _WorkerServicePrepareBatchType, _WorkerServiceCommitBatchType]):
+_WorkerServiceVouchType = typing_extensions.TypeVar(
+    '_WorkerServiceVouchType',
+    grpc.UnaryUnaryMultiCallable[
+        lowwater._pb.lowwater.v1.workers_pb2.VouchRequest,
+        lowwater._pb.lowwater.v1.workers_pb2.VouchResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        lowwater._pb.lowwater.v1.workers_pb2.VouchRequest,
+        lowwater._pb.lowwater.v1.workers_pb2.VouchResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        lowwater._pb.lowwater.v1.workers_pb2.VouchRequest,
+        lowwater._pb.lowwater.v1.workers_pb2.VouchResponse,
+    ],
+)
+
+class WorkerServiceStub(typing.Generic[_WorkerServiceClaimType, _WorkerServiceReleaseType, _WorkerServiceReportType, _WorkerServiceStageTaskType, _WorkerServicePrepareBatchType, _WorkerServiceCommitBatchType, _WorkerServiceVouchType]):
     """Claims, reports, and the two-step commit of micro-batches."""
 
     @typing.overload
@@ -149,6 +165,10 @@ class WorkerServiceStub(typing.Generic[_WorkerServiceClaimType, _WorkerServiceRe
         grpc.UnaryUnaryMultiCallable[
             lowwater._pb.lowwater.v1.workers_pb2.CommitBatchRequest,
             lowwater._pb.lowwater.v1.workers_pb2.CommitBatchResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.workers_pb2.VouchRequest,
+            lowwater._pb.lowwater.v1.workers_pb2.VouchResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -178,6 +198,10 @@ class WorkerServiceStub(typing.Generic[_WorkerServiceClaimType, _WorkerServiceRe
             lowwater._pb.lowwater.v1.workers_pb2.CommitBatchRequest,
             lowwater._pb.lowwater.v1.workers_pb2.CommitBatchResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.workers_pb2.VouchRequest,
+            lowwater._pb.lowwater.v1.workers_pb2.VouchResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     Claim: _WorkerServiceClaimType
@@ -201,6 +225,11 @@ class WorkerServiceStub(typing.Generic[_WorkerServiceClaimType, _WorkerServiceRe
 
     CommitBatch: _WorkerServiceCommitBatchType
     """The micro-batch is durable: applies the prepared set, whole or not at all."""
+
+    Vouch: _WorkerServiceVouchType
+    """A micro-batch is about to write into its output how far that is complete.
+    From then on no input is added that stands below. Durable when it returns.
+    """
 
 WorkerServiceAsyncStub: typing_extensions.TypeAlias = WorkerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -226,6 +255,10 @@ WorkerServiceAsyncStub: typing_extensions.TypeAlias = WorkerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         lowwater._pb.lowwater.v1.workers_pb2.CommitBatchRequest,
         lowwater._pb.lowwater.v1.workers_pb2.CommitBatchResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        lowwater._pb.lowwater.v1.workers_pb2.VouchRequest,
+        lowwater._pb.lowwater.v1.workers_pb2.VouchResponse,
     ],
 ]
 
@@ -283,5 +316,15 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[lowwater._pb.lowwater.v1.workers_pb2.CommitBatchResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.workers_pb2.CommitBatchResponse]]:
         """The micro-batch is durable: applies the prepared set, whole or not at all."""
+
+    @abc.abstractmethod
+    def Vouch(
+        self,
+        request: lowwater._pb.lowwater.v1.workers_pb2.VouchRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[lowwater._pb.lowwater.v1.workers_pb2.VouchResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.workers_pb2.VouchResponse]]:
+        """A micro-batch is about to write into its output how far that is complete.
+        From then on no input is added that stands below. Durable when it returns.
+        """
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -95,6 +95,7 @@ class Op(google.protobuf.message.Message):
     REVOKE_FIELD_NUMBER: builtins.int
     RETIRE_FIELD_NUMBER: builtins.int
     BATCH_FIELD_NUMBER: builtins.int
+    VOUCH_FIELD_NUMBER: builtins.int
     @property
     def claim(self) -> Global___Claim:
         """A granted claim."""
@@ -119,6 +120,10 @@ class Op(google.protobuf.message.Message):
     def batch(self) -> Global___Batch:
         """A micro-batch committed."""
 
+    @property
+    def vouch(self) -> Global___Vouch:
+        """What an output was let say."""
+
     def __init__(
         self,
         *,
@@ -128,10 +133,11 @@ class Op(google.protobuf.message.Message):
         revoke: Global___Revoke | None = ...,
         retire: Global___Retire | None = ...,
         batch: Global___Batch | None = ...,
+        vouch: Global___Vouch | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["batch", b"batch", "claim", b"claim", "kind", b"kind", "release", b"release", "retire", b"retire", "revoke", b"revoke", "values", b"values"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "claim", b"claim", "kind", b"kind", "release", b"release", "retire", b"retire", "revoke", b"revoke", "values", b"values"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["claim", "values", "release", "revoke", "retire", "batch"] | None: ...
+    def HasField(self, field_name: typing.Literal["batch", b"batch", "claim", b"claim", "kind", b"kind", "release", b"release", "retire", b"retire", "revoke", b"revoke", "values", b"values", "vouch", b"vouch"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "claim", b"claim", "kind", b"kind", "release", b"release", "retire", b"retire", "revoke", b"revoke", "values", b"values", "vouch", b"vouch"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["claim", "values", "release", "revoke", "retire", "batch", "vouch"] | None: ...
 
 Global___Op: typing_extensions.TypeAlias = Op
 
@@ -393,6 +399,24 @@ class Batch(google.protobuf.message.Message):
 Global___Batch: typing_extensions.TypeAlias = Batch
 
 @typing.final
+class Vouch(google.protobuf.message.Message):
+    """What an output says of the computation before that has reported it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    THROUGH_MICROS_FIELD_NUMBER: builtins.int
+    through_micros: builtins.int
+    """Up to here it says that it is complete."""
+    def __init__(
+        self,
+        *,
+        through_micros: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["through_micros", b"through_micros"]) -> None: ...
+
+Global___Vouch: typing_extensions.TypeAlias = Vouch
+
+@typing.final
 class Snapshot(google.protobuf.message.Message):
     """A whole computation."""
 
@@ -415,6 +439,7 @@ class Snapshot(google.protobuf.message.Message):
     GRANTED_FIELD_NUMBER: builtins.int
     BATCH_SEQUENCER_FIELD_NUMBER: builtins.int
     HISTORY_FIELD_NUMBER: builtins.int
+    VOUCHED_MICROS_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """Its name."""
     incarnation: builtins.int
@@ -441,6 +466,8 @@ class Snapshot(google.protobuf.message.Message):
     """Processing time of the last change of the low watermark."""
     batch_sequencer: builtins.int
     """The claim that the last micro-batch was committed under."""
+    vouched_micros: builtins.int
+    """Present when an output was let say how far it is complete: the furthest."""
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Group]:
         """The claims and the unclaimed stretches that make up the key space."""
@@ -479,8 +506,11 @@ class Snapshot(google.protobuf.message.Message):
         granted: collections.abc.Iterable[Global___Granted] | None = ...,
         batch_sequencer: builtins.int = ...,
         history: collections.abc.Iterable[Global___Completion] | None = ...,
+        vouched_micros: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "batch_digest", b"batch_digest", "batch_sequencer", b"batch_sequencer", "bound", b"bound", "computation", b"computation", "generation", b"generation", "granted", b"granted", "groups", b"groups", "has_batch", b"has_batch", "heuristics", b"heuristics", "history", b"history", "identity", b"identity", "incarnation", b"incarnation", "last_sequencer", b"last_sequencer", "low_micros", b"low_micros", "ordinal", b"ordinal", "since_micros", b"since_micros"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_vouched_micros", b"_vouched_micros", "vouched_micros", b"vouched_micros"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_vouched_micros", b"_vouched_micros", "batch", b"batch", "batch_digest", b"batch_digest", "batch_sequencer", b"batch_sequencer", "bound", b"bound", "computation", b"computation", "generation", b"generation", "granted", b"granted", "groups", b"groups", "has_batch", b"has_batch", "heuristics", b"heuristics", "history", b"history", "identity", b"identity", "incarnation", b"incarnation", "last_sequencer", b"last_sequencer", "low_micros", b"low_micros", "ordinal", b"ordinal", "since_micros", b"since_micros", "vouched_micros", b"vouched_micros"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_vouched_micros", b"_vouched_micros"]) -> typing.Literal["vouched_micros"] | None: ...
 
 Global___Snapshot: typing_extensions.TypeAlias = Snapshot
 
