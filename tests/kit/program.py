@@ -94,6 +94,11 @@ class Program:
             found = self._has_said(words)
         assert found, f"never said {words!r}:\n" + "".join(self._said)
 
+    def said(self, words: str) -> list[str]:
+        """Return those of the last lines of its log that have these words."""
+        with self._heard:
+            return [line for line in self._said if words in line]
+
     def _has_said(self, words: str) -> bool:
         return any(words in line for line in self._said)
 

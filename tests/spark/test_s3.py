@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -178,6 +180,24 @@ def test_windows_of_our_own_are_closed_by_ticks_on_s3(
     ):
         with pytest.raises(lws.Unsupported, match=said):
             start(refused, "refused").await_termination(180)
+
+
+def test_ticks_which_are_paid_for_are_listed_once_a_second(flow: Flow, checkpoint: Location, s3: S3) -> None:
+    """Spark lists them whenever it looks for rows, and by itself it looks again at once. The server's log says when it was asked."""
+    stage = lws.stage(flow.spark, "stage", **DECLARED, address=flow.address)
+    flow.queries.append(
+        stage.foreach_batch(flow.read(), lambda *_: None, checkpoint=str(checkpoint), single_driver=True)
+    )
+    listing = f"max-keys=5000&prefix={str(checkpoint).split('/', 3)[3]}/lowwater/ticks/"
+
+    def seconds() -> Counter[str]:
+        return Counter(
+            line.split("[")[1].split("]")[0] for line in map(unquote, s3.said("list-type")) if listing in line
+        )
+
+    flow.eventually(lambda: len(seconds()) >= 5, "it has looked in five different seconds")
+    # One that is late is followed by the next one in time.
+    assert max(seconds().values()) <= 2
 
 
 def test_a_job_is_tracked_by_its_checkpoint_on_s3(

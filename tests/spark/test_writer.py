@@ -13,7 +13,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 import lowwater
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.track import writer as writer_module
-from lowwater_spark.track.writer import writer_of
+from lowwater_spark.track.writer import Writer, writer_of
 from tests.kit.times import mark
 from tests.spark.flow import PlainFlow
 from tests.spark.support import Upstream, low, row
@@ -154,7 +154,16 @@ def test_every_trigger_is_read(spark: SparkSession, tmp_path: Path) -> None:
         none = dict.fromkeys(("checkpoint", "trigger", "name", "output_mode"))
         return dict(writer_of(asked, **none).trigger)
 
-    assert trigger(writer) == {"processingTime": "0 milliseconds"}
+    assert trigger(writer) == {}, "Spark's own, which nobody has said"
     assert trigger(writer.trigger(processingTime="90 seconds")) == {"processingTime": "90000 milliseconds"}
     assert trigger(writer.trigger(once=True)) == {"once": True}
     assert trigger(writer.trigger(availableNow=True)) == {"availableNow": True}
+
+
+def test_a_pause_is_for_those_that_have_said_no_trigger(spark: SparkSession) -> None:
+    frame = spark.readStream.format("rate").load()
+    paused = Writer(frame, "ck").with_pause(1.0)
+    assert paused.trigger == {"processingTime": "1000 milliseconds"}
+    assert Writer(frame, "ck").with_pause(0.0).trigger == {}
+    for said in ({"processingTime": "0 seconds"}, {"availableNow": True}):
+        assert Writer(frame, "ck", trigger=said).with_pause(1.0).trigger == said

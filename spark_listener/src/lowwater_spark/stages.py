@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import lowwater
 from lowwater._core.calls import full_name
 from lowwater_spark.checkpoint.identity import check_names, home_of, identity, new_ordinal
-from lowwater_spark.checkpoint.location import Location, real
+from lowwater_spark.checkpoint.location import Location, glance, real
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.drive.frame import drive, drive_of
 from lowwater_spark.drive.watermark import Driving, is_approximate
@@ -295,7 +295,7 @@ class Stage:
                 ``batch.of(name)`` is the batch of one. All declare the same ``retention``. A checkpoint keeps its stages.
             output_mode: Spark's: ``append`` by default, or ``update``, where each batch has the windows that it has changed, complete or not. Those stamped
                 below ``batch.low`` do not come again.
-            trigger: Arguments of Spark's ``trigger``; by default batch after batch.
+            trigger: Arguments of Spark's ``trigger``; by default batch after batch, and where the checkpoint is on S3 one a second at most.
             name: Spark's name of the query; the stage's by default.
             adopt: Take the name over from another checkpoint by starting a new incarnation of the computation.
             single_driver: Declares that no other driver runs with this checkpoint before this one has ended, its JVM with it. Needed on S3, where Spark lets two of them
@@ -345,7 +345,9 @@ class Stage:
         with self._beginning(client, [part.authority for part in parts], driving) as begin:
             hook = Hook(write_batch, probe)
             run = Run(folder, checked, parts, hook, skip_removed=skip_removed)
-            return begin(run, asked.onto(ticking, folder, query_name).foreachBatch(hook.run_batch))
+            # Spark lists the ticks with each look for rows.
+            writer = asked.with_pause(glance(folder)).onto(ticking, folder, query_name)
+            return begin(run, writer.foreachBatch(hook.run_batch))
 
     def start(
         self,

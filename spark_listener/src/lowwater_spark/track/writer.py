@@ -60,7 +60,8 @@ class Writer:
     path: str | os.PathLike[str] | None = None
     output_mode: str = "append"
     partition_by: Sequence[str] = ()
-    trigger: Mapping[str, Any] = field(default_factory=lambda: _EVERY_BATCH)
+    trigger: Mapping[str, Any] = field(default_factory=dict)
+    """Empty: nobody has said one, and batch comes after batch."""
     name: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     function: Any = None
@@ -92,7 +93,8 @@ class Writer:
     def onto(self, frame: DataFrame, checkpoint: Location, name: str) -> DataStreamWriter:
         """Return a writer of Spark's for another frame, which writes what and as this one says."""
         writer = frame.writeStream.outputMode(self.output_mode).options(**self.options)
-        writer = writer.queryName(name).trigger(**self.trigger).option("checkpointLocation", uri_of(checkpoint))
+        writer = writer.queryName(name).trigger(**(self.trigger or _EVERY_BATCH))
+        writer = writer.option("checkpointLocation", uri_of(checkpoint))
         if self.function is not None:
             cast("Any", writer)._jwrite.foreachBatch(self.function)
         elif self.format is not None:
@@ -100,6 +102,12 @@ class Writer:
         if self.path is not None:
             writer = writer.option("path", os.fspath(self.path))
         return writer.partitionBy(*self.partition_by) if self.partition_by else writer
+
+    def with_pause(self, seconds: float) -> Writer:
+        """Return it with so long from one look for rows to the next at least, unless it says a trigger itself."""
+        if self.trigger or not seconds:
+            return self
+        return dataclasses.replace(self, trigger={"processingTime": f"{round(seconds * 1000)} milliseconds"})
 
     def with_options(self, **options: str) -> Writer:
         """Return it with options that it has unless it says them itself."""
@@ -190,7 +198,8 @@ def _trigger(trigger: Any) -> Mapping[str, Any]:
     """Return the arguments that make a trigger. Raises Unsupported for one that has none."""
     kind = str(trigger.getClass().getSimpleName()).rstrip("$")
     if kind == "ProcessingTimeTrigger":
-        return {"processingTime": f"{trigger.intervalMs()} milliseconds"}
+        # A writer that was told none has one of no interval.
+        return {"processingTime": f"{trigger.intervalMs()} milliseconds"} if trigger.intervalMs() else {}
     names = {
         "AvailableNowTrigger": "availableNow",
         "OneTimeTrigger": "once",
