@@ -79,13 +79,8 @@ def run(pyspark: str, folder: Path, kind: str) -> None:
     assert done.returncode == 0, done.stderr[-5_000:]
 
 
-@pytest.mark.parametrize(
-    "pyspark",
-    [
-        TRACKED,
-        *(pytest.param(version, marks=pytest.mark.long) for version in (OLDEST, BETWEEN)),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("pyspark", [OLDEST, TRACKED, BETWEEN])
 def test_a_job_that_comes_and_goes_is_tracked(
     pyspark: str, tmp_path: Path, lw: lowwater.Client, follow: Follow
 ) -> None:

@@ -86,7 +86,7 @@ class Query:
         return sorted(entry.key for entry in reader.options(**options).json(str(out)).collect())
 
 
-@pytest.fixture(params=["plain", "function"])
+@pytest.fixture(params=["plain", pytest.param("function", marks=pytest.mark.long)])
 def query(request: pytest.FixtureRequest, flow: Flow, checkpoint: Location) -> Query:
     return Query(request.param, flow, checkpoint)
 

@@ -413,6 +413,7 @@ def test_what_is_planned_over_a_topic_moves_no_watermark_before_it_is_confirmed(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_3d_a_stage_goes_on_while_one_of_three_brokers_is_away(
     three: Kafka, flow: Flow, lw: lowwater.Client, upstream: Upstream, tmp_path: Path
 ) -> None:

@@ -9,11 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 from py4j.java_gateway import GatewayParameters, JavaGateway
 from pyspark.sql import SparkSession
 
+from lowwater_spark.checkpoint import hadoop
 from lowwater_spark.checkpoint.durable import create, make_directory, sync_directory, sync_file, write_once, write_over
 from lowwater_spark.checkpoint.hadoop import HadoopPath
 from lowwater_spark.checkpoint.identity import identity, new_ordinal
@@ -191,22 +193,31 @@ def test_a_name_node_that_is_away_is_no_absence(spark: SparkSession, hdfs: Hdfs)
     eventually(lambda: answers(log) and log.last_committed() == 7, "the name node is back")
 
 
-def test_s3_that_does_not_answer_is_no_absence(spark: SparkSession, s3: S3) -> None:
-    """An error, and soon, and what was there is there when it answers again."""
+def test_s3_that_does_not_answer_is_no_absence(spark: SparkSession, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error, and soon, and what was there is there when it answers again. How soon is said by the limits of the client, which are shorter here."""
     folder = checkpoint_of(spark, s3.path("away"), single_driver=True)
     make_directory(folder / "commits")
     create(folder / "commits" / "7")
-    log = CheckpointLog(folder)
+    limits = [name for name in hadoop._PROMPT if name.startswith("fs.s3a") and name.endswith("timeout")]
+    assert {hadoop._PROMPT[name] for name in limits} == {"15s"}
+    monkeypatch.setattr(hadoop, "_PROMPT", {**hadoop._PROMPT, **dict.fromkeys(limits, "2s")})
+    monkeypatch.setattr(hadoop, "_known", WeakKeyDictionary())
+    jvm: Any = spark._jvm
+    client = jvm.org.apache.hadoop.fs.s3a.impl.AWSClientConfig
+    client.setMinimumOperationDuration(jvm.java.time.Duration.ofSeconds(2))  # else it takes no limit below its own 15 s
     s3.pause()
     try:
-        for asked in (log.last_committed, lambda: create(folder / "commits" / "8")):
+        hurried = checkpoint_of(spark, s3.path("away"), single_driver=True)
+        for asked in (CheckpointLog(hurried).last_committed, lambda: create(hurried / "commits" / "8")):
             since = time.monotonic()
             with pytest.raises(OSError, match=s3.bucket) as failure:
                 asked()
             assert not isinstance(failure.value, FileNotFoundError)
-            assert time.monotonic() - since < 120
+            assert time.monotonic() - since < 30, "two seconds, some times; Hadoop's own limits are minutes"
     finally:
         s3.resume()
+        client.resetMinimumOperationDuration()
+    log = CheckpointLog(folder)
     eventually(lambda: answers(log) and log.committed(7), "it answers")
 
 

@@ -219,6 +219,7 @@ class Interrupted(RuntimeError):
     """Ends the writer in the middle of a batch that it removes."""
 
 
+@pytest.mark.long
 def test_a_driven_query_and_a_plain_chain_lose_nothing_and_none_holds_the_others_output_back(
     spark: SparkSession,
     authority: Serving,

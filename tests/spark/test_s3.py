@@ -79,7 +79,7 @@ class Query:
         return sorted(entry.key for entry in rows.collect())
 
 
-@pytest.fixture(params=["plain", "function"])
+@pytest.fixture(params=["plain", pytest.param("function", marks=pytest.mark.long)])
 def query(request: pytest.FixtureRequest, flow: Flow, checkpoint: Location) -> Query:
     return Query(request.param, flow, checkpoint)
 

@@ -32,10 +32,10 @@ class Finished(NamedTuple):
 
 
 @pytest.fixture(
-    scope="module", params=[3 * HOUR, pytest.param(HOUR, marks=pytest.mark.long)], ids=["in a few steps", "as shown"]
+    scope="module", params=[8 * HOUR, pytest.param(HOUR, marks=pytest.mark.long)], ids=["in a few steps", "as shown"]
 )
 def finished(request: pytest.FixtureRequest, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """One run for all tests, of real queries against a real authority; the same records in ten steps or in twenty-eight."""
+    """One run for all tests, of real queries against a real authority; the same records in five steps or in twenty-eight."""
     out = tmp_path_factory.mktemp("two-partitions")
     (out / "authority").mkdir()
     steps = records.steps(request.param)
