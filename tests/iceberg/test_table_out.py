@@ -13,13 +13,15 @@ from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
+from lowwater.watermark import MIN
 from lowwater_spark.checkpoint.identity import identity
+from lowwater_spark.complete.mark import Standing
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.delta import app_id
 from lowwater_spark.sources.iceberg_log import find
 from lowwater_spark.track import iceberg_out
 from lowwater_spark.track.iceberg_out import append
-from tests.iceberg.table import TableFlow
+from tests.iceberg.table import TableFlow, through
 from tests.kit.times import mark
 from tests.spark.flow import Flow
 from tests.spark.support import Upstream, low, row
@@ -27,6 +29,9 @@ from tests.spark.support import Upstream, low, row
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 PATIENCE = 180
+
+NOWHERE = Standing(MIN, None)
+"""Of who has nothing to say."""
 
 Write = Callable[[DataFrame, lws.Batch], object]
 
@@ -65,9 +70,11 @@ def test_a_batch_that_runs_again_is_in_the_table_once(
         query.await_termination(PATIENCE)
     query = flow.start(writing(table, made), ranges=2)
     flow.eventually(lambda: low(lw, "stage") == mark(9), "the batch is committed")
-    flow.feed.put([row("c", 9)])
+    assert through(table).low == mark(9), "by its own snapshot, which was there before it was committed"
     upstream.at(10)
-    flow.eventually(lambda: low(lw, "stage") == mark(10), "and the next one")
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "the inputs are further")
+    flow.feed.put([row("c", 10)])
+    flow.eventually(lambda: through(table).low == mark(10), "and the next one")
     assert made[:2] == [(0, True), (0, False)]
     assert all(new for _, new in made[2:])
     assert keys(table) == ["a", "b", "c"]
@@ -112,7 +119,9 @@ def test_of_two_runs_that_write_a_batch_at_a_time_one_fails(
     """The other one commits while the tasks of this one run. Iceberg alone would append both."""
 
     def other(app: str) -> None:
-        assert append(table.rows(("b", 9)), table.log, app, 0, {"batch": 0, "digest": "d", "run": 7}, replayed=False)
+        assert append(
+            table.rows(("b", 9)), table.log, app, 0, {"batch": 0, "digest": "d", "run": 7}, NOWHERE, replayed=False
+        )
 
     query = contested(flow, table, upstream, other)
     with pytest.raises(Exception, match="another run of this checkpoint has written"):
@@ -135,12 +144,14 @@ def test_of_two_runs_one_fails_also_when_the_other_commits_between_the_look_and_
             passed = super().validate(ancestors)
             if Late.attempts == 1:
                 monkeypatch.undo()
-                assert append(table.rows(("b", 9)), table.log, "lowwater:c:stage", 0, said | {"run": 2}, replayed=False)
+                assert append(
+                    table.rows(("b", 9)), table.log, "lowwater:c:stage", 0, said | {"run": 2}, NOWHERE, replayed=False
+                )
             return passed
 
     monkeypatch.setattr(iceberg_out, "_Unchanged", Late)
     with pytest.raises(CheckpointMismatch, match="another run of this checkpoint has written"):
-        append(table.rows(("a", 9)), table.log, "lowwater:c:stage", 0, said, replayed=False)
+        append(table.rows(("a", 9)), table.log, "lowwater:c:stage", 0, said, NOWHERE, replayed=False)
     assert Late.attempts == 2
     assert keys(table) == ["b"]
 
@@ -160,7 +171,7 @@ def test_of_two_runs_both_append_when_a_commit_does_not_compare_the_property(
             return True
 
     monkeypatch.setattr(iceberg_out, "_Unchanged", Blind)
-    append(table.rows(("a", 9)), table.log, "lowwater:c:stage", 0, said, replayed=False)
+    append(table.rows(("a", 9)), table.log, "lowwater:c:stage", 0, said, NOWHERE, replayed=False)
     assert keys(table) == ["a"]
 
 
@@ -171,7 +182,7 @@ def test_a_neighbour_who_writes_at_the_same_time_takes_nothing_from_anybody(
 
     def others(_app: str) -> None:
         said = {"batch": 0, "digest": "x", "run": 1}
-        assert append(table.rows(("b", 9)), table.log, "lowwater:c:other", 0, said, replayed=False)
+        assert append(table.rows(("b", 9)), table.log, "lowwater:c:other", 0, said, NOWHERE, replayed=False)
         table.put(("z", 9))
 
     contested(flow, table, upstream, others)
@@ -212,7 +223,9 @@ def test_what_a_table_does_not_show_any_more_is_refused(table: TableFlow) -> Non
 
     def write(batch: int, digest: str, *, replayed: bool) -> bool:
         given = said | {"batch": batch, "digest": digest}
-        return append(table.rows((f"{batch}", 9)), table.log, "lowwater:c:stage", batch, given, replayed=replayed)
+        return append(
+            table.rows((f"{batch}", 9)), table.log, "lowwater:c:stage", batch, given, NOWHERE, replayed=replayed
+        )
 
     assert write(0, "d", replayed=False)
     first = table.head
@@ -247,7 +260,7 @@ def test_a_table_that_has_lost_a_batch_is_refused(table: TableFlow) -> None:
 
     def write(batch: int, newest: int) -> bool:
         rows, mark = table.rows((f"{batch}", 9)), said | {"batch": batch}
-        return append(rows, table.log, "lowwater:c:stage", batch, mark, replayed=False, newest=newest)
+        return append(rows, table.log, "lowwater:c:stage", batch, mark, NOWHERE, replayed=False, newest=newest)
 
     assert write(0, -1)
     assert write(1, 0)
@@ -273,7 +286,7 @@ def test_what_is_written_is_synced_before_it_counts(table: TableFlow, monkeypatc
     root = Path(table.log.table().location)
     there = {*(root / "metadata").iterdir()}
     said = {"batch": 0, "digest": "d", "run": 1}
-    assert append(table.rows(("a", 9), ("b", 9)), table.log, "lowwater:c:stage", 0, said, replayed=False)
+    assert append(table.rows(("a", 9), ("b", 9)), table.log, "lowwater:c:stage", 0, said, NOWHERE, replayed=False)
     rows = {Path(path) for path in table.log.files(table.head)}
     assert len(rows) == 2
     new = {*(root / "metadata").iterdir()} - there
@@ -290,10 +303,10 @@ def test_a_table_that_could_not_tell_is_refused_and_nothing_is_written(table: Ta
     branch = find(table.flow.spark, f"{table.name}.branch_audit")
     assert branch is not None
     with pytest.raises(Unsupported, match="audit is a branch of it"):
-        append(frame, branch, "lowwater:c:stage", 0, said, replayed=False)
+        append(frame, branch, "lowwater:c:stage", 0, said, NOWHERE, replayed=False)
     table.sql("alter table {table} set tblproperties ('write.wap.enabled' = 'true')")
     with pytest.raises(Unsupported, match=r"write\.wap\.enabled"):
-        append(frame, table.log, "lowwater:c:stage", 0, said, replayed=False)
+        append(frame, table.log, "lowwater:c:stage", 0, said, NOWHERE, replayed=False)
     assert keys(table) == ["z"]
 
 

@@ -320,7 +320,7 @@ def test_a_version_that_the_log_has_not_any_more_may_have_been_anything(
     (out / f"_delta_log/{0:020}.json").unlink()
     assert through(flow, out).low == mark(10)
     (out / f"_delta_log/{2:020}.json").unlink()
-    assert "version 2 is not in the log any more" in through(flow, out).why
+    assert "version 2 is not there any more" in through(flow, out).why
 
 
 @pytest.mark.parametrize("how", ["made anew", "put back"])

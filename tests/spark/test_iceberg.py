@@ -37,7 +37,8 @@ class Log:
     def make(self, operation: str = "append", added: int | None = 1, *, parent: int | None, **said: object) -> int:
         """A snapshot that is in no lineage."""
         made = Snapshot(next(self._ids), parent, operation, added)._replace(**said)  # type: ignore[arg-type]
-        self.found = self.found._replace(snapshots={**self.found.snapshots, made.id: made})
+        snapshots = {**self.found.snapshots, made.id: made}
+        self.found = self.found._replace(snapshots=snapshots, sequence=self.found.sequence + 1)
         return made.id
 
     def put(self, operation: str = "append", added: int | None = 1, **said: object) -> int:
@@ -183,6 +184,29 @@ def test_a_rollback_holds_for_good(log: Log, query: Callable[..., Query]) -> Non
     made = query()
     made.source.head(NONE)
     log.set(first)
+    made.holds("was rolled back or replaced")
+
+
+def test_a_catalog_that_answers_from_a_cache_harms_nothing_that_lasts(log: Log, query: Callable[..., Query]) -> None:
+    """It looks as if the table were rolled back, or a branch were not there. It holds in this run and in the next one, and goes on when the catalog is as it was."""
+    first = log.put()
+    made = query()
+    made.commit(line(first))
+    old, second = log.found, log.put()
+    log.make("append", parent=first)
+    new = log.found
+    assert made.reached(line(second))
+    made.source.close()
+    pin = made.manifest["iceberg"]
+    for _ in range(2):
+        log.found = old
+        made.holds("is older than what was told before", for_good=False)
+        made.source = made.open()
+    assert made.manifest["iceberg"] == pin
+    log.found = new
+    made.commit(line(second))
+    assert made.reached(line(second))
+    log.found = old._replace(sequence=3)
     made.holds("was rolled back or replaced")
 
 

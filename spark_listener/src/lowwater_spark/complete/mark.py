@@ -9,7 +9,7 @@ written or will write, but for two things that a single version cannot tell:
 * **Somebody else goes on.** A stage that is begun anew with another checkpoint is another *life* of the computation. The mark of the highest life counts; a run of an older one that did not
   notice may still commit, and says nothing. A writer that finds a mark of a higher life than its own is refused.
 
-It knows nothing of Delta: a table is something that has numbered versions, and counts the batches of who writes into it under a name (its *app*).
+It knows nothing of Delta or Iceberg: a table is a history of versions, one after the other, and counts the batches of who writes into it under a name (its *app*).
 """
 
 from __future__ import annotations
@@ -23,7 +23,21 @@ from lowwater.watermark import MIN
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.delta import writer_of
 
-__all__ = ["Claim", "Completeness", "Mark", "Standing", "Version", "OutputWriter", "follow", "read"]
+__all__ = [
+    "COMPLETE",
+    "Claim",
+    "Completeness",
+    "History",
+    "Mark",
+    "Standing",
+    "Version",
+    "OutputWriter",
+    "follow",
+    "read",
+]
+
+COMPLETE: Final = "complete"
+"""Under which name what lowwater leaves in a version has the mark."""
 
 
 class Claim(NamedTuple):
@@ -55,7 +69,7 @@ class Mark:
     """Of the computation; 0: it was never claimed."""
     epoch: int
     checked: int
-    """The newest version that its writer had looked at."""
+    """The place of the newest version that its writer had looked at."""
     rewound: str = ""
     """What has taken rows away since the checkpoint's first version, or may have, in words; empty: nothing up to ``checked``."""
     deleted: str = ""
@@ -110,25 +124,53 @@ class Version(NamedTuple):
 
 
 Log = Callable[[int], Version | None]
-"""Returns a version by its number, None when it is not in the log any more."""
-
-_BACK: Final = "version {at} was made when the table had {checked} already: it was put back meanwhile"
-
-_GONE: Final = "version {at} is not in the log any more, and what it took away is not known"
+"""Returns a version by its place, None when it is not there any more."""
 
 
-def follow(
-    app: str, standing: Standing, newest: int, apps: Collection[str], log: Log, *, lost: str = ""
-) -> tuple[Mark, str]:
-    """Return the mark that a writer leaves in its next version, and what it has found by its look that it had not known before, in words.
+@dataclass(frozen=True, slots=True)
+class History:
+    """The versions that a table has come from, as of one moment."""
 
-    ``newest`` is the table's newest version, ``apps`` all who count batches in it by then. ``lost`` says, if the checkpoint knows it by itself, that
-    the table has not all that was written into it. Raises CheckpointMismatch when a higher life of the computation writes into the table. Costs the reading of the versions since the
+    newest: int
+    """The place of the newest one; the first of all has 0, or a later one where the table does not know it any more."""
+    apps: Collection[str]
+    """All who count batches in the table by then."""
+    log: Log
+    lost: Mapping[str, str] = field(default_factory=dict)
+    """By app: why what it has written last is not there, in words, where that is known by something else than the versions."""
+    word: str = "version"
+    """What the table calls a version."""
+    number: Callable[[int], int | None] = int
+    """Returns the number that the table has for the version at a place."""
+
+    def named(self, at: int) -> str:
+        """Return what the version at a place is called."""
+        return f"{self.word} {self.number(at)}"
+
+    def gone(self, at: int) -> str:
+        """Return that a version is not there any more, in words."""
+        return f"{self.named(at)} is not there any more"
+
+    def went_back(self, at: int, mark: Mark) -> str:
+        """Return why the version of a mark cannot be where it is, in words; empty: it can."""
+        if at > mark.checked:
+            return ""
+        return f"{self.named(at)} was made when the table had {self.number(mark.checked)} already: it was put back meanwhile"
+
+
+_UNKNOWN: Final = "and what it took away is not known"
+
+
+def follow(app: str, standing: Standing, history: History) -> tuple[Mark, str]:
+    """Return the mark that a writer leaves in the table's next version, and what it has found by its look that it had not known before, in words.
+
+    Raises CheckpointMismatch when a higher life of the computation writes into the table. Costs the reading of the versions since the
     writer's last look, and of those since the last look of its predecessor when it begins.
     """
+    apps, log = history.apps, history.log
     others = {each for each in apps if each != app and writer_of(each) == writer_of(app)}
     previous: Mark | None = None
-    rewound, deleted, at = lost, "", newest
+    rewound, deleted, at = history.lost.get(app, ""), "", history.newest
     sought = set(others)
     lives: dict[str, int] = {}
     while at >= 0:
@@ -140,21 +182,21 @@ def follow(
         version = log(at)
         if version is None:
             # Before its own first version nothing is of interest but who else was there.
-            rewound = rewound or (_GONE.format(at=at) if unseen else "")
+            rewound = rewound or (f"{history.gone(at)}, {_UNKNOWN}" if unseen else "")
             break
         if unseen:
             rewound, deleted = version.rewinds or rewound, version.deletes or deleted
         for name, mark in version.writes.items():
             sought.discard(name)
             if name == app and previous is None:
-                previous = mark or Mark(MIN, 0, 0, at, f"version {at} of this writer has no mark")
-                rewound = rewound or _went_back(at, mark)
+                previous = mark or Mark(MIN, 0, 0, at, f"{history.named(at)} of this writer has no mark")
+                rewound = rewound or ("" if mark is None else history.went_back(at, mark))
             elif name in others and mark is not None:
                 lives.setdefault(name, mark.life)
         at -= 1
     if app in apps and previous is None:
-        rewound = rewound or "none of its versions shows what this writer had written"
-    known = Mark(MIN, 0, 0, newest) if previous is None else previous
+        rewound = rewound or f"no {history.word} of it shows what this writer had written"
+    known = Mark(MIN, 0, 0, history.newest) if previous is None else previous
     life, epoch = standing.claim or Claim(known.life, known.epoch)
     newer = max(lives.values(), default=0)
     if 0 < life < newer:
@@ -169,14 +211,7 @@ def follow(
         through = min(known.through, standing.low) if known.life == life else MIN
     after = known.after if known.life == life else tuple(sorted(others))
     found = "" if known.rewound else rewound
-    return Mark(through, life, epoch, newest, known.rewound or rewound, known.deleted or deleted, after), found
-
-
-def _went_back(at: int | None, mark: Mark | None) -> str:
-    """Return why a version cannot be where it is, in words; empty: it can."""
-    if at is None or mark is None or at > mark.checked:
-        return ""
-    return _BACK.format(at=at, checked=mark.checked)
+    return Mark(through, life, epoch, history.newest, known.rewound or rewound, known.deleted or deleted, after), found
 
 
 # -- reading ------------------------------------------------------------------------------------------------------------
@@ -221,18 +256,17 @@ class Completeness:
         return cls(lowwater.Watermark(MIN if why else low), why, version, writers)
 
 
-def read(
-    newest: int, apps: Collection[str], log: Log, writers: Sequence[str], *, ignore_deletes: bool = False
-) -> Completeness:
-    """Return how far a table is complete at its newest version. ``apps`` are all who count batches in it, as of no later version.
+def read(history: History, writers: Sequence[str], *, ignore_deletes: bool = False) -> Completeness:
+    """Return how far a table is complete at its newest version. Who counts batches in it may be known of an earlier one.
 
     Costs the reading of the versions since the last look of each writer, of the last of all at most.
     """
+    apps, log = history.apps, history.log
     found: dict[str, dict[str, tuple[int, Mark | None]]] = {name: {} for name in writers}
     asked = {name: {app for app in apps if writer_of(app) == name} for name in writers}
     rewinds: list[tuple[int, str]] = []
     deletes: list[tuple[int, str]] = []
-    gone, at = -1, newest
+    gone, at = -1, history.newest
     while at >= 0 and any(_needs(at, asked[name], found[name]) for name in writers):
         version = log(at)
         if version is None:
@@ -246,19 +280,21 @@ def read(
         at -= 1
 
     def told(name: str) -> OutputWriter:
-        version, mark = _best(found[name]) or (None, None)
+        at, mark = _best(found[name]) or (-1, None)
+        version = None if at < 0 else history.number(at)
         if mark is None:
-            return OutputWriter(lowwater.Watermark(MIN), _silent(asked[name], found[name], gone), version)
-        unknown = sorted(asked[name] - found[name].keys() - set(mark.after))
-        newer = [what for number, what in rewinds if number > mark.checked]
-        removed = [what for number, what in deletes if number > mark.checked]
-        why = mark.rewound or _went_back(version, mark) or (newer[-1] if newer else "")
+            return OutputWriter(lowwater.Watermark(MIN), _silent(asked[name], found[name], history, gone), version)
+        others = sorted(asked[name] - found[name].keys() - set(mark.after))
+        lost = [history.lost[app] for app in sorted(asked[name] - set(mark.after)) if app in history.lost]
+        newer = [what for place, what in rewinds if place > mark.checked]
+        removed = [what for place, what in deletes if place > mark.checked]
+        why = mark.rewound or history.went_back(at, mark) or (newer[-1] if newer else "") or (lost[0] if lost else "")
         if not ignore_deletes:
             why = why or mark.deleted or (removed[-1] if removed else "")
         if not why and gone > mark.checked:
-            why = _GONE.format(at=gone)
-        if not why and unknown:
-            why = f"version {gone} is not in the log any more, and what another checkpoint of it has said is not known ({unknown[0]})"
+            why = f"{history.gone(gone)}, {_UNKNOWN}"
+        if not why and others:
+            why = f"{history.gone(gone)}, and what another checkpoint of it has said is not known ({others[0]})"
         if not why and mark.life == 0:
             why = "its stage had not been claimed yet"
         if not why and mark.through == MIN:
@@ -266,6 +302,7 @@ def read(
         return OutputWriter(lowwater.Watermark(MIN if why else mark.through), why, version, mark.life, mark.epoch)
 
     strangers = {writer_of(app) for app in apps} - {"", *writers}
+    newest = history.number(history.newest)
     return Completeness.of({name: told(name) for name in writers}, newest, strangers)
 
 
@@ -288,9 +325,11 @@ def _needs(at: int, asked: Collection[str], found: Mapping[str, tuple[int, Mark 
     return at > mark.checked or bool(set(asked) - found.keys() - set(mark.after))
 
 
-def _silent(asked: Collection[str], found: Mapping[str, object], gone: int) -> str:
+def _silent(asked: Collection[str], found: Mapping[str, object], history: History, gone: int) -> str:
     if found:
-        return "a version of it says nothing of how far it is"
+        return f"a {history.word} of it says nothing of how far it is"
+    if lost := sorted(app for app in asked if app in history.lost):
+        return history.lost[lost[0]]
     if asked:
-        return f"version {gone} is not in the log any more, and none since says how far it is"
+        return f"{history.gone(gone)}, and none since says how far it is"
     return "it has written nothing that says how far it is"

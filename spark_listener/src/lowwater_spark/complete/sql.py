@@ -2,7 +2,7 @@
 
 SQL has no function that reads Delta's log (a ``SELECT`` from ``DESCRIBE HISTORY`` does not parse), and a Python function of SQL runs in a process that has no Spark session. So the function that is registered is
 one of SQL: it reads the log as text, as Spark reads any files, wherever they are, and gives the lines to a Python table function, which goes by the same rules as
-:func:`lowwater_spark.complete_through`. Each query that calls it reads the log anew.
+:func:`lowwater_spark.complete_through`. Each query that calls it reads the log anew. Of a table of Iceberg it reads the tables that describe it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,15 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from lowwater_spark.complete.mark import Version, read
+from lowwater_spark.complete.mark import Completeness, History, Version, read
+from lowwater_spark.complete.snapshots import snapshots_of
 from lowwater_spark.complete.table import version_of
+from lowwater_spark.complete.through import check_asked
+from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.delta import Commit
 from lowwater_spark.sources.delta_log import path_of
+from lowwater_spark.sources.iceberg import MARK, Snapshot, Table
+from lowwater_spark.sources.iceberg_log import find
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
@@ -26,7 +31,10 @@ if TYPE_CHECKING:
 __all__ = ["register_function"]
 
 _READER: Final = "lowwater_complete"
-"""The table function."""
+"""The table function for Delta."""
+
+_LINEAGE_READER: Final = "lowwater_complete_lineage"
+"""The one for Iceberg."""
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -41,7 +49,7 @@ def register_function(
     *,
     ignore_deletes: bool = False,
 ) -> None:
-    """Make ``name()`` a function of the session's SQL: the TIMESTAMP below which a Delta table is complete, NULL while that is unknown.
+    """Make ``name()`` a function of the session's SQL: the TIMESTAMP below which a table is complete, NULL while that is unknown.
 
         lws.register_function(spark, "hourly_complete", "/data/hourly", writers=["hourly"])
         spark.sql("DECLARE OR REPLACE VARIABLE complete TIMESTAMP")
@@ -51,9 +59,10 @@ def register_function(
     Ask before the table is read, in a statement of its own: within one statement the table may be read as it was before the version that the function has found.
 
     The arguments are those of :func:`lowwater_spark.complete_through`. *Finished* is the last moment of the year 9999. It works on every file system that Spark reads, and needs this package on the
-    executors. It reads all commits that the table's log has as JSON (30 days of them by default), in one task, so it costs more than ``complete_through``; and a checkpoint of a writer that has none of them left is not known to it.
+    executors. Of Delta it reads all commits that the table's log has as JSON (30 days of them by default), in one task, so it costs more than ``complete_through``; of Iceberg the tables
+    ``.snapshots`` and ``.refs``, as new as the session has them (``REFRESH TABLE``). A checkpoint of a writer that has nothing left there is not known to it.
 
-    Raises ValueError for a name that is none of SQL, and as ``complete_through`` does.
+    Raises ValueError for a name that is none of SQL, Unsupported for an Iceberg table by its path, and as ``complete_through`` does.
     """
     from pyspark.sql.functions import udtf
 
@@ -63,18 +72,34 @@ def register_function(
     if isinstance(writers, str) or not writers:
         msg = f"writers names the computations that write into {table}, one at least: {writers!r}"
         raise ValueError(msg)
-    path = path_of(spark, table).rstrip("/")
-    spark.udtf.register(_READER, udtf(_Reader, returnType="low timestamp, why string, version bigint"))  # type: ignore[arg-type]
+    iceberg = find(spark, os.fspath(table))
+    if iceberg is None:
+        path = path_of(spark, table).rstrip("/")
+        # Of an added file nothing is asked but that it is there; it is most of a log.
+        rows = f"""
+          SELECT _metadata.file_name AS file, IF(value LIKE '{{"add"%', '{{}}', value) AS line
+          FROM text.`{path.replace("`", "``")}/_delta_log/*.json`
+        """
+    else:
+        check_asked(iceberg, table)
+        if "/" in os.fspath(table):
+            raise Unsupported(
+                f"register_function() of the Iceberg table {table}, by its path",
+                "SQL knows the tables that describe it by its name alone",
+                "Name it as its catalog does.",
+            )
+        rows = f"""
+          SELECT s.snapshot_id, s.parent_id, s.operation, s.summary[{_quoted(MARK)}] AS mark, r.name IS NOT NULL AS current
+          FROM {table}.snapshots s LEFT JOIN {table}.refs r ON r.name = 'main' AND r.snapshot_id = s.snapshot_id
+        """
+    reader, function = (_READER, _Reader) if iceberg is None else (_LINEAGE_READER, _LineageReader)
+    spark.udtf.register(reader, udtf(function, returnType="low timestamp, why string, version bigint"))  # type: ignore[arg-type]
     asked = json.dumps([*dict.fromkeys(writers)])
-    # Of an added file nothing is asked but that it is there; it is most of a log.
     spark.sql(
         f"""
         CREATE OR REPLACE TEMPORARY FUNCTION {name}() RETURNS TIMESTAMP RETURN (
-          SELECT low FROM {_READER}(
-            TABLE(
-              SELECT _metadata.file_name AS file, IF(value LIKE '{{"add"%', '{{}}', value) AS line
-              FROM text.`{path.replace("`", "``")}/_delta_log/*.json`
-            ) WITH SINGLE PARTITION,
+          SELECT low FROM {reader}(
+            TABLE({rows}) WITH SINGLE PARTITION,
             {_quoted(asked)}, {str(ignore_deletes).lower()}))
         """
     )
@@ -83,6 +108,19 @@ def register_function(
 def _quoted(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
+
+
+Answer = tuple[dt.datetime | None, str, int | None]
+"""The one row that a table function gives."""
+
+
+def _answer(found: Completeness) -> Answer:
+    moment = None
+    if found.low.finished:
+        moment = dt.datetime.max.replace(tzinfo=dt.UTC)
+    elif not found.low.unknown:
+        moment = found.low.datetime()
+    return moment, found.why, found.version
 
 
 class _Reader:
@@ -100,7 +138,7 @@ class _Reader:
             self._lines[int(found[1])].append(row["line"])
         yield from ()
 
-    def terminate(self) -> Iterator[tuple[dt.datetime | None, str, int]]:
+    def terminate(self) -> Iterator[Answer]:
         """Answer."""
         if self._asked is None:
             return
@@ -110,10 +148,32 @@ class _Reader:
         }
         apps = {app for version in versions.values() for app in version.writes}
         newest = max(versions, default=-1)
-        answer = read(newest, apps, versions.get, json.loads(writers), ignore_deletes=ignore_deletes)
-        moment = None
-        if answer.low.finished:
-            moment = dt.datetime.max.replace(tzinfo=dt.UTC)
-        elif not answer.low.unknown:
-            moment = answer.low.datetime()
-        yield moment, answer.why, newest
+        history = History(newest, apps, versions.get)
+        yield _answer(read(history, json.loads(writers), ignore_deletes=ignore_deletes))
+
+
+class _LineageReader:
+    """The same for Iceberg: takes the snapshots of a table."""
+
+    def __init__(self) -> None:
+        self._snapshots: dict[int, Snapshot] = {}
+        self._current: int | None = None
+        self._asked: tuple[str, bool] | None = None
+
+    def eval(self, row: Row, writers: str, ignore_deletes: bool) -> Iterator[tuple[Any, ...]]:
+        """Take a snapshot."""
+        self._asked = writers, ignore_deletes
+        said = {"operation": row["operation"], MARK: row["mark"]}
+        found = {"snapshot-id": row["snapshot_id"], "parent-snapshot-id": row["parent_id"], "summary": said}
+        self._snapshots[row["snapshot_id"]] = Snapshot.parse(found)
+        if row["current"]:
+            self._current = row["snapshot_id"]
+        yield from ()
+
+    def terminate(self) -> Iterator[Answer]:
+        """Answer."""
+        if self._asked is None:
+            return
+        writers, ignore_deletes = self._asked
+        history = snapshots_of(Table("", "", self._current, self._snapshots))
+        yield _answer(read(history, json.loads(writers), ignore_deletes=ignore_deletes))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
-from lowwater_spark.complete.mark import Log, Mark, Version
+from lowwater_spark.complete.mark import COMPLETE, History, Mark, Version
 from lowwater_spark.sources.delta import Commit, TableLog, writer_of
 
-__all__ = ["COMPLETE", "log_of", "version_of"]
-
-COMPLETE: Final = "complete"
-"""Under which name the mark of a commit has it."""
+__all__ = ["history_of", "version_of"]
 
 
 def version_of(commit: Commit) -> Version:
@@ -33,11 +31,13 @@ def version_of(commit: Commit) -> Version:
     return Version(writes, rewinds=what if commit.removes or (anew and commit.version > 0) else "")
 
 
-def log_of(log: TableLog) -> Log:
-    """Return the versions of a table's log."""
+def history_of(
+    log: TableLog, newest: int, apps: Collection[str], lost: Mapping[str, str] = MappingProxyType({})
+) -> History:
+    """Return the versions of a table's log up to one."""
 
     def version(number: int) -> Version | None:
         commit = log.commit(number)
         return None if commit is None else version_of(commit)
 
-    return version
+    return History(newest, apps, version, lost)

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 from lowwater_spark.checkpoint.location import location_of
 from lowwater_spark.complete.folder import complete_folder
 from lowwater_spark.complete.mark import Completeness, read
-from lowwater_spark.complete.table import log_of
+from lowwater_spark.complete.snapshots import snapshots_of
+from lowwater_spark.complete.table import history_of
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.delta_log import DeltaLog, path_of
-from lowwater_spark.sources.iceberg_log import find
+from lowwater_spark.sources.iceberg_log import IcebergLog, find
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["complete_through"]
+__all__ = ["check_asked", "complete_through"]
 
 
 def complete_through(
@@ -25,33 +26,41 @@ def complete_through(
 ) -> Completeness:
     """Return how far an output is complete, as it says itself: of the answer, ``low`` is the watermark and ``why`` says why it is unknown. No authority is asked.
 
-    ``table`` is the absolute path of a Delta table, or its name in the session's catalog; or the directory that ``batch.write`` hands batches over into. ``writers`` are the names of
-    all computations that write into it by ``batch.write_table`` or ``batch.write``, with their namespaces: ``"prod/enriched"``. Who reads the answer's ``version``, or a later
+    ``table`` is the absolute path of a table of Delta or Iceberg, or its name in a catalog of the session; or the directory that ``batch.write`` hands batches over into. ``writers`` are the names of
+    all computations that write into it by ``batch.write_table`` or ``batch.write``, with their namespaces: ``"prod/enriched"``. Who reads the answer's ``version`` (of Iceberg its snapshot), or a later
     one, has every row below ``low`` that one of the writers writes.
 
     Unknown, with the reason, while a writer has not said anything; when somebody else who leaves marks writes into it; and when rows were taken away since a
-    writer's checkpoint began there: of a table by RESTORE, CLONE, REPLACE, an overwrite, UPDATE, MERGE or DELETE, of a directory when a batch is missing or was removed by ``keep``.
+    writer's checkpoint began there: of a table by RESTORE, a rollback, CLONE, REPLACE, an overwrite, UPDATE, MERGE or DELETE, of a directory when a batch is missing or was removed by ``keep``.
     ``ignore_deletes``: what DELETE or ``keep`` has taken away is not missed.
 
     Costs the reading of the versions since each writer's last one; of a directory a listing. Raises OSError when it cannot be read, Unsupported for a name that the
-    catalog does not have, for a table of Iceberg and for a file system that is not known, ValueError for a relative path or for no writers.
+    catalog does not have, for a branch or a tag, and for a file system that is not known, ValueError for a relative path or for no writers.
     """
     if isinstance(writers, str) or not writers:
         msg = f"writers names the computations that write into {table}, one at least: {writers!r}"
         raise ValueError(msg)
-    if find(spark, os.fspath(table)) is not None:
-        raise Unsupported(
-            f"complete_through() of the Iceberg table {os.fspath(table)}",
-            "its snapshots do not say how far it is complete",
-            "Ask the authority, or let the stage write into a Delta table.",
-        )
-    asked, path = tuple(dict.fromkeys(writers)), path_of(spark, table)
+    asked, iceberg = tuple(dict.fromkeys(writers)), find(spark, os.fspath(table))
+    if iceberg is not None:
+        check_asked(iceberg, table)
+        return read(snapshots_of(iceberg.table()), asked, ignore_deletes=ignore_deletes)
+    path = path_of(spark, table)
     if "/" in os.fspath(table) and not _is_table(spark, path):
         return complete_folder(location_of(spark, path, "The directory"), asked, ignore_deletes=ignore_deletes)
     log = DeltaLog(spark, path)
     # First: whoever comes meanwhile is found in the versions.
     apps = log.apps()
-    return read(log.table().version, apps, log_of(log), asked, ignore_deletes=ignore_deletes)
+    return read(history_of(log, log.table().version, apps), asked, ignore_deletes=ignore_deletes)
+
+
+def check_asked(iceberg: IcebergLog, table: str | os.PathLike[str]) -> None:
+    """Raise Unsupported for the name of a part of an Iceberg table."""
+    if iceberg.part:
+        raise Unsupported(
+            f"How far {os.fspath(table)}, a branch or a moment of the table {iceberg.name}, is complete",
+            "the answer is of its main branch as of now",
+            "Name the table itself.",
+        )
 
 
 def _is_table(spark: SparkSession, path: str) -> bool:

@@ -49,6 +49,7 @@ __all__ = [
     "Snapshot",
     "Table",
     "TableLog",
+    "Written",
     "unread",
 ]
 
@@ -147,6 +148,32 @@ def _added(summary: Mapping[str, str]) -> int | None:
     return None if said is None else int(said)
 
 
+class Written(NamedTuple):
+    """What a property of a table says of the last batch of one who writes batches."""
+
+    batch: int
+    digest: str
+    run: int
+    snapshot: int
+
+    @classmethod
+    def parse(cls, said: str) -> Written:
+        """Return what a property says. Raises OSError.
+
+        >>> Written.parse('{"batch": 7, "digest": "d", "run": 1, "snapshot": 5}').batch
+        7
+        """
+        try:
+            found = json.loads(said)
+            made = cls(found["batch"], found["digest"], found["run"], found["snapshot"])
+            if [type(each) for each in made] != [int, str, int, int]:
+                raise TypeError
+        except (KeyError, TypeError, ValueError) as error:
+            msg = f"the property of a table says nothing of a batch: {said!r}"
+            raise OSError(msg) from error
+        return made
+
+
 class Table(NamedTuple):
     """A table as of its newest metadata."""
 
@@ -158,6 +185,8 @@ class Table(NamedTuple):
     snapshots: Mapping[int, Snapshot]
     """All that it still has, those of branches and staged ones too."""
     properties: Mapping[str, str] = MappingProxyType({})
+    sequence: int = 0
+    """The number of its newest snapshot, whether that is in the lineage or not: it never goes down, but stays 0 in tables of Iceberg's format 1."""
 
     @classmethod
     def parse(cls, text: str) -> Table:
@@ -167,7 +196,8 @@ class Table(NamedTuple):
             snapshots = {each["snapshot-id"]: Snapshot.parse(each) for each in said.get("snapshots", ())}
             current = said.get("current-snapshot-id")
             current = None if current in (None, _START) else snapshots[current].id
-            return cls(said["table-uuid"], said["location"], current, snapshots, said.get("properties", {}))
+            sequence = said.get("last-sequence-number", 0)
+            return cls(said["table-uuid"], said["location"], current, snapshots, said.get("properties", {}), sequence)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             msg = f"the metadata of a table are none of Iceberg: {error!r}"
             raise OSError(msg) from error
@@ -372,7 +402,7 @@ class IcebergSource:
             )
         marked = bool(found.writers) or any(each.writer for each in lineage[-_BACK:])
         aside = tuple(sorted(found.snapshots.keys() - {each.id for each in lineage}))
-        return Pin(found.id, first and first.id, found.current, aside, marked)
+        return Pin(found.id, first and first.id, found.current, aside, marked, sequence=found.sequence)
 
     def check_writers(self) -> None:
         """Raise Unsupported for a table whose rows may be published late, and when somebody writes into it whom the inputs do not name. Raises OSError."""
@@ -436,6 +466,8 @@ class Pin(NamedTuple):
     """Whether the first batch is committed, and has begun where it should."""
     broken: str = ""
     """Why nothing newer counts, for good; empty: nothing is known against it."""
+    sequence: int = 0
+    """The table's sequence number at the last look that was noted."""
 
     @classmethod
     def of(cls, kept: Sequence[Any]) -> Pin:
@@ -485,6 +517,8 @@ class OpenIceberg(Fileless):
         self._pin = self._pinned()
         self._tip = self._pin.checked
         """The newest snapshot that was looked at."""
+        self._sequence = self._pin.sequence
+        """The table's sequence number at the last look."""
 
     @property
     def planned_is_read(self) -> bool:
@@ -599,7 +633,7 @@ class OpenIceberg(Fileless):
         with self._lock:
             if self._committed is not None and self._unnoted > 0:
                 self._noted = self._places[self._committed.snapshot]
-                self._keep(self._pin._replace(checked=self._committed.snapshot))
+                self._keep(self._pin._replace(checked=self._committed.snapshot, sequence=self._sequence))
 
     def evidence(self, line: Line) -> list[Location]:
         """Return nothing: what a batch has read its plan says alone."""
@@ -632,6 +666,13 @@ class OpenIceberg(Fileless):
         with self._lock:
             if table is self._looked or self._pin.broken:
                 return
+            if table.sequence < self._sequence:
+                msg = (
+                    f"what is told of {self._source.name} is older than what was told before: it ends with sequence number {table.sequence}, and {self._sequence} was seen. "
+                    f"Its catalog answers from a cache, or an older copy of the table was put back. The query goes on when it is told of the newer one again. Otherwise: {_ANEW}"
+                )
+                raise OSError(msg)
+            self._sequence = table.sequence
             lineage = table.lineage
             new = self._new(table, lineage)
             if self._looked is None:
@@ -643,7 +684,7 @@ class OpenIceberg(Fileless):
                 self._tip = snapshot.id
             aside = tuple(sorted(table.snapshots.keys() - {each.id for each in lineage}))
             if aside != self._pin.aside:
-                self._keep(self._pin._replace(aside=aside))
+                self._keep(self._pin._replace(aside=aside, sequence=self._sequence))
             self._looked = table
 
     def _append(self, snapshots: Sequence[Snapshot]) -> None:

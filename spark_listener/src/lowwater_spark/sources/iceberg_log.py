@@ -43,7 +43,11 @@ def find(spark: SparkSession, name: str) -> IcebergLog | None:
         found = place.catalog().loadTable(place.identifier())
     except (Py4JJavaError, PySparkException):
         return None
-    return IcebergLog.of(spark, found) if is_iceberg(found) else None
+    if not is_iceberg(found):
+        return None
+    log, last = IcebergLog.of(spark, found), str(place.identifier().name())
+    log.part = "" if log.name.lower().endswith(last.lower()) else last
+    return log
 
 
 def _in_directory(spark: SparkSession, path: str) -> IcebergLog | None:
@@ -78,6 +82,8 @@ class IcebergLog:
         """As the query names it."""
         self.branch = branch
         """The branch that is named with it; empty: none, or the main one."""
+        self.part = ""
+        """The branch, tag or snapshot of it that was asked for, as the catalog names it; empty: none."""
         self._read: tuple[str, Table] | None = None
         """The newest metadata, by where they are."""
 

@@ -435,7 +435,7 @@ class Batch:
         there. Several computations may write into one table. The rows may be anything but repeatable. Durable when it returns, in local directories by syncing what was written, elsewhere as far as the store
         keeps what it has acknowledged.
 
-        A version has this checkpoint's name, the batch's number and the digest of its plan. One of Delta says how far the table is complete: :func:`lowwater_spark.complete_through` reads
+        A version has this checkpoint's name, the batch's number and the digest of its plan. And it says how far the table is complete: :func:`lowwater_spark.complete_through` reads
         it, so call this after :meth:`stateful` and :meth:`frontier`. Raises CheckpointMismatch when the table has a batch N that was planned otherwise, as after the checkpoint was restored from
         an older copy, does not show any more what it has, or has versions of a later life of the computation; Unsupported for a table that could not tell; ValueError for a second
         write to it in the batch; and when another run of the checkpoint writes at the same time, what Delta raises, or for Iceberg CheckpointMismatch.
@@ -458,10 +458,10 @@ class Batch:
         manifest = self._place.manifest
         newest = remembered(manifest, self._writer, place)
         known = -1 if newest is None else newest
+        standing = self._standing()
         if isinstance(log, IcebergLog):
-            made = iceberg_out.append(frame, log, app, self.id, mark, replayed=self.replayed, newest=known)
+            made = iceberg_out.append(frame, log, app, self.id, mark, standing, replayed=self.replayed, newest=known)
         else:
-            standing = self._standing()
             made = table_out.append(frame, log, app, self.id, mark, standing, replayed=self.replayed, newest=known)
         if known < self.id:
             remember(manifest, self._writer, place, self.id)

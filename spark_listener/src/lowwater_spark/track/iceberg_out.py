@@ -7,55 +7,39 @@ goes through only if the property is, in the very metadata that the commit repla
 
 A property stays when snapshots expire, and it stays when the table is rolled back, too. So a batch counts as written only if its snapshot is in the table's lineage.
 
+And each snapshot says how far the table is complete (:mod:`lowwater_spark.complete.snapshots`).
+
 The files are written as those of a rewrite are: Spark writes them, and commits nothing.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from lowwater_spark.checkpoint.durable import sync_directory, sync_file
+from lowwater_spark.complete.mark import COMPLETE, Standing, follow
+from lowwater_spark.complete.snapshots import said_of, snapshots_of
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.delta import marked, writer_of
-from lowwater_spark.sources.iceberg import MARK, Table
+from lowwater_spark.sources.iceberg import MARK, Table, Written
 from lowwater_spark.sources.iceberg_log import IcebergLog
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Written", "append"]
+__all__ = ["append"]
+
+logger = logging.getLogger("lowwater.spark")
 
 _VALIDATOR: Final = "org.apache.iceberg.SnapshotAncestryValidator"
 
 _RESTORE: Final = "Restore table and checkpoint from one moment, or start from a new checkpoint and a new table."
-
-
-class Written(NamedTuple):
-    """What a table says of the last batch of one who writes batches."""
-
-    batch: int
-    digest: str
-    run: int
-    snapshot: int
-
-    @classmethod
-    def parse(cls, said: str) -> Written:
-        """Return what a property says. Raises OSError.
-
-        >>> Written.parse('{"batch": 7, "digest": "d", "run": 1, "snapshot": 5}').batch
-        7
-        """
-        try:
-            found = json.loads(said)
-            return cls(found["batch"], found["digest"], found["run"], found["snapshot"])
-        except (KeyError, TypeError, ValueError) as error:
-            msg = f"the property of a table says nothing of a batch: {said!r}"
-            raise OSError(msg) from error
 
 
 def append(
@@ -64,15 +48,16 @@ def append(
     app: str,
     batch: int,
     mark: Mapping[str, Any],
+    standing: Standing,
     *,
     replayed: bool,
     newest: int = -1,
 ) -> bool:
     """Append rows to a table as one snapshot of the batch, once; False when that had been done before. Durable when it returns.
 
-    ``app`` is who counts its batches in the table. ``mark`` is what the snapshot says of the batch, its ``digest`` and the number of its ``run`` among it. ``newest`` is
-    the number of the newest batch that was written into the table, as far as the checkpoint remembers. Raises
-    CheckpointMismatch when the table has a batch of another plan, or a later one, or has lost one, and when another run of the checkpoint writes at the same time; Unsupported for a
+    ``app`` is who counts its batches in the table. ``mark`` is what the snapshot says of the batch, its ``digest`` and the number of its ``run`` among it; how far the table is
+    complete follows from ``standing``. ``newest`` is the number of the newest batch that was written into the table, as far as the checkpoint remembers. Raises
+    CheckpointMismatch when the table has a batch of another plan, or a later one, or has lost one, when a later life of the computation writes into it, and when another run of the checkpoint writes at the same time; Unsupported for a
     table that cannot tell, and what Iceberg raises. Costs, beside Iceberg's own write, a reading of the table's metadata before it and one after it.
     """
     spark = frame.sparkSession
@@ -94,9 +79,13 @@ def append(
     if (last := -1 if found is None else found.batch) < newest:
         msg = (
             f"the Iceberg table {log.name} does not count batch {newest} of this checkpoint, which was written, but {'none' if last < 0 else last} as the last: it was made "
-            f"anew, an older copy of it was put back, or another writer has replaced its metadata. {_RESTORE}"
+            f"anew, an older copy of it was put back, another writer has replaced its metadata, or its catalog answers from a cache, and then a start later goes on. {_RESTORE}"
         )
         raise CheckpointMismatch(msg)
+    complete, news = follow(app, standing, snapshots_of(before))
+    if news:
+        logger.warning("%s does not say any more how far it is complete: %s", log.name, news)
+    mark = {**mark, COMPLETE: said_of(complete, before)}
     there = _metadata_files(before)
     snapshot = _commit(log, _write(frame, log), app, said, mark)
     _sync(log, log.table(), snapshot, there)

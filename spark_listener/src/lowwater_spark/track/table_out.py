@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from lowwater_spark.checkpoint.durable import sync_directory, sync_file
-from lowwater_spark.complete.mark import Standing, follow
-from lowwater_spark.complete.table import COMPLETE, log_of
+from lowwater_spark.complete.mark import COMPLETE, Standing, follow
+from lowwater_spark.complete.table import history_of
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.delta import DELTA, Commit, Table, marked, writer_of
 from lowwater_spark.sources.delta_log import DeltaLog
@@ -69,8 +69,8 @@ def append(
             raise CheckpointMismatch(msg)
         _sync(log, before, found.version, found.version)
         return False
-    lost = f"its last batch of this writer is {last}, and {newest} had been written" if last < newest else ""
-    complete, news = follow(app, standing, before.version, apps, log_of(log), lost=lost)
+    lost = {app: f"its last batch of this writer is {last}, and {newest} had been written"} if last < newest else {}
+    complete, news = follow(app, standing, history_of(log, before.version, apps, lost))
     if news:
         logger.warning("%s does not say any more how far it is complete: %s", log.path, news)
     mark = {**mark, COMPLETE: complete.to_json()}
