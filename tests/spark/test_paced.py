@@ -19,7 +19,7 @@ from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.kafka import PACE, Partition
 from lowwater_spark.sources.paced import CHUNK, LIMIT, Pace, paced
 from lowwater_spark.sources.paced_reader import PacedReader
-from tests.kit.kafka import Kafka, Row
+from tests.kit.kafka import ANSWERS_WITHIN, Kafka, Row
 from tests.kit.times import at, mark
 from tests.spark.flow import Flow
 from tests.spark.support import low
@@ -175,6 +175,33 @@ def test_idle_a_partition_at_its_end_is_no_brake_for_ever_where_across_is_declar
     topic.run(topic.begin(across=timedelta(minutes=10)))
     topic.reaches(lw, 22, 50)
     assert topic.read_of(0) == ["09:00", "09:30", "10:00", "23:00"]
+
+
+def test_a_run_that_ends_by_itself_goes_as_far_as_the_limit_and_the_next_one_goes_on(
+    topic: Paced, lw: lowwater.Client
+) -> None:
+    """With ``availableNow``. What the limit holds back stays in the topic: no run waits for it, and none leaves it out."""
+    half_hours = HALF_HOURS[:4]
+    topic.put(0, *half_hours)
+    topic.put(1, at(9))
+
+    def run() -> None:
+        query = topic.run(trigger={"availableNow": True})
+        assert query.await_termination(ANSWERS_WITHIN)
+        assert query.stage_status().late_rows == 0
+
+    run()
+    assert (topic.read_of(0), topic.read_of(1)) == (["09:00", "09:30"], ["09:00"])
+    assert low(lw, "begin") == mark(8, 59), "it is reported before the end"
+    topic.put(1, at(11))
+    runs = 1
+    while len(topic.read_of(0)) + len(topic.read_of(1)) < 6:
+        assert runs < 6, "each run goes on"
+        run()
+        runs += 1
+    assert runs > 2, "the second one was held back as well"
+    assert topic.read_of(0) == ["09:00", "09:30", "10:00", "10:30"]
+    assert low(lw, "begin") == mark(10, 29)
 
 
 def test_rows_of_open_and_aborted_transactions_hold_up_no_task(topic: Paced, lw: lowwater.Client) -> None:
