@@ -80,8 +80,8 @@ machine, take turns by rounds, and the median round counts: read the ratio, not 
             each name its key range and worker; needs scripts/setup.sh --tests           about 10 minutes
   listing   a driver lists a source with 50,000 files, or handed-over batches, of which it has read all but ten;
             against the same without what it knows of them, and against their names alone  about a minute
-  skew      one partition of Kafka falls 36 hours behind: rows that were read and no window can close, with
-            skew_limit, against the same without; needs scripts/setup.sh --tests         about half a minute
+  skew      one partition of Kafka falls 24 hours behind: the state of hourly windows and the heap of their JVM,
+            with skew_limit, against the same without; needs scripts/setup.sh --tests    some minutes
 """
 
 MORE: Final = """\

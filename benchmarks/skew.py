@@ -1,8 +1,8 @@
-"""What a skew limit is worth: the rows that were read and that no window can close yet, while one partition of Kafka falls further and further behind.
+"""What a skew limit is worth: the memory of a window query while one partition of Kafka falls further and further behind.
 
-In each step one partition of a real topic gets four hours of event time, the other one hour. The topic is read to where the source plans it, once with ``skew_limit`` and once
-without, and the frontier follows by the rule of the injector. Rows at or after the hour of the frontier are what hourly windows behind it hold. Spark does not run: it is
-the planning that is measured, and not the bytes of a state store.
+In each step one partition of a real topic gets four hours of event time, the other one hour. An injector brings the topic in, with ``skew_limit`` by ``Stage.read_kafka``, and without
+by Spark's own source. A driven query behind it counts by the hour and by a key that no two rows share, so that it has a row in its state for each row that it waits with. Both ways run
+one after the other in one JVM: a step is over when all is read that may be, and the windows are closed that can be.
 
 ``python -m benchmarks.skew PICTURE.png`` draws it.
 """
@@ -11,116 +11,218 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import lowwater_spark as lws
+from benchmarks import child
 from benchmarks.result import Result, Spread
-from lowwater_spark.sources.kafka import PACE
-from lowwater_spark.sources.paced import LIMIT, Pace
-from lowwater_spark.sources.paced_reader import PacedReader
-from lowwater_spark.track.frontier import Bounds, Found, Seen
+from benchmarks.spark_overhead import SETTINGS
 from tests.kit.kafka import Kafka, Row
+from tests.spark.session import QUICK, spark_session
 
-HOUR: Final = 3_600_000_000
-BEGIN: Final = int(datetime(2013, 1, 9, tzinfo=UTC).timestamp() * 1_000_000)
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+HOUR: Final = timedelta(hours=1)
+BEGIN: Final = datetime(2013, 1, 9, tzinfo=UTC)
 FAST: Final = 4
 """Hours that the fast partition gets while the other one gets one."""
-HOURS: Final = 2
-"""The limit."""
-TOPIC: Final = "skew"
+LIMIT: Final = 2 * HOUR
+DISORDER: Final = timedelta(minutes=1)
+PATIENCE: Final = 240.0
+_MEGABYTE: Final = 1_000_000
+WITH, WITHOUT = WAYS = "with skew_limit", "without"
+
+
+class Held(NamedTuple):
+    """What the window query holds after a step."""
+
+    rows: int
+    """In its state, as Spark says."""
+    state: int
+    """Bytes of its state, as Spark estimates them."""
+    heap: int
+    """Bytes of the JVM's heap that are in use after a collection."""
 
 
 def run(folder: Path, *, quick: bool = False) -> list[Result]:
-    """Return how many rows were held at the end, against the same without a limit."""
-    steps, keys = (2, 20) if quick else (12, 1000)
+    """Return what is held at the end, against the same without a limit."""
+    steps, keys = (2, 20) if quick else (8, 5000)
     held = measure(folder, steps, keys)
-    ours, theirs = Spread((float(held["with skew_limit"][-1]),)), Spread((float(held["without"][-1]),))
     facts = {
         "ranges": 0,
         "steps": steps,
         "rows_an_hour": keys,
-        "limit_hours": HOURS,
+        "limit_hours": LIMIT // HOUR,
         "hours_behind": steps * (FAST - 1),
     }
-    return [Result("skew", "rows_held", ours, "rows", "without a limit", theirs, facts)]
+
+    def result(metric: str, unit: str, of: Callable[[Sequence[Held]], int]) -> Result:
+        ours, theirs = (Spread((float(max(of(held[way]), 1)),)) for way in WAYS)
+        return Result("skew", metric, ours, unit, "without a limit", theirs, facts)
+
+    return [
+        result("state_rows", "rows", lambda each: each[-1].rows),
+        result("state_bytes", "bytes", lambda each: each[-1].state),
+        result("heap_growth", "bytes", lambda each: each[-1].heap - each[0].heap),
+    ]
 
 
-def measure(folder: Path, steps: int, keys: int) -> dict[str, list[int]]:
-    """Return how many rows were held after each step, by the way of reading."""
-    with Kafka(folder / "kafka") as kafka:
-        kafka.create(TOPIC, 2, retention_ms="-1")
-        readers = {
-            "with skew_limit": _Reading(kafka, folder / "limited", HOURS * HOUR // 1000),
-            "without": _Reading(kafka, folder / "unlimited", 1 << 50),
-        }
-        held: dict[str, list[int]] = {way: [] for way in readers}
-        for step in range(steps):
-            fast = [
-                BEGIN + (step * FAST + hour) * HOUR + HOUR * key // keys for hour in range(FAST) for key in range(keys)
+def measure(folder: Path, steps: int, keys: int) -> dict[str, list[Held]]:
+    """Return what was held after each step, by the way of reading."""
+    # As in the tests: Spark gives a worker ten seconds to begin, and on a busy machine its usual one needs more.
+    settings = {**SETTINGS, **QUICK, "spark.sql.streaming.numRecentProgressUpdates": "10000"}
+    found: dict[str, list[Held]] = {}
+    with ExitStack() as stack:
+        kafka = stack.enter_context(Kafka(folder / "kafka"))
+        server = stack.enter_context(child.authority(folder / "authority"))
+        spark = spark_session("lowwater-benchmark", "local[2]", settings)
+        stack.callback(spark.stop)
+        for number, way in enumerate(WAYS):
+            pipeline = _Pipeline(spark, kafka, server.address, folder / f"way-{number}", limited=way == WITH)
+            try:
+                found[way] = [pipeline.step(step, keys) for step in range(steps)]
+            finally:
+                pipeline.stop()
+    return found
+
+
+class _Pipeline:
+    """An injector over a topic of its own, and hourly windows behind it."""
+
+    def __init__(self, spark: SparkSession, kafka: Kafka, address: str, folder: Path, *, limited: bool) -> None:
+        from pyspark.sql import functions as sf
+
+        self._spark, self._kafka, self._topic, self._limited = spark, kafka, folder.name, limited
+        self._fast: list[datetime] = []
+        kafka.create(self._topic, 2, retention_ms="-1")
+        out = folder / "out"
+        out.mkdir(parents=True)
+        begin = lws.injector(
+            spark,
+            f"begin-{folder.name}",
+            key="key",
+            event_time="timestamp",
+            disorder=DISORDER,
+            skew_limit=LIMIT if limited else None,
+            address=address,
+        )
+        told = {"kafka.bootstrap.servers": kafka.address, "subscribe": self._topic}
+        if limited:
+            read = begin.read_kafka(told)
+        else:
+            read = spark.readStream.format("kafka").options(**told, startingOffsets="earliest").load()
+        rows = read.select(sf.col("key").cast("string").alias("key"), "timestamp", "topic", "partition")
+        hourly = lws.stage(
+            spark,
+            f"hourly-{folder.name}",
+            inputs=[begin.name],
+            key="key",
+            event_time="t",
+            stamp=sf.col("window.start"),
+            address=address,
+        )
+        source = spark.readStream.schema("key string, t timestamp").option("recursiveFileLookup", "true")
+        counts = hourly.drive(source.parquet(str(out))).groupBy(sf.window("t", "1 hour"), "key").count()
+
+        def write(frame: DataFrame, batch: lws.Batch) -> None:
+            batch.write(frame.select("key", sf.col("timestamp").alias("t")), out)
+
+        self._begin = begin.foreach_batch(rows, write, checkpoint=folder / "begin")
+        self._hourly = hourly.start(counts, checkpoint=folder / "hourly", format="noop")
+
+    def step(self, step: int, keys: int) -> Held:
+        """Bring a step's rows in, and return what is held when nothing more can be done."""
+        fast = [BEGIN + (step * FAST + hour) * HOUR + HOUR * key / keys for hour in range(FAST) for key in range(keys)]
+        slow = [BEGIN + step * HOUR + HOUR * key / keys for key in range(keys)]
+        for partition, times in enumerate((fast, slow)):
+            rows = [
+                Row(b"", f"{partition}-{step}-{i}".encode(), partition, round(each.timestamp() * 1000))
+                for i, each in enumerate(times)
             ]
-            slow = [BEGIN + step * HOUR + HOUR * key // keys for key in range(keys)]
-            for partition, times in enumerate((fast, slow)):
-                kafka.put(TOPIC, [Row(b"", partition=partition, time=each // 1000) for each in times])
-            for way, reading in readers.items():
-                held[way].append(reading.on())
-            print(f"skew: step {step}: {[each[-1] for each in held.values()]} rows", file=sys.stderr, flush=True)
-        return held
+            self._kafka.put(self._topic, rows)
+        self._fast += fast
+        # What may be read is known beforehand; so the step is over when that is in, and not when nothing came for a while.
+        frontier = slow[-1] - DISORDER
+        read = (step + 1) * keys + sum(not self._limited or each < frontier + LIMIT for each in self._fast)
+        progress = self._await(read, BEGIN + step * HOUR)
+        state = progress["stateOperators"][0]
+        found = Held(state["numRowsTotal"], state["memoryUsedBytes"], self._heap())
+        way = WITH if self._limited else WITHOUT
+        print(f"skew: {way}: step {step}: {read} rows read, {found}", file=sys.stderr, flush=True)
+        return found
+
+    def _await(self, read: int, closed: datetime) -> Mapping[str, Any]:
+        """Return what Spark says of the window query when it has read a number of rows, and closed the windows up to a moment."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            for query in (self._begin, self._hourly):
+                if not query.query.isActive:
+                    query.await_termination()
+            rows = sum(
+                source.numInputRows
+                for each in {each.batchId: each for each in self._hourly.query.recentProgress}.values()
+                for source in each.sources
+                if "FileStreamSource" in source.description
+            )
+            last = self._hourly.query.lastProgress
+            if last is not None and rows >= read and _watermark(last) >= closed:
+                if rows > read:
+                    raise RuntimeError(f"{rows} rows were read of {read} that may be")
+                return last
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{rows} rows were read of {read} in {PATIENCE:g} s: {last}")
+            time.sleep(0.1)
+
+    def _heap(self) -> int:
+        """Return the bytes of the heap that are in use after a collection."""
+        jvm: Any = self._spark._jvm
+        for _ in range(3):
+            jvm.java.lang.System.gc()
+        bean = jvm.java.lang.management.ManagementFactory.getMemoryMXBean()
+        return int(bean.getHeapMemoryUsage().getUsed())
+
+    def stop(self) -> None:
+        """End both queries."""
+        for query in (self._hourly, self._begin):
+            query.stop()
 
 
-class _Reading:
-    """One way to read the topic."""
-
-    def __init__(self, kafka: Kafka, folder: Path, limit: int) -> None:
-        self._pace = Pace(str(folder))
-        told = {"kafka.bootstrap.servers": kafka.address, "subscribe": TOPIC, PACE: str(folder), LIMIT: str(limit)}
-        self._reader = PacedReader(told)
-        self._bounds = Bounds(timedelta(minutes=1) // timedelta(microseconds=1))
-        self._offset = self._reader.initialOffset()
-        self._seen = Seen()
-        self._open: list[int] = []
-
-    def on(self) -> int:
-        """Read all that is planned, batch after batch; return how many rows are held then."""
-        names = [f"partition {number} of {TOPIC}" for number in range(2)]
-        while (planned := self._reader.latestOffset(self._offset, None)) != self._offset:
-            rows = {name: [*self._rows(planned, number)] for number, name in enumerate(names)}
-            found = {name: Found(max(times)) for name, times in rows.items() if times}
-            self._seen = self._bounds.advanced(self._seen, found, names, (), 0)
-            self._pace.tell(self._bounds.standing(self._seen), idle=True)
-            self._open += [time for times in rows.values() for time in times]
-            self._offset = planned
-        closed = self._seen.frontier // HOUR * HOUR
-        self._open = [time for time in self._open if time >= closed]
-        return len(self._open)
-
-    def _rows(self, planned: dict[str, object], number: int) -> Iterator[int]:
-        for part in self._reader.partitions(self._offset, planned):
-            if getattr(part, "number", None) == number:
-                for batch in self._reader.read(part):
-                    yield from batch.column("timestamp").cast("int64").to_pylist()
+def _watermark(progress: Mapping[str, Any]) -> datetime:
+    """Return Spark's own watermark, as of a progress."""
+    return datetime.fromisoformat(progress["eventTime"].get("watermark", "1970-01-01T00:00:00.000Z"))
 
 
-def draw(held: dict[str, list[int]], path: Path) -> None:
+def draw(held: Mapping[str, Sequence[Held]], path: Path) -> None:
     """Draw what was held after each step into a PNG file."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MultipleLocator
 
     figure = Figure(figsize=(9, 4.6), dpi=130, layout="constrained", facecolor="white")
-    axes = figure.subplots()
-    for (way, rows), colour in zip(held.items(), ("#0072B2", "#C4390B"), strict=True):
-        behind = [(step + 1) * (FAST - 1) for step in range(len(rows))]
-        axes.plot(behind, rows, color=colour, marker="o", label=way)
-    axes.set_xlabel("hours of event time that one partition is behind the other")
-    axes.set_ylabel("rows read that no hourly window can close yet")
-    axes.set_ylim(bottom=0)
-    axes.set_title("A skew limit leaves rows of the fast partition in Kafka", loc="left")
-    axes.legend(frameon=False)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    left, right = figure.subplots(1, 2)
+    for (way, each), colour in zip(held.items(), ("#0072B2", "#C4390B"), strict=True):
+        behind = [(step + 1) * (FAST - 1) for step in range(len(each))]
+        left.plot(behind, [one.state / _MEGABYTE for one in each], color=colour, marker="o", label=way)
+        right.plot(behind, [(one.heap - each[0].heap) / _MEGABYTE for one in each], color=colour, marker="o")
+    left.set_ylabel("state of the window query, MB")
+    left.set_ylim(bottom=0)
+    left.legend(frameon=False)
+    right.set_ylabel("heap, MB more than after the first step")
+    for axes in (left, right):
+        axes.set_xlabel("hours that one partition is behind the other")
+        axes.xaxis.set_major_locator(MultipleLocator(6))
+        axes.set_xlim(left=0)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    figure.suptitle("A skew limit leaves rows of the fast partition in Kafka", x=0.01, ha="left")
     figure.savefig(path)
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="lowwater-skew-") as there:
-        draw(measure(Path(there), 12, 1000), Path(sys.argv[1]))
+        draw(measure(Path(there), 8, 5000), Path(sys.argv[1]))
