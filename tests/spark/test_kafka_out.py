@@ -649,3 +649,23 @@ def test_one_slots_trouble_leaves_the_others_alone(slots: Slots) -> None:
     assert slots.writer(1).publish(slots.batch(0, "b")).wrote
     assert slots.values() == ["b"]
     assert other.values() == ["other"]
+
+
+def test_one_that_writes_for_long_does_not_hold_up_another_whose_marks_are_beside_its(slots: Slots) -> None:
+    """Two writers of the topic share a partition of marks. What one has open, with its rows, must not hide what the other has published."""
+    names = map(str, itertools.count())
+    beside = next(
+        each
+        for each in (Slot(name, ".", slots.slot.topic, 0) for name in names)
+        if each.partition(2) == slots.slot.partition(2)
+    )
+    batch = slots.batch(0, "other", slot=beside)
+    found: list[bool] = []
+
+    def meanwhile(step: str, _batch: int, _slot: int) -> None:
+        if step == "written":
+            found.extend(SlotWriter(slots.settings, beside, 2).publish(batch).wrote for _ in range(2))
+
+    assert slots.writer().publish(slots.batch(0, "a", probe=meanwhile)).wrote
+    assert found == [True, False], "it is published, and whoever comes next finds its mark"
+    assert slots.values() == ["a", "other"]

@@ -331,7 +331,8 @@ class KafkaOut:
         for each in done:
             place = self._slot(each.slot).partition(self.marks)
             first[place] = min(each.at, first.get(place, each.at))
-        deadline = time.monotonic() + PATIENCE
+        # A writer beside it that was killed at its mark may hide them, until Kafka ends what it has open.
+        deadline = time.monotonic() + 2 * PATIENCE
         for said in self._from(first, deadline):
             if isinstance(said, SlotMark) and (said.next, said.staged) == (batch + 1, staged.id):
                 missing.discard(said.slot)

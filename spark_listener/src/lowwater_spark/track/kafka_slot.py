@@ -4,7 +4,8 @@ What a slot may do it reads in Kafka, never in what it remembers of a failure. `
 open: committed or not, it is decided. Then the slot's last mark says whether the batch is done. Two things could hide a mark that is there, and the rows
 would come twice. A broker that was away answers from what it knew before; and a reader of what is committed sees nothing behind a transaction that anybody has
 open. So the slot first writes a record of its own where its marks are. When that is acknowledged, by the leader and by all in sync, the offset is known up to which
-it must have read.
+it must have read. That record is in a transaction of its own. One that stayed open while the rows are written would hide the marks of others beside it, if writers share a
+partition: so rows come first, and the mark is the last before the commit.
 
 A producer that has committed and was not fenced since knows its last mark without asking: a transaction of it fails when somebody else has had the slot meanwhile.
 So a worker keeps its producers for the next batch.
@@ -224,7 +225,6 @@ class SlotWriter:
         if found is Standing.DUE:
             self._write(job)
             return Published(number, self._at, wrote=True)
-        self._end()
         if found is Standing.DONE:
             return Published(number, self._at, wrote=False)
         said = _REFUSED[found].format(
@@ -244,15 +244,16 @@ class SlotWriter:
         producer.begin_transaction()
         self._open = True
         end = self._put(*Begun(self._slot, job.writer).record())
+        producer.commit_transaction(PATIENCE)
+        self._open = False
         self._mark, self._at = _last_mark(self._settings, self._slot, self._marks, end)
         self._step("read", job)
 
     def _write(self, job: Publishing) -> None:
         assert self._producer is not None
         producer = self._producer
-        if not self._open:
-            producer.begin_transaction()
-            self._open = True
+        producer.begin_transaction()
+        self._open = True
         ends = dict(self._mark.ends) if self._mark is not None and self._mark.topic_id == job.topic_id else {}
         failed: list[Any] = []
 
@@ -278,11 +279,6 @@ class SlotWriter:
         producer.commit_transaction(PATIENCE)
         self._open, self._mark, self._at = False, mark, at
         self._step("published", job)
-
-    def _end(self) -> None:
-        if self._open and self._producer is not None:
-            self._producer.abort_transaction(PATIENCE)
-            self._open = False
 
     def _put(self, key: bytes, value: bytes) -> int:
         """Write a record where the marks are; return its offset when it is acknowledged."""
