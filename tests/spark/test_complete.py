@@ -408,6 +408,26 @@ def test_a_life_begins_with_adopt(flow: Flow, out: Path, lw: lowwater.Client, up
     assert through(flow, out).writers["stage"].life == 2
 
 
+def test_after_a_lost_journal_lives_are_counted_on_by_resets(
+    flow: Flow, out: Path, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """The authority begins at life 1 again. The table cannot know that no run of a higher life is left: the operator does."""
+    Appender(flow, out, life=3, checkpoint="before")(12)
+    flow.feed.put([row("a", 9)])
+    upstream.at(9)
+    with pytest.raises(CheckpointMismatch, match=r"its journal was lost: .* `lowwater reset stage` 3 times") as refusal:
+        flow.start(into(out), ranges=2).await_termination(PATIENCE)
+    assert "another checkpoint has taken its place" in str(refusal.value)
+    assert through(flow, out).writers["stage"].life == 3
+    for _ in range(3):
+        lw.reset("stage")
+    flow.start(into(out), ranges=2)
+    flow.eventually(lambda: through(flow, out).writers["stage"].life == 4, "its life has a greater number")
+    flow.feed.put([row("b", 10)])
+    upstream.at(10)
+    flow.eventually(lambda: through(flow, out).low == mark(10), "and it goes on")
+
+
 def test_without_a_claim_it_says_what_was_said_before(
     flow: Flow, out: Path, lw: lowwater.Client, upstream: Upstream
 ) -> None:

@@ -18,9 +18,10 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater.watermark import MIN
-from lowwater_spark.errors import Unsupported
+from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.sources.kafka import Pin
 from lowwater_spark.track import hook
-from lowwater_spark.track.frontier import Bounds
+from lowwater_spark.track.frontier import STRANGERS, Bounds, Seen, look
 from tests.kit.kafka import ANSWERS_WITHIN, Kafka, Row
 from tests.kit.times import at, mark
 from tests.spark.flow import Flow
@@ -113,6 +114,55 @@ def test_the_slowest_partition_holds_and_one_without_rows_holds_all(source: Sour
     source.put(0, at(13))
     source.reaches(lw, 11, 50)
     assert "no row" not in str(query.stage_status().waiting_for)
+
+
+PINNED = pytest.mark.parametrize(
+    "pinned",
+    [
+        True,
+        pytest.param(False, marks=pytest.mark.xfail(strict=True, reason="the topics' ids are not compared")),
+    ],
+)
+
+
+@PINNED
+@pytest.mark.parametrize("option", ["subscribe", "assign", "subscribePattern"])
+def test_a_topic_that_is_made_anew_while_its_injector_is_away_is_refused(
+    source: Source, lw: lowwater.Client, monkeypatch: pytest.MonkeyPatch, option: str, pinned: bool
+) -> None:
+    """It has grown past what was read, so Spark sees nothing, and its first rows would never come. Whoever reads another topic goes on."""
+    if not pinned:
+        monkeypatch.setattr(Pin, "differs", lambda *_: "")
+    name, kafka = source.name, source.kafka
+    how = {"subscribe": name, "assign": json.dumps({name: [0, 1]}), "subscribePattern": f"^{name}$"}[option]
+    beside = Source(kafka, source.flow, f"beside-{name}")
+
+    def start(of: Source, stage: str, how: dict[str, str]) -> lws.TrackedQuery:
+        told = {"kafka.bootstrap.servers": kafka.address, "startingOffsets": "earliest", **how}
+        frame = source.flow.spark.readStream.format("kafka").options(**told).load()
+        value = sf.from_json(sf.col("value").cast("string"), WHEN).alias("r")
+        rows = frame.select(value, "topic", "partition", "offset").select("r.*", "topic", "partition", "offset")
+        query = of.injector(stage).foreach_batch(rows, lambda *_: None, checkpoint=source.flow.folder / stage)
+        source.flow.queries.append(query)
+        return query
+
+    runs = ((source, "begin", {option: how}), (beside, "beside", {"subscribe": beside.name}))
+    for of, stage, options in runs:
+        of.put(0, at(9), at(10))
+        of.put(1, at(10))
+        query = start(of, stage, options)
+        source.flow.eventually(lambda: low(lw, stage) == mark(9, 50), "its rows are read")  # noqa: B023 - asked here and now
+        query.stop()
+    kafka.delete(name)
+    kafka.create(name, 2)
+    for number in range(2):
+        source.put(number, at(9), at(10), at(11))
+    beside.put(0, at(11))
+    beside.put(1, at(11))
+    with pytest.raises(CheckpointMismatch, match=rf"the topic {name} is another one .* adopt=True"):
+        start(*runs[0])
+    start(*runs[1])
+    source.flow.eventually(lambda: low(lw, "beside") == mark(10, 50), "another topic's injector goes on")
 
 
 def test_what_breaks_the_declared_disorder_is_named_and_lowers_nothing(
@@ -267,6 +317,22 @@ def test_a_partition_of_a_neighbour_holds_nobody_else(kafka: Kafka, source: Sour
 
 
 # -- producers ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_column_that_names_no_producers_is_refused_before_it_is_kept(flow: Flow) -> None:
+    """As where it names the rows' ids: each batch would keep all of them."""
+    bounds = Bounds.of(MINUTES[0], None, None, None, "id", ["web"])
+    assert bounds is not None
+    now = int(at(9).timestamp() * 1_000_000)
+
+    def seen(rows: int, *before: str) -> int:
+        frame = flow.spark.range(rows).selectExpr("string(id) as id", "timestamp_micros(0) as t")
+        return len(look(frame, "t", bounds, Seen(strangers=before), MIN, now))
+
+    assert seen(STRANGERS, "7") == STRANGERS
+    for rows, before in ((STRANGERS + 1, ()), (STRANGERS, ("web-1",)), (3 * STRANGERS, ())):
+        with pytest.raises(ValueError, match=r"producer='id' names more than 1000 producers .* right column"):
+            seen(rows, *before)
 
 
 def test_producers_are_waited_for_by_name_and_a_stranger_holds(flow: Flow, lw: lowwater.Client) -> None:

@@ -975,6 +975,9 @@ class Answers:
     def kept(self, epochs: Mapping[Partition, int], now: Identity) -> dict[Partition, int]:
         return dict.fromkeys(epochs, self.common)
 
+    def ids(self, topics: tuple[str, ...]) -> tuple[str, Mapping[str, str]]:
+        return self.found.cluster, self.found.ids
+
     def existing(self, topics: tuple[str, ...]) -> frozenset[str]:
         return frozenset()
 

@@ -51,6 +51,7 @@ CONTENT: dict[str, Any] = {
     "reading": {"batch": 17, "low": 14, "heuristics": {"990000": 15}, "input_version": 3, "input_incarnations": [1, 1]},
     "roots": {"/data/in": [[131074, 1763800000000000000], [["/data/in/b.json", 1763800000123]]]},
     "kafka": None,
+    "kafka_ids": None,
     "kafka_out": None,
     "outputs": None,
     "delta": None,

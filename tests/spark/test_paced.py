@@ -95,6 +95,16 @@ def test_what_is_told_is_read(tmp_path: Path) -> None:
     assert pace.told() == ({"partition 0 of t": 8}, False)
 
 
+def test_where_nothing_can_be_written_the_file_is_named_with_the_fix(tmp_path: Path) -> None:
+    """What was told before stays, so the source plans by that: too little is read, and never too much."""
+    pace = Pace(str(tmp_path / "pace"))
+    pace.tell({"partition 0 of t": 7}, idle=True)
+    (tmp_path / "other").write_bytes(b"")
+    with pytest.raises(OSError, match=r"other/pace/standing cannot be written, .*skew_limit.* start the query again"):
+        Pace(str(tmp_path / "other/pace")).tell({"partition 0 of t": 8}, idle=True)
+    assert pace.told() == ({"partition 0 of t": 7}, True)
+
+
 # -- over a broker --------------------------------------------------------------------------------------------------------
 
 

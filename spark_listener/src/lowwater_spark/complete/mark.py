@@ -201,8 +201,9 @@ def follow(app: str, standing: Standing, history: History) -> tuple[Mark, str]:
     newer = max(lives.values(), default=0)
     if 0 < life < newer:
         msg = (
-            f"life {newer} of {writer_of(app)} has written into the table, and this run is of life {life}: another checkpoint has taken its place. Stop this run; what it "
-            "would write is of no use any more."
+            f"life {newer} of {writer_of(app)} has written into the table, and this run is of life {life}. Either another checkpoint has taken its place: then stop this run, for "
+            "what it would write is of no use any more. Or the authority has begun to count lives anew, since its journal was lost: then stop all that life "
+            f"{newer} may still run, call `lowwater reset {writer_of(app)}` {newer + 1 - life} times, which makes this life {newer + 1}, and start this run again."
         )
         raise CheckpointMismatch(msg)
     if standing.claim is not None and standing.current:

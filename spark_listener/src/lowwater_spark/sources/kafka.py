@@ -20,6 +20,7 @@ one leads, it is asked where in its log the rows of that epoch end, and of those
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +50,7 @@ __all__ = [
     "Reach",
     "OpenKafka",
     "Partition",
+    "Pin",
     "Told",
     "agreed",
     "below",
@@ -57,6 +59,8 @@ __all__ = [
     "unread",
     "vector_of",
 ]
+
+logger = logging.getLogger("lowwater.spark")
 
 KAFKA: Final = "kafka"
 """The name of the source's format."""
@@ -176,6 +180,10 @@ class Ends(NamedTuple):
 class Cluster(Protocol):
     """A cluster of Kafka, as far as it is asked. Each call raises OSError when there is no answer, or none for one of the partitions."""
 
+    def ids(self, topics: tuple[str, ...]) -> tuple[str, Mapping[str, str]]:
+        """Return the id of the cluster, and of each topic, as any broker says. Raises Unsupported without Kafka's client."""
+        ...
+
     def told(self, topics: tuple[str, ...], enough: int) -> list[Told]:
         """Ask brokers, each itself, until enough have answered."""
         ...
@@ -265,6 +273,14 @@ class KafkaSource:
     def topics(self) -> tuple[str, ...]:
         """The topics that it reads, by name."""
         return tuple(sorted({name.strip() for name in self.options.get("subscribe", "").split(",") if name.strip()}))
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The topics that its options name, whole or by partitions; none of a pattern."""
+        try:
+            return self.topics or tuple(sorted(json.loads(self.options.get("assign", "{}"))))
+        except ValueError:
+            return ()  # Spark says what is wrong with it
 
     @property
     def name(self) -> str:
@@ -421,7 +437,7 @@ class KafkaSource:
     def open(self, manifest: Manifest, number: int) -> OpenSource:
         """Return it for one run of a query: a first one pins the topics. Raises CheckpointMismatch, and OSError when Kafka does not answer."""
         if self.inputs is None:
-            return OpenOpaque(KAFKA, manifest.checkpoint / "sources" / str(number), order=went_back)
+            return OpenInjected(self, manifest, number)
         return OpenKafka(self, manifest, number)
 
 
@@ -695,6 +711,65 @@ class OpenKafka(Fileless):
             stuck = f": a transaction is open since {stable}" if read >= stable < head.ends[place] else ""
             said.append(f"{place} (read to {read} of {head.ends[place]}{stuck})")
         return said
+
+
+class OpenInjected(OpenOpaque):
+    """The topics of an injector's query that runs. Nobody asks where they end, but they must stay those that they were: one that is made anew has other rows under its offsets.
+
+    Which they are is noted before the query's first batch; of topics that only a pattern names, when a batch is committed that has read of them.
+    """
+
+    def __init__(self, source: KafkaSource, manifest: Manifest, number: int) -> None:
+        super().__init__(KAFKA, manifest.checkpoint / "sources" / str(number), order=went_back)
+        self._source = source
+        self._manifest = manifest
+        self._number = str(number)
+        kept = (manifest["kafka_ids"] or {}).get(self._number)
+        self._pin = Pin("", {}) if kept is None else Pin(*kept)
+        self._asked: tuple[Line, Identity | None] | None = None
+        self._compare(self._ask(NONE))
+
+    def _ask(self, line: Line) -> Identity | None:
+        """Return which topics they are that the options name, or the line, or before there is one those that are left of the pinned ones.
+
+        None when there is none, or nobody can tell. Raises OSError.
+        """
+        cluster = self._source.cluster
+        try:
+            topics = self._source.named or tuple(sorted({place.topic for place in vector_of(line)}))
+            if not topics and self._pin.ids:
+                topics = tuple(sorted(cluster.existing(tuple(self._pin.ids))))
+            if not topics:
+                return None
+            name, ids = cluster.ids(topics)
+        except Unsupported as refusal:
+            if self._pin.ids:
+                raise
+            logger.warning("a topic of %s that is made anew would not be noticed: %s", self._source.name, refusal)
+            return None
+        return Identity(name, 0, ids, {})
+
+    def knock(self, line: Line) -> None:
+        """Ask what :meth:`confirm` has to know. Raises OSError."""
+        self._asked = line, self._ask(line)
+
+    def confirm(self, line: Line) -> None:
+        """Make sure that the topics are those that were pinned, and pin new ones. Raises CheckpointMismatch, and OSError when Kafka does not answer."""
+        asked, self._asked = self._asked, None
+        self._compare(asked[1] if asked is not None and asked[0] == line else self._ask(line))
+        super().confirm(line)
+
+    def _compare(self, found: Identity | None) -> None:
+        if found is None:
+            return
+        pinned = {topic: known for topic, known in self._pin.ids.items() if topic in found.ids}
+        if self._pin.ids and (other := self._pin._replace(ids=pinned).differs(found)):
+            raise CheckpointMismatch(_REPLACED.format(other=other))
+        new = {topic: each for topic, each in found.ids.items() if each != NO_ID}
+        if not new.items() <= self._pin.ids.items():
+            pin = Pin(found.cluster, {**self._pin.ids, **new})
+            self._manifest.keep_entry("kafka_ids", self._number, [pin.cluster, pin.ids])
+            self._pin = pin
 
 
 def _check_ids(found: Identity) -> None:

@@ -200,6 +200,17 @@ class KafkaAdmin:
 
         return self._asked(f"what {place} still has of the epoch {epoch} of its leaders", ask)
 
+    def ids(self, topics: tuple[str, ...]) -> tuple[str, Mapping[str, str]]:
+        """Return the id of the cluster, and of each topic, as any broker says. Raises OSError, and Unsupported without Kafka's client."""
+
+        def ask() -> tuple[str, Mapping[str, str]]:
+            client = self._client()
+            cluster = self._answer(client.describeCluster().clusterId())
+            described = self._answer(client.describeTopics(_java_list(self._jvm, topics)).allTopicNames())
+            return str(cluster or ""), {topic: str(described.get(topic).topicId().toString()) for topic in topics}
+
+        return self._asked(f"which topics {', '.join(topics)} are", ask)
+
     def existing(self, topics: tuple[str, ...]) -> frozenset[str]:
         """Return which of the topics there are. Raises OSError. Costs a listing of all names."""
 

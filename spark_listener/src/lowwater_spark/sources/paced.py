@@ -80,9 +80,18 @@ class Pace:
         """Say of each partition, by its name in words, the least time that can still come from it, microseconds.
 
         ``idle``: whether those that have nothing left to read hold the others back as well. Where what is read of the others moves them (``across``), none would ever go on.
+        Raises OSError, naming the file and what to do.
         """
-        make_directory(self._path.parent)
-        write_over(self._path, json.dumps({"standing": dict(standing), "idle": idle}).encode(), durable=False)
+        said = json.dumps({"standing": dict(standing), "idle": idle}).encode()
+        try:
+            make_directory(self._path.parent)
+            write_over(self._path, said, durable=False)
+        except OSError as failure:
+            msg = (
+                f"{self._path} cannot be written, which tells the source how far the partitions stand (skew_limit): {failure}. The query ends before its batch "
+                "writes anything, and loses nothing. Make room, or let the driver write there, and start the query again: it goes on where it was."
+            )
+            raise OSError(msg) from failure
 
     def told(self) -> tuple[dict[str, int], bool]:
         """Return what was said last; nothing before the first time."""

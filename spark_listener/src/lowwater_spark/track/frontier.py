@@ -32,6 +32,9 @@ __all__ = ["AHEAD", "PARTITION", "Bounds", "Example", "Found", "Seen", "look"]
 AHEAD: Final = timedelta(days=1)
 """How far beyond the clock an event time may be by default, as for the reports that an authority takes."""
 
+STRANGERS: Final = 1000
+"""How many producers that nobody has declared are kept: a column that names something else has a value for each row."""
+
 PARTITION: Final = ("topic", "partition")
 """The columns of Kafka's source that name the part of a row."""
 
@@ -281,7 +284,8 @@ def look(
 ) -> dict[str, Found]:
     """Return what a batch has of each part. A job over all rows of the batch; costs a row a part.
 
-    ``published`` is the frontier before the batch. A row is late below that, and below what its own part had promised.
+    ``published`` is the frontier before the batch. A row is late below that, and below what its own part had promised. Raises ValueError for more producers that are
+    not declared than :data:`STRANGERS`.
     """
     from pyspark.sql import functions as sf
 
@@ -303,9 +307,18 @@ def look(
         sf.max(sf.when(ahead, row)),
     )
     found = {}
-    for name, newest, late_rows, oldest, ahead_rows, furthest in measured.collect():
+    most = len(bounds.producers) + STRANGERS
+    bounded = measured if bounds.producer is None else measured.limit(most + 1)
+    for name, newest, late_rows, oldest, ahead_rows, furthest in bounded.collect():
         examples = [None if each is None else Example(each[0], name, each[1]) for each in (oldest, furthest)]
         found[name] = Found(newest, late_rows, examples[0], ahead_rows, examples[1])
+    if bounds.producer is not None and len({*bounds.producers, *before.strangers, *found}) > most:
+        msg = (
+            f"producer={bounds.producer!r} names more than {STRANGERS} producers that are not among the {len(bounds.producers)} in producers=, like "
+            f"{min(found.keys() - {*bounds.producers}, default='')!r}: is it the right column? Each would be kept in every batch. Pass the column that names the "
+            "producer of a row; where earlier batches have gone by the wrong one, start from a new checkpoint, with adopt=True."
+        )
+        raise ValueError(msg)
     return found
 
 
