@@ -82,7 +82,7 @@ HARM = {
 }
 
 
-@pytest.mark.parametrize("what", HARM)
+@pytest.mark.parametrize("what", ["overwrite", pytest.param("update", marks=pytest.mark.long)])
 def test_rows_that_were_taken_away_make_it_unknown(what: str, table: TableFlow, filled: Appender) -> None:
     """For who reads then, for who reads after the writer's next snapshot, and for good."""
     table.sql(HARM[what])

@@ -136,6 +136,7 @@ def test_a_table_that_is_made_anew_holds(table: TableFlow, lw: lowwater.Client, 
         table.track()
 
 
+@pytest.mark.long
 def test_a_rollback_holds_for_good(table: TableFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     first = table.put(("a", 9))
     table.put(("b", 9))
@@ -175,6 +176,7 @@ def test_what_takes_rows_away_ends_the_query_and_holds(
     assert low(lw, "stage") == mark(9)
 
 
+@pytest.mark.long
 def test_i2_a_table_whose_first_snapshots_have_expired_is_refused_unless_it_is_declared(
     table: TableFlow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
@@ -190,6 +192,7 @@ def test_i2_a_table_whose_first_snapshots_have_expired_is_refused_unless_it_is_d
     assert table.keys() == ["c"]
 
 
+@pytest.mark.long
 def test_rows_that_a_branch_publishes_late_hold_for_good(
     table: TableFlow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
@@ -227,6 +230,7 @@ def test_snapshots_that_expire_before_they_were_looked_at_hold(
     assert low(lw, "stage") == mark(9)
 
 
+@pytest.mark.long
 def test_expiring_what_was_read_holds_nobody(table: TableFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     """While the query runs, and at its next start."""
     table.put(("a", 9))
@@ -245,6 +249,7 @@ def test_expiring_what_was_read_holds_nobody(table: TableFlow, lw: lowwater.Clie
     assert table.keys() == ["a", "b", "c"]
 
 
+@pytest.mark.long
 def test_a_snapshot_without_rows_holds_nobody(table: TableFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     """Not even the first one, of which Iceberg's stream makes no batch."""
     table.rows().writeTo(table.name).append()

@@ -190,6 +190,7 @@ def test_a_neighbour_who_writes_at_the_same_time_takes_nothing_from_anybody(
     assert keys(table) == ["a", "b", "z"]
 
 
+@pytest.mark.long
 def test_t4_a_checkpoint_that_is_older_than_its_table_is_refused(
     flow: Flow, table: TableFlow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
