@@ -18,8 +18,9 @@ from typing import Any, Final, NamedTuple, Self
 
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 
+from tests.kit.eventually import eventually
 from tests.kit.ports import free_port
 from tests.kit.program import Program, java
 
@@ -158,6 +159,21 @@ class Kafka:
         copies = min(len(self.brokers), 3)
         asked = [NewTopic(topic, num_partitions=partitions, replication_factor=copies, config=config)]
         self.admin.create_topics(asked, operation_timeout=ANSWERS_WITHIN)[topic].result(ANSWERS_WITHIN)
+
+    def grow(self, topic: str, partitions: int, brokers: Iterable[Broker] | None = None) -> None:
+        """Have a topic have so many partitions; returns when each of these brokers tells of them (by default all).
+
+        The controller has answered before they know: a producer that asks one of them then refuses a row for a new partition at once.
+        """
+        asked = self.brokers if brokers is None else [*brokers]
+        clients = [AdminClient({"bootstrap.servers": broker.address, **self._clients}) for broker in asked]
+        wanted = [NewPartitions(topic, partitions)]
+        clients[0].create_partitions(wanted, operation_timeout=ANSWERS_WITHIN)[topic].result(ANSWERS_WITHIN)
+        for client in clients:
+            eventually(
+                lambda: len(client.list_topics(topic, ANSWERS_WITHIN).topics[topic].partitions) == partitions,  # noqa: B023
+                f"{topic} has {partitions} partitions",
+            )
 
     def delete(self, topic: str) -> None:
         """Remove a topic; returns when it is gone."""

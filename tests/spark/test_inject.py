@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.cimpl import NewPartitions
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
@@ -268,7 +267,7 @@ def test_an_added_partition_holds_until_it_is_known(source: Source, lw: lowwater
     source.put(0, at(9))
     source.put(1, at(9))
     source.reaches(lw, 8, 50)
-    source.kafka.admin.create_partitions([NewPartitions(source.name, 3)])[source.name].result(ANSWERS_WITHIN)
+    source.kafka.grow(source.name, 3)
     source.flow.eventually(lambda: "partition 2" in str(query.stage_status().waiting_for), "Spark has seen it")
     source.put(0, at(10))
     source.put(1, at(10))

@@ -16,10 +16,9 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
-from confluent_kafka.cimpl import NewPartitions, NewTopic
+from confluent_kafka.cimpl import NewTopic
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.errors import StreamingQueryException
@@ -279,8 +278,7 @@ def test_2a_a_partition_that_is_added_is_waited_for(topic: Topic, lw: lowwater.C
     upstream.at(9)
     topic.track()
     topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "one partition")
-    done = topic.kafka.admin.create_partitions([NewPartitions(topic.name, 3)], operation_timeout=ANSWERS_WITHIN)
-    done[topic.name].result(ANSWERS_WITHIN)
+    topic.kafka.grow(topic.name, 3)
     topic.put(("b", 10), partition=2)
     upstream.at(11)
     topic.flow.eventually(lambda: low(lw, "stage") == mark(11), "three partitions")
@@ -452,16 +450,15 @@ def test_2c_a_partition_that_one_broker_does_not_know_yet_is_waited_for(
     topic.track()
     flow.eventually(lambda: low(lw, "stage") == mark(9), "one partition")
     asleep = topic.leader(Partition(topic.name, 0))
-    awake = ",".join(each.address for each in three.brokers if each is not asleep)
+    awake = [each for each in three.brokers if each is not asleep]
     place = Partition(topic.name, 0)
     before = topic.epoch(place)
     asleep.pause()
     flow.eventually(lambda: topic.epoch(place) > before, "another one leads")
-    admin = AdminClient({"bootstrap.servers": awake})
-    done = admin.create_partitions([NewPartitions(topic.name, 2)])
-    done[topic.name].result(ANSWERS_WITHIN)
+    three.grow(topic.name, 2, awake)
     row = json.dumps({"key": "b", "t": at(10).isoformat()}).encode()
-    three.put(topic.name, [Row(row, partition=1)], bootstrap_servers=awake)
+    addresses = ",".join(each.address for each in awake)
+    three.put(topic.name, [Row(row, partition=1)], bootstrap_servers=addresses)
     upstream.at(11)
     asleep.resume()
     flow.eventually(lambda: low(lw, "stage") == mark(11), "two partitions")
