@@ -118,6 +118,8 @@ class Pair(RuleBasedStateMachine):
     def take(self, later: int) -> None:
         """End a round: its record is on the way to the journal, and nothing is visible yet."""
         low, high, minimum = self.oracle.low, self.oracle.heuristics, self.oracle.minimum()
+        if all(cell.state == "RETIRED" for cell in self.oracle.cells):
+            minimum = MIN  # nobody is left to say that nothing will come
         high, known = dict(high), len(self.oracle.history)
         taken = self.core.take_record(self.now)
         strong = self.oracle.record(self.now)
