@@ -18,6 +18,7 @@ from lowwater._core.router import Router
 from lowwater._core.settings import OPTIONS, Settings
 from lowwater._core.surroundings import REAL, Surroundings
 from lowwater._drive import fork
+from lowwater._drive.threads.signal import Signal
 
 __all__ = ["Connection", "MakeChannel", "real_channel"]
 
@@ -55,7 +56,7 @@ class Connection:
         self.pauses: int = 0
         """How often the channels were closed for a fork: whoever finds it changed was interrupted by one."""
         self._make_channel: MakeChannel = make_channel or partial(real_channel, settings)
-        self._changed = threading.Condition()
+        self._changed = Signal()
         self._forks = 0
         self._users = 0
         self._once = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import TracebackType
 
 __all__ = ["Signal"]
 
@@ -12,3 +13,13 @@ class Signal(threading.Condition):
 
     Hold it (``with``) around every use of what it tells of; only ``wait`` gives it up for a while.
     """
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Let go of it. The handler of a signal may have raised within ``wait`` where that did not hold it: then nothing is left to do."""
+        try:
+            super().__exit__(kind, error, traceback)
+        except RuntimeError:
+            if kind is None:
+                raise
