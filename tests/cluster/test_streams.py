@@ -46,7 +46,7 @@ def test_rule3_rule6_over_kafka_and_delta_under_sixteen_counted_faults(tmp_path:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_rule6_a_report_before_the_commit_is_found_over_streams(tmp_path: Path, shipped: Shipped) -> None:
-    """The verdict can fail: the same checks find a driver that tells the authority of a batch before Spark's commit log has it."""
+    """The verdict can fail: the same checks find a driver that tells the authority of all that a batch reads before Spark's commit log has it."""
     found: list[str] = []
     with streams(tmp_path, SEED, shipped) as pipeline:
         pipeline.start_stage("landed", early=True)

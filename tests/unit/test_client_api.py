@@ -157,6 +157,21 @@ def interrupted() -> None:
     raise KeyboardInterrupt
 
 
+def test_a_call_that_is_interrupted_between_two_attempts_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with lowwater.connect("localhost:1", timeout=60.0) as lw:
+        changed = lw._runtime().connection._changed
+        let_go: Any = vars(changed)["_release_save"]
+
+        def told() -> None:
+            let_go()
+            interrupted()
+
+        monkeypatch.setitem(vars(changed), "_release_save", told)
+        with pytest.raises(KeyboardInterrupt):
+            lw.get("a")
+        monkeypatch.undo()
+
+
 def test_closing_a_reader_ends_a_read_that_waits(silent: str) -> None:
     with lowwater.connect(silent, timeout=60.0) as lw, futures.ThreadPoolExecutor(1) as threads:
         reader = lw.inputs("c")

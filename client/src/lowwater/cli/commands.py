@@ -256,7 +256,6 @@ def _live(lw: Client, args: argparse.Namespace) -> int:
 
 
 def _live_table(lw: Client, args: argparse.Namespace) -> int:
-    clock = threading.Event()
     body, heard = "no answer yet", time.monotonic()
     while True:
         try:
@@ -267,7 +266,7 @@ def _live_table(lw: Client, args: argparse.Namespace) -> int:
         except AWAY as error:
             note = f"No answer for {duration(time.monotonic() - heard)}: {on_one_line(str(error))}"
         print(f"{_CLEAR}{body}\n\n{note}", flush=True)
-        clock.wait(_REDRAW_SECONDS)
+        time.sleep(_REDRAW_SECONDS)
 
 
 def why(lw: Client, args: argparse.Namespace) -> int:
@@ -410,7 +409,7 @@ def drain(lw: Client, args: argparse.Namespace) -> int:
         record = drain_record(shard, (), draining=False)
         print(to_json(record) if args.json else f"{shard} serves again, and gets back what is its")
         return 0
-    clock, told = threading.Event(), ""
+    told = ""
     deadline = time.monotonic() + (float("inf") if args.timeout is None else args.timeout)
     while True:
         found = lw.shards()
@@ -432,7 +431,7 @@ def drain(lw: Client, args: argparse.Namespace) -> int:
         if time.monotonic() >= deadline:
             late = errors.Timeout(f"{handing_over(shard, remaining)}, and --timeout is over")
             return fail("drain", late, as_json=args.json, code=1)
-        clock.wait(_ASK_SECONDS)
+        time.sleep(_ASK_SECONDS)
 
 
 def _shard(named: str) -> str:

@@ -152,18 +152,20 @@ class Connection:
                 if pause is None:
                     return exchange.result
                 delay = pause
-            if self.ended.wait(delay):
-                raise closed_client()
+            with self._changed:
+                self._changed.wait_for(lambda: self.closed, delay)
+            self.check_open()
 
     def shut(self) -> None:
         """Let nobody begin anything, from now on."""
-        self.ended.set()
+        with self._changed:
+            self.ended.set()
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Close the channels; calls on them end."""
         with self._changed:
             self.shut()
-            self._changed.notify_all()
             closing = self._channels.every()
             self._users += len(closing)
         self._close(closing)

@@ -17,7 +17,10 @@ class Signal(threading.Condition):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Let go of it. The handler of a signal may have raised within ``wait`` where that did not hold it: then nothing is left to do."""
+        """Let go of it.
+
+        Whoever is interrupted within ``wait``, as by Ctrl-C, may not hold it at that moment: then nothing is left to do.
+        """
         try:
             super().__exit__(kind, error, traceback)
         except RuntimeError:
