@@ -39,6 +39,7 @@ SESSION: Final[Mapping[str, str]] = {
     **delta.SETTINGS,
 }
 
+_HANDED_OVER: Final = {"kafka.isolation.level": "read_committed", "lowwater.brokers": "1", "lowwater.head": "marks"}
 _ACKNOWLEDGED_WITHIN: Final = 60.0
 _TIMES: Final = frozenset(field.name for field in FEED_SCHEMA if str(field.type).startswith("timestamp"))
 
@@ -78,8 +79,8 @@ class Streams(Folders):
         """See Folders."""
         if job != ENRICHED:
             return spark.readStream.format("delta").load(str(self.output(job)))
-        # What a stage has published is read without what it had begun and given up.
-        return self._topic(spark, job, DDL[job], **{"kafka.isolation.level": "read_committed", "lowwater.brokers": "1"})
+        # What a stage has published is read without what it had begun and given up, and nobody else writes there.
+        return self._topic(spark, job, DDL[job], **_HANDED_OVER)
 
     def write(self, batch: Batch, rows: DataFrame, job: str) -> None:
         """See Folders."""

@@ -76,6 +76,7 @@ class Beside(Group):
             "kafka.bootstrap.servers": brokers,
             "kafka.isolation.level": "read_committed",
             "lowwater.brokers": str(brokers.count(",") + 1),
+            "lowwater.head": "marks",
         }
         declared = folder / "queries.toml"
         # The values of TOML that are needed here are written as in JSON.

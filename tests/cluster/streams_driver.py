@@ -57,6 +57,7 @@ class Streams:
             "startingOffsets": "earliest",
             "kafka.isolation.level": "read_committed",
             "lowwater.brokers": str(self.brokers.count(",") + 1),
+            "lowwater.head": "marks",
         }
         rows = self.spark.readStream.format("kafka").options(**options).load()
         return rows.select(sf.from_json(sf.col("value").cast("string"), ROW).alias("row")).select("row.*")

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
-from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
@@ -174,6 +174,11 @@ class Kafka:
                 lambda: len(client.list_topics(topic, ANSWERS_WITHIN).topics[topic].partitions) == partitions,  # noqa: B023
                 f"{topic} has {partitions} partitions",
             )
+
+    def id_of(self, topic: str) -> str:
+        """The id that the topic of this name has now, as the client library writes it."""
+        asked = self.admin.describe_topics(TopicCollection([topic]))[topic]
+        return str(asked.result(ANSWERS_WITHIN).topic_id)
 
     def delete(self, topic: str) -> None:
         """Remove a topic; returns when it is gone."""

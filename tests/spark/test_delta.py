@@ -163,6 +163,24 @@ def test_d1_a_stage_follows_its_inputs_through_a_table(
     assert table.keys() == ["a", "b", "c", "d"]
 
 
+def test_d2_a_version_without_rows_is_waited_for_by_nobody(
+    table: TableFlow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """An append of no rows makes none; one that a job has numbered does."""
+    table.put(("a", 9))
+    upstream.at(9)
+    table.track()
+    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row is committed")
+    before = table.head
+    table.put()
+    assert table.head == before
+    table.put(txnAppId="job", txnVersion="1")
+    assert table.head == before + 1
+    upstream.at(10)
+    table.flow.eventually(lambda: low(lw, "stage") == mark(10), "nothing is to be read")
+    assert table.keys() == ["a"]
+
+
 def test_d4_a_rate_limit_leaves_rows_of_the_first_snapshot_behind(
     table: TableFlow, lw: lowwater.Client, upstream: Upstream
 ) -> None:

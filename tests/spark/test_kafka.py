@@ -236,7 +236,8 @@ def test_1a_1b_a_strangers_open_transaction_holds_and_is_named(
     assert topic.admin().ends([place], {}, committed=False) == {place: 2}
     upstream.at(9)
     query = topic.track(source={"kafka.isolation.level": "read_committed"})
-    topic.flow.eventually(waits(query, "read to 0 of 2: a transaction is open since 0"), "it holds")
+    said = f"read to 0 of 2: a transaction is open since 0, that of {topic.name}-stranger)"
+    topic.flow.eventually(waits(query, said), "it holds, and its producer is named")
     assert low(lw, "stage").unknown
     stranger.producer.abort_transaction(ANSWERS_WITHIN)
     topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "it ends")
@@ -262,7 +263,15 @@ def test_1d_4a_4b_a_rate_limit_leaves_rows_behind(
 ) -> None:
     topic.put(("a", 9), ("b", 9), ("c", 9))
     upstream.at(10)
-    query = topic.track(source={"maxOffsetsPerTrigger": "1"}, trigger=trigger)
+    went_on = threading.Event()
+
+    def write(rows: DataFrame, batch: lws.Batch) -> None:
+        assert went_on.wait(ANSWERS_WITHIN)
+        topic.flow.plain(rows, batch)
+
+    query = topic.track(write, source={"maxOffsetsPerTrigger": "1"}, trigger=trigger)
+    topic.flow.eventually(waits(query, "(read to 0 of 3: maxOffsetsPerTrigger may leave them"), "it says why")
+    went_on.set()
     topic.flow.eventually(lambda: low(lw, "stage") == mark(10), "all three are read")
     assert [(batch, known == str(mark(10))) for batch, known, _ in topic.flow.batches[:3]] == [
         (0, False),
@@ -443,7 +452,10 @@ def test_3d_a_stage_goes_on_while_one_of_three_brokers_is_away(
 def test_2c_a_partition_that_one_broker_does_not_know_yet_is_waited_for(
     three: Kafka, flow: Flow, lw: lowwater.Client, upstream: Upstream, tmp_path: Path
 ) -> None:
-    """It is created, and has a row, while a broker is stopped. The stage looks when the broker wakes."""
+    """It is created, and has a row, while a broker is stopped. The stage looks when the broker wakes.
+
+    Spark itself may ask two brokers, of which one does not know the partition that the other has named: it ends its query then, and goes on in the next one.
+    """
     topic = Topic(three, flow, tmp_path.name)
     topic.put(("a", 9))
     upstream.at(9)
@@ -461,7 +473,16 @@ def test_2c_a_partition_that_one_broker_does_not_know_yet_is_waited_for(
     three.put(topic.name, [Row(row, partition=1)], bootstrap_servers=addresses)
     upstream.at(11)
     asleep.resume()
-    flow.eventually(lambda: low(lw, "stage") == mark(11), "two partitions")
+
+    def both() -> bool:
+        ended = flow.queries[-1].exception()
+        if ended is not None:
+            assert "Cannot find initial offsets" in str(ended)
+            flow.queries.clear()
+            topic.track()
+        return low(lw, "stage") == mark(11)
+
+    eventually(both, "two partitions")
     assert topic.keys() == ["a", "b"]
 
 
@@ -989,8 +1010,16 @@ class Answers:
     ) -> dict[Partition, int]:
         return dict.fromkeys(partitions, self.end)
 
+    def holder(self, place: Partition, since: int) -> str:
+        raise AssertionError(place)
+
     def marks(self, topics: tuple[str, ...]) -> list[SlotMark | Begun]:
         return []
+
+    def marks_up_to(
+        self, ends: Mapping[Partition, int], since: Mapping[Partition, int]
+    ) -> tuple[list[SlotMark | Begun], dict[Partition, int]]:
+        raise AssertionError(ends)
 
 
 def over(answers: Answers) -> KafkaSource:

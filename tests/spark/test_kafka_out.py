@@ -20,8 +20,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from pyspark import SparkConf
@@ -31,15 +29,16 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.kafka_client import client_settings
+from lowwater_spark.sources.kafka import BROKERS, HEAD, MARKS
 from lowwater_spark.sources.kafka_marks import Slot, marks_topic
 from lowwater_spark.track import kafka_out, kafka_slot
 from lowwater_spark.track.handover import publish_directory
-from lowwater_spark.track.kafka_slot import Published, Publishing, SlotWriter
+from lowwater_spark.track.kafka_slot import Published, SlotWriter
 from tests.kit.eventually import eventually
 from tests.kit.kafka import ANSWERS_WITHIN, Kafka
 from tests.kit.times import mark
 from tests.spark.flow import Flow
+from tests.spark.kafka_slots import Slots
 from tests.spark.kafka_tasks import Ends
 from tests.spark.support import Upstream, low, row
 
@@ -414,11 +413,12 @@ def test_two_stages_of_a_query_write_each_for_itself(out: Out) -> None:
 # -- who reads it --------------------------------------------------------------------------------------------------------
 
 
-def test_a_reader_follows_the_writer_and_is_refused_when_it_does_not_name_it(out: Out) -> None:
+@pytest.mark.parametrize("head", [{}, {HEAD: MARKS}], ids=["ends", "marks"])
+def test_a_reader_follows_the_writer_and_is_refused_when_it_does_not_name_it(head: dict[str, str], out: Out) -> None:
     """Or when it would read rows of transactions that are aborted."""
 
     def read(inputs: Sequence[str], **options: str) -> None:
-        told = {**out.options, "subscribe": out.name, "startingOffsets": "earliest", "lowwater.brokers": "1", **options}
+        told = {**out.options, "subscribe": out.name, "startingOffsets": "earliest", BROKERS: "1", **head, **options}
         stream = (
             out.flow.spark.readStream.format("kafka").options(**{name: str(each) for name, each in told.items()}).load()
         )
@@ -435,7 +435,7 @@ def test_a_reader_follows_the_writer_and_is_refused_when_it_does_not_name_it(out
     out.feed()
     out.done()
     committed = {"kafka.isolation.level": "read_committed"}
-    with pytest.raises(Unsupported, match=r"without the option kafka\.isolation\.level read_committed"):
+    with pytest.raises(Unsupported, match=r"without (the option )?kafka\.isolation\.level read_committed"):
         read(["stage"])
     with pytest.raises(Unsupported, match="into which stage writes and which the inputs do not name"):
         read(["source"], **committed)
@@ -517,44 +517,6 @@ def test_what_would_not_be_once_is_refused_by_its_name(out: Out, monkeypatch: py
 
 
 # -- a slot, alone -------------------------------------------------------------------------------------------------------
-
-
-class Slots:
-    """The slots of a writer without Spark, in this process."""
-
-    def __init__(self, kafka: Kafka, name: str, folder: Path) -> None:
-        self.kafka, self.folder = kafka, folder
-        self.settings = client_settings({"kafka.bootstrap.servers": kafka.address})
-        self.slot = Slot(name, ".", name, 0)
-        self.count = 0
-        kafka.create(name, partitions=2)
-        kafka.create(marks_topic(name), partitions=2, cleanup_policy="compact")
-
-    def writer(self, number: int = 0) -> SlotWriter:
-        return SlotWriter(self.settings, replace(self.slot, number=number), 2)
-
-    def batch(self, number: int, *values: str, **options: Any) -> Publishing:
-        """A batch that is staged, the same for all slots."""
-        self.count += 1
-        path = self.folder / f"{self.count}.parquet"
-        pq.write_table(pa.table({"value": [value.encode() for value in values]}), path)
-        job = Publishing(
-            self.settings,
-            self.slot,
-            "default/writer",
-            1,
-            number,
-            number,
-            "digest",
-            f"staged {number}",
-            "id",
-            2,
-            [[str(path)]] * 2,
-        )
-        return replace(job, **options)
-
-    def values(self) -> list[str]:
-        return sorted(each.value.decode() for each in self.kafka.rows(self.slot.topic))
 
 
 @pytest.fixture

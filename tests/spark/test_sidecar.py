@@ -267,6 +267,29 @@ def test_rule1_a_checkpoint_that_was_restored_from_a_copy_is_refused(
         flow.follow()
 
 
+def test_s5_what_a_copy_of_the_checkpoint_reads_counts_for_nothing(
+    flow: Elsewhere, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """It has the same id, and runs beside the one that is looked at, into an output of its own."""
+    flow.feed.put([row("a", 9)])
+    upstream.at(10)
+    job = flow.job()
+    flow.committed(0)
+    flow.follow("history")
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "one row is read")
+    job.stop()
+    shutil.copytree(flow.folder / "ck", flow.folder / "copy")
+    flow.feed.put([row("b", 10)])
+    flow.job(checkpoint="copy", out="other")
+    flow.committed(1, "copy")
+    upstream.at(11)
+    [sidecar] = flow.sidecars
+    flow.eventually(lambda: sidecar.status().waiting_for, "the query that is looked at has not read the second row")
+    assert low(lw, "stage") == mark(10)
+    flow.job()
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "now it has")
+
+
 def test_who_has_not_seen_the_beginning_must_be_told_of_it(
     flow: Elsewhere, lw: lowwater.Client, upstream: Upstream
 ) -> None:

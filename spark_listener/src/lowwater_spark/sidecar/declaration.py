@@ -17,7 +17,7 @@ from lowwater_spark.checkpoint.location import OBJECT_STORES
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.delta import DELTA
 from lowwater_spark.sources.iceberg import EARLIER, ICEBERG
-from lowwater_spark.sources.kafka import BROKERS, KAFKA
+from lowwater_spark.sources.kafka import BROKERS, HEAD, KAFKA
 
 __all__ = [
     "BLANK",
@@ -87,7 +87,7 @@ class SourceDeclared:
     """Of files: the directory that is read, absolute. Of Delta: the table's, absolute or a URI. Of Iceberg: the table's name in a catalog, or its path."""
     topics: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
-    """Of files ``recursiveFileLookup``, ``maxFileAge`` and ``partitions``; of Kafka ``lowwater.brokers`` and all ``kafka.*``; of Iceberg ``lowwater.earlierRows``. Names in lower case."""
+    """Of files ``recursiveFileLookup``, ``maxFileAge`` and ``partitions``; of Kafka ``lowwater.brokers``, ``lowwater.head`` and all ``kafka.*``; of Iceberg ``lowwater.earlierRows``. Names in lower case."""
 
     @property
     def name(self) -> str:
@@ -244,7 +244,7 @@ def _allowed(found: SourceDeclared) -> set[str]:
         if not found.topics or not found.options.keys() >= {"kafka.bootstrap.servers", BROKERS}:
             msg = f"{found.name} needs its topics, kafka.bootstrap.servers and {BROKERS}, the number of all brokers of the cluster"
             raise ValueError(msg)
-        return {BROKERS, *(name for name in found.options if name.startswith("kafka."))}
+        return {BROKERS, HEAD, *(name for name in found.options if name.startswith("kafka."))}
     if found.kind == DELTA:
         if not found.path.startswith("/") and "://" not in found.path:
             msg = f"{found.name}: the path of a table is an absolute directory or a URI"

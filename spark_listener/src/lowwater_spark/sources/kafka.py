@@ -23,7 +23,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BROKERS",
+    "HEAD",
     "KAFKA",
+    "MARKS",
     "NO_ID",
     "PACE",
     "Cluster",
@@ -58,6 +60,7 @@ __all__ = [
     "marked",
     "unread",
     "vector_of",
+    "written",
 ]
 
 logger = logging.getLogger("lowwater.spark")
@@ -70,6 +73,12 @@ BROKERS: Final = "lowwater.brokers"
 
 PACE: Final = "lowwater.pace"
 """The option of what is read at one pace: where the injector says how far the partitions stand."""
+
+HEAD: Final = "lowwater.head"
+"""The option that says what the head is, where it is not the ends of the partitions."""
+
+MARKS: Final = "marks"
+"""The one value of it: what the marks of ``batch.write_kafka`` tell, since nobody else writes."""
 
 NO_ID: Final = "A" * 22
 """What Kafka's client gives for the id of a topic when the broker knows none: all topics would have the same."""
@@ -174,7 +183,9 @@ class Ends(NamedTuple):
     ends: Vector
     """By the high watermark."""
     stable: Vector
-    """Where the first open transaction begins, else the same. It decides nothing."""
+    """Where the first open transaction begins, else the same. It decides nothing, nor do the names of those who have it open."""
+    holders: Mapping[Partition, str] = MappingProxyType({})
+    """Whose transactions have been open for longer than from one look to the next, by their transactional ids."""
 
 
 class Cluster(Protocol):
@@ -208,8 +219,16 @@ class Cluster(Protocol):
         """Return where, in the log of the partition's leader, the rows of an epoch and of those before it end. Only a leader of the epoch ``now`` is believed."""
         ...
 
+    def holder(self, place: Partition, since: int) -> str:
+        """Return the transactional id of who has had a transaction open in a partition since an offset; empty when it has ended."""
+        ...
+
     def marks(self, topics: tuple[str, ...]) -> list[SlotMark | Begun]:
         """Return what writers have left in topics of marks, as far as it is seen: a broker that was away may not know the newest."""
+        ...
+
+    def marks_up_to(self, ends: Vector, since: Vector) -> tuple[list[SlotMark | Begun], Vector]:
+        """Return what stands in partitions of topics of marks between offsets, also of transactions that are open or aborted; and how far they were read: to the ends, or until it took too long."""
         ...
 
 
@@ -257,6 +276,25 @@ def unread(head: Vector, read: Vector) -> list[Partition]:
     return sorted(place for place, end in head.items() if read.get(place, 0) < end)
 
 
+def written(known: Vector, said: Iterable[SlotMark | Begun], ids: Mapping[str, str]) -> dict[Partition, int]:
+    """Return where the rows of writers end, after more of their marks were read: in each partition behind the last row of all slots. None goes back.
+
+    Marks of another topic with the same name, by its id, say nothing. Those of a transaction that is open, or was aborted, only have more waited for.
+
+    >>> from lowwater_spark.sources.kafka_marks import Slot
+    >>> mark = SlotMark(Slot("7f", ".", "t", 0), "default/a", 8, "d", "s", "1", 3, {2: 5})
+    >>> written({Partition("t", 2): 4, Partition("t", 0): 7}, [mark], {"t": "1"})
+    {Partition(topic='t', number=2): 5, Partition(topic='t', number=0): 7}
+    """
+    found = dict(known)
+    for mark in said:
+        if isinstance(mark, SlotMark) and mark.topic_id == ids.get(mark.slot.topic):
+            for number, end in mark.ends.items():
+                place = Partition(mark.slot.topic, number)
+                found[place] = max(found.get(place, 0), end)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class KafkaSource:
     """A streaming Kafka source, as the plan has it."""
@@ -298,13 +336,31 @@ class KafkaSource:
         said = self.options.get(BROKERS, "").strip()
         return int(said) if said.isascii() and said.isdigit() else 0
 
+    @property
+    def by_marks(self) -> bool:
+        """Whether the head is what the marks of ``batch.write_kafka`` tell."""
+        return self.options.get(HEAD, "").strip().lower() == MARKS
+
+    @property
+    def ledgers(self) -> tuple[str, ...]:
+        """The topics of marks that the head is read from; none where it is the ends."""
+        return tuple(marks_topic(topic) for topic in self.topics) if self.by_marks else ()
+
+    def by_ends(self) -> KafkaSource:
+        """Return the same topics, for which the ends are the head."""
+        return replace(self, options={name: said for name, said in self.options.items() if name != HEAD})
+
+    def missing(self) -> list[str]:
+        """Return the topics of marks that are needed and are not there: the first batch of their writer makes them. Raises OSError."""
+        return sorted(set(self.ledgers) - self.cluster.existing(self.ledgers)) if self.ledgers else []
+
     def identity(self) -> Identity:
-        """Describe the topics. Raises OSError.
+        """Describe the topics, and the topics of marks that the head is read from. Raises OSError.
 
         Each acknowledged row has two brokers that know of its partition and of the leader that acknowledged it. So all brokers but one know of every such
         row's, one at least; what they know together has nothing old in it.
         """
-        return agreed(self.cluster.told(self.topics, max(self.brokers - 1, 1)))
+        return agreed(self.cluster.told((*self.topics, *self.ledgers), max(self.brokers - 1, 1)))
 
     @property
     def committed_only(self) -> bool:
@@ -328,6 +384,12 @@ class KafkaSource:
         """Return it for an injector that goes by the ends of its partitions. Raises Unsupported, naming the option, when they cannot be known exactly."""
         if self.inputs is not None:
             return self
+        if HEAD in self.options:
+            raise Unsupported(
+                f"Kafka as the source of an injector, with the option {HEAD}",
+                "an injector says itself how far the rows have come, and waits for no writer",
+                "Remove the option.",
+            )
         self._check_options("Kafka as the source of an injector with across or delay", whole=False)
         return replace(self, inputs=frozenset())
 
@@ -358,6 +420,18 @@ class KafkaSource:
                 "rows that are gone before they were read would count as read",
                 "Remove the option.",
             )
+        if HEAD in self.options and not self.by_marks:
+            raise Unsupported(
+                f"{stage}, with the option {HEAD} {self.options[HEAD]}",
+                f"the head is where the partitions end, or with {MARKS} what the marks of batch.write_kafka tell",
+                f"Set it to {MARKS} if nobody but batch.write_kafka writes into the topics; else remove it.",
+            )
+        if self.by_marks and not self.committed_only:
+            raise Unsupported(
+                f"{stage}, with the option {HEAD} {MARKS} and without kafka.isolation.level read_committed",
+                "rows of transactions that were aborted would be read as well",
+                'Set option("kafka.isolation.level", "read_committed").',
+            )
         if self.deprecated:
             raise Unsupported(
                 f"{stage}, in a session with spark.sql.streaming.kafka.useDeprecatedOffsetFetching",
@@ -372,6 +446,9 @@ class KafkaSource:
         """
         if self.inputs is None:
             return
+        if self.missing():
+            self.by_ends().check_writers()
+            return
         described = self.identity()
         if (found := described.brokers) > self.brokers:
             raise Unsupported(
@@ -380,8 +457,7 @@ class KafkaSource:
                 f'Declare all brokers, those that are down too: option("{BROKERS}", "{found}").',
             )
         _check_ids(described)
-        if self.brokers > 1:
-            self._check_topics()
+        self.check_topics()
         if self.inputs:
             self._check_marks(self.inputs)
 
@@ -407,8 +483,11 @@ class KafkaSource:
                     f"lw-{mark.slot.checkpoint}/, into {marks_topic(mark.slot.topic)}.",
                 )
 
-    def _check_topics(self) -> None:
-        for topic, found in self.cluster.settings(self.topics, (_IN_SYNC, _UNCLEAN)).items():
+    def check_topics(self) -> None:
+        """Raise Unsupported for topics that keep a row on one broker only. Raises OSError."""
+        if self.brokers == 1:
+            return
+        for topic, found in self.cluster.settings((*self.topics, *self.ledgers), (_IN_SYNC, _UNCLEAN)).items():
             if int(found[_IN_SYNC]) < 2:
                 raise Unsupported(
                     f"{topic} with {_IN_SYNC}={found[_IN_SYNC]} as the source of a stage with inputs",
@@ -424,8 +503,32 @@ class KafkaSource:
 
     def pin(self) -> Pin:
         """Return what is to be remembered of the topics as they are now, of which nothing was read yet by whoever asks. Raises OSError."""
-        found = self.identity()
-        return Pin(found.cluster, dict(found.ids), marks={})
+        source = self.by_ends() if self.missing() else self
+        found = source.identity()
+        return source.pin_of(found, Pin(found.cluster, {}))
+
+    def pin_of(self, found: Identity, before: Pin) -> Pin:
+        """Return what is to be remembered of topics as they were described, with what was remembered so far. Raises OSError.
+
+        All that is there now is waited for, whatever the marks say, and marks are read from here on: those that are there speak of rows that are there, and some may be gone.
+        """
+        ids = {topic: found.ids[topic] for topic in (*self.topics, *self.ledgers)}
+        marks = {topic: dict(numbers) for topic, numbers in before.marks.items() if topic in ids}
+        read = self.listed(found, self.ledgers)
+        ends = self.listed(found, self.topics) if self.by_marks else {}
+        return Pin(before.cluster, ids, before.truncated, marks, _by_topic(ends), _by_topic(read))
+
+    def listed(self, found: Identity, topics: Sequence[str]) -> Vector:
+        """Return the ends of the partitions of some of the topics, as they were described. Raises OSError when one is not known."""
+        places = [place for place in found.partitions if place.topic in topics]
+        if not places:
+            return {}
+        ends = self.cluster.ends(places, found.epochs, committed=False)
+        unknown = [place for place in places if ends.get(place, -1) < 0]
+        if unknown:
+            msg = f"nobody tells where {unknown[0]} ends"
+            raise OSError(msg)
+        return ends
 
     def check(self, line: Line) -> None:
         """Raise CheckpointMismatch for a line that is no offset of Kafka, or one of more topics than are named here."""
@@ -482,6 +585,8 @@ class _Answer(NamedTuple):
     """What Kafka says of the topics."""
 
     found: Identity
+    other: str
+    """What is another one than was pinned; empty: nothing."""
     lost: str
     """What is not there any more of what was marked, since others lead; empty: nothing."""
 
@@ -495,6 +600,10 @@ class Pin(NamedTuple):
     """Where a partition was seen to end before what was read of it; empty: nowhere. It stays so when it has grown again."""
     marks: Mapping[str, Mapping[str, tuple[int, int]]] = MappingProxyType({})
     """How far each partition was seen to go, and the epoch of its leader then: by topic and number, as JSON has it."""
+    written: Mapping[str, Mapping[str, int]] = MappingProxyType({})
+    """Where the rows end that are waited for by marks."""
+    read: Mapping[str, Mapping[str, int]] = MappingProxyType({})
+    """How far the topics of marks were read for that."""
 
     def differs(self, found: Identity) -> str:
         """Return what is another one by now, in words; empty for nothing.
@@ -516,10 +625,13 @@ class OpenKafka(Fileless):
     def __init__(
         self, source: KafkaSource, manifest: Manifest, number: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._source = source
+        self._declared = source
         self._cluster = source.cluster
         self._manifest = manifest
         self._number = str(number)
+        pinned = set(Pin(*self._kept).ids) if self._kept is not None else set[str]()
+        self._source = source if pinned.issuperset(source.ledgers) or not source.missing() else source.by_ends()
+        """As it is asked now: by the ends, as long as the topics of marks are not there. Nothing is waited for by them then (:meth:`head`)."""
         self._first = manifest.checkpoint / "sources" / self._number / "0"
         """Where Spark has noted from which offsets on the query reads."""
         self._from_the_beginning = False
@@ -539,6 +651,12 @@ class OpenKafka(Fileless):
         }
         self._saved = dict(self._marks)
         self._saved_at = clock()
+        self._open: dict[Partition, tuple[int, str]] = {}
+        """Since where transactions were open at the last look, and whose they are, as far as that was asked."""
+        self._written: Vector = _vector(self._pin.written)
+        """Where the rows of the writers end, as their marks tell; empty where the head is the ends."""
+        self._read: Vector = _vector(self._pin.read)
+        """How far the topics of marks were read."""
 
     @property
     def planned_is_read(self) -> bool:
@@ -547,10 +665,10 @@ class OpenKafka(Fileless):
 
     def _pinned(self) -> Pin:
         """Return the pin, made and durable before the query's first batch."""
-        kept = (self._manifest["kafka"] or {}).get(self._number)
-        if kept is not None:
-            pin = Pin(*kept)
-            if set(pin.ids) != set(self._source.topics):
+        if self._kept is not None:
+            pin, topics = Pin(*self._kept), set(self._source.topics)
+            ledgers = {marks_topic(topic) for topic in topics} - topics
+            if set(pin.ids) - ledgers != topics:
                 msg = (
                     f"{self._manifest.checkpoint} has read {', '.join(sorted(pin.ids))}, and the query reads {', '.join(self._source.topics)}. Start it with "
                     "the topics that it was begun with, or from a new checkpoint, with adopt=True."
@@ -558,7 +676,7 @@ class OpenKafka(Fileless):
                 raise CheckpointMismatch(msg)
             if pin.truncated:
                 raise CheckpointMismatch(_TRUNCATED.format(said=pin.truncated))
-            return pin
+            return pin if set(pin.ids) == topics.union(self._source.ledgers) else self._pinned_anew(self._source, pin)
         if self._first.exists():
             msg = (
                 f"{self._manifest.checkpoint} has read {self._source.name}, and nobody has noted which topics those were: they may have been made anew since. "
@@ -567,16 +685,34 @@ class OpenKafka(Fileless):
             raise CheckpointMismatch(msg)
         found = self._source.identity()
         # What came before an injector has begun is none of its rows.
-        begins = self._cluster.beginnings(found.partitions) if self._source.inputs else {}
+        places = [place for place in found.partitions if place.topic in self._source.topics]
+        begins = self._cluster.beginnings(places) if self._source.inputs else {}
         if removed := {place: at for place, at in begins.items() if at}:
             raise CheckpointMismatch(_REMOVED.format(place=min(removed), at=removed[min(removed)]))
-        pin = Pin(found.cluster, dict(found.ids))
+        pin = self._source.pin_of(found, Pin(found.cluster, {}))
         self._keep(pin)
         return pin
 
+    def _pinned_anew(self, source: KafkaSource, before: Pin) -> Pin:
+        """Return the pin of a query that goes by marks from now on, or does not any more."""
+        found = source.identity()
+        ids = {topic: before.ids[topic] for topic in source.topics}
+        if other := before._replace(ids=ids).differs(found):
+            raise CheckpointMismatch(_REPLACED.format(other=other))
+        pin = source.pin_of(found, before)
+        self._keep(pin)
+        return pin
+
+    @property
+    def _kept(self) -> Any:
+        """What the checkpoint has of the pin."""
+        return (self._manifest["kafka"] or {}).get(self._number)
+
     def _keep(self, pin: Pin) -> None:
-        marks = {topic: dict(numbers) for topic, numbers in pin.marks.items()}
-        self._manifest.keep_entry("kafka", self._number, [*pin._replace(marks=marks)])
+        marks, *vectors = (
+            {topic: dict(numbers) for topic, numbers in each.items()} for each in (pin.marks, pin.written, pin.read)
+        )
+        self._manifest.keep_entry("kafka", self._number, [pin.cluster, pin.ids, pin.truncated, marks, *vectors])
 
     # -- lines ----------------------------------------------------------------------------------------------------------
 
@@ -601,8 +737,8 @@ class OpenKafka(Fileless):
         What was asked for this line counts, also if it is the line of two batches: the second one has read nothing.
         """
         asked, self._asked = self._asked, None
-        found, lost = asked[1] if asked is not None and asked[0] == line else self._ask()
-        if other := self._pin.differs(found):
+        found, other, lost = asked[1] if asked is not None and asked[0] == line else self._ask()
+        if other:
             raise CheckpointMismatch(_REPLACED.format(other=other))
         if lost:
             self._cut_off(lost)
@@ -613,11 +749,12 @@ class OpenKafka(Fileless):
 
     def _ask(self) -> _Answer:
         """Describe the topics; where others lead them now, also find what was lost with that. Raises OSError."""
-        marks = dict(self._marks)
+        marks, pin = dict(self._marks), self._pin  # before what is asked for it: a look may begin with marks meanwhile
         found = self._source.identity()
+        other = pin.differs(found)
         anew = led_anew(marks, found.epochs)
-        kept = self._cluster.kept(anew, found) if anew and not self._pin.differs(found) else {}
-        return _Answer(found, below(kept, {place: marks[place].offset for place in kept}))
+        kept = self._cluster.kept(anew, found) if anew and not other else {}
+        return _Answer(found, other, below(kept, {place: marks[place].offset for place in kept}))
 
     def _mark(self, vector: Vector, epochs: Mapping[Partition, int]) -> None:
         """Remember how far the partitions go. What is lost of a first epoch after another one is found by the durable mark: at once where a leader is new."""
@@ -633,7 +770,7 @@ class OpenKafka(Fileless):
             marks: dict[str, dict[str, tuple[int, int]]] = {}
             for place, mark in self._marks.items():
                 marks.setdefault(place.topic, {})[str(place.number)] = (mark.offset, mark.epoch)
-            self._pin = self._pin._replace(marks=marks)
+            self._pin = self._pin._replace(marks=marks, written=_by_topic(self._written), read=_by_topic(self._read))
             self._keep(self._pin)
             self._saved, self._saved_at = dict(self._marks), self._clock()
 
@@ -655,34 +792,80 @@ class OpenKafka(Fileless):
 
     def head(self, settled: Line) -> Ends:
         """List the ends, between two descriptions. Raises OSError when one is not known, and when the topics are not those that were read before."""
+        self._begin_with_marks()
         marks = dict(self._marks)
-        before, lost = self._look_at()
-        places = before.partitions
-        ends = self._cluster.ends(places, before.epochs, committed=False)
-        unknown = [place for place in places if ends.get(place, -1) < 0]
-        if unknown:
-            msg = f"nobody tells where {unknown[0]} ends"
-            raise OSError(msg)
+        before, _, lost = self._look_at()
+        # Rows are acknowledged before the mark that tells of them: a log that is listed after it was read has them.
+        told = self._source.listed(before, self._source.ledgers)
+        self._read_marks(told)
+        ends = self._source.listed(before, self._source.topics)
+        places = [*ends]
         stable = self._cluster.ends(places, before.epochs, committed=True) if self._source.committed_only else ends
         if self._source.identity() != before:
             msg = f"{self._source.name} changed while their ends were listed"
             raise OSError(msg)
-        seen = {place: mark.offset for place, mark in marks.items()}
-        if back := lost or below(ends, vector_of(settled)) or below(ends, seen):
+        everything, seen = {**ends, **told}, {place: mark.offset for place, mark in marks.items()}
+        if back := lost or below(ends, vector_of(settled)) or below(everything, seen) or below(ends, self._written):
             self._cut_off(back)
         if self._pin.truncated:
             raise Replaced(_TRUNCATED.format(said=self._pin.truncated))
-        self._mark(ends, before.epochs)
-        return Ends(ends, stable)
+        self._mark(everything, before.epochs)
+        self._open = {
+            place: (since, self._holder(place, since)) for place, since in stable.items() if since < ends[place]
+        }
+        holders = {place: who for place, (_, who) in self._open.items() if who}
+        return Ends(self._written if self._source.by_marks else ends, stable, holders)
+
+    def _holder(self, place: Partition, since: int) -> str:
+        """Return whose transaction is open. Most end before the next look: of those nobody is asked."""
+        known, who = self._open.get(place, (-1, ""))
+        if known != since or who:
+            return who if known == since else ""
+        try:
+            return self._cluster.holder(place, since)
+        except OSError as failure:
+            logger.debug("who holds %s is not known: %s", place, failure)
+            return ""
+
+    def _begin_with_marks(self) -> None:
+        """Go by marks from now on, if that is declared and they were not there. Raises OSError while they are not."""
+        if self._source is self._declared:
+            return
+        if missing := self._declared.missing():
+            msg = f"there is no topic {missing[0]}: the writer of {self._declared.name} has not begun, or is none of batch.write_kafka"
+            raise OSError(msg)
+        try:
+            self._declared.check_topics()
+            pin = self._pinned_anew(self._declared, self._pin)
+        except (CheckpointMismatch, Unsupported) as refusal:
+            raise OSError(str(refusal)) from refusal
+        with self._lock:
+            self._source = self._declared
+            self._pin, self._written, self._read = pin, _vector(pin.written), _vector(pin.read)
+
+    def _read_marks(self, ends: Vector) -> None:
+        """Read what writers have left in the topics of marks up to their ends. Raises OSError when it is not all read; the next look goes on from there."""
+        since = {place: self._read.get(place, 0) for place in ends}
+        if since == ends:
+            return
+        try:
+            said, read = self._cluster.marks_up_to(ends, since)
+        except ValueError as error:
+            raise OSError(str(error)) from error
+        self._written = written(self._written, said, self._pin.ids)
+        self._read = {**self._read, **read}
+        if left := unread(ends, self._read):
+            msg = f"the marks of {self._source.name} are read to {self._read.get(left[0], 0)} of {ends[left[0]]} in {left[0]}"
+            raise OSError(msg)
 
     def _look_at(self) -> _Answer:
-        found, lost = self._ask()
-        if other := self._pin.differs(found):
-            raise Replaced(_REPLACED.format(other=other))
-        if found.brokers > self._source.brokers:
-            msg = f"the cluster of {self._source.name} has {found.brokers} brokers by now, and {self._source.brokers} are declared"
+        answer = self._ask()
+        if answer.other:
+            raise Replaced(_REPLACED.format(other=answer.other))
+        if answer.found.brokers > self._source.brokers:
+            msg = f"the cluster of {self._source.name} has {answer.found.brokers} brokers by now, and {self._source.brokers} are declared"
             raise OSError(msg)
-        return _Answer(found, lost)
+        return answer
 
     def wait(self, listed: Ends, planned: Line | None) -> Ends:
         """Wait for all of it: Kafka keeps what was not read."""
@@ -693,7 +876,7 @@ class OpenKafka(Fileless):
 
     def renewed(self, head: Ends, listed: Ends, planned: Line | None) -> Ends:
         """Wait for the ends as they were; of open transactions take what is known now."""
-        return Ends(head.ends, listed.stable)
+        return Ends(head.ends, listed.stable, listed.holders)
 
     def reached(self, head: Ends, offset: Line | None) -> bool:
         """Return whether each partition was read to its end, and no log was cut off: others may stand in the place of rows that were waited for."""
@@ -708,8 +891,13 @@ class OpenKafka(Fileless):
         said = []
         for place in unread(head.ends, self._committed)[:limit]:
             read, stable = self._committed.get(place, 0), head.stable.get(place, head.ends[place])
-            stuck = f": a transaction is open since {stable}" if read >= stable < head.ends[place] else ""
-            said.append(f"{place} (read to {read} of {head.ends[place]}{stuck})")
+            why = ""
+            if read >= stable < head.ends[place]:
+                who = head.holders.get(place)
+                why = f": a transaction is open since {stable}" + (f", that of {who}" if who else "")
+            elif limits := [name for name in _LIMITS if name.lower() in self._source.options]:
+                why = f": {', '.join(limits)} may leave them to later batches"
+            said.append(f"{place} (read to {read} of {head.ends[place]}{why})")
         return said
 
 
@@ -783,7 +971,22 @@ def _check_ids(found: Identity) -> None:
         )
 
 
+def _by_topic(vector: Vector) -> dict[str, dict[str, int]]:
+    """Return a vector as JSON has it."""
+    found: dict[str, dict[str, int]] = {}
+    for place, offset in sorted(vector.items()):
+        found.setdefault(place.topic, {})[str(place.number)] = offset
+    return found
+
+
+def _vector(by_topic: Mapping[str, Mapping[str, int]]) -> dict[Partition, int]:
+    return {Partition(topic, int(number)): at for topic, numbers in by_topic.items() for number, at in numbers.items()}
+
+
 _NONE: Final = Reach(0, -1)
+
+_LIMITS: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+"""Options by which a batch leaves rows that are there."""
 
 _KEEP: Final = 5.0
 """Seconds, at least, between two times at which marks are made durable without a new leader: each costs two fsyncs."""

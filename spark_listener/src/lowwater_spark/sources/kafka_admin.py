@@ -44,6 +44,7 @@ _READER: Final[Mapping[str, str]] = {
     "allow.auto.create.topics": "false",
     "auto.offset.reset": "earliest",
     "enable.auto.commit": "false",
+    "fetch.max.wait.ms": "10",  # it asks ahead of what is wanted, and cannot be closed before the answer
     "isolation.level": "read_uncommitted",
 }
 """Of the consumer that reads marks, in no group."""
@@ -267,6 +268,28 @@ class KafkaAdmin:
 
         return self._asked("where its partitions end", ask)
 
+    def holder(self, place: Partition, since: int) -> str:
+        """Return the transactional id of who has had a transaction open in a partition since an offset; empty when it has ended. Raises OSError."""
+
+        def ask() -> str:
+            kafka, client = self._jvm.org.apache.kafka, self._client()
+            partition = kafka.common.TopicPartition(*place)
+            described = client.describeProducers(_java_list(self._jvm, [partition])).partitionResult(partition)
+            found = [
+                int(each.producerId())
+                for each in self._answer(described).activeProducers()
+                if each.currentTransactionStartOffset().orElse(-1) == since
+            ]
+            if not found:
+                return ""
+            # Kafka's client takes numbers of 64 bits alone, and py4j makes such of large ones only.
+            long = self._jvm.java.lang.Class.forName("java.lang.Long")
+            wanted = self._jvm.com.fasterxml.jackson.databind.ObjectMapper().readerForListOf(long).readValue(str(found))
+            listed = client.listTransactions(kafka.clients.admin.ListTransactionsOptions().filterProducerIds(wanted))
+            return ", ".join(sorted(str(each.transactionalId()) for each in self._answer(listed.all())))
+
+        return self._asked(f"who has a transaction open in {place}", ask)
+
     def marks(self, topics: tuple[str, ...]) -> list[SlotMark | Begun]:
         """Return the last record of each key in topics of marks, also of transactions that are open. Raises OSError.
 
@@ -278,31 +301,61 @@ class KafkaAdmin:
         )
 
     def _last(self, topic: str) -> list[SlotMark | Begun]:
-        jvm = self._jvm
-        kafka, bytes_ = jvm.org.apache.kafka, jvm.org.apache.kafka.common.serialization.ByteArrayDeserializer
-        properties = self._properties()
-        for name, value in _READER.items():
-            properties.put(name, value)
+        kafka = self._jvm.org.apache.kafka
         last: dict[bytes, bytes | None] = {}
-        deadline = time.monotonic() + _LIMIT
-        with contextlib.closing(kafka.clients.consumer.KafkaConsumer(properties, bytes_(), bytes_())) as consumer:
+        with self._reader() as consumer:
             places = _java_list(
-                jvm, [kafka.common.TopicPartition(topic, each.partition()) for each in consumer.partitionsFor(topic)]
+                self._jvm,
+                [kafka.common.TopicPartition(topic, each.partition()) for each in consumer.partitionsFor(topic)],
             )
             consumer.assign(places)
             first = consumer.beginningOffsets(places)
-            ends = [(each.getKey(), int(each.getValue())) for each in consumer.endOffsets(places).entrySet()]
-            for place, end in ends:
+            ends = {each.getKey(): int(each.getValue()) for each in consumer.endOffsets(places).entrySet()}
+            for place, end in ends.items():
                 consumer.seek(place, max(int(first.get(place)), end - _RECENT))
-            while any(int(consumer.position(place)) < end for place, end in ends):
-                records = consumer.poll(jvm.java.time.Duration.ofMillis(500)).iterator()
-                while records.hasNext():
-                    record = records.next()
-                    last[record.key() or b""] = record.value()
-                if time.monotonic() > deadline:
-                    msg = f"{topic} cannot be read to its end within {_LIMIT} seconds"
-                    raise OSError(msg)
+            last.update(self._records(consumer, ends))
+            if any(int(consumer.position(place)) < end for place, end in ends.items()):
+                msg = f"{topic} cannot be read to its end within {_LIMIT} seconds"
+                raise OSError(msg)
         return [said for key, value in last.items() if (said := parse(key, value)) is not None]
+
+    def marks_up_to(self, ends: Vector, since: Vector) -> tuple[list[SlotMark | Begun], Vector]:
+        """Return what stands in partitions of topics of marks between offsets, and how far they were read. Raises OSError, ValueError for a mark of a newer release."""
+
+        def ask() -> tuple[list[SlotMark | Begun], Vector]:
+            made = self._jvm.org.apache.kafka.common.TopicPartition
+            wanted = {made(*place): (place, end) for place, end in ends.items() if since[place] < end}
+            with self._reader() as consumer:
+                consumer.assign(_java_list(self._jvm, wanted))
+                for each, (place, _) in wanted.items():
+                    consumer.seek(each, since[place])
+                records = self._records(consumer, {each: end for each, (_, end) in wanted.items()})
+                said = [mark for key, value in records if (mark := parse(key, value)) is not None]
+                read = {place: min(int(consumer.position(each)), end) for each, (place, end) in wanted.items()}
+            return said, read
+
+        return self._asked("what its writers have marked", ask)
+
+    @contextlib.contextmanager
+    def _reader(self) -> Iterator[Any]:
+        """Give a consumer of all that is there, in no group."""
+        kafka = self._jvm.org.apache.kafka
+        bytes_ = kafka.common.serialization.ByteArrayDeserializer
+        properties = self._properties()
+        for name, value in _READER.items():
+            properties.put(name, value)
+        with contextlib.closing(kafka.clients.consumer.KafkaConsumer(properties, bytes_(), bytes_())) as consumer:
+            yield consumer
+
+    def _records(self, consumer: Any, ends: Mapping[Any, int]) -> Iterator[tuple[bytes, bytes | None]]:
+        """Yield key and value of what stands before the ends of the partitions that a consumer is assigned to, as far as there is time."""
+        deadline = time.monotonic() + _LIMIT
+        pause = self._jvm.java.time.Duration.ofMillis(500)
+        while any(int(consumer.position(place)) < end for place, end in ends.items()) and time.monotonic() < deadline:
+            records = consumer.poll(pause).iterator()
+            while records.hasNext():
+                record = records.next()
+                yield record.key() or b"", record.value()
 
     def _client(self) -> Any:
         from py4j.java_gateway import JavaClass

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Final
 
-__all__ = ["Begun", "SlotMark", "Slot", "marks_topic", "parse"]
+__all__ = ["Begun", "SlotMark", "Slot", "marks_topic", "parse", "same_id"]
 
 _FORMAT: Final = 1
 
@@ -23,6 +23,15 @@ _BEGUN: Final = "/begun"
 def marks_topic(topic: str) -> str:
     """Return the name of the topic that has the marks of a topic's writers."""
     return f"lowwater-marks-{topic}"
+
+
+def same_id(said: str) -> str:
+    """Return the id of a topic as Kafka's own client writes it. librdkafka has other letters for two of the 64, so half of all ids look different there.
+
+    >>> same_id("8D8PQYpcQdiR/blXzNt+6Q")
+    '8D8PQYpcQdiR_blXzNt-6Q'
+    """
+    return said.replace("/", "_").replace("+", "-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,5 +144,5 @@ def parse(key: bytes | None, value: bytes | None) -> SlotMark | Begun | None:
     if key != slot.key:
         return Begun(slot, writer, content["ended"])
     ends = {int(partition): end for partition, end in content["ends"].items()}
-    place = content["topic_id"], content["partitions"], ends
+    place = same_id(content["topic_id"]), content["partitions"], ends
     return SlotMark(slot, writer, content["next"], content["digest"], content["staged"], *place)

@@ -25,7 +25,7 @@ from lowwater_spark.checkpoint.identity import identity
 from lowwater_spark.checkpoint.location import way
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.kafka_client import client_settings, confluent, consumer_of
-from lowwater_spark.sources.kafka_marks import Begun, Slot, SlotMark, marks_topic, parse
+from lowwater_spark.sources.kafka_marks import Begun, Slot, SlotMark, marks_topic, parse, same_id
 from lowwater_spark.track.handover import publish_directory, sweep
 from lowwater_spark.track.kafka_slot import (
     PATIENCE,
@@ -236,7 +236,7 @@ class KafkaOut:
 
     def _take(self, kept: Mapping[str, Any], cluster: str, found: _Topic, slots: int | None) -> None:
         """Take what the checkpoint says. Raises CheckpointMismatch when it is another topic, or the user says another thing."""
-        if (kept["cluster"], kept["topic_id"]) != (cluster, found.id):
+        if (kept["cluster"], same_id(kept["topic_id"])) != (cluster, found.id):
             raise CheckpointMismatch(_REPLACED.format(topic=self.topic, before=kept["topic_id"], now=found.id))
         if slots not in (None, kept["slots"]):
             msg = (
@@ -248,7 +248,7 @@ class KafkaOut:
             msg = f"the batches for {self.topic} are staged in {kept['folder']}, not in {self.folder}; pass the same path in every batch"
             raise CheckpointMismatch(msg)
         marks = self._describe(marks_topic(self.topic))
-        if marks is None or marks.id != kept["marks_id"]:
+        if marks is None or marks.id != same_id(kept["marks_id"]):
             msg = (
                 f"{marks_topic(self.topic)}, which says how far {self.topic} was written, was deleted or made anew: what of a batch is there cannot be "
                 "known. Start from a new checkpoint, with adopt=True."
@@ -383,7 +383,7 @@ class KafkaOut:
         found = self._asked(future, but="UNKNOWN_TOPIC_OR_PART")
         if found is None:
             return None
-        return _Topic(str(found.topic_id), len(found.partitions), len(found.partitions[0].replicas))
+        return _Topic(same_id(str(found.topic_id)), len(found.partitions), len(found.partitions[0].replicas))
 
     def _asked(self, future: Any, *, but: str = "") -> Any:
         """Return an answer; None for the error of this name. Raises OSError for any other."""

@@ -1,0 +1,497 @@
+"""The head of a topic as its writer tells it: what the marks of ``batch.write_kafka`` name is waited for, and nothing that was written since."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+
+import lowwater
+import lowwater_spark as lws
+from lowwater_spark.checkpoint.log import CheckpointLog
+from lowwater_spark.checkpoint.manifest import Manifest
+from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.sources.kafka import (
+    BROKERS,
+    HEAD,
+    MARKS,
+    Identity,
+    KafkaSource,
+    OpenKafka,
+    Partition,
+    Told,
+    written,
+)
+from lowwater_spark.sources.kafka_admin import KafkaAdmin
+from lowwater_spark.sources.kafka_marks import Begun, Slot, SlotMark, marks_topic, same_id
+from tests.kit.kafka import ANSWERS_WITHIN, Kafka
+from tests.kit.times import at, mark
+from tests.process.serving import Serving
+from tests.spark.flow import Flow
+from tests.spark.kafka_slots import Slots
+from tests.spark.support import Upstream, begun, low
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+COMMITTED = "kafka.isolation.level"
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    with Kafka(tmp_path_factory.mktemp("kafka")) as running:
+        yield running
+
+
+class Reader:
+    """Stages over a topic that is written by slots in this process. They report for their input as their test says."""
+
+    def __init__(self, kafka: Kafka, flow: Flow, name: str) -> None:
+        self.flow = flow
+        self.slots = Slots(kafka, name, flow.folder, "source")
+        self.slot = self.slots.writer()
+        self.written = 0
+        self.going = threading.Event()
+        self.going.set()
+
+    def publish(self, *keys: str, probe: Callable[[str, int, int], None] | None = None) -> None:
+        """Publish a batch of one slot."""
+        rows = [json.dumps({"key": key, "t": at(9).isoformat()}) for key in keys]
+        assert self.slot.publish(self.slots.batch(self.written, *rows, probe=probe)).wrote
+        self.written += 1
+
+    @contextlib.contextmanager
+    def publishing(self, *keys: str) -> Iterator[None]:
+        """Have a batch written, with its transaction open, for as long as the block runs. Then it is published."""
+        reached, go_on = threading.Event(), threading.Event()
+
+        def wait(step: str, _batch: int, _slot: int) -> None:
+            if step == "written":
+                reached.set()
+                assert go_on.wait(ANSWERS_WITHIN)
+
+        with ThreadPoolExecutor(1) as thread:
+            done = thread.submit(self.publish, *keys, probe=wait)
+            try:
+                assert reached.wait(ANSWERS_WITHIN)
+                yield
+            finally:
+                go_on.set()
+            done.result(ANSWERS_WITHIN)
+
+    def start(self, name: str = "stage", **options: str) -> lws.TrackedQuery:
+        told = {
+            "kafka.bootstrap.servers": self.slots.kafka.address,
+            "subscribe": self.slots.slot.topic,
+            "startingOffsets": "earliest",
+            BROKERS: "1",
+            COMMITTED: "read_committed",
+            HEAD: MARKS,
+            **options,
+        }
+        given = {name: value for name, value in told.items() if value}
+        stream = self.flow.spark.readStream.format("kafka").options(**given).load()
+        parsed = sf.from_json(sf.col("value").cast("string"), "key string, t timestamp")
+        rows = stream.select(parsed.alias("r")).select("r.*")
+
+        def write(rows: DataFrame, batch: lws.Batch) -> None:
+            batch.write(rows, self.flow.folder / f"out-{name}")
+            assert self.going.wait(ANSWERS_WITHIN)
+
+        return self.flow.start(write, name, stream=rows, checkpoint=f"ck-{name}", ranges=2)
+
+    def keys(self, name: str = "stage") -> list[str]:
+        out = str(self.flow.folder / f"out-{name}")
+        return sorted(r.key for r in self.flow.spark.read.schema("key string, t timestamp").parquet(out).collect())
+
+
+@pytest.fixture
+def reader(kafka: Kafka, flow: Flow, tmp_path: Path) -> Reader:
+    return Reader(kafka, flow, tmp_path.name)
+
+
+def waits(query: lws.TrackedQuery, word: str) -> Callable[[], bool]:
+    return lambda: any(word in each for each in (*query.stage_status().waiting_for, query.stage_status().holding))
+
+
+# -- on a real broker ------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_writer_has_open_for_its_next_batch_is_not_waited_for(
+    reader: Reader, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """A stage that goes by the ends of the partitions waits for it; and one does not disturb the other."""
+    eventually = reader.flow.eventually
+    reader.publish("a")
+    upstream.at(9)
+    reader.start()
+    by_ends = reader.start("ends", **{HEAD: ""})
+    eventually(lambda: low(lw, "stage") == low(lw, "ends") == mark(9), "all is published")
+    with reader.publishing("b", "c"):
+        upstream.at(10)
+        eventually(lambda: low(lw, "stage") == mark(10), "what is open is the next batch's")
+        eventually(waits(by_ends, "a transaction is open since"), "the end is behind it")
+        assert low(lw, "ends") == mark(9)
+    upstream.at(11)
+    eventually(lambda: low(lw, "stage") == low(lw, "ends") == mark(11), "it is published")
+    assert reader.keys() == reader.keys("ends") == ["a", "b", "c"]
+
+
+def test_head_of_w_what_is_marked_is_waited_for_behind_whatever_is_open(
+    reader: Reader, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    query = hidden(reader, lw, upstream)
+    reader.flow.eventually(waits(query, f"of {reader.slots.slot.topic} (read to"), "the row is planned, not committed")
+    assert low(lw, "stage") == mark(9)
+    reader.going.set()
+    reader.flow.eventually(lambda: low(lw, "stage") == mark(10), "now it is")
+    assert reader.keys() == ["a", "b"]
+
+
+def test_head_of_w_breaks_when_marks_are_read_only_as_far_as_they_are_stable(
+    reader: Reader, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = KafkaSource.listed
+    monkeypatch.setattr(
+        KafkaSource,
+        "listed",
+        lambda source, found, topics: {
+            **listed(source, found, topics),
+            **source.cluster.ends(
+                [place for place in found.partitions if place.topic in source.ledgers and place.topic in topics],
+                found.epochs,
+                committed=True,
+            ),
+        },
+    )
+    hidden(reader, lw, upstream)
+    reader.flow.eventually(lambda: low(lw, "stage") == mark(10), "it leads: the row is not committed")
+    reader.going.set()
+
+
+def hidden(reader: Reader, lw: lowwater.Client, upstream: Upstream) -> lws.TrackedQuery:
+    """A stage that has planned a published row, and has not committed it, while a stranger's transaction hides the row's mark."""
+    reader.publish("a")
+    upstream.at(9)
+    query = reader.start()
+    reader.flow.eventually(lambda: low(lw, "stage") == mark(9), "one row")
+    stranger = Producer({**reader.slots.settings, "transactional.id": f"{reader.slots.slot.topic}-stranger"})
+    stranger.init_transactions(ANSWERS_WITHIN)
+    stranger.begin_transaction()
+    stranger.produce(marks_topic(reader.slots.slot.topic), b"stranger", b"stranger", reader.slots.slot.partition(2))
+    assert stranger.flush(ANSWERS_WITHIN) == 0
+    reader.going.clear()
+    reader.publish("b")
+    upstream.at(10)
+    return query
+
+
+def test_a_stage_may_go_by_marks_from_any_run_on_and_by_ends_again(
+    reader: Reader, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """What is there when it begins to is waited for by the ends, whoever has written it."""
+    eventually = reader.flow.eventually
+    reader.publish("a")
+    for hour, head in ((9, ""), (10, MARKS), (11, MARKS), (12, "")):
+        upstream.at(hour)
+        query = reader.start(**{HEAD: head})
+        eventually(lambda: low(lw, "stage") == mark(hour), f"by {head or 'ends'}")  # noqa: B023
+        query.stop()
+        reader.flow.queries.clear()
+        reader.publish(f"{hour}")
+    upstream.at(13)
+    reader.start()
+    eventually(lambda: low(lw, "stage") == mark(13), "by marks")
+    assert reader.keys() == ["10", "11", "12", "9", "a"]
+
+
+def test_marks_that_were_made_anew_are_refused(reader: Reader, lw: lowwater.Client, upstream: Upstream) -> None:
+    """They would not tell of rows that those tell of that are gone. The topic itself is the same."""
+    reader.publish("a")
+    upstream.at(9)
+    query = reader.start()
+    reader.flow.eventually(lambda: low(lw, "stage") == mark(9), "one row")
+    marks = marks_topic(reader.slots.slot.topic)
+    reader.slots.kafka.delete(marks)
+    reader.slots.kafka.create(marks, 2, cleanup_policy="compact")
+    upstream.at(10)
+    reader.flow.eventually(waits(query, f"the topic {marks} is another one"), "it holds")
+    assert low(lw, "stage") == mark(9)
+    query.stop()
+    reader.flow.queries.clear()
+    with pytest.raises(CheckpointMismatch, match=f"the topic {marks} is another one"):
+        reader.start()
+    upstream.at(11)
+    reader.start("other", **{HEAD: ""})
+    reader.flow.eventually(lambda: low(lw, "other") == mark(11), "one that goes by the ends needs none")
+
+
+def test_who_goes_by_marks_needs_them(reader: Reader, upstream: Upstream) -> None:
+    with pytest.raises(
+        Unsupported, match=r"with the option lowwater\.head mark cannot .* Set it to marks if nobody but"
+    ):
+        reader.start(**{HEAD: "mark"})
+    with pytest.raises(Unsupported, match=r"lowwater\.head marks and without kafka\.isolation\.level read_committed"):
+        reader.start(**{COMMITTED: ""})
+
+
+def test_a_reader_that_begins_before_its_writer_holds_until_there_are_marks(
+    reader: Reader, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """The writer's first batch makes their topic. What is in the other one by then is waited for by its end."""
+    marks = marks_topic(reader.slots.slot.topic)
+    reader.publish("a")
+    reader.slots.kafka.delete(marks)
+    upstream.at(9)
+    query = reader.start()
+    reader.flow.eventually(waits(query, f"there is no topic {marks}: the writer of"), "it holds")
+    assert low(lw, "stage").unknown
+    reader.slots.kafka.create(marks, 2, cleanup_policy="compact")
+    reader.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row before it is read")
+    reader.slot, reader.written = reader.slots.writer(1), 0
+    reader.publish("b")
+    upstream.at(10)
+    reader.flow.eventually(lambda: low(lw, "stage") == mark(10), "the row that is marked, too")
+    assert reader.keys() == ["a", "b"]
+
+
+def test_a_sidecar_goes_by_marks_too(
+    reader: Reader, authority: Serving, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """Of a query that runs already, and although the writer has not begun when the sidecar does."""
+    topic, kafka, folder = reader.slots.slot.topic, reader.slots.kafka, reader.flow.folder
+    kafka.delete(marks_topic(topic))
+    kafka.put(topic, ["early"])
+    upstream.at(9)
+    told = {"kafka.bootstrap.servers": kafka.address, COMMITTED: "read_committed"}
+    stream = reader.flow.spark.readStream.format("kafka").options(subscribe=topic, startingOffsets="earliest", **told)
+    job = stream.load().writeStream.format("noop").option("checkpointLocation", str(folder / "job")).start()
+    try:
+        reader.flow.eventually(lambda: CheckpointLog(folder / "job").last_committed() == 0, "the query has begun")
+        source = ",".join(f"{name}={value}" for name, value in {**told, BROKERS: "1", HEAD: MARKS}.items())
+        sidecar = lws.track(
+            "stage",
+            checkpoint=str(folder / "job"),
+            inputs=["source"],
+            sources=[f"kafka:{topic},{source}"],
+            promises=["nothing-skipped", "sink-visible-before-commit", "history"],
+            state=folder / "state",
+            address=authority.address,
+            spark=lambda: reader.flow.spark,
+        )
+        with contextlib.ExitStack() as ending:
+            ending.callback(sidecar.stop)
+            missing = "there is no topic lowwater-marks-"
+            reader.flow.eventually(lambda: missing in str(sidecar.status()), "it holds")
+            kafka.create(marks_topic(topic), 2, cleanup_policy="compact")
+            reader.flow.eventually(lambda: low(lw, "stage") == mark(9), "what was there is read")
+            reader.publish("a")
+            with reader.publishing("b"):
+                upstream.at(10)
+                reader.flow.eventually(lambda: low(lw, "stage") == mark(10), "what is open is the next batch's")
+    finally:
+        job.stop()
+
+
+def test_both_clients_of_kafka_write_the_id_of_a_topic_in_the_same_letters(reader: Reader) -> None:
+    """Else a mark would be taken for one of another topic, half of the time, and its rows would not be waited for."""
+    kafka, name = reader.slots.kafka, f"{reader.slots.slot.topic}-other"
+    kafka.create(name)
+    while same_id(kafka.id_of(name)) == kafka.id_of(name):
+        name += "-"
+        kafka.create(name)
+    admin = KafkaAdmin(reader.flow.spark._jvm, {"kafka.bootstrap.servers": kafka.address})
+    assert admin.ids((name,)) == (kafka.cluster, {name: same_id(kafka.id_of(name))})
+
+
+# -- what marks tell, alone --------------------------------------------------------------------------------------------------
+
+
+marks = st.builds(
+    SlotMark,
+    st.builds(Slot, st.just("c"), st.just("."), st.sampled_from(["t", "u"]), st.integers(0, 2)),
+    writer=st.just("default/a"),
+    next=st.integers(1, 3),
+    digest=st.just("d"),
+    staged=st.just("s"),
+    topic_id=st.sampled_from(["1", "2"]),
+    partitions=st.just(3),
+    ends=st.dictionaries(st.integers(0, 2), st.integers(0, 5), max_size=3),
+)
+
+
+@given(st.lists(marks, max_size=6), st.integers(0, 6))
+def test_head_of_w_each_row_that_a_mark_tells_of_is_waited_for(said: list[SlotMark], cut: int) -> None:
+    """The oracle has the rows one by one. In how many readings the marks come makes no difference, nor does what beginnings stand among them."""
+    ids = {"t": "1", "u": "2"}
+    rows = {
+        (each.slot.topic, number, row)
+        for each in said
+        if each.topic_id == ids[each.slot.topic]
+        for number, end in each.ends.items()
+        for row in range(end)
+    }
+    other = Begun(Slot("c", ".", "t", 0), "default/a")
+    found = written(written({}, [*said[:cut], other], ids), said[cut:], ids)
+    assert {(place.topic, place.number, row) for place, end in found.items() for row in range(end)} == rows
+
+
+@dataclass
+class Answers:
+    """What a cluster of a topic and its marks answers, each of one partition."""
+
+    ids_: dict[str, str] = field(default_factory=lambda: {"t": "1", marks_topic("t"): "2"})
+    end: int = 0
+    said: list[SlotMark | Begun | Exception] = field(default_factory=list)
+    """What stands in the topic of marks."""
+    at_most: int = 1000
+    """Records that are read at once."""
+    reads: list[int] = field(default_factory=list)
+    """From where on the marks were read."""
+
+    def told(self, topics: tuple[str, ...], enough: int) -> list[Told]:
+        places = [Partition(topic, 0) for topic in topics]
+        known = {topic: self.ids_[topic] for topic in topics}
+        return [Told("c", frozenset({1}), known, dict.fromkeys(places, 0), dict.fromkeys(places, 1))]
+
+    def kept(self, epochs: Mapping[Partition, int], now: Identity) -> dict[Partition, int]:
+        raise AssertionError(epochs)
+
+    def ids(self, topics: tuple[str, ...]) -> tuple[str, Mapping[str, str]]:
+        raise AssertionError(topics)
+
+    def existing(self, topics: tuple[str, ...]) -> frozenset[str]:
+        return frozenset(topics) & self.ids_.keys()
+
+    def settings(self, topics: tuple[str, ...], names: tuple[str, ...]) -> Mapping[str, Mapping[str, str]]:
+        raise AssertionError(topics)
+
+    def beginnings(self, partitions: list[Partition]) -> dict[Partition, int]:
+        assert partitions == [Partition("t", 0)], "what is gone of marks was compacted"
+        return dict.fromkeys(partitions, 0)
+
+    def ends(
+        self, partitions: list[Partition], epochs: Mapping[Partition, int], *, committed: bool
+    ) -> dict[Partition, int]:
+        return {place: self.end if place.topic == "t" else len(self.said) for place in partitions}
+
+    def holder(self, place: Partition, since: int) -> str:
+        raise AssertionError(place)
+
+    def marks(self, topics: tuple[str, ...]) -> list[SlotMark | Begun]:
+        return []
+
+    def marks_up_to(
+        self, ends: Mapping[Partition, int], since: Mapping[Partition, int]
+    ) -> tuple[list[SlotMark | Begun], dict[Partition, int]]:
+        [(place, end)] = ends.items()
+        self.reads.append(since[place])
+        read = min(end, since[place] + self.at_most)
+        found = []
+        for each in self.said[since[place] : read]:
+            if isinstance(each, Exception):
+                raise each
+            found.append(each)
+        return found, {place: read}
+
+    def mark(self, end: int) -> None:
+        """Have rows up to an offset, and their mark."""
+        self.end = max(self.end, end)
+        slot = Slot("c", ".", "t", 0)
+        self.said.append(SlotMark(slot, "default/source", 1, "d", "s", self.ids_["t"], 1, {0: end}))
+
+
+ROW = Partition("t", 0)
+READ = '{"t":{"0":%d}}'
+
+
+def opened(answers: Answers, manifest: Manifest) -> OpenKafka:
+    options = {"subscribe": "t", "startingoffsets": "earliest", BROKERS: "1", HEAD: MARKS, COMMITTED: "read_committed"}
+    source = KafkaSource(options, answers).waiting_for(frozenset({"default/source"}))
+    source.check_writers()
+    found = source.open(manifest, 0)
+    assert isinstance(found, OpenKafka)
+    return found
+
+
+def test_marks_are_read_once_and_from_where_the_last_run_has_read_them(tmp_path: Path) -> None:
+    answers = Answers(end=4)
+    for _ in range(3):
+        answers.mark(4)
+    source = opened(answers, begun(tmp_path))
+    assert source.head("-").ends == {ROW: 4}, "what was there before is waited for, whoever has written it"
+    assert answers.reads == []
+    answers.mark(6)
+    answers.end = 9  # of the next batch
+    assert source.head("-").ends == source.head("-").ends == {ROW: 6}
+    source.close()
+    again = opened(answers, begun(tmp_path, 2))
+    assert again.head("-").ends == {ROW: 6}
+    answers.mark(8)
+    assert again.head("-").ends == {ROW: 8}
+    assert answers.reads == [3, 4]
+
+
+def test_unknown_holds_until_the_marks_are_read_to_their_end(tmp_path: Path) -> None:
+    """A reading that takes too long goes on at the next look, and one that fails is done again."""
+    answers = Answers(at_most=2)
+    source = opened(answers, begun(tmp_path))
+    for end in (3, 5, 9):
+        answers.mark(end)
+    with pytest.raises(OSError, match="are read to 2 of 3 in partition 0 of lowwater-marks-t"):
+        source.head("-")
+    assert source.head("-").ends == {ROW: 9}
+    newer = ValueError("the mark is of format 2")
+    answers.said.append(newer)
+    for _ in range(2):
+        with pytest.raises(OSError, match="is of format 2"):
+            source.head("-")
+    answers.said.remove(newer)
+    assert source.head("-").ends == {ROW: 9}
+    assert answers.reads == [0, 2, 3, 3]
+
+
+def test_marks_and_rows_that_were_cut_off_are_found(tmp_path: Path) -> None:
+    """A topic that ends before what is marked has lost rows, and marks that end before what was read have lost some as well."""
+    for lost in ("rows", "marks"):
+        answers = Answers()
+        source = opened(answers, begun(tmp_path / lost))
+        answers.mark(5)
+        waiting = source.head("-")
+        if lost == "rows":
+            answers.mark(9)
+            answers.end = 7
+            said = "cut off: partition 0 of t from 9 to 7"
+        else:
+            answers.said.clear()
+            said = "cut off: partition 0 of lowwater-marks-t from 1 to 0"
+        with pytest.raises(OSError, match=said):
+            source.head("-")
+        assert not source.reached(waiting, READ % 5)
+        with pytest.raises(CheckpointMismatch, match=said):
+            opened(answers, begun(tmp_path / lost, 2))
+
+
+def test_a_topic_that_is_made_anew_while_a_run_goes_over_to_marks_is_refused(tmp_path: Path) -> None:
+    answers = Answers(end=3)
+    options = {"subscribe": "t", "startingoffsets": "earliest", BROKERS: "1"}
+    KafkaSource(options, answers).waiting_for(frozenset({"default/source"})).open(begun(tmp_path), 0)
+    answers.ids_ = {**answers.ids_, "t": "3"}
+    with pytest.raises(CheckpointMismatch, match="the topic t is another one"):
+        opened(answers, begun(tmp_path, 2))
+
+
+def test_an_injector_goes_by_no_marks() -> None:
+    options = {"subscribe": "t", BROKERS: "1", HEAD: MARKS}
+    with pytest.raises(Unsupported, match=r"injector, with the option lowwater\.head"):
+        KafkaSource(options, Answers()).telling_ends()
