@@ -176,9 +176,18 @@ class Kafka:
             )
 
     def id_of(self, topic: str) -> str:
-        """The id that the topic of this name has now, as the client library writes it."""
-        asked = self.admin.describe_topics(TopicCollection([topic]))[topic]
-        return str(asked.result(ANSWERS_WITHIN).topic_id)
+        """The id that the topic of this name has now, as the client library writes it. A broker may learn of a new one a little later."""
+
+        def look() -> str:
+            try:
+                asked = self.admin.describe_topics(TopicCollection([topic]))[topic]
+                return str(asked.result(ANSWERS_WITHIN).topic_id)
+            except KafkaException as error:
+                if error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
+                    raise
+                return ""
+
+        return eventually(look, f"there is {topic}")
 
     def delete(self, topic: str) -> None:
         """Remove a topic; returns when it is gone."""

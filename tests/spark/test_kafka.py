@@ -1016,9 +1016,7 @@ class Answers:
     def marks(self, topics: tuple[str, ...]) -> list[SlotMark | Begun]:
         return []
 
-    def marks_up_to(
-        self, ends: Mapping[Partition, int], since: Mapping[Partition, int]
-    ) -> tuple[list[SlotMark | Begun], dict[Partition, int]]:
+    def marks_between(self, since: Mapping[Partition, int], ends: Mapping[Partition, int]) -> list[SlotMark | Begun]:
         raise AssertionError(ends)
 
 

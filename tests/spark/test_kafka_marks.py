@@ -34,7 +34,7 @@ from lowwater_spark.sources.kafka import (
     written,
 )
 from lowwater_spark.sources.kafka_admin import KafkaAdmin
-from lowwater_spark.sources.kafka_marks import Begun, Slot, SlotMark, marks_topic, same_id
+from lowwater_spark.sources.kafka_marks import Begun, Slot, SlotMark, marks_topic, parse, same_id
 from tests.kit.kafka import ANSWERS_WITHIN, Kafka
 from tests.kit.times import at, mark
 from tests.process.serving import Serving
@@ -199,7 +199,7 @@ def hidden(reader: Reader, lw: lowwater.Client, upstream: Upstream) -> lws.Track
 def test_a_stage_may_go_by_marks_from_any_run_on_and_by_ends_again(
     reader: Reader, lw: lowwater.Client, upstream: Upstream
 ) -> None:
-    """What is there when it begins to is waited for by the ends, whoever has written it."""
+    """What is there when a run begins is waited for by the ends, whoever has written it."""
     eventually = reader.flow.eventually
     reader.publish("a")
     for hour, head in ((9, ""), (10, MARKS), (11, MARKS), (12, "")):
@@ -215,25 +215,25 @@ def test_a_stage_may_go_by_marks_from_any_run_on_and_by_ends_again(
     assert reader.keys() == ["10", "11", "12", "9", "a"]
 
 
-def test_marks_that_were_made_anew_are_refused(reader: Reader, lw: lowwater.Client, upstream: Upstream) -> None:
-    """They would not tell of rows that those tell of that are gone. The topic itself is the same."""
+def test_marks_that_are_gone_hold_and_end_no_query(reader: Reader, lw: lowwater.Client, upstream: Upstream) -> None:
+    """Batches go on without them. Made anew they would not tell of rows that those tell of that are gone, which are waited for by the ends."""
+    marks = marks_topic(reader.slots.slot.topic)
     reader.publish("a")
     upstream.at(9)
     query = reader.start()
-    reader.flow.eventually(lambda: low(lw, "stage") == mark(9), "one row")
-    marks = marks_topic(reader.slots.slot.topic)
+    by_ends = reader.start("ends", **{HEAD: ""})
+    reader.flow.eventually(lambda: low(lw, "stage") == low(lw, "ends") == mark(9), "one row")
+    reader.publish("b")
     reader.slots.kafka.delete(marks)
-    reader.slots.kafka.create(marks, 2, cleanup_policy="compact")
     upstream.at(10)
-    reader.flow.eventually(waits(query, f"the topic {marks} is another one"), "it holds")
+    reader.flow.eventually(waits(query, f"there is no topic {marks}, or it may not be seen"), "it holds")
+    reader.flow.eventually(lambda: low(lw, "ends") == mark(10), "one that goes by the ends needs none")
+    reader.flow.eventually(lambda: query.stage_status().batch >= 1, "batches go on")
     assert low(lw, "stage") == mark(9)
-    query.stop()
-    reader.flow.queries.clear()
-    with pytest.raises(CheckpointMismatch, match=f"the topic {marks} is another one"):
-        reader.start()
-    upstream.at(11)
-    reader.start("other", **{HEAD: ""})
-    reader.flow.eventually(lambda: low(lw, "other") == mark(11), "one that goes by the ends needs none")
+    reader.slots.kafka.create(marks, 2, cleanup_policy="compact")
+    reader.flow.eventually(lambda: low(lw, "stage") == mark(10), "by the ends")
+    assert reader.keys() == ["a", "b"]
+    assert by_ends.exception() is None
 
 
 def test_who_goes_by_marks_needs_them(reader: Reader, upstream: Upstream) -> None:
@@ -254,7 +254,7 @@ def test_a_reader_that_begins_before_its_writer_holds_until_there_are_marks(
     reader.slots.kafka.delete(marks)
     upstream.at(9)
     query = reader.start()
-    reader.flow.eventually(waits(query, f"there is no topic {marks}: the writer of"), "it holds")
+    reader.flow.eventually(waits(query, f"there is no topic {marks}, or it may not be seen"), "it holds")
     assert low(lw, "stage").unknown
     reader.slots.kafka.create(marks, 2, cleanup_policy="compact")
     reader.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row before it is read")
@@ -352,17 +352,19 @@ class Answers:
 
     ids_: dict[str, str] = field(default_factory=lambda: {"t": "1", marks_topic("t"): "2"})
     end: int = 0
-    said: list[SlotMark | Begun | Exception] = field(default_factory=list)
+    epoch: int = 0
+    """Of the leader of the marks."""
+    said: list[SlotMark | Begun] = field(default_factory=list)
     """What stands in the topic of marks."""
-    at_most: int = 1000
-    """Records that are read at once."""
+    failure: Exception | None = None
+    """Of the next reading of them."""
     reads: list[int] = field(default_factory=list)
-    """From where on the marks were read."""
+    """From where on they were read."""
 
     def told(self, topics: tuple[str, ...], enough: int) -> list[Told]:
-        places = [Partition(topic, 0) for topic in topics]
+        epochs = {Partition(topic, 0): 0 if topic == "t" else self.epoch for topic in topics}
         known = {topic: self.ids_[topic] for topic in topics}
-        return [Told("c", frozenset({1}), known, dict.fromkeys(places, 0), dict.fromkeys(places, 1))]
+        return [Told("c", frozenset({1}), known, epochs, dict.fromkeys(epochs, 1))]
 
     def kept(self, epochs: Mapping[Partition, int], now: Identity) -> dict[Partition, int]:
         raise AssertionError(epochs)
@@ -377,7 +379,6 @@ class Answers:
         raise AssertionError(topics)
 
     def beginnings(self, partitions: list[Partition]) -> dict[Partition, int]:
-        assert partitions == [Partition("t", 0)], "what is gone of marks was compacted"
         return dict.fromkeys(partitions, 0)
 
     def ends(
@@ -391,104 +392,103 @@ class Answers:
     def marks(self, topics: tuple[str, ...]) -> list[SlotMark | Begun]:
         return []
 
-    def marks_up_to(
-        self, ends: Mapping[Partition, int], since: Mapping[Partition, int]
-    ) -> tuple[list[SlotMark | Begun], dict[Partition, int]]:
+    def marks_between(self, since: Mapping[Partition, int], ends: Mapping[Partition, int]) -> list[SlotMark | Begun]:
         [(place, end)] = ends.items()
         self.reads.append(since[place])
-        read = min(end, since[place] + self.at_most)
-        found = []
-        for each in self.said[since[place] : read]:
-            if isinstance(each, Exception):
-                raise each
-            found.append(each)
-        return found, {place: read}
+        if self.failure is not None:
+            raise self.failure
+        return self.said[since[place] : end]
 
     def mark(self, end: int) -> None:
         """Have rows up to an offset, and their mark."""
         self.end = max(self.end, end)
         slot = Slot("c", ".", "t", 0)
-        self.said.append(SlotMark(slot, "default/source", 1, "d", "s", self.ids_["t"], 1, {0: end}))
+        self.said.append(SlotMark(slot, "source", 1, "d", "s", self.ids_["t"], 1, {0: end}))
 
 
 ROW = Partition("t", 0)
-READ = '{"t":{"0":%d}}'
 
 
 def opened(answers: Answers, manifest: Manifest) -> OpenKafka:
     options = {"subscribe": "t", "startingoffsets": "earliest", BROKERS: "1", HEAD: MARKS, COMMITTED: "read_committed"}
-    source = KafkaSource(options, answers).waiting_for(frozenset({"default/source"}))
+    source = KafkaSource(options, answers).waiting_for(frozenset({"source"}))
     source.check_writers()
     found = source.open(manifest, 0)
     assert isinstance(found, OpenKafka)
     return found
 
 
-def test_marks_are_read_once_and_from_where_the_last_run_has_read_them(tmp_path: Path) -> None:
-    answers = Answers(end=4)
+def test_marks_are_read_once_and_each_run_begins_at_the_ends(tmp_path: Path) -> None:
+    answers = Answers()
     for _ in range(3):
         answers.mark(4)
     source = opened(answers, begun(tmp_path))
     assert source.head("-").ends == {ROW: 4}, "what was there before is waited for, whoever has written it"
-    assert answers.reads == []
     answers.mark(6)
     answers.end = 9  # of the next batch
     assert source.head("-").ends == source.head("-").ends == {ROW: 6}
     source.close()
     again = opened(answers, begun(tmp_path, 2))
-    assert again.head("-").ends == {ROW: 6}
-    answers.mark(8)
-    assert again.head("-").ends == {ROW: 8}
+    assert again.head("-").ends == {ROW: 9}
+    answers.mark(10)
+    answers.end = 12
+    assert again.head("-").ends == {ROW: 10}
     assert answers.reads == [3, 4]
 
 
-def test_unknown_holds_until_the_marks_are_read_to_their_end(tmp_path: Path) -> None:
-    """A reading that takes too long goes on at the next look, and one that fails is done again."""
-    answers = Answers(at_most=2)
-    source = opened(answers, begun(tmp_path))
-    for end in (3, 5, 9):
-        answers.mark(end)
-    with pytest.raises(OSError, match="are read to 2 of 3 in partition 0 of lowwater-marks-t"):
-        source.head("-")
-    assert source.head("-").ends == {ROW: 9}
-    newer = ValueError("the mark is of format 2")
-    answers.said.append(newer)
-    for _ in range(2):
-        with pytest.raises(OSError, match="is of format 2"):
-            source.head("-")
-    answers.said.remove(newer)
-    assert source.head("-").ends == {ROW: 9}
-    assert answers.reads == [0, 2, 3, 3]
-
-
-def test_marks_and_rows_that_were_cut_off_are_found(tmp_path: Path) -> None:
-    """A topic that ends before what is marked has lost rows, and marks that end before what was read have lost some as well."""
-    for lost in ("rows", "marks"):
+def test_unknown_holds_and_what_the_marks_cannot_tell_is_waited_for_by_the_ends(tmp_path: Path) -> None:
+    """They were read in part, or are of a newer release, or are gone before they were read, or made anew, or led by another broker, which may lack some."""
+    for what in ("failure", "newer", "cut off", "anew", "led anew"):
         answers = Answers()
-        source = opened(answers, begun(tmp_path / lost))
-        answers.mark(5)
-        waiting = source.head("-")
-        if lost == "rows":
-            answers.mark(9)
-            answers.end = 7
-            said = "cut off: partition 0 of t from 9 to 7"
-        else:
+        source = opened(answers, begun(tmp_path / what))
+        for end in (3, 5):
+            answers.mark(end)
+        assert source.head("-").ends == {ROW: 5}
+        answers.mark(7)
+        answers.end = 9
+        if what == "failure":
+            answers.failure = OSError("it takes too long")
+        elif what == "newer":
+            answers.failure = ValueError("the mark is of format 2")
+        elif what == "cut off":
+            answers.said = answers.said[:1]
+        elif what == "anew":
+            answers.ids_ = {**answers.ids_, marks_topic("t"): "3"}
             answers.said.clear()
-            said = "cut off: partition 0 of lowwater-marks-t from 1 to 0"
-        with pytest.raises(OSError, match=said):
-            source.head("-")
-        assert not source.reached(waiting, READ % 5)
-        with pytest.raises(CheckpointMismatch, match=said):
-            opened(answers, begun(tmp_path / lost, 2))
+        else:
+            answers.epoch = 1
+            answers.said.pop()
+        if answers.failure is not None:
+            with pytest.raises(OSError, match=r"takes too long|of format 2"):
+                source.head("-")
+            answers.failure = None
+        assert source.head("-").ends == {ROW: 9}, what
+        answers.end = 12
+        answers.mark(10)
+        assert source.head("-").ends == {ROW: 10}, "and it goes on by marks"
 
 
-def test_a_topic_that_is_made_anew_while_a_run_goes_over_to_marks_is_refused(tmp_path: Path) -> None:
-    answers = Answers(end=3)
-    options = {"subscribe": "t", "startingoffsets": "earliest", BROKERS: "1"}
-    KafkaSource(options, answers).waiting_for(frozenset({"default/source"})).open(begun(tmp_path), 0)
-    answers.ids_ = {**answers.ids_, "t": "3"}
-    with pytest.raises(CheckpointMismatch, match="the topic t is another one"):
+def test_rows_that_were_cut_off_below_their_marks_are_found(tmp_path: Path) -> None:
+    answers = Answers()
+    source = opened(answers, begun(tmp_path))
+    answers.mark(5)
+    waiting = source.head("-")
+    answers.mark(9)
+    answers.end = 7
+    said = "cut off: partition 0 of t from 9 to 7"
+    with pytest.raises(OSError, match=said):
+        source.head("-")
+    assert not source.reached(waiting, '{"t":{"0":5}}')
+    with pytest.raises(CheckpointMismatch, match=said):
         opened(answers, begun(tmp_path, 2))
+
+
+def test_a_mark_that_is_none_is_refused_as_one() -> None:
+    slot = Slot("c", ".", "t", 0)
+    key, value = SlotMark(slot, "source", 1, "d", "s", "1", 1, {0: 5}).record()
+    for wrong in ({"ends": None}, {"topic_id": None}, {"ends": {"0": "x"}}):
+        with pytest.raises(ValueError, match=r"the mark of lw-c/\./t/0 cannot be read"):
+            parse(key, json.dumps({**json.loads(value), **wrong}).encode())
 
 
 def test_an_injector_goes_by_no_marks() -> None:

@@ -1,6 +1,6 @@
 """Kafka as a source: topics of a cluster whose brokers are declared, for a stage with inputs; of any cluster, for an injector.
 
-The head is the end of each partition as ``READ_UNCOMMITTED`` tells it, the high watermark. The last stable offset, which readers of transactions go by, may
+The head is the end of each partition, or what its writers have marked. The end is told as ``READ_UNCOMMITTED`` tells it, the high watermark. The last stable offset, which readers of transactions go by, may
 stand below rows that are committed, and a head of it would lead. An open transaction of anybody then holds: nothing is known of it yet.
 
 An end is listed between two descriptions of the topics, which must agree with each other and with what was pinned before the query's first batch: the
@@ -15,6 +15,10 @@ An end then counts only from a leader of the newest epoch. How many brokers ther
 
 A log that was cut off, and has grown again, is found by the same epochs. What was seen of a partition is marked with the epoch of its leader then. When another
 one leads, it is asked where in its log the rows of that epoch end, and of those before it: of a log that was cut off that is below the mark, however long it has become.
+
+Where only ``batch.write_kafka`` writes, and the query says so, the head is what its marks tell (:func:`written`). W was published after the marks of all that it
+covers had been read as committed. So they stand before the ends of the topics of marks, listed after W, and are read up to there. Rows that no mark names yet are not waited for.
+Nothing of that is kept beyond a run: it begins at the ends, and begins there anew whenever the topics of marks are not just those that were read before (:class:`_Ledger`).
 """
 
 from __future__ import annotations
@@ -178,12 +182,12 @@ def agreed(told: Sequence[Told]) -> Identity:
 
 
 class Ends(NamedTuple):
-    """Where the partitions end. A head."""
+    """How far the partitions have to be read. A head."""
 
     ends: Vector
-    """By the high watermark."""
+    """By the high watermark, or by the marks of the writers."""
     stable: Vector
-    """Where the first open transaction begins, else the same. It decides nothing, nor do the names of those who have it open."""
+    """Where the first open transaction begins, else the high watermark. It decides nothing, nor do the names of those who have it open."""
     holders: Mapping[Partition, str] = MappingProxyType({})
     """Whose transactions have been open for longer than from one look to the next, by their transactional ids."""
 
@@ -227,8 +231,8 @@ class Cluster(Protocol):
         """Return what writers have left in topics of marks, as far as it is seen: a broker that was away may not know the newest."""
         ...
 
-    def marks_up_to(self, ends: Vector, since: Vector) -> tuple[list[SlotMark | Begun], Vector]:
-        """Return what stands in partitions of topics of marks between offsets, also of transactions that are open or aborted; and how far they were read: to the ends, or until it took too long."""
+    def marks_between(self, since: Vector, ends: Vector) -> list[SlotMark | Begun]:
+        """Return what stands in partitions of topics of marks between offsets, also of transactions that are open or aborted: all of it, or OSError."""
         ...
 
 
@@ -346,21 +350,14 @@ class KafkaSource:
         """The topics of marks that the head is read from; none where it is the ends."""
         return tuple(marks_topic(topic) for topic in self.topics) if self.by_marks else ()
 
-    def by_ends(self) -> KafkaSource:
-        """Return the same topics, for which the ends are the head."""
-        return replace(self, options={name: said for name, said in self.options.items() if name != HEAD})
-
-    def missing(self) -> list[str]:
-        """Return the topics of marks that are needed and are not there: the first batch of their writer makes them. Raises OSError."""
-        return sorted(set(self.ledgers) - self.cluster.existing(self.ledgers)) if self.ledgers else []
-
-    def identity(self) -> Identity:
-        """Describe the topics, and the topics of marks that the head is read from. Raises OSError.
+    def identity(self, *, ledgers: bool = False) -> Identity:
+        """Describe the topics, and if asked to those of the marks that the head is read from. Raises OSError.
 
         Each acknowledged row has two brokers that know of its partition and of the leader that acknowledged it. So all brokers but one know of every such
         row's, one at least; what they know together has nothing old in it.
         """
-        return agreed(self.cluster.told((*self.topics, *self.ledgers), max(self.brokers - 1, 1)))
+        topics = (*self.topics, *self.ledgers) if ledgers else self.topics
+        return agreed(self.cluster.told(topics, max(self.brokers - 1, 1)))
 
     @property
     def committed_only(self) -> bool:
@@ -446,9 +443,6 @@ class KafkaSource:
         """
         if self.inputs is None:
             return
-        if self.missing():
-            self.by_ends().check_writers()
-            return
         described = self.identity()
         if (found := described.brokers) > self.brokers:
             raise Unsupported(
@@ -457,7 +451,8 @@ class KafkaSource:
                 f'Declare all brokers, those that are down too: option("{BROKERS}", "{found}").',
             )
         _check_ids(described)
-        self.check_topics()
+        there = self.cluster.existing(self.ledgers) if self.by_marks else ()
+        self.check_topics((*self.topics, *sorted(there)))
         if self.inputs:
             self._check_marks(self.inputs)
 
@@ -480,14 +475,14 @@ class KafkaSource:
                     f"{mark.slot.topic}, into which {mark.writer} writes and which the inputs do not name,",
                     "its rows would not be waited for",
                     f"Name it in inputs (those of lws.drive() as well). If it does not write there any more, write null for its keys, which begin with "
-                    f"lw-{mark.slot.checkpoint}/, into {marks_topic(mark.slot.topic)}.",
+                    f"lw-{mark.slot.checkpoint}/, into {marks_topic(mark.slot.topic)}, when all readers have its rows.",
                 )
 
-    def check_topics(self) -> None:
-        """Raise Unsupported for topics that keep a row on one broker only. Raises OSError."""
+    def check_topics(self, topics: tuple[str, ...]) -> None:
+        """Raise Unsupported for topics that keep a row on one of several brokers only. Raises OSError."""
         if self.brokers == 1:
             return
-        for topic, found in self.cluster.settings((*self.topics, *self.ledgers), (_IN_SYNC, _UNCLEAN)).items():
+        for topic, found in self.cluster.settings(topics, (_IN_SYNC, _UNCLEAN)).items():
             if int(found[_IN_SYNC]) < 2:
                 raise Unsupported(
                     f"{topic} with {_IN_SYNC}={found[_IN_SYNC]} as the source of a stage with inputs",
@@ -503,26 +498,12 @@ class KafkaSource:
 
     def pin(self) -> Pin:
         """Return what is to be remembered of the topics as they are now, of which nothing was read yet by whoever asks. Raises OSError."""
-        source = self.by_ends() if self.missing() else self
-        found = source.identity()
-        return source.pin_of(found, Pin(found.cluster, {}))
-
-    def pin_of(self, found: Identity, before: Pin) -> Pin:
-        """Return what is to be remembered of topics as they were described, with what was remembered so far. Raises OSError.
-
-        All that is there now is waited for, whatever the marks say, and marks are read from here on: those that are there speak of rows that are there, and some may be gone.
-        """
-        ids = {topic: found.ids[topic] for topic in (*self.topics, *self.ledgers)}
-        marks = {topic: dict(numbers) for topic, numbers in before.marks.items() if topic in ids}
-        read = self.listed(found, self.ledgers)
-        ends = self.listed(found, self.topics) if self.by_marks else {}
-        return Pin(before.cluster, ids, before.truncated, marks, _by_topic(ends), _by_topic(read))
+        found = self.identity()
+        return Pin(found.cluster, dict(found.ids), marks={})
 
     def listed(self, found: Identity, topics: Sequence[str]) -> Vector:
         """Return the ends of the partitions of some of the topics, as they were described. Raises OSError when one is not known."""
         places = [place for place in found.partitions if place.topic in topics]
-        if not places:
-            return {}
         ends = self.cluster.ends(places, found.epochs, committed=False)
         unknown = [place for place in places if ends.get(place, -1) < 0]
         if unknown:
@@ -585,8 +566,6 @@ class _Answer(NamedTuple):
     """What Kafka says of the topics."""
 
     found: Identity
-    other: str
-    """What is another one than was pinned; empty: nothing."""
     lost: str
     """What is not there any more of what was marked, since others lead; empty: nothing."""
 
@@ -600,10 +579,6 @@ class Pin(NamedTuple):
     """Where a partition was seen to end before what was read of it; empty: nowhere. It stays so when it has grown again."""
     marks: Mapping[str, Mapping[str, tuple[int, int]]] = MappingProxyType({})
     """How far each partition was seen to go, and the epoch of its leader then: by topic and number, as JSON has it."""
-    written: Mapping[str, Mapping[str, int]] = MappingProxyType({})
-    """Where the rows end that are waited for by marks."""
-    read: Mapping[str, Mapping[str, int]] = MappingProxyType({})
-    """How far the topics of marks were read for that."""
 
     def differs(self, found: Identity) -> str:
         """Return what is another one by now, in words; empty for nothing.
@@ -619,19 +594,34 @@ class Pin(NamedTuple):
         return ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Ledger:
+    """What the topics of marks have told a run, as they are: others, or other leaders of theirs, may lack marks that were there."""
+
+    ids: Mapping[str, str]
+    epochs: Mapping[Partition, int]
+    read: Vector
+    """Up to where they were read."""
+    written: Vector
+    """Where the rows end that are to be waited for."""
+
+    def goes_on(self, now: Identity, ends: Vector) -> bool:
+        """Whether the topics are the same, and have all that was read."""
+        ids = {topic: now.ids[topic] for topic in self.ids}
+        epochs = {place: now.epochs[place] for place in ends}
+        return (ids, epochs) == (self.ids, self.epochs) and not below(ends, self.read)
+
+
 class OpenKafka(Fileless):
     """The topics of a query that runs. Its offset is a vector of the next offsets, its head one of the ends."""
 
     def __init__(
         self, source: KafkaSource, manifest: Manifest, number: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._declared = source
+        self._source = source
         self._cluster = source.cluster
         self._manifest = manifest
         self._number = str(number)
-        pinned = set(Pin(*self._kept).ids) if self._kept is not None else set[str]()
-        self._source = source if pinned.issuperset(source.ledgers) or not source.missing() else source.by_ends()
-        """As it is asked now: by the ends, as long as the topics of marks are not there. Nothing is waited for by them then (:meth:`head`)."""
         self._first = manifest.checkpoint / "sources" / self._number / "0"
         """Where Spark has noted from which offsets on the query reads."""
         self._from_the_beginning = False
@@ -651,12 +641,10 @@ class OpenKafka(Fileless):
         }
         self._saved = dict(self._marks)
         self._saved_at = clock()
-        self._open: dict[Partition, tuple[int, str]] = {}
-        """Since where transactions were open at the last look, and whose they are, as far as that was asked."""
-        self._written: Vector = _vector(self._pin.written)
-        """Where the rows of the writers end, as their marks tell; empty where the head is the ends."""
-        self._read: Vector = _vector(self._pin.read)
-        """How far the topics of marks were read."""
+        self._ledger: _Ledger | None = None
+        """None: the next look begins at the ends."""
+        self._open: dict[Partition, tuple[int, str | None]] = {}
+        """Since where transactions were open at the last look, and whose they are; None: nobody was asked yet."""
 
     @property
     def planned_is_read(self) -> bool:
@@ -665,10 +653,10 @@ class OpenKafka(Fileless):
 
     def _pinned(self) -> Pin:
         """Return the pin, made and durable before the query's first batch."""
-        if self._kept is not None:
-            pin, topics = Pin(*self._kept), set(self._source.topics)
-            ledgers = {marks_topic(topic) for topic in topics} - topics
-            if set(pin.ids) - ledgers != topics:
+        kept = (self._manifest["kafka"] or {}).get(self._number)
+        if kept is not None:
+            pin = Pin(*kept)
+            if set(pin.ids) != set(self._source.topics):
                 msg = (
                     f"{self._manifest.checkpoint} has read {', '.join(sorted(pin.ids))}, and the query reads {', '.join(self._source.topics)}. Start it with "
                     "the topics that it was begun with, or from a new checkpoint, with adopt=True."
@@ -676,7 +664,7 @@ class OpenKafka(Fileless):
                 raise CheckpointMismatch(msg)
             if pin.truncated:
                 raise CheckpointMismatch(_TRUNCATED.format(said=pin.truncated))
-            return pin if set(pin.ids) == topics.union(self._source.ledgers) else self._pinned_anew(self._source, pin)
+            return pin
         if self._first.exists():
             msg = (
                 f"{self._manifest.checkpoint} has read {self._source.name}, and nobody has noted which topics those were: they may have been made anew since. "
@@ -685,34 +673,16 @@ class OpenKafka(Fileless):
             raise CheckpointMismatch(msg)
         found = self._source.identity()
         # What came before an injector has begun is none of its rows.
-        places = [place for place in found.partitions if place.topic in self._source.topics]
-        begins = self._cluster.beginnings(places) if self._source.inputs else {}
+        begins = self._cluster.beginnings(found.partitions) if self._source.inputs else {}
         if removed := {place: at for place, at in begins.items() if at}:
             raise CheckpointMismatch(_REMOVED.format(place=min(removed), at=removed[min(removed)]))
-        pin = self._source.pin_of(found, Pin(found.cluster, {}))
+        pin = Pin(found.cluster, dict(found.ids))
         self._keep(pin)
         return pin
-
-    def _pinned_anew(self, source: KafkaSource, before: Pin) -> Pin:
-        """Return the pin of a query that goes by marks from now on, or does not any more."""
-        found = source.identity()
-        ids = {topic: before.ids[topic] for topic in source.topics}
-        if other := before._replace(ids=ids).differs(found):
-            raise CheckpointMismatch(_REPLACED.format(other=other))
-        pin = source.pin_of(found, before)
-        self._keep(pin)
-        return pin
-
-    @property
-    def _kept(self) -> Any:
-        """What the checkpoint has of the pin."""
-        return (self._manifest["kafka"] or {}).get(self._number)
 
     def _keep(self, pin: Pin) -> None:
-        marks, *vectors = (
-            {topic: dict(numbers) for topic, numbers in each.items()} for each in (pin.marks, pin.written, pin.read)
-        )
-        self._manifest.keep_entry("kafka", self._number, [pin.cluster, pin.ids, pin.truncated, marks, *vectors])
+        marks = {topic: dict(numbers) for topic, numbers in pin.marks.items()}
+        self._manifest.keep_entry("kafka", self._number, [*pin._replace(marks=marks)])
 
     # -- lines ----------------------------------------------------------------------------------------------------------
 
@@ -737,8 +707,8 @@ class OpenKafka(Fileless):
         What was asked for this line counts, also if it is the line of two batches: the second one has read nothing.
         """
         asked, self._asked = self._asked, None
-        found, other, lost = asked[1] if asked is not None and asked[0] == line else self._ask()
-        if other:
+        found, lost = asked[1] if asked is not None and asked[0] == line else self._ask()
+        if other := self._pin.differs(found):
             raise CheckpointMismatch(_REPLACED.format(other=other))
         if lost:
             self._cut_off(lost)
@@ -747,14 +717,13 @@ class OpenKafka(Fileless):
         self._mark(self._committed, found.epochs)
         self._synced = True
 
-    def _ask(self) -> _Answer:
+    def _ask(self, *, ledgers: bool = False) -> _Answer:
         """Describe the topics; where others lead them now, also find what was lost with that. Raises OSError."""
-        marks, pin = dict(self._marks), self._pin  # before what is asked for it: a look may begin with marks meanwhile
-        found = self._source.identity()
-        other = pin.differs(found)
+        marks = dict(self._marks)
+        found = self._source.identity(ledgers=ledgers)
         anew = led_anew(marks, found.epochs)
-        kept = self._cluster.kept(anew, found) if anew and not other else {}
-        return _Answer(found, other, below(kept, {place: marks[place].offset for place in kept}))
+        kept = self._cluster.kept(anew, found) if anew and not self._pin.differs(found) else {}
+        return _Answer(found, below(kept, {place: marks[place].offset for place in kept}))
 
     def _mark(self, vector: Vector, epochs: Mapping[Partition, int]) -> None:
         """Remember how far the partitions go. What is lost of a first epoch after another one is found by the durable mark: at once where a leader is new."""
@@ -770,7 +739,7 @@ class OpenKafka(Fileless):
             marks: dict[str, dict[str, tuple[int, int]]] = {}
             for place, mark in self._marks.items():
                 marks.setdefault(place.topic, {})[str(place.number)] = (mark.offset, mark.epoch)
-            self._pin = self._pin._replace(marks=marks, written=_by_topic(self._written), read=_by_topic(self._read))
+            self._pin = self._pin._replace(marks=marks)
             self._keep(self._pin)
             self._saved, self._saved_at = dict(self._marks), self._clock()
 
@@ -792,80 +761,81 @@ class OpenKafka(Fileless):
 
     def head(self, settled: Line) -> Ends:
         """List the ends, between two descriptions. Raises OSError when one is not known, and when the topics are not those that were read before."""
-        self._begin_with_marks()
         marks = dict(self._marks)
-        before, _, lost = self._look_at()
-        # Rows are acknowledged before the mark that tells of them: a log that is listed after it was read has them.
-        told = self._source.listed(before, self._source.ledgers)
-        self._read_marks(told)
+        before, lost = self._look_at()
+        # Rows are acknowledged before the mark that tells of them: what is listed after it was read has them.
+        told = self._read_marks(before)
         ends = self._source.listed(before, self._source.topics)
-        places = [*ends]
-        stable = self._cluster.ends(places, before.epochs, committed=True) if self._source.committed_only else ends
-        if self._source.identity() != before:
+        stable = self._cluster.ends([*ends], before.epochs, committed=True) if self._source.committed_only else ends
+        if self._source.identity(ledgers=True) != before:
             msg = f"{self._source.name} changed while their ends were listed"
             raise OSError(msg)
-        everything, seen = {**ends, **told}, {place: mark.offset for place, mark in marks.items()}
-        if back := lost or below(ends, vector_of(settled)) or below(everything, seen) or below(ends, self._written):
+        waited = ends if self._ledger is None else self._ledger.written
+        seen = {place: mark.offset for place, mark in marks.items()}
+        if back := lost or below(ends, vector_of(settled)) or below(ends, seen) or below(ends, waited):
             self._cut_off(back)
         if self._pin.truncated:
             raise Replaced(_TRUNCATED.format(said=self._pin.truncated))
-        self._mark(everything, before.epochs)
-        self._open = {
-            place: (since, self._holder(place, since)) for place, since in stable.items() if since < ends[place]
-        }
-        holders = {place: who for place, (_, who) in self._open.items() if who}
-        return Ends(self._written if self._source.by_marks else ends, stable, holders)
+        self._mark(ends, before.epochs)
+        if told and self._ledger is None:
+            ids = {topic: before.ids[topic] for topic in self._source.ledgers}
+            self._ledger = _Ledger(ids, {place: before.epochs[place] for place in told}, told, ends)
+        return Ends(waited, stable, self._holders(ends, stable))
 
-    def _holder(self, place: Partition, since: int) -> str:
-        """Return whose transaction is open. Most end before the next look: of those nobody is asked."""
-        known, who = self._open.get(place, (-1, ""))
-        if known != since or who:
-            return who if known == since else ""
-        try:
-            return self._cluster.holder(place, since)
-        except OSError as failure:
-            logger.debug("who holds %s is not known: %s", place, failure)
-            return ""
+    def _read_marks(self, now: Identity) -> Vector:
+        """Read what writers have marked since the last look, and return where the topics of marks end. Raises OSError.
 
-    def _begin_with_marks(self) -> None:
-        """Go by marks from now on, if that is declared and they were not there. Raises OSError while they are not."""
-        if self._source is self._declared:
-            return
-        if missing := self._declared.missing():
-            msg = f"there is no topic {missing[0]}: the writer of {self._declared.name} has not begun, or is none of batch.write_kafka"
-            raise OSError(msg)
+        What cannot be read, or is not there any more, is waited for by the ends.
+        """
+        if not self._source.by_marks:
+            return {}
+        told = self._source.listed(now, self._source.ledgers)
+        ledger, self._ledger = self._ledger, None
+        if ledger is None or not ledger.goes_on(now, told):
+            try:
+                self._source.check_topics(self._source.ledgers)
+            except Unsupported as refusal:
+                raise OSError(str(refusal)) from refusal
+            return told
         try:
-            self._declared.check_topics()
-            pin = self._pinned_anew(self._declared, self._pin)
-        except (CheckpointMismatch, Unsupported) as refusal:
-            raise OSError(str(refusal)) from refusal
-        with self._lock:
-            self._source = self._declared
-            self._pin, self._written, self._read = pin, _vector(pin.written), _vector(pin.read)
-
-    def _read_marks(self, ends: Vector) -> None:
-        """Read what writers have left in the topics of marks up to their ends. Raises OSError when it is not all read; the next look goes on from there."""
-        since = {place: self._read.get(place, 0) for place in ends}
-        if since == ends:
-            return
-        try:
-            said, read = self._cluster.marks_up_to(ends, since)
+            said = self._cluster.marks_between(ledger.read, told) if ledger.read != told else []
         except ValueError as error:
             raise OSError(str(error)) from error
-        self._written = written(self._written, said, self._pin.ids)
-        self._read = {**self._read, **read}
-        if left := unread(ends, self._read):
-            msg = f"the marks of {self._source.name} are read to {self._read.get(left[0], 0)} of {ends[left[0]]} in {left[0]}"
-            raise OSError(msg)
+        self._ledger = replace(ledger, read=told, written=written(ledger.written, said, self._pin.ids))
+        return told
+
+    def _holders(self, ends: Vector, stable: Vector) -> dict[Partition, str]:
+        """Return whose transactions are open, of some. Most end before the next look: of those nobody is asked, and of each other one once."""
+        before, self._open = self._open, {}
+        for place in sorted(place for place, since in stable.items() if since < ends[place])[:_NAMED]:
+            since, (known, who) = stable[place], before.get(place, (-1, None))
+            if known == since and who is None:
+                try:
+                    who = self._cluster.holder(place, since)
+                except OSError as failure:
+                    logger.debug("whose transaction is open in %s is not known: %s", place, failure)
+                    who = ""
+            self._open[place] = since, who if known == since else None
+        return {place: who for place, (_, who) in self._open.items() if who}
 
     def _look_at(self) -> _Answer:
-        answer = self._ask()
-        if answer.other:
-            raise Replaced(_REPLACED.format(other=answer.other))
-        if answer.found.brokers > self._source.brokers:
-            msg = f"the cluster of {self._source.name} has {answer.found.brokers} brokers by now, and {self._source.brokers} are declared"
+        try:
+            found, lost = self._ask(ledgers=True)
+        except OSError as failure:
+            ledgers = self._source.ledgers
+            if ledgers and (missing := sorted(set(ledgers) - self._cluster.existing(ledgers))):
+                msg = (
+                    f"there is no topic {missing[0]}, or it may not be seen by who asks: the writer of {self._source.name} has not begun, or is none of "
+                    f"batch.write_kafka. Start it; or start this query without the option {HEAD}"
+                )
+                raise OSError(msg) from failure
+            raise
+        if other := self._pin.differs(found):
+            raise Replaced(_REPLACED.format(other=other))
+        if found.brokers > self._source.brokers:
+            msg = f"the cluster of {self._source.name} has {found.brokers} brokers by now, and {self._source.brokers} are declared"
             raise OSError(msg)
-        return answer
+        return _Answer(found, lost)
 
     def wait(self, listed: Ends, planned: Line | None) -> Ends:
         """Wait for all of it: Kafka keeps what was not read."""
@@ -971,19 +941,10 @@ def _check_ids(found: Identity) -> None:
         )
 
 
-def _by_topic(vector: Vector) -> dict[str, dict[str, int]]:
-    """Return a vector as JSON has it."""
-    found: dict[str, dict[str, int]] = {}
-    for place, offset in sorted(vector.items()):
-        found.setdefault(place.topic, {})[str(place.number)] = offset
-    return found
-
-
-def _vector(by_topic: Mapping[str, Mapping[str, int]]) -> dict[Partition, int]:
-    return {Partition(topic, int(number)): at for topic, numbers in by_topic.items() for number, at in numbers.items()}
-
-
 _NONE: Final = Reach(0, -1)
+
+_NAMED: Final = 5
+"""Partitions whose open transactions are named."""
 
 _LIMITS: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 """Options by which a batch leaves rows that are there."""

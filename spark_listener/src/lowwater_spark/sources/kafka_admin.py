@@ -314,48 +314,49 @@ class KafkaAdmin:
             for place, end in ends.items():
                 consumer.seek(place, max(int(first.get(place)), end - _RECENT))
             last.update(self._records(consumer, ends))
-            if any(int(consumer.position(place)) < end for place, end in ends.items()):
-                msg = f"{topic} cannot be read to its end within {_LIMIT} seconds"
-                raise OSError(msg)
         return [said for key, value in last.items() if (said := parse(key, value)) is not None]
 
-    def marks_up_to(self, ends: Vector, since: Vector) -> tuple[list[SlotMark | Begun], Vector]:
-        """Return what stands in partitions of topics of marks between offsets, and how far they were read. Raises OSError, ValueError for a mark of a newer release."""
+    def marks_between(self, since: Vector, ends: Vector) -> list[SlotMark | Begun]:
+        """Return what stands in partitions of topics of marks between offsets. Raises OSError, also for what is gone, and ValueError for a mark of a newer release."""
 
-        def ask() -> tuple[list[SlotMark | Begun], Vector]:
+        def ask() -> list[SlotMark | Begun]:
             made = self._jvm.org.apache.kafka.common.TopicPartition
-            wanted = {made(*place): (place, end) for place, end in ends.items() if since[place] < end}
-            with self._reader() as consumer:
+            wanted = {made(*place): place for place, end in ends.items() if since[place] < end}
+            with self._reader(**{"auto.offset.reset": "none"}) as consumer:
                 consumer.assign(_java_list(self._jvm, wanted))
-                for each, (place, _) in wanted.items():
+                for each, place in wanted.items():
                     consumer.seek(each, since[place])
-                records = self._records(consumer, {each: end for each, (_, end) in wanted.items()})
-                said = [mark for key, value in records if (mark := parse(key, value)) is not None]
-                read = {place: min(int(consumer.position(each)), end) for each, (place, end) in wanted.items()}
-            return said, read
+                records = [*self._records(consumer, {each: ends[place] for each, place in wanted.items()})]
+            if any(value is None for _, value in records):
+                msg = "a mark of a writer was removed: what it told of is waited for by the ends"
+                raise OSError(msg)
+            return [mark for key, value in records if (mark := parse(key, value)) is not None]
 
         return self._asked("what its writers have marked", ask)
 
     @contextlib.contextmanager
-    def _reader(self) -> Iterator[Any]:
+    def _reader(self, **settings: str) -> Iterator[Any]:
         """Give a consumer of all that is there, in no group."""
         kafka = self._jvm.org.apache.kafka
         bytes_ = kafka.common.serialization.ByteArrayDeserializer
         properties = self._properties()
-        for name, value in _READER.items():
+        for name, value in {**_READER, **settings}.items():
             properties.put(name, value)
         with contextlib.closing(kafka.clients.consumer.KafkaConsumer(properties, bytes_(), bytes_())) as consumer:
             yield consumer
 
     def _records(self, consumer: Any, ends: Mapping[Any, int]) -> Iterator[tuple[bytes, bytes | None]]:
-        """Yield key and value of what stands before the ends of the partitions that a consumer is assigned to, as far as there is time."""
+        """Yield key and value of what stands before the ends of the partitions that a consumer is assigned to. Raises OSError when it takes too long."""
         deadline = time.monotonic() + _LIMIT
         pause = self._jvm.java.time.Duration.ofMillis(500)
-        while any(int(consumer.position(place)) < end for place, end in ends.items()) and time.monotonic() < deadline:
+        while any(int(consumer.position(place)) < end for place, end in ends.items()):
             records = consumer.poll(pause).iterator()
             while records.hasNext():
                 record = records.next()
                 yield record.key() or b"", record.value()
+            if time.monotonic() > deadline:
+                msg = f"the marks of Kafka at {self._address} cannot be read to their ends within {_LIMIT} seconds"
+                raise OSError(msg)
 
     def _client(self) -> Any:
         from py4j.java_gateway import JavaClass

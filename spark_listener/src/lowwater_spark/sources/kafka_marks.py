@@ -124,7 +124,7 @@ class Begun:
 
 
 def parse(key: bytes | None, value: bytes | None) -> SlotMark | Begun | None:
-    """Return what a record of a topic of marks says; None for one that is none of ours. Raises ValueError for one of a newer release.
+    """Return what a record of a topic of marks says; None for one that is none of ours. Raises ValueError for one of a newer release, or one that is none.
 
     >>> mark = SlotMark(Slot("7f", ".", "t", 0), "default/a", 8, "d", "s", "id", 3, {2: 5})
     >>> parse(*mark.record()) == mark, parse(*Begun(mark.slot, "default/a").record()).ended, parse(b"k", b"1")
@@ -141,8 +141,12 @@ def parse(key: bytes | None, value: bytes | None) -> SlotMark | Begun | None:
     if written != _FORMAT:
         msg = f"the mark of {slot.transactional_id} is of format {written}, and this release reads {_FORMAT}. Use the release that wrote it, or a newer one."
         raise ValueError(msg)
-    if key != slot.key:
-        return Begun(slot, writer, content["ended"])
-    ends = {int(partition): end for partition, end in content["ends"].items()}
-    place = same_id(content["topic_id"]), content["partitions"], ends
-    return SlotMark(slot, writer, content["next"], content["digest"], content["staged"], *place)
+    try:
+        if key != slot.key:
+            return Begun(slot, writer, content["ended"])
+        ends = {int(partition): int(end) for partition, end in content["ends"].items()}
+        place = same_id(content["topic_id"]), content["partitions"], ends
+        return SlotMark(slot, writer, content["next"], content["digest"], content["staged"], *place)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        msg = f"the mark of {slot.transactional_id} cannot be read: {error!r}. Somebody else has written it; remove it by a null for its key"
+        raise ValueError(msg) from error
