@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 from datetime import UTC, datetime, timedelta
@@ -11,6 +12,9 @@ import pytest
 
 import lowwater
 from lowwater import Watermark
+from lowwater.watermark import MIN
+from lowwater_spark.track.authority import Authority, Registration
+from lowwater_spark.track.inputs import Reading
 from tests.compatibility.environments import Environment
 from tests.compatibility.running import Installed, Lows, Running, never_back, run
 from tests.process.serving import Serving
@@ -47,6 +51,23 @@ def test_the_old_server_refuses_what_it_does_not_know(previous: Serving) -> None
             lw.history("flights")
     assert refused.value.reason == "UNIMPLEMENTED"
     assert previous.address in str(refused.value)
+
+
+def test_an_output_says_nothing_new_at_the_old_server_which_is_not_taken_for_away(
+    previous: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody holds an input back there that is behind what an output would say."""
+    with lowwater.connect(previous.address, namespace="vouched") as lw:
+        stage = Authority(lw, Registration("stage", (), (), 2, "checkpoint", 0, 1, b"", adopt=False))
+        with contextlib.closing(stage):
+            stage.register()
+            stage.claim([MIN, MIN])
+            for _ in range(2):
+                assert "it is older than this client" in stage.vouch(5, Reading(5))
+            assert stage.problem == ""
+            told = [said for said in caplog.messages if "say nothing new of how far they are complete" in said]
+            assert len(told) == 1, told
+            assert stage.prepare(0, "", [], Reading(5), 5, covers_all=False) == ""
 
 
 def test_the_old_server_takes_a_field_that_it_does_not_know_for_nothing(previous: Serving) -> None:

@@ -25,10 +25,10 @@ class Appender:
         self.table, self.checkpoint, self.life, self.batch = table, checkpoint, life, 0
         self.app = app_id(name, checkpoint)
 
-    def __call__(self, hour: int) -> int:
+    def __call__(self, hour: int, *, claimed: bool = True) -> int:
         """Return the snapshot."""
         said = {"checkpoint": self.checkpoint, "batch": self.batch, "digest": f"{self.batch}", "run": 1}
-        standing = Standing(mark(hour).micros, Claim(self.life, 7))
+        standing = Standing(mark(hour).micros, Claim(self.life, 7) if claimed else None)
         rows = self.table.rows(("k", hour))
         newest = self.batch - 1
         assert append(rows, self.table.log, self.app, self.batch, said, standing, replayed=False, newest=newest)
@@ -119,6 +119,36 @@ def test_a_rollback_makes_it_unknown(table: TableFlow, filled: Appender) -> None
     table.call("expire_snapshots", snapshot_ids=f"array({last})")
     filled(12)
     assert lost in through(table).why
+    assert asked_in_sql(table) is None
+
+
+def test_a_rollback_past_a_later_life_of_an_earlier_checkpoint_makes_it_unknown(
+    table: TableFlow, filled: Appender
+) -> None:
+    """The life in between, whose snapshot is the newest again, has come after that checkpoint: after what it had written by then."""
+    second = Appender(table, life=2, checkpoint="e")
+    before = second(11)
+    filled.life = 3
+    last = filled(12)
+    assert through(table).low == mark(12)
+    table.call("rollback_to_snapshot", snapshot_id=before)
+    lost = f"snapshot {last} of it, which has its batch 2, is not in the lineage of the table"
+    assert lost in through(table).why
+    assert asked_in_sql(table) is None
+    with pytest.raises(CheckpointMismatch, match="life 3 of stage has written into the table"):
+        second(12)
+
+
+def test_what_a_rollback_has_taken_of_a_life_is_not_forgotten_by_a_batch_without_a_claim(
+    table: TableFlow, filled: Appender
+) -> None:
+    """It finds nothing of its own any more, so it does not know its life; the one before counts for nothing all the same."""
+    before = table.head
+    second = Appender(table, life=2, checkpoint="e")
+    second(11)
+    table.call("rollback_to_snapshot", snapshot_id=before)
+    second(12, claimed=False)
+    assert "is not in the lineage of the table" in through(table).why
     assert asked_in_sql(table) is None
 
 

@@ -261,6 +261,9 @@ CASES: Final[dict[str, Case]] = {
     "a vouch of another claim": Case("Vouch", put(sequencer=STALE), "STALE_SEQUENCER"),
     "a vouch by another version of the inputs": Case("Vouch", put(input_version=any_of(1, 2**64 - 1)), "INPUT_VERSION"),
     "a vouch by another incarnation of the inputs": Case("Vouch", put(input_incarnations=[7]), "INCARNATION_CHANGED"),
+    "a vouch of the far future": Case(
+        "Vouch", put(through_micros=any_of(2**62, 2**63 - 2)), "TOO_FAR_AHEAD", field="through_micros"
+    ),
     # -- report streams
     "a report before the open": Case("Report", up(numbered(1)), field="kind"),
     "an empty first message": Case("Report", up(lambda *_: workers_pb2.ReportRequest()), field="kind"),

@@ -95,8 +95,8 @@ class CoreMachine(Pair):
         sequencer, fold = self.sequencer(pick), (self.fold[0] - (older and pick == 3), self.fold[1])
         self.same(
             "vouch",
-            lambda: self.core.vouch(sequencer, self.tide + through, Fold(*fold), Fold(*self.fold)),
-            lambda: self.oracle.vouch(sequencer, self.tide + through, fold, self.fold),
+            lambda: self.core.vouch(sequencer, self.tide + through, Fold(*fold), Fold(*self.fold), self.now),
+            lambda: self.oracle.vouch(sequencer, self.tide + through, fold, self.fold, self.now),
         )
         self.check()
 

@@ -321,11 +321,15 @@ class Oracle:
             raise Refusal("INCARNATION_CHANGED")
         return self.apply_prepared(now)
 
-    def vouch(self, sequencer: int, through: int, fold: tuple[int, tuple[int, ...]], required: object) -> None:
+    def vouch(
+        self, sequencer: int, through: int, fold: tuple[int, tuple[int, ...]], required: object, now: int
+    ) -> None:
         self.owner(sequencer)
         if fold != required:
             raise Refusal("INPUT_VERSION")
         if through > self.vouched:
+            if now + self.skew < through < MAX:
+                raise Refusal("TOO_FAR_AHEAD")
             self.vouched = through
             self.changed = self.strong = True
 

@@ -13,13 +13,14 @@ from lowwater_authority.journal import GRAPH
 from tests.simulation import chaos
 from tests.simulation.chaos import Move
 from tests.simulation.kernel import Process, StoreWeather, Weather
+from tests.simulation.programs import GROWING
 from tests.simulation.upheaval import Upheaval
 
 if TYPE_CHECKING:
     from lowwater._async.client import Client
     from tests.simulation.world import Slot, World
 
-UNREAD = "daily"
+UNREAD = GROWING
 """The computation that no other reads."""
 
 PATIENCE_SECONDS = 10
@@ -287,13 +288,14 @@ class Havoc:
         self.operate(run)
 
     async def _new_inputs(self, lw: Client) -> None:
-        node = self._world.pipeline.nodes["daily"]
+        node = self._world.pipeline.nodes[GROWING]
         # What is read once is read for good: nobody could say when the last record was.
         inputs = ["hourly", "late"]
-        await lw.set_inputs("daily", inputs)
+        await lw.set_inputs(GROWING, inputs)
         self._world.inputs_changed = True
         node.inputs = inputs
         self._world.pipeline.changed()
+        self._world.oracle.look_at_outputs(GROWING)
         self._world.look_at_inputs()
 
 

@@ -59,6 +59,8 @@ class Oracle(Durable):
         """When a reset or new inputs of a computation were last asked for: all its older claims may be stale since."""
         self._released: set[tuple[str, int]] = set()
         self._histories: dict[tuple[str, int], dict[int, int]] = {}
+        self._said: dict[tuple[str, int, int], int] = {}
+        """By computation, incarnation and cell: how far its output says that it is complete."""
         self._dropping: dict[int, int] = {}
         """The incarnation that somebody had been told of when a drop was asked for."""
         self._registered: dict[str, int] = {}
@@ -349,6 +351,24 @@ class Oracle(Durable):
         }
         beyond = self._reported.beyond((lease.computation, lease.sequencer), most)
         self._expect(not beyond, f"{process.name} was told that its newest state is durable: {'; '.join(beyond)}")
+
+    def says(self, name: str, incarnation: int, cells: Iterable[int], through: int) -> None:
+        """An output says of some cells that nothing new will come of them below a time."""
+        for index in cells:
+            key = name, incarnation, index
+            self._said[key] = max(through, self._said.get(key, MIN))
+        self.look_at_outputs(name)
+
+    def look_at_outputs(self, name: str) -> None:
+        """Look whether what outputs say of a computation is true: in its incarnation, and in a store that keeps what an authority was told."""
+        now = self._ledger.book(GRAPH).incarnations.get(name)
+        for (other, incarnation, index), through in () if self._weak else self._said.items():
+            if (other, incarnation) == (name, now):
+                truth = self._pipeline.low_of(name, index, fresh=True)
+                self._expect(
+                    through <= truth,
+                    f"an output of {name}/{incarnation} says {through} of cell {index}, but {truth} is still to come",
+                )
 
     def released(self, name: str, sequencer: int) -> None:
         """A worker gave its share back."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SHARES = (0.99, 0.5)
 HOUR = 3_600_000_000
+GROWING = "daily"
+"""The computation that gets another input while it runs. No other reads it."""
 CENTURY = 4_102_444_800_000_000
 """The year 2100."""
 
@@ -118,7 +120,7 @@ async def work(place: Place, process: Process, name: str, share: Share) -> None:
             try:
                 await place.storage.open(name, share.cells, lease.sequencer)
                 if node.inputs:
-                    await _follow(place, process, worker, lease, node, share)
+                    await _follow(place, process, lw, worker, lease, node, share)
                 else:
                     await _inject(place, process, lease, node, share)
             except Fenced:
@@ -169,7 +171,9 @@ async def _finish(lease: Lease, handles: Sequence[int]) -> bool:
     return True
 
 
-async def _follow(place: Place, process: Process, worker: Worker, lease: Lease, node: Node, share: Share) -> None:
+async def _follow(
+    place: Place, process: Process, lw: Client, worker: Worker, lease: Lease, node: Node, share: Share
+) -> None:
     """Read what is there behind a snapshot of the inputs, do some of it, and say what is left."""
     random = place.random(process)
     while True:
@@ -189,6 +193,9 @@ async def _follow(place: Place, process: Process, worker: Worker, lease: Lease, 
             there[index] = [record for record in there[index] if record.number not in gone]
             done += len(chosen)
         oldest = [oldest_of(node, share.of(handle), there, seen) for handle in share.handles()]
+        if node.name == GROWING and random.random() < 0.5:
+            through = min(*oldest, node.stamp(seen.low.micros))
+            await _say(place, lw, lease, node, share, through, seen, random)
         lease.advance(
             seen,
             oldest=oldest,
@@ -210,6 +217,25 @@ async def _follow(place: Place, process: Process, worker: Worker, lease: Lease, 
             place.oracle.released(node.name, lease.sequencer)
             await lease.release()
             return
+
+
+async def _say(
+    place: Place, lw: Client, lease: Lease, node: Node, share: Share, through: int, seen: Inputs, random: Random
+) -> None:
+    """Let an output say how far it is complete, before that is reported."""
+    if through == MIN:
+        return
+    try:
+        await lw.batches.vouch(node.name, lease.sequencer, Watermark(through), seen=seen)
+    except (errors.Timeout, errors.Unavailable, errors.ShuttingDown, errors.JournalFailed, errors.TooFarAhead) as error:
+        place.sim.reach(f"vouch: {error.reason}")
+    except (errors.InputVersion, errors.IncarnationChanged, errors.StaleSequencer) as error:
+        place.sim.reach(f"vouch: {error.reason}")
+        raise Fenced from error  # claim again
+    else:
+        place.oracle.says(node.name, lease.incarnation, share.cells, through)
+        if not place.calm and random.random() < 0.3:
+            await asyncio.sleep(random.uniform(0.0, 6.0))  # it takes long from the output to the report
 
 
 async def _go_back(

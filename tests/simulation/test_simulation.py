@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from lowwater_authority.core.computation import Computation
 from tests.simulation import __main__ as program
 from tests.simulation import chaos, mutants, points
 from tests.simulation.__main__ import ENOUGH, LONG
+from tests.simulation.oracle import HOUR, Oracle
 from tests.simulation.runs import MOVES, live, moves_of
 from tests.simulation.shrink import shrink
 from tests.simulation.world import Result, World
@@ -65,6 +67,18 @@ def test_a_world_is_the_same_whatever_the_hash_seed(tmp_path: Path) -> None:
     done = command("replay", str(file), hash_seed="1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["digest"] == World(7, moves).run().digest
+
+
+def test_an_output_that_says_too_much_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that lets it say an hour more than it knows."""
+    says = Oracle.says
+
+    def generous(self: Oracle, name: str, incarnation: int, cells: Iterable[int], through: int) -> None:
+        says(self, name, incarnation, cells, through + HOUR)
+
+    monkeypatch.setattr(Oracle, "says", generous)
+    [violation, *_] = World(9, moves_of(9, 30)).run().violations
+    assert "an output of daily/1 says " in violation
 
 
 def test_every_planted_bug_has_a_world_that_is_known_to_find_it() -> None:

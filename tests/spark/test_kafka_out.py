@@ -30,7 +30,7 @@ import lowwater
 import lowwater_spark as lws
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.kafka import BROKERS, HEAD, MARKS
-from lowwater_spark.sources.kafka_marks import Slot, marks_topic
+from lowwater_spark.sources.kafka_marks import Begun, Slot, SlotMark, marks_topic, parse
 from lowwater_spark.track import kafka_out, kafka_slot
 from lowwater_spark.track.handover import publish_directory
 from lowwater_spark.track.kafka_slot import Published, SlotWriter
@@ -381,6 +381,9 @@ def test_what_an_abandoned_checkpoint_has_open_is_ended_by_the_next_one(out: Out
     # A broker answers a commit before its marks are in all the partitions.
     eventually(lambda: out.stable() == out.end(), "nothing is open")
     out.once()
+    said = [parse(each.key, each.value) for each in out.kafka.rows(marks_topic(out.name))]
+    ended = {each.slot.number: each.life for each in said if isinstance(each, Begun) and each.ended}
+    assert ended == dict.fromkeys(range(SLOTS), 2), "who goes on in life 1 finds it"
 
 
 def test_two_stages_of_a_query_write_each_for_itself(out: Out) -> None:
@@ -539,6 +542,36 @@ def test_fenced_a_driver_that_was_replaced_writes_nothing_more(slots: Slots) -> 
     assert new.publish(slots.batch(2, "d")).wrote
     assert "has published a batch after 1 " in old.publish(slots.batch(1, "x")).refused
     assert slots.values() == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    "known",
+    [True, pytest.param(False, marks=pytest.mark.xfail(strict=True, reason="nobody knows in which life it was ended"))],
+)
+def test_fenced_who_goes_on_in_an_earlier_life_writes_nothing_more(
+    slots: Slots, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    """Another checkpoint has taken the computation over, and the authority cannot tell it: rows of it would be older than what is promised by now."""
+    if not known:
+        monkeypatch.setattr(kafka_slot, "parse", lambda *record: replace_life(parse(*record)))
+    old, beside = slots.writer(), slots.writer(1)
+    assert old.publish(slots.batch(0, "a", life=1)).wrote
+    ended = Producer({**slots.settings, "transactional.id": slots.slot.transactional_id})
+    ended.init_transactions(ANSWERS_WITHIN)
+    ended.begin_transaction()
+    key, value = Begun(slots.slot, "default/writer", ended=True, life=2).record()
+    ended.produce(marks_topic(slots.slot.topic), value, key, slots.slot.partition(2))
+    ended.commit_transaction(ANSWERS_WITHIN)
+    for writer, life in ((old, 1), (old, 1), (slots.writer(), 1), (slots.writer(), 0)):
+        assert "in its life 2" in writer.publish(slots.batch(1, "x", life=life)).refused
+    assert not slots.writer().publish(slots.batch(0, "a", life=1)).refused, "what is done is done"
+    assert beside.publish(slots.batch(0, "b", life=1)).wrote, "its neighbour was not ended"
+    assert slots.writer().publish(slots.batch(1, "c", life=3)).wrote, "it has the computation again"
+    assert slots.values() == ["a", "b", "c"]
+
+
+def replace_life(said: SlotMark | Begun | None) -> SlotMark | Begun | None:
+    return replace(said, life=0) if isinstance(said, Begun) else said
 
 
 def test_a_batch_is_found_also_where_it_was_left_out_of_others(slots: Slots) -> None:

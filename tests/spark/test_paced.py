@@ -228,6 +228,26 @@ def test_rows_of_open_and_aborted_transactions_hold_up_no_task(topic: Paced, lw:
     topic.reaches(lw, 9, 19)
 
 
+def test_a_secured_cluster_is_asked_by_both_clients(flow: Flow, lw: lowwater.Client, tmp_path: Path) -> None:
+    """The one that reads the rows has its own names for the password; the one in Spark's JVM asks for the topics' ids and ends."""
+    login = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+    brokers = {
+        "listener.security.protocol.map": "BROKER:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "sasl.mechanism.inter.broker.protocol": "PLAIN",
+        "listener.name.broker.plain.sasl.jaas.config": f'{login} username="me" password="secret" user_me="secret";',
+    }
+    told = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanisms": "PLAIN", "sasl.username": "me"}
+    told |= {"sasl.password": "secret"}
+    with Kafka(tmp_path / "kafka", settings=brokers, clients=told) as kafka:
+        topic = Paced(kafka, flow, "secured", retention_ms="-1")
+        topic.put(0, at(9), at(10))
+        topic.put(1, at(9))
+        stage = topic.begin(across=timedelta(minutes=30))
+        topic.run(stage, source={f"kafka.{name}": value for name, value in told.items()})
+        topic.reaches(lw, 9, 30)
+
+
 def test_a_neighbour_that_reads_the_topic_as_ever_is_not_held_back(topic: Paced, lw: lowwater.Client) -> None:
     topic.put(0, *HALF_HOURS)
     topic.put(1, at(9))

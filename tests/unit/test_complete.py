@@ -19,7 +19,7 @@ from lowwater_spark.complete.mark import COMPLETE, Claim, Completeness, History,
 from lowwater_spark.complete.snapshots import said_of, snapshots_of
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.delta import app_id, writer_of
-from lowwater_spark.sources.iceberg import Snapshot, Table
+from lowwater_spark.sources.iceberg import Snapshot, Table, Written
 
 WRITERS = ("a", "b")
 
@@ -110,7 +110,8 @@ class World:
         except Refused:
             return
         except CheckpointMismatch:
-            assert any(each.life > life for each in self.stages[writer_of(stage.app)])
+            # Who is not claimed goes by the life in which it has written last.
+            assert not claimed or any(each.life > life for each in self.stages[writer_of(stage.app)])
             return
         self.step(meanwhile)
         if stage.batch > batch or self.counted.get(stage.app, -1) > batch or not self.accepts(stage, seen):
@@ -134,9 +135,15 @@ class World:
         if what in ("write", "unclaimed"):
             self.write(lives[-1], n, events if n % 3 == 0 else iter(()), claimed=what == "write")
         elif what == "zombie":
-            self.write(lives[n % len(lives)], n, events if n % 3 == 0 else iter(()), claimed=True)
+            # The authority lets nobody say anything new whose claim is over. So it must have been asked before another began.
+            stage = lives[n % len(lives)]
+            self.write(stage, n, events if n % 3 == 0 else iter(()), claimed=stage is lives[-1])
         elif what == "anew":
             self.begin(name)
+        elif what == "back":
+            # An older checkpoint takes the computation over again.
+            lives.append(lives.pop(n % len(lives)))
+            lives[-1].life = max(stage.life for stage in lives) + 1
         elif what == "reset":
             lives[-1].life += 1
         elif what == "noise":
@@ -223,7 +230,7 @@ class Lineage(World):
         writer, checkpoint = writer_of(stage.app), stage.app.split(":")[1]
         left = {"checkpoint": checkpoint, "batch": stage.batch, COMPLETE: json.loads(json.dumps(self.said))}
         made = self.make("append", self.table.current, self.now | rows, writer=writer, mark=left)
-        said = json.dumps({"batch": stage.batch, "digest": "d", "run": 1, "snapshot": made})
+        said = json.dumps(Written(stage.batch, "d", 1, made, mark.life)._asdict())
         self.set(made, **{stage.app: said})
 
     def commit(self, version: Version, content: Collection[Row]) -> None:
@@ -273,6 +280,7 @@ KINDS = ["write"] * 6 + [
     "unclaimed",
     "zombie",
     "anew",
+    "back",
     "reset",
     "noise",
     "restore",
@@ -312,6 +320,8 @@ def test_what_is_said_to_be_complete_is_there(events: Events) -> None:
 @example([("write", 4), ("write", 2), ("write", 3), ("restore", 0), ("write", 2)])
 @example([("write", 2), ("branch", 0), ("restore", 1), ("write", 2)])
 @example([("write", 2), ("write", 4), ("put back", 0), ("write", 2)])
+@example([("write", 2), ("anew", 0), ("write", 4), ("back", 0), ("write", 2), ("restore", 1)])
+@example([("write", 4), ("anew", 0), ("write", 2), ("restore", 0), ("unclaimed", 2)])
 def test_what_is_said_to_be_complete_is_there_in_a_lineage(events: Events) -> None:
     run(Lineage, events)
 

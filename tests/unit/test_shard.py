@@ -351,6 +351,8 @@ async def test_h4_an_input_behind_what_an_output_says_is_refused(disk: MemoryDis
         await shard.vouch("b", b.sequencer, 99 * HOUR, Fold(2, (1, 1)))
     with pytest.raises(errors.IncarnationChanged):
         await shard.vouch("b", b.sequencer, 99 * HOUR, Fold(1, (2,)))
+    with pytest.raises(errors.InvalidArgument, match="a is folded as not registered"):
+        await shard.vouch("b", b.sequencer, 15 * HOUR, Fold(1, (0,)))
     await shard.vouch("b", b.sequencer, 15 * HOUR, Fold(1, (1,)))
     await shard.vouch("b", b.sequencer, 10 * HOUR, Fold(1, (1,)))
     await running.stop()

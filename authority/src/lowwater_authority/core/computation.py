@@ -622,10 +622,11 @@ class Computation:
             raise errors.IncarnationChanged(msg, metadata=self._about(batch=batch))
         return self._apply_prepared(now, now if wall is None else wall)
 
-    def vouch(self, sequencer: int, through: int, fold: Fold, required: Fold) -> None:
+    def vouch(self, sequencer: int, through: int, fold: Fold, required: Fold, wall: int) -> None:
         """Let an output say how far it is complete, before that is reported. Inputs are only added that stand no lower.
 
-        Raises StaleSequencer, InputVersion, IncarnationChanged.
+        ``wall`` as in report: what would be refused as a report is not said either. Raises StaleSequencer, InputVersion, IncarnationChanged, TooFarAhead, and InvalidArgument for
+        more than MIN that was folded from what is not registered.
         """
         self._owned(sequencer)
         if fold.input_version != required.input_version:
@@ -634,8 +635,16 @@ class Computation:
         if _was_reset(fold, required):
             msg = f"an input of {self.spec.name} was reset meanwhile; claim again"
             raise errors.IncarnationChanged(msg, metadata=self._about())
+        if 0 in fold.input_incarnations and through > MIN:
+            msg = f"{self._unregistered(fold)}, so through_micros must be {MIN}"
+            fix = f"{MIN} until all inputs are registered"
+            raise errors.InvalidArgument(msg, metadata=self._about(field="through_micros", fix=fix))
         if through <= self.vouched:
             return
+        if wall + self.spec.max_skew < through != MAX:
+            msg = f"through_micros has {through}, more than {self.spec.max_skew // 1_000_000} s ahead of the clock: is it in microseconds?"
+            fix = "event times up to max_skew ahead of the clock"
+            raise errors.TooFarAhead(msg, metadata=self._about(field="through_micros", fix=fix))
         self._flush()
         op = pb.Vouch(through_micros=through)
         self._apply_vouch(op)

@@ -656,10 +656,10 @@ class Shard:
         return await self._write(stage)
 
     async def vouch(self, name: str, sequencer: int, through: int, fold: Fold) -> None:
-        """Let an output say how far it is complete. Raises StaleSequencer, InputVersion, IncarnationChanged."""
+        """Let an output say how far it is complete. Raises StaleSequencer, InputVersion, IncarnationChanged, TooFarAhead, InvalidArgument."""
 
         def stage(round_: Round) -> None:
-            self._touch(round_, name).vouch(sequencer, through, fold, self.topology.required(name))
+            self._touch(round_, name).vouch(sequencer, through, fold, self.topology.required(name), round_.wall)
 
         await self._write(stage)
 

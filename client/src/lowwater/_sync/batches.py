@@ -93,7 +93,8 @@ class Batches:
         """Say that the output of a running batch will say that it is complete ``through`` a time; durable when it returns.
 
         Call it before that is written, for a reader may see it long before the batch is committed. From then on no input is added to the
-        computation that stands below. ``seen`` as in :meth:`prepare`. Raises StaleSequencer, InputVersion, IncarnationChanged: then it must not be written.
+        computation that stands below. ``seen`` as in :meth:`prepare`. Raises StaleSequencer, InputVersion, IncarnationChanged,
+        TooFarAhead, and InvalidArgument for more than unknown while an input is not registered: then it must not be written.
         """
         runtime = self._runtimes.get()
         runtime.call(runtime.calls.vouch(computation, sequencer, through, seen))

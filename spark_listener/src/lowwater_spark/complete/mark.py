@@ -138,6 +138,8 @@ class History:
     log: Log
     lost: Mapping[str, str] = field(default_factory=dict)
     """By app: why what it has written last is not there, in words, where that is known by something else than the versions."""
+    lives: Mapping[str, int] = field(default_factory=dict)
+    """By app: in which life of the computation that was, where it is known in the same way."""
     word: str = "version"
     """What the table calls a version."""
     number: Callable[[int], int | None] = int
@@ -198,6 +200,7 @@ def follow(app: str, standing: Standing, history: History) -> tuple[Mark, str]:
         rewound = rewound or f"no {history.word} of it shows what this writer had written"
     known = Mark(MIN, 0, 0, history.newest) if previous is None else previous
     life, epoch = standing.claim or Claim(known.life, known.epoch)
+    lives |= {each: max(history.lives.get(each, 0), lives.get(each, 0)) for each in others & history.lost.keys()}
     newer = max(lives.values(), default=0)
     if 0 < life < newer:
         msg = (
@@ -286,7 +289,9 @@ def read(history: History, writers: Sequence[str], *, ignore_deletes: bool = Fal
         if mark is None:
             return OutputWriter(lowwater.Watermark(MIN), _silent(asked[name], found[name], history, gone), version)
         others = sorted(asked[name] - found[name].keys() - set(mark.after))
-        lost = [history.lost[app] for app in sorted(asked[name] - set(mark.after)) if app in history.lost]
+        # What came before its life may be gone, unless it has gone on in a later one.
+        earlier = {app for app in mark.after if history.lives.get(app, 0) <= mark.life}
+        lost = [history.lost[app] for app in sorted(asked[name] - earlier) if app in history.lost]
         newer = [what for place, what in rewinds if place > mark.checked]
         removed = [what for place, what in deletes if place > mark.checked]
         why = mark.rewound or history.went_back(at, mark) or (newer[-1] if newer else "") or (lost[0] if lost else "")
@@ -311,8 +316,13 @@ def _best(found: Mapping[str, tuple[int, Mark | None]]) -> tuple[int, Mark | Non
     """Return the version and the mark that count among the newest of each checkpoint: those of the highest life."""
     if not found:
         return None
-    # One without a mark may be of any life.
-    return max(found.values(), key=lambda each: (float("inf") if each[1] is None else each[1].life, each[0]))
+    return max(found.values(), key=lambda each: (_life_of(each[1]), each[0]))
+
+
+def _life_of(mark: Mark | None) -> float:
+    """Return of which life a mark may be at most."""
+    # One without a mark may be of any life, and one that has lost what it knew of its own.
+    return float("inf") if mark is None or (mark.life == 0 and mark.rewound) else mark.life
 
 
 def _needs(at: int, asked: Collection[str], found: Mapping[str, tuple[int, Mark | None]]) -> bool:

@@ -33,30 +33,30 @@ def snapshots_of(table: Table) -> History:
     lineage = table.lineage
     before = lineage[0].parent if lineage else None
     places: dict[int | None, int] = {before: 0, **{snapshot.id: at for at, snapshot in enumerate(lineage, 1)}}
-    last: dict[str, tuple[int, int]] = {}
+    last: dict[str, Written] = {}
     for each in table.snapshots.values():
-        if (app := _app(each)) and _batch(each) >= last.get(app, (_EXPIRED, 0))[0]:
-            last[app] = _batch(each), each.id
+        if (app := _app(each)) and (app not in last or _batch(each) >= last[app].batch):
+            mark = Mark.from_json({**(_said(each) or {}), "checked": 0})
+            last[app] = Written(_batch(each), "", 0, each.id, 0 if mark is None else mark.life)
     lost: dict[str, str] = {}
     for app, said in table.properties.items():
         if writer_of(app):
             try:
-                written = Written.parse(said)
+                last[app] = Written.parse(said)
             except OSError as error:
                 lost[app] = str(error)
-            else:
-                last[app] = written.batch, written.snapshot
     lost |= {
-        app: f"snapshot {snapshot} of it, which has its batch {batch}, is not in the lineage of the table: it was rolled back, or has expired"
-        for app, (batch, snapshot) in last.items()
-        if snapshot not in places
+        app: f"snapshot {written.snapshot} of it, which has its batch {written.batch}, is not in the lineage of the table: it was rolled back, or has expired"
+        for app, written in last.items()
+        if written.snapshot not in places
     }
-    counted = {snapshot: app for app, (_, snapshot) in last.items()}
+    counted = {written.snapshot: app for app, written in last.items()}
     since = (_version_of(each, _app(each) or counted.get(each.id, ""), places) for each in lineage)
     versions = [Version() if before is None else None, *since]
     numbers = [before, *(each.id for each in lineage)]
     apps = last.keys() | lost.keys()
-    return History(len(lineage), apps, versions.__getitem__, lost, "snapshot", numbers.__getitem__)
+    lives = {app: written.life for app, written in last.items()}
+    return History(len(lineage), apps, versions.__getitem__, lost, lives, "snapshot", numbers.__getitem__)
 
 
 def _app(snapshot: Snapshot) -> str:
@@ -70,10 +70,16 @@ def _batch(snapshot: Snapshot) -> int:
     return batch if type(batch) is int else _EXPIRED
 
 
+def _said(snapshot: Snapshot) -> dict[str, Any] | None:
+    """Return what a snapshot says of how far the table is complete, None for nothing."""
+    said = snapshot.mark.get(COMPLETE)
+    return said if isinstance(said, dict) else None
+
+
 def _version_of(snapshot: Snapshot, app: str, places: Mapping[int | None, int]) -> Version:
     """Return what a snapshot says, whose writer counts its batches under a name, in a lineage with these places."""
-    said, mark, rewinds = snapshot.mark.get(COMPLETE), None, ""
-    if isinstance(said, dict) and type(looked := said.get("checked")) in (int, type(None)):
+    said, mark, rewinds = _said(snapshot), None, ""
+    if said is not None and type(looked := said.get("checked")) in (int, type(None)):
         place = places.get(looked, _EXPIRED)
         mark = Mark.from_json({**said, "checked": place})
         if place == _EXPIRED and None in places:

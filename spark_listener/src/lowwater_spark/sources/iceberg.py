@@ -155,20 +155,22 @@ class Written(NamedTuple):
     digest: str
     run: int
     snapshot: int
+    life: int = 0
+    """The computation's incarnation by then; 0: it is not known."""
 
     @classmethod
     def parse(cls, said: str) -> Written:
         """Return what a property says. Raises OSError.
 
-        >>> Written.parse('{"batch": 7, "digest": "d", "run": 1, "snapshot": 5}').batch
-        7
+        >>> Written.parse('{"batch": 7, "digest": "d", "run": 1, "snapshot": 5}')
+        Written(batch=7, digest='d', run=1, snapshot=5, life=0)
         """
         try:
             found = json.loads(said)
-            made = cls(found["batch"], found["digest"], found["run"], found["snapshot"])
-            if [type(each) for each in made] != [int, str, int, int]:
+            made = cls(found["batch"], found["digest"], found["run"], found["snapshot"], found.get("life", 0))
+            if [type(each) for each in made] != [int, str, int, int, int]:
                 raise TypeError
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             msg = f"the property of a table says nothing of a batch: {said!r}"
             raise OSError(msg) from error
         return made

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.sources.kafka import Identity, Partition, Told, Vector
+from lowwater_spark.sources.kafka import PACE, Identity, Partition, Told, Vector
+from lowwater_spark.sources.kafka_client import java_settings
 from lowwater_spark.sources.kafka_marks import Begun, SlotMark, parse
 
 __all__ = ["KafkaAdmin"]
@@ -124,7 +125,8 @@ class KafkaAdmin:
     def __init__(self, jvm: Any, options: Mapping[str, str]) -> None:
         self._jvm = jvm
         told = {name.removeprefix(_PREFIX): value for name, value in options.items() if name.startswith(_PREFIX)}
-        self._settings = {**told, **_PATIENCE}
+        # What is read at one pace is read by another client library, and has its names.
+        self._settings = {**(java_settings(told) if PACE in options else told), **_PATIENCE}
         self._key = id(jvm), frozenset(self._settings.items())
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater_spark.errors import Unsupported
@@ -10,7 +11,7 @@ from lowwater_spark.errors import Unsupported
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
 
-__all__ = ["client_settings", "confluent", "consumer_of"]
+__all__ = ["client_settings", "confluent", "consumer_of", "java_settings"]
 
 _PREFIX: Final = "kafka."
 
@@ -57,6 +58,59 @@ def client_settings(options: Mapping[str, object], what: str = "batch.write_kafk
         raise ValueError(msg)
     # Rows of a key go where Kafka's own client, and so Spark's sink, would put them. What goes wrong is raised, and needs no log of its own.
     return {"partitioner": "murmur2_random", "log_level": "0", **given}
+
+
+_LOGINS: Final[Mapping[str, str]] = {
+    "PLAIN": "plain.PlainLoginModule",
+    "SCRAM-SHA-256": "scram.ScramLoginModule",
+    "SCRAM-SHA-512": "scram.ScramLoginModule",
+}
+"""By mechanism: who logs in with a name and a password in Kafka's own client."""
+
+_PEM: Final[Mapping[str, str]] = {
+    "ssl.ca.pem": "ssl.truststore.certificates",
+    "ssl.certificate.pem": "ssl.keystore.certificate.chain",
+    "ssl.key.pem": "ssl.keystore.key",
+}
+"""What has a text in the client library, and in Kafka's own client. Of each there is one that names a file, too."""
+
+
+def java_settings(settings: Mapping[str, str]) -> dict[str, str]:
+    r"""Return settings of the client library as Kafka's own client has them, which asks about the same source in Spark's JVM.
+
+    Passwords of SASL, certificates and keys are called otherwise there; all else has one name, or is not known to it. Raises OSError for a file that cannot be read.
+
+    >>> told = {"sasl.mechanisms": "PLAIN", "sasl.username": "me", "sasl.password": 'a"b'}
+    >>> java_settings(told)["sasl.jaas.config"]
+    'org.apache.kafka.common.security.plain.PlainLoginModule required username="me" password="a\\"b";'
+    """
+    found = dict(settings)
+    if "sasl.mechanisms" in found:  # the library has two names for it
+        found["sasl.mechanism"] = found.pop("sasl.mechanisms")
+    login = _LOGINS.get(found.get("sasl.mechanism", "").upper())
+    if login is not None and "sasl.username" in found:
+        name, password = _quoted(found.pop("sasl.username")), _quoted(found.pop("sasl.password", ""))
+        found["sasl.jaas.config"] = (
+            f"org.apache.kafka.common.security.{login} required username={name} password={password};"
+        )
+    for option, other in _PEM.items():
+        named = option.removesuffix("pem") + "location"
+        text = found.pop(option, "")
+        if path := found.pop(named, ""):
+            text = Path(path).read_text(encoding="utf-8")
+        if text:
+            found[other] = text
+            found[".".join(other.split(".")[:2]) + ".type"] = "PEM"
+    if "ssl.keystore.location" in found:
+        found["ssl.keystore.type"] = "PKCS12"
+    if found.get("ssl.endpoint.identification.algorithm") == "none":
+        found["ssl.endpoint.identification.algorithm"] = ""
+    return found
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 def _text(value: object) -> str:

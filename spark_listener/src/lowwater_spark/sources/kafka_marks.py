@@ -18,6 +18,7 @@ __all__ = ["Begun", "SlotMark", "Slot", "marks_topic", "parse", "same_id"]
 _FORMAT: Final = 1
 
 _BEGUN: Final = "/begun"
+_ENDED: Final = "/ended"
 
 
 def marks_topic(topic: str) -> str:
@@ -116,11 +117,19 @@ class Begun:
     """The full name of the computation."""
     ended: bool = False
     """Whether another checkpoint of the same computation has ended what it had open, since nobody goes on with it."""
+    life: int = 0
+    """The computation's incarnation in which that was; 0: it is not known."""
 
     def record(self) -> tuple[bytes, bytes]:
-        """Return its key and its value."""
-        content = {"format": _FORMAT, **asdict(self.slot), "writer": self.writer, "ended": self.ended}
-        return self.slot.key + _BEGUN.encode(), json.dumps(content).encode()
+        """Return its key and its value. That it was ended stays beside that it begins again."""
+        content = {
+            "format": _FORMAT,
+            **asdict(self.slot),
+            "writer": self.writer,
+            "ended": self.ended,
+            "life": self.life,
+        }
+        return self.slot.key + (_ENDED if self.ended else _BEGUN).encode(), json.dumps(content).encode()
 
 
 def parse(key: bytes | None, value: bytes | None) -> SlotMark | Begun | None:
@@ -136,14 +145,14 @@ def parse(key: bytes | None, value: bytes | None) -> SlotMark | Begun | None:
         written = content["format"]
     except (KeyError, TypeError, ValueError):
         return None
-    if key not in (slot.key, slot.key + _BEGUN.encode()):
+    if key not in (slot.key, *(slot.key + each.encode() for each in (_BEGUN, _ENDED))):
         return None
     if written != _FORMAT:
         msg = f"the mark of {slot.transactional_id} is of format {written}, and this release reads {_FORMAT}. Use the release that wrote it, or a newer one."
         raise ValueError(msg)
     try:
         if key != slot.key:
-            return Begun(slot, writer, content["ended"])
+            return Begun(slot, writer, content["ended"], int(content.get("life", 0)))
         ends = {int(partition): int(end) for partition, end in content["ends"].items()}
         place = same_id(content["topic_id"]), content["partitions"], ends
         return SlotMark(slot, writer, content["next"], content["digest"], content["staged"], *place)

@@ -91,6 +91,8 @@ class Authority:
     _probed: float = field(default=0.0, init=False)
     _finished: set[int] = field(default_factory=set, init=False)
     _said: tuple[Reading, tuple[int, ...], float | None, tuple[str, ...]] | None = field(default=None, init=False)
+    _unsaid: str = field(default="", init=False)
+    """Why an output may not say how far it is complete, as it was logged last; empty: it may."""
     _last: Reading | None = field(default=None, init=False)
     """What was read of the inputs last."""
 
@@ -279,7 +281,11 @@ class Authority:
                 return str(failure)  # an authority of a release before this call is not away
             return ""
 
-        return self._degrade(call)
+        why = self._degrade(call)
+        if why not in ("", self.problem, self._unsaid):
+            logger.warning("the outputs of %s say nothing new of how far they are complete: %s", self.full_name, why)
+        self._unsaid = why
+        return why
 
     def renew(
         self,
@@ -381,7 +387,7 @@ class Authority:
             return call()
         except REPLACED:
             raise
-        except (errors.NotPrepared, errors.InputVersion) as refusal:
+        except (errors.NotPrepared, errors.InputVersion, errors.TooFarAhead) as refusal:
             return str(refusal)
         except errors.LowwaterError as failure:
             self.lost(failure)

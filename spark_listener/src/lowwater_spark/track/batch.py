@@ -405,7 +405,7 @@ class Batch:
         a task for each slot, and for a batch that is not the first of its run about ten round trips.
 
         Raises Unsupported for a topic that is not there, options that are not taken, and under ``spark.speculation``; CheckpointMismatch when the topic was made anew, and when it has
-        another batch of this checkpoint than it should: a newer run goes on, or the checkpoint is older than what it has written; ValueError for another frame; OSError
+        another batch of this checkpoint than it should: a newer run goes on, or the checkpoint is older than what it has written, or when another checkpoint has taken the computation over; ValueError for another frame; OSError
         when Kafka does not answer.
         """
         folder = (_own_staging(self._place) if path is None else Path(path)) / topic
@@ -420,12 +420,14 @@ class Batch:
             msg = f"batch {self.id} has been written to {topic} already; unite the rows first, and give each stage a path of its own"
             raise ValueError(msg)
         self._taken.add(folder)
+        claim = self._ground().claim
+        life = 0 if claim is None else claim.life
         output = self._topics.get(folder)
         if output is None or output.options != options or slots not in (None, output.slots):
             made = KafkaOut(self._place, folder, self._writer, topic, dict(options), self._ordinal)
-            made.open(frame.sparkSession, self.id, slots)
+            made.open(frame.sparkSession, self.id, slots, life)
             self._topics[folder] = output = made
-        return output.write(frame, self.id, self._entry.digest, replayed=self.replayed, probe=self._probe)
+        return output.write(frame, self.id, self._entry.digest, replayed=self.replayed, probe=self._probe, life=life)
 
     @_ends_the_batch
     def write_table(self, frame: DataFrame, table: str | os.PathLike[str]) -> bool:

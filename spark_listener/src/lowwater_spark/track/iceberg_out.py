@@ -194,7 +194,7 @@ def _commit(log: IcebergLog, files: list[Any], app: str, said: str | None, mark:
         rows.validateWith(unchanged)
         rows.commit()
         snapshot = int(transaction.table().currentSnapshot().snapshotId())
-        now = {**{name: mark[name] for name in ("batch", "digest", "run")}, "snapshot": snapshot}
+        now = Written(mark["batch"], mark["digest"], mark["run"], snapshot, mark[COMPLETE]["life"])._asdict()
         transaction.updateProperties().set(app, json.dumps(now)).commit()
         transaction.commitTransaction()
     except Py4JJavaError as error:

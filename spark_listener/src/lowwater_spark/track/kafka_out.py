@@ -136,13 +136,15 @@ class KafkaOut:
     """How many partitions of the topic of marks count."""
     first: int = field(init=False, default=0)
     """The first batch that was staged."""
+    life: int = field(init=False, default=0)
+    """The newest of the computation in which the checkpoint has written; 0: it was never claimed."""
     _pinned: str = field(init=False, default="")
     """The id of the topic."""
     _partitions: int = field(init=False, default=0)
     _admin: Any = field(init=False, default=None)
     _reader: Any = field(init=False, default=None)
 
-    def open(self, session: SparkSession, batch: int, slots: int | None) -> None:
+    def open(self, session: SparkSession, batch: int, slots: int | None, life: int = 0) -> None:
         """Begin a run's part: find the topic, or refuse it, and fix what stays as long as the checkpoint.
 
         Raises Unsupported, ValueError, CheckpointMismatch, and OSError when Kafka does not answer. Costs some round trips; a new checkpoint reads the
@@ -178,6 +180,7 @@ class KafkaOut:
                 "marks_id": marks.id,
                 "first": batch,
                 "folder": os.fspath(self.folder),
+                "life": life,
             }
             if self.slots > kept["marks"]:
                 msg = (
@@ -185,11 +188,8 @@ class KafkaOut:
                     f"slots={kept['marks']}, or add partitions to it"
                 )
                 raise ValueError(msg)
-            self._end_others()
-            with _keeping:
-                everything = self._sections()
-                mine = {**everything.get(self._stage_name, {}), self.topic: kept}
-                self.place.manifest.keep(SECTION, {**everything, self._stage_name: mine})
+            self._end_others(life)
+            self._keep(kept)
         self._take(kept, cluster, found, slots)
         sweep(self.folder, self.ordinal)
 
@@ -200,13 +200,25 @@ class KafkaOut:
             reader.close()
 
     def write(
-        self, frame: DataFrame, batch: int, digest: str, *, replayed: bool, probe: Callable[[str, int], None]
+        self,
+        frame: DataFrame,
+        batch: int,
+        digest: str,
+        *,
+        replayed: bool,
+        probe: Callable[[str, int], None],
+        life: int = 0,
     ) -> bool:
         """Stage a batch, unless it is, and publish what is missing of it; False if nothing was. Durable when it returns, and visible.
 
-        ``digest`` is the plan's. Raises CheckpointMismatch when Kafka has another batch of this checkpoint than it should, and OSError when it does not answer.
+        ``digest`` is the plan's, ``life`` the computation's, 0 while the run has not claimed it. Raises CheckpointMismatch when Kafka has another batch of this checkpoint than it should, and OSError when it does not answer.
         """
         name, rows = f"batch={batch}", frame.select(*_columns(frame))
+        if life > self.life:
+            # Who goes on in an earlier one must not write behind what this one promises.
+            self._end_others(life)
+            self._keep({**self._sections()[self._stage_name][self.topic], "life": life})
+            self.life = life
         if (self.folder / name).exists() and not replayed:
             msg = (
                 f"{self.folder / name} exists, but no run of this checkpoint had begun batch {batch}: the directory 'lowwater' of the checkpoint is older "
@@ -234,6 +246,12 @@ class KafkaOut:
     def _sections(self) -> Mapping[str, Any]:
         return self.place.manifest[SECTION] or {}
 
+    def _keep(self, kept: Mapping[str, Any]) -> None:
+        with _keeping:
+            everything = self._sections()
+            mine = {**everything.get(self._stage_name, {}), self.topic: kept}
+            self.place.manifest.keep(SECTION, {**everything, self._stage_name: mine})
+
     def _take(self, kept: Mapping[str, Any], cluster: str, found: _Topic, slots: int | None) -> None:
         """Take what the checkpoint says. Raises CheckpointMismatch when it is another topic, or the user says another thing."""
         if (kept["cluster"], same_id(kept["topic_id"])) != (cluster, found.id):
@@ -255,6 +273,7 @@ class KafkaOut:
             )
             raise CheckpointMismatch(msg)
         self.slots, self.marks, self.first = kept["slots"], kept["marks"], kept["first"]
+        self.life = kept.get("life", 0)
         self._pinned, self._partitions = found.id, found.partitions
 
     def _slot(self, number: int = 0) -> Slot:
@@ -317,6 +336,7 @@ class KafkaOut:
             topic_id=self._pinned,
             partitions=self._partitions,
             files=[[os.fspath(folder / name) for name in names] for names in staged.slots],
+            life=self.life,
         )
         slots = session.range(0, self.slots, 1, self.slots)
         done = [published_of(row) for row in slots.mapInArrow(partial(publish_slots, job), PUBLISHED).collect()]
@@ -461,25 +481,25 @@ class KafkaOut:
 
     # -- those that are gone --------------------------------------------------------------------------------------------
 
-    def _end_others(self) -> None:
+    def _end_others(self, life: int) -> None:
         """End what writers of the same computation, with other checkpoints, have left open: readers of the topic would wait for it, up to a minute.
 
-        One that is not gone begins anew, and goes on. What cannot be ended ends by itself.
+        One that is not gone begins anew, and is refused by what it finds then, if it is of an earlier life. What cannot be ended ends by itself.
         """
         library = confluent()
-        for slot, partition in self._others():
+        for slot, partition in self._others(life):
             try:
                 producer = library.Producer({**self.settings, "transactional.id": slot.transactional_id})
                 producer.init_transactions(PATIENCE)
                 producer.begin_transaction()
-                key, value = Begun(slot, self.writer, ended=True).record()
+                key, value = Begun(slot, self.writer, ended=True, life=life).record()
                 producer.produce(marks_topic(self.topic), value, key, partition)
                 producer.commit_transaction(PATIENCE)
             except library.KafkaException as error:
                 logger.warning("what %s may have open cannot be ended: %s", slot.transactional_id, error.args[0].str())
 
-    def _others(self) -> list[tuple[Slot, int]]:
-        """Return the slots that have begun for the same computation and that nobody has ended, with the partition of their marks."""
+    def _others(self, life: int) -> list[tuple[Slot, int]]:
+        """Return the slots that have begun for the same computation and that nobody has ended in a life, with the partition of their marks."""
         name, place = marks_topic(self.topic), confluent().TopicPartition
         marks = self._describe(name)
         assert marks is not None
@@ -495,7 +515,7 @@ class KafkaOut:
                 for message in until(consumer, end, deadline):
                     said = parse(message.key(), message.value())
                     if isinstance(said, Begun) and said.writer == self.writer:
-                        begun[said.slot, partition] = said.ended
+                        begun[said.slot, partition] = said.ended and said.life >= life
         except confluent().KafkaException as error:
             msg = f"{name} cannot be read: {error.args[0].str()}"
             raise OSError(msg) from error

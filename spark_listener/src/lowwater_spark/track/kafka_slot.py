@@ -84,6 +84,7 @@ class Standing(enum.Enum):
     OTHER = "it was written, from other rows"
     AHEAD = "a later one was written"
     BEHIND = "the one before it was not"
+    ENDED = "a later life of the computation has taken its place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,8 @@ class Publishing:
     """The staged files, by slot."""
     probe: Callable[[str, int, int], None] | None = None
     """Called with each step, the batch and the slot; for tests."""
+    life: int = 0
+    """The computation's incarnation, as the checkpoint has claimed it; 0: it has not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +186,8 @@ class SlotWriter:
         """The last one, as long as the producer is not fenced."""
         self._at = -1
         """Its offset."""
+        self._ended = 0
+        """In which life of the computation another checkpoint has ended the slot since; 0: none has."""
 
     def publish(self, job: Publishing) -> Published:
         """Publish the slot's part of a batch, or find that it was. Durable when it returns.
@@ -220,8 +225,9 @@ class SlotWriter:
             # What the worker remembers may be old: other workers have had the slot since.
             self.discard()
             self._begin(job)
-        found = standing(self._mark, job)
-        number = self._slot.number
+        found, number = standing(self._mark, job), self._slot.number
+        if found is Standing.DUE and self._ended > job.life:
+            found = Standing.ENDED
         if found is Standing.DUE:
             self._write(job)
             return Published(number, self._at, wrote=True)
@@ -232,6 +238,8 @@ class SlotWriter:
             batch=job.batch,
             marks=self._marks[0],
             found="none" if self._mark is None else f"one of batch {self._mark.next - 1}",
+            life=job.life or "unknown",
+            newer=self._ended,
         )
         return Published(number, -1, wrote=False, refused=said)
 
@@ -246,7 +254,7 @@ class SlotWriter:
         end = self._put(*Begun(self._slot, job.writer).record())
         producer.commit_transaction(PATIENCE)
         self._open = False
-        self._mark, self._at = _last_mark(self._settings, self._slot, self._marks, end)
+        self._mark, self._at, self._ended = _last_mark(self._settings, self._slot, self._marks, end)
         self._step("read", job)
 
     def _write(self, job: Publishing) -> None:
@@ -339,8 +347,11 @@ def _rows(path: str) -> Iterator[dict[str, Any]]:
 
 def _last_mark(
     settings: Mapping[str, str], slot: Slot, place: tuple[str, int], end: int
-) -> tuple[SlotMark | None, int]:
-    """Return the last mark of a slot before an offset, and its own offset; None and -1 when there is none. Raises OSError when it cannot be read so far."""
+) -> tuple[SlotMark | None, int, int]:
+    """Return the last mark of a slot before an offset, and its own offset; None and -1 when there is none. And the life in which the slot was ended since, or 0.
+
+    Raises OSError when it cannot be read so far.
+    """
     topic, partition = place
     consumer = consumer_of(settings, committed=True)
     deadline = time.monotonic() + 2 * PATIENCE
@@ -350,11 +361,13 @@ def _last_mark(
         while True:
             start = max(first, end - window)
             consumer.assign([_at(topic, partition, start)])
-            found: tuple[SlotMark | None, int] = None, -1
+            found: tuple[SlotMark | None, int, int] = None, -1, 0
             for message in until(consumer, end, deadline):
                 said = parse(message.key(), message.value())
                 if isinstance(said, SlotMark) and said.slot == slot:
-                    found = said, message.offset() or 0
+                    found = said, message.offset() or 0, 0
+                elif isinstance(said, Begun) and said.slot == slot and said.ended:
+                    found = found[0], found[1], max(found[2], said.life)
             if found[0] is not None or start == first:
                 return found
             window *= 16
@@ -414,5 +427,9 @@ _REFUSED: Final[Mapping[Standing, str]] = {
     Standing.BEHIND: (
         "{what} has not published what comes before batch {batch} ({marks} has {found}), though the checkpoint says so: the topic of marks was deleted or cut "
         "off, or the directory of the staged batches was. Start from a new checkpoint, with adopt=True."
+    ),
+    Standing.ENDED: (
+        "{what} may not publish batch {batch}: another checkpoint has taken the computation over, in its life {newer} ({marks} says so), and this run is of life {life}. Stop "
+        "this run: what it would write is older than what is promised by now."
     ),
 }
