@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 cd42aff1a5b13ccd0200bec15316463db6f90248a3ef3ec048962e9466e0488e
+Made from: sha256 b76811f3b36a9c27b20bcfcc76a3e0f4f7e8565e9a18184c1be7d448b05e2950
 """

@@ -19,6 +19,7 @@ from lowwater_authority.core.heuristics import reference_time
 from lowwater_authority.core.history import History
 from lowwater_authority.core.interval_map import IntervalMap
 from lowwater_authority.core.requests import Granted
+from lowwater_authority.core.tasks import Tasks, restored
 from lowwater_authority.core.times import MAX, MIN
 
 if TYPE_CHECKING:
@@ -120,12 +121,14 @@ def _replay_steps(computation: Computation, spec: Spec, records: Iterable[bytes]
 def restarted(old: Computation, spec: Spec) -> Computation:
     """Return a new incarnation: nothing is known, every sequencer is stale, but none is ever granted twice.
 
-    When the steps of earlier incarnations became complete stays on record.
+    When the steps of earlier incarnations became complete stays on record. Groups of tasks stay, without their tasks, unless it was dropped in between.
     """
     new = Computation(spec, epoch_base=old.epoch_base)
     new.last_sequencer = old.last_sequencer
     new.granted = old.granted.copy()
     new.history = History(old.history)
+    if spec.first <= old.incarnation:
+        new.tasks = old.tasks.restarted()
     return new
 
 
@@ -149,6 +152,7 @@ def snapshot(computation: Computation) -> bytes:
             for key, (sequencer, asked) in computation.granted.items()
         ],
         history=codec.completions(computation.history),
+        tasks=computation.tasks.snapshot(),
     )
     if computation.vouched != MIN:
         message.vouched_micros = computation.vouched
@@ -206,6 +210,11 @@ def _restore(computation: Computation, message: pb.Snapshot) -> Iterator[int]:
     computation.vouched = message.vouched_micros if message.HasField("vouched_micros") else MIN
     computation.last_batch = (message.batch, message.batch_digest) if message.has_batch else None
     computation.committed_by = message.batch_sequencer
+    groups_of_tasks = []
+    for each in message.tasks:
+        groups_of_tasks.append(restored(each))
+        yield each.ByteSize()
+    computation.tasks = Tasks(groups_of_tasks)
     computation.granted.clear()
     computation.granted.update((each.request_id, Granted(each.sequencer, each.asked)) for each in message.granted)
 
