@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -39,7 +39,7 @@ class TaskMachine(RuleBasedStateMachine):
     """Every rule does the same to both, compares what they answer, and then all they hold."""
 
     made: type[Computation] = Computation
-    steps: Counter[str] = Counter()
+    steps: ClassVar[Counter[str]] = Counter()
 
     def __init__(self) -> None:
         super().__init__()

@@ -121,10 +121,9 @@ class TaskOracle:
                 self.give_back(group, key)
         return group.version
 
-    def create(self, name: str, tasks: list[tuple[str, int, str, bytes]]) -> int:
+    def create(self, name: str, tasks: list[tuple[str, int, str, bytes]]) -> None:
         """``tasks``: group, or "" for this one; event time; name; payload."""
         before = copy.deepcopy(self.groups)
-        made = 0
         try:
             for other, at, called, payload in tasks:
                 group = self.group(other or name)
@@ -139,11 +138,9 @@ class TaskOracle:
                     raise Refused("OVERLOADED")
                 else:
                     group.tasks[at, called] = new(payload, at)
-                    made += 1
         except Refused:
             self.groups = before
             raise
-        return made
 
     def take(self, name: str, worker: str, nonce: bytes, now: int) -> tuple[int, str, int] | None:
         group = self.group(name)

@@ -13,6 +13,7 @@ from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import recovery, tasks
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.tasks import NewTask, Task, TaskGroup, TaskLease, Tasks, TaskState
+from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec
 
 
@@ -37,7 +38,7 @@ def the_clock_judges(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def judged(self: Tasks, group: TaskGroup, lease: TaskLease) -> Task:
         task = held(self, group, lease)
-        if group.due.get(task.key, tasks.MAX) <= clocks.get(id(self), 0):
+        if group.due.get(task.key, MAX) <= clocks.get(id(self), 0):
             msg = "it has run out"
             raise errors.StaleLease(msg)
         return task
@@ -124,8 +125,9 @@ def the_mark_passes_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest commit is forgotten at once, where it was of old work (rule 8)."""
 
     def forgetful(self: TaskGroup, ended: Any, successors: Any) -> int:
-        unfinished = [key.at for key in (*self.ready, *self.leased, *successors) if key != ended]
-        return max(self.mark, min([*unfinished, self.next if self.every else tasks.MAX, ended.at + 1]))
+        unfinished: list[int] = [key.at for key in (*self.ready, *self.leased, *successors) if key != ended]
+        limit: int = min([*unfinished, self.next if self.every else MAX, ended.at + 1])
+        return max(self.mark, limit)
 
     monkeypatch.setattr(TaskGroup, "mark_behind", forgetful)
 
@@ -161,7 +163,7 @@ def intervals_lead(monkeypatch: pytest.MonkeyPatch) -> None:
     reach = TaskGroup.reach
 
     def early(self: TaskGroup, low: int) -> int:
-        return reach(self, low if low in (tasks.MIN, tasks.MAX) else low + self.every - 1)
+        return reach(self, low if low in (MIN, MAX) else low + self.every - 1)
 
     monkeypatch.setattr(TaskGroup, "reach", early)
     monkeypatch.setattr(Computation, "_check", lambda _: None)

@@ -809,6 +809,7 @@ class Computation:
     def publish(self) -> View:
         """Make the staged watermarks visible, after their record is durable."""
         self.published = self._view()
+        self.tasks.publish()
         return self.published
 
     def _move_heuristics(self) -> None:

@@ -333,6 +333,9 @@ class Tasks:
 
     def __init__(self, groups: Iterable[TaskGroup] = ()) -> None:
         self.groups: dict[str, TaskGroup] = {group.name: group for group in groups}
+        self.published: tuple[GroupFigures, ...] = ()
+        """The groups by name, as of the last durable record. Never changed, only replaced: threads may read it."""
+        self._unpublished = True
         self._steps: list[pb.TaskStep] = []
         self._strong = False
 
@@ -396,16 +399,14 @@ class Tasks:
 
     # -- tasks -----------------------------------------------------------------------------------------------
 
-    def create(self, name: str, tasks: Sequence[NewTask]) -> int:
-        """Create tasks, all or none; returns how many were not there. Raises UnknownGroup, InvalidArgument, BelowMark, TaskConflict, Overloaded."""
+    def create(self, name: str, tasks: Sequence[NewTask]) -> None:
+        """Create tasks, all or none; those that are there stay as they are. Raises UnknownGroup, InvalidArgument, BelowMark, TaskConflict, Overloaded."""
         if not tasks:
             raise _bad("tasks", "is empty", f"send 1 to {TOGETHER} tasks")
         if any(task.group for task in tasks):
             raise _bad("tasks.group", "is set", "leave it empty: the call names the group")
-        new = self._new("tasks", name, tasks)
-        for step in new:
+        for step in self._new("tasks", name, tasks):
             self._step(pb.TaskStep(group=name, created=step))
-        return len(new)
 
     def _new(self, field: str, own: str, tasks: Sequence[NewTask]) -> list[pb.NewTask]:
         """Return those of some tasks that are not there, each with its group. Raises as create, before anything is changed."""
@@ -601,6 +602,7 @@ class Tasks:
 
     def _step(self, step: pb.TaskStep, *, strong: bool = True) -> None:
         self.apply(step)
+        self._unpublished = True
         self._steps.append(step)
         self._strong = self._strong or strong
 
@@ -669,6 +671,11 @@ class Tasks:
             msg = f"the mark of {group.name!r} goes back from {group.mark} to {done.mark_micros}"
             raise ValueError(msg)
         group.raise_mark(done.mark_micros)
+
+    def publish(self) -> None:
+        """Show the groups as they are, after their record is durable. O(groups), if any has changed."""
+        if self._unpublished:
+            self.published, self._unpublished = tuple(group.figures() for group in self), False
 
     def snapshot(self) -> list[pb.TaskGroup]:
         """Return all of it as messages. O(tasks)."""

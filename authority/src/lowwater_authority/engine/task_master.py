@@ -60,16 +60,16 @@ class TaskMaster:
 
         return await self._shard.change(name, configure)
 
-    async def create(self, name: str, group: str, tasks: Sequence[NewTask], incarnation: int) -> int:
-        """Create tasks; returns how many were not there. Raises IncarnationChanged for those that another incarnation was meant to have."""
+    async def create(self, name: str, group: str, tasks: Sequence[NewTask], incarnation: int) -> None:
+        """Create tasks. Raises IncarnationChanged for those that another incarnation was meant to have."""
 
-        def create(computation: Computation, _: int) -> int:
+        def create(computation: Computation, _: int) -> None:
             if incarnation not in (0, computation.incarnation):
                 msg = f"the tasks are for the incarnation {incarnation} of {name}, and the {computation.incarnation}th is in force"
                 raise errors.IncarnationChanged(msg, metadata={"computation": name})
-            return computation.tasks.create(group, tasks)
+            computation.tasks.create(group, tasks)
 
-        return await self._shard.change(name, create)
+        await self._shard.change(name, create)
 
     async def take(
         self, name: str, group: str, worker: str, nonce: bytes, *, wait: float, leaving: asyncio.Event
@@ -147,7 +147,7 @@ class TaskMaster:
     async def groups(self, name: str) -> tuple[int, list[GroupFigures]]:
         """Return the incarnation and the groups of a computation, as of the last durable round."""
         return await self._shard.ask(
-            name, lambda computation, _: (computation.incarnation, [each.figures() for each in computation.tasks])
+            name, lambda computation, _: (computation.incarnation, list(computation.tasks.published))
         )
 
     async def tasks(

@@ -72,8 +72,8 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
         """Create tasks."""
         await self.services.confirm(request.computation)
         tasks = new_tasks(request.tasks)
-        created = await self._master.create(request.computation, request.group, tasks, request.incarnation)
-        return pb.CreateTasksResponse(server_token=self.services.token, created=created)
+        await self._master.create(request.computation, request.group, tasks, request.incarnation)
+        return pb.CreateTasksResponse(server_token=self.services.token)
 
     @refusing
     async def TakeTask(self, request: pb.TakeTaskRequest, context: Context) -> pb.TakeTaskResponse:  # noqa: N802

@@ -100,19 +100,19 @@ class Tasks:
         runtime = self._runtimes.get()
         return await runtime.call(self._calls(runtime).configure(group, configuration, version))
 
-    async def create(self, group: str, new: Iterable[NewTask], *, incarnation: int = 0) -> int:
-        """Create tasks, 1 to 100, all of them or none; returns how many were not there before.
+    async def create(self, group: str, new: Iterable[NewTask], *, incarnation: int = 0) -> None:
+        """Create tasks, 1 to 100, all of them or none; durable when it returns. Those that are there already, done or not, stay as they are.
 
         ``incarnation``: only for that one of the computation. Raises UnknownGroup, BelowMark for work before the group's mark, TaskConflict for
         a task that is there with another payload, IncarnationChanged, InvalidArgument for a group with intervals, Overloaded beyond 4,096 tasks.
         """
         runtime = self._runtimes.get()
-        return await runtime.call(self._calls(runtime).create(group, new, incarnation))
+        await runtime.call(self._calls(runtime).create(group, new, incarnation))
 
     async def take(self, group: str, *, worker: str = "", wait: float = 0.0) -> TaskLease | None:
         """Take the oldest task that is ready or whose lease has run out, and wait for one at most ``wait`` seconds; None: there was none.
 
-        ``worker`` is for people, by default the host. Raises UnknownGroup, IncarnationChanged never: a reset only means other tasks.
+        ``worker`` is for people, by default the host. Raises UnknownGroup.
         """
         left = checks.seconds("wait", wait)
         deadline = self._surroundings.monotonic() + left

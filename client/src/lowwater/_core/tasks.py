@@ -94,7 +94,7 @@ class TaskCalls:
             self._computation,
         )
 
-    def create(self, group: str, tasks: Iterable[NewTask], incarnation: int) -> Call[int]:
+    def create(self, group: str, tasks: Iterable[NewTask], incarnation: int) -> Call[None]:
         """Create tasks."""
         request = pb.CreateTasksRequest(
             server_token=self._known.server_token,
@@ -104,9 +104,8 @@ class TaskCalls:
             incarnation=checks.count("incarnation", incarnation, 64),
         )
 
-        def take(answer: pb.CreateTasksResponse) -> int:
+        def take(answer: pb.CreateTasksResponse) -> None:
             self._known.admit(answer.server_token)
-            return answer.created
 
         return Call(lambda stubs: stubs.tasks.CreateTasks, request, take, self._computation)
 

@@ -467,18 +467,14 @@ class CreateTasksResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SERVER_TOKEN_FIELD_NUMBER: builtins.int
-    CREATED_FIELD_NUMBER: builtins.int
     server_token: builtins.str
     """The deployment's identity."""
-    created: builtins.int
-    """How many of them were not there before."""
     def __init__(
         self,
         *,
         server_token: builtins.str = ...,
-        created: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["created", b"created", "server_token", b"server_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["server_token", b"server_token"]) -> None: ...
 
 Global___CreateTasksResponse: typing_extensions.TypeAlias = CreateTasksResponse
 
