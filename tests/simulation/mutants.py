@@ -29,6 +29,7 @@ from lowwater_authority.core import recovery, topology
 from lowwater_authority.core.computation import OWN_TURNS, Computation
 from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.requests import GroupReport, Refused
+from lowwater_authority.core.tasks import TaskGrant
 from lowwater_authority.core.times import MAX
 from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine import holding, holdings, rounds
@@ -39,9 +40,10 @@ from lowwater_authority.journal import GRAPH, JournalCorrupt, JournalFailed, Own
 from lowwater_authority.journal.contract import Held
 from tests.kit import memory_journal as memory
 from tests.kit.memory_journal import MemoryJournal, StoredLog
-from tests.property import switches
+from tests.property import switches, task_switches
 from tests.simulation.careless import SENDERS
 from tests.simulation.chaos import is_careless, is_rotten, is_sharded, is_weak
+from tests.simulation.closes import is_closing
 from tests.simulation.runs import MOVES, live
 
 SEEDS: Final = 40
@@ -363,6 +365,27 @@ def let_the_older_process_have_the_address(planted: Planted) -> None:
     planted.setattr(Cluster, "_has_rival", unordered)
 
 
+def answer_leases_before_they_are_durable(planted: Planted) -> None:
+    """Who takes a task hears of the lease while its record is on its way to the disk (rule 2)."""
+    change = Shard.change
+
+    async def early(self: Shard, name: str, made: Callable[[Computation, int], Any]) -> Any:
+        heard = asyncio.get_running_loop().create_future()
+
+        def noted(computation: Computation, now: int) -> Any:
+            result = made(computation, now)
+            if isinstance(result, TaskGrant) and not heard.done():
+                heard.set_result(result)
+            return result
+
+        asked = asyncio.ensure_future(change(self, name, noted))
+        asked.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.wait([asked, heard], return_when=asyncio.FIRST_COMPLETED)
+        return heard.result() if heard.done() else await asked
+
+    planted.setattr(Shard, "change", early)
+
+
 MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
     plant.__name__: plant
     for plant in (
@@ -392,6 +415,11 @@ MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
         take_any_claim_for_a_repeat,
         answer_what_was_staged_meanwhile,
         let_the_older_process_have_the_address,
+        task_switches.versions_count_for_nothing,
+        task_switches.old_lives_count,
+        task_switches.intervals_lead,
+        task_switches.snapshots_forget_intervals,
+        answer_leases_before_they_are_durable,
     )
 }
 
@@ -425,6 +453,15 @@ ROTTEN: Final = (leave_a_damaged_graph,)
 """Bugs that only show where the graph is damaged."""
 
 
+CLOSING: Final = (
+    task_switches.versions_count_for_nothing,
+    task_switches.old_lives_count,
+    task_switches.intervals_lead,
+    task_switches.snapshots_forget_intervals,
+    answer_leases_before_they_are_durable,
+)
+"""Bugs of leases and tasks, that only show where intervals are closed."""
+
 RETENTIVE: Final = (keep_no_number_of_what_changes_nothing, forget_the_first_sender)
 """Those of them that need a store that keeps its word: careless clients say nothing late where nobody can know any more what was newer."""
 
@@ -438,6 +475,7 @@ def worlds(name: str) -> Iterator[int]:
             and (plant not in FORGETFUL or is_weak(seed))
             and (plant not in CARELESS or is_careless(seed))
             and (plant not in ROTTEN or is_rotten(seed))
+            and (plant not in CLOSING or (is_closing(seed) and not is_weak(seed)))
             and (plant not in RETENTIVE or not is_weak(seed))
         ):
             yield seed

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from sortedcontainers import SortedDict, SortedSet
 
 from lowwater import errors
+from lowwater.watermark import Watermark
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core.times import DAY, MAX, MIN
 
@@ -565,7 +566,8 @@ class Tasks:
             else ""
         )
         if task is None or stale:
-            msg = f"the lease of {lease.key.name or lease.key.at!r} counts no more: {stale}. Drop what was made, and take a task anew."
+            about = lease.key.name or f"the interval from {Watermark(lease.key.at)}"
+            msg = f"the lease of {about} counts no more: {stale}. Drop what was made, and take a task anew."
             raise errors.StaleLease(msg, metadata=_about(lease))
         return task
 
