@@ -29,7 +29,6 @@ from lowwater_authority.core import recovery, topology
 from lowwater_authority.core.computation import OWN_TURNS, Computation
 from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.requests import GroupReport, Refused
-from lowwater_authority.core.tasks import TaskGrant
 from lowwater_authority.core.times import MAX
 from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine import holding, holdings, rounds
@@ -365,27 +364,6 @@ def let_the_older_process_have_the_address(planted: Planted) -> None:
     planted.setattr(Cluster, "_has_rival", unordered)
 
 
-def answer_leases_before_they_are_durable(planted: Planted) -> None:
-    """Who takes a task hears of the lease while its record is on its way to the disk (rule 2)."""
-    change = Shard.change
-
-    async def early(self: Shard, name: str, made: Callable[[Computation, int], Any]) -> Any:
-        heard = asyncio.get_running_loop().create_future()
-
-        def noted(computation: Computation, now: int) -> Any:
-            result = made(computation, now)
-            if isinstance(result, TaskGrant) and not heard.done():
-                heard.set_result(result)
-            return result
-
-        asked = asyncio.ensure_future(change(self, name, noted))
-        asked.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.wait([asked, heard], return_when=asyncio.FIRST_COMPLETED)
-        return heard.result() if heard.done() else await asked
-
-    planted.setattr(Shard, "change", early)
-
-
 MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
     plant.__name__: plant
     for plant in (
@@ -416,10 +394,8 @@ MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
         answer_what_was_staged_meanwhile,
         let_the_older_process_have_the_address,
         task_switches.versions_count_for_nothing,
-        task_switches.old_lives_count,
         task_switches.intervals_lead,
         task_switches.snapshots_forget_intervals,
-        answer_leases_before_they_are_durable,
     )
 }
 
@@ -455,10 +431,8 @@ ROTTEN: Final = (leave_a_damaged_graph,)
 
 CLOSING: Final = (
     task_switches.versions_count_for_nothing,
-    task_switches.old_lives_count,
     task_switches.intervals_lead,
     task_switches.snapshots_forget_intervals,
-    answer_leases_before_they_are_durable,
 )
 """Bugs of leases and tasks, that only show where intervals are closed."""
 
