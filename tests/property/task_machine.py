@@ -201,7 +201,24 @@ class TaskMachine(RuleBasedStateMachine):
             self.take(group, repeat=False)
             if len(self.leases) > known:
                 lease = self.leases[-1]
-                self.end(lease, [tag(lease.version, lease.nonce)], self.spelled(chosen) if at == pick - 1 else [])
+                if at % 2:
+                    self.now += 6 * SECOND  # it has run out, everybody may see that, and nobody has taken it over
+                    self.look(group)
+                after = self.spelled(chosen) if at == pick - 1 else []
+                mark = self.tasks.groups[GROUPS[group]].mark
+                if group == 2 and at > 3 and mark > MIN:
+                    after = [("", mark, "old", b"p")]  # as old as it may be
+                self.end(lease, [tag(lease.version, lease.nonce)], after)
+
+    def look(self, group: int) -> None:
+        """Somebody looks at the tasks of a group, and which of the leases have run out."""
+        name = GROUPS[group]
+
+        def ours() -> int:
+            due = self.tasks.group(name).looked_at(self.now)
+            return sum(each <= self.now for each in due.values())
+
+        self.same("look", ours, lambda: self.oracle.look(name, self.now))
 
     def end(self, lease: TaskLease, outputs: list[str], spelled: list[tuple[str, int, str, bytes]]) -> None:
         after = [NewTask(TaskKey(at, called), payload, group) for group, at, called, payload in spelled]
@@ -213,7 +230,8 @@ class TaskMachine(RuleBasedStateMachine):
         mark = MIN if before is None else before.mark
         self.same("commit", ours, lambda: self.oracle.commit(lease, outputs, spelled))
         self.commits.append((lease, outputs, spelled))
-        self.steps["mark moved"] += self.tasks.groups[lease.group].mark > mark
+        after_all = self.tasks.groups.get(lease.group)
+        self.steps["mark moved"] += after_all is not None and after_all.mark > mark
 
     # -- watermark, time and the store -----------------------------------------------------------------------
 
@@ -253,15 +271,31 @@ class TaskMachine(RuleBasedStateMachine):
     def crash(self, pick: int) -> None:
         if pick > 2:
             return
-        self.driver.crash(snapshot=self.snapshot)
+        try:
+            self.driver.crash(snapshot=self.snapshot)
+        except recovery.ReplayError as error:
+            raise AssertionError(str(error)) from error
         self.oracle.crash()
         self.check()
         self.steps["crash"] += 1
 
+    @rule(group=st.integers(0, 2))
+    def lose_a_lease(self, group: int) -> None:
+        """The store does not have it, another worker gets the same version, and then the first one commits."""
+        self.settle()
+        known = len(self.leases)
+        self.take(group, repeat=False)
+        lost = self.leases[known:]
+        self.crash(0)
+        self.take(group, repeat=False)
+        for lease in lost:
+            self.end(lease, [tag(lease.version, lease.nonce)], [])
+            self.steps["lost"] += 1
+
     @precondition(lambda self: self.leases)
     @rule(pick=picks)
     def reset(self, pick: int) -> None:
-        if pick:
+        if pick > 2:
             return
         self.settle()
         self.driver.reset()
@@ -270,3 +304,5 @@ class TaskMachine(RuleBasedStateMachine):
         self.tide = 0
         self.settle()
         self.steps["reset"] += 1
+        lease = self.leases[-1]
+        self.end(lease, [tag(lease.version, lease.nonce)], [])

@@ -161,6 +161,11 @@ class TaskOracle:
         group.due[key] = now + group.lease
         return (*key, task["version"])
 
+    def look(self, name: str, now: int) -> int:
+        group = self.group(name)
+        leased = [key for key, task in group.tasks.items() if task["state"] == "LEASED"]
+        return sum(group.due.setdefault(key, now + group.lease) <= now for key in leased)
+
     def renew(self, lease: Any, now: int) -> None:
         group, key = self.held(lease)
         group.due[key] = now + group.lease

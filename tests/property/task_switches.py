@@ -29,21 +29,21 @@ def epochs_count_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def the_clock_judges(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease that has run out counts no more, though nobody has taken the task."""
-    take, held = Tasks.take, Tasks._held
-    clocks: dict[int, int] = {}
+    look, held = TaskGroup.looked_at, Tasks._held
+    looked: dict[int, int] = {}
 
-    def timed(self: Tasks, *arguments: Any, now: int, **more: Any) -> Any:
-        clocks[id(self)] = now
-        return take(self, *arguments, now=now, **more)
+    def noted(self: TaskGroup, now: int) -> Any:
+        looked[id(self)] = now
+        return look(self, now)
 
     def judged(self: Tasks, group: TaskGroup, lease: TaskLease) -> Task:
         task = held(self, group, lease)
-        if group.due.get(task.key, MAX) <= clocks.get(id(self), 0):
+        if group.due.get(task.key, MAX) <= looked.get(id(group), 0):
             msg = "it has run out"
             raise errors.StaleLease(msg)
         return task
 
-    monkeypatch.setattr(Tasks, "take", timed)
+    monkeypatch.setattr(TaskGroup, "looked_at", noted)
     monkeypatch.setattr(Tasks, "_held", judged)
 
 

@@ -15,8 +15,8 @@ from tests.property.switches import off
 from tests.property.task_machine import TaskMachine, small
 
 STEPS = 60
-EXAMPLES = 150
-PROMISED = 4_000
+EXAMPLES = 100
+PROMISED = 2_500
 
 KINDS = ["create_group", "configure", "create", "take", "renew", "release", "commit", "snapshot", "crash", "reset"]
 REFUSALS = [
@@ -29,7 +29,7 @@ REFUSALS = [
     "TASK_CONFLICT",
     "UNKNOWN_GROUP",
 ]
-MOMENTS = ["taken", "repeated", "mark moved", "finished"]
+MOMENTS = ["taken", "repeated", "lost", "mark moved", "finished"]
 
 
 def walk(machine: type[TaskMachine], monkeypatch: pytest.MonkeyPatch, *, examples: int, seed_: int) -> Counter[str]:

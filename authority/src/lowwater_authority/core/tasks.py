@@ -182,7 +182,7 @@ class TaskGroup:
     next: int = 0
     """Where the first interval begins that has no task yet; MAX: there is none any more."""
     mark: int = MIN
-    tasks: SortedDict[TaskKey, Task] = field(default_factory=SortedDict)
+    tasks: SortedDict[TaskKey, Task] = field(default_factory=SortedDict[TaskKey, Task])
     ready: SortedSet[TaskKey] = field(default_factory=SortedSet)
     leased: SortedSet[TaskKey] = field(default_factory=SortedSet)
     done: dict[TaskKey, None] = field(default_factory=dict)
