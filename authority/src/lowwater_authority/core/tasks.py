@@ -167,9 +167,58 @@ class TaskGrant(NamedTuple):
     """For how long the lease is offered to nobody else."""
 
 
+class Offers:
+    """When leases are offered to others, by the caller's clock.
+
+    It is not journaled: a lease whose time is not known here has its full time from when somebody looks for it.
+    """
+
+    def __init__(self) -> None:
+        self._undated: dict[TaskKey, None] = {}
+        self._due: dict[TaskKey, int] = {}
+        self._order: SortedSet[tuple[int, TaskKey]] = SortedSet()
+        self._lapsed: SortedSet[TaskKey] = SortedSet()
+
+    def keys(self) -> set[TaskKey]:
+        """Return what is leased. O(leases)."""
+        return {*self._undated, *self._due, *self._lapsed}
+
+    def add(self, key: TaskKey) -> None:
+        """Know of a lease."""
+        self._undated[key] = None
+
+    def discard(self, key: TaskKey) -> None:
+        """Forget a lease. O(log leases)."""
+        self._undated.pop(key, None)
+        self._lapsed.discard(key)
+        if key in self._due:
+            self._order.discard((self._due.pop(key), key))
+
+    def date(self, key: TaskKey, due: int) -> None:
+        """Offer a lease to nobody before a time. O(log leases)."""
+        self.discard(key)
+        self._due[key] = due
+        self._order.add((due, key))
+
+    def look(self, now: int, lease: int) -> SortedSet[TaskKey]:
+        """Return what has run out; the time of those whose time is not known begins now, and is ``lease`` long."""
+        for key in list(self._undated):
+            self.date(key, now + lease)
+        while self._order and self._order[0][0] <= now:
+            _, key = self._order.pop(0)
+            del self._due[key]
+            self._lapsed.add(key)
+        return self._lapsed
+
+    @property
+    def next(self) -> int | None:
+        """When the next lease runs out."""
+        return self._order[0][0] if self._order else None
+
+
 @dataclass(slots=True)
 class TaskGroup:
-    """The tasks of one group. Cost: a step is O(log tasks); to find a lease that has run out, O(leases)."""
+    """The tasks of one group. Cost: a step is O(log tasks), and so is each lease that runs out, once."""
 
     name: str
     every: int = 0
@@ -189,8 +238,7 @@ class TaskGroup:
     """What is done and remembered, in the order of the commits."""
     nonces: dict[bytes, TaskKey] = field(default_factory=dict)
     """What is leased, by what its worker calls the lease."""
-    due: dict[TaskKey, int] = field(default_factory=dict)
-    """When leases are offered to others, by the caller's clock. Not journaled: one that is missing has its full time from when it is looked for."""
+    offers: Offers = field(default_factory=Offers)
     offered: int = 0
     """How often a task has become ready, since this process holds it."""
 
@@ -251,6 +299,7 @@ class TaskGroup:
                 self.offered += 1
             case TaskState.LEASED:
                 self.leased.add(task.key)
+                self.offers.add(task.key)
                 self.nonces[task.nonce] = task.key
             case TaskState.DONE:
                 self.done[task.key] = None
@@ -259,7 +308,7 @@ class TaskGroup:
         self.ready.discard(task.key)
         self.leased.discard(task.key)
         self.done.pop(task.key, None)
-        self.due.pop(task.key, None)
+        self.offers.discard(task.key)
         if self.nonces.get(task.nonce) == task.key:
             del self.nonces[task.nonce]
 
@@ -282,17 +331,13 @@ class TaskGroup:
         limit = min(key.at for key in (*recent, ended, *unfinished, *successors))
         return max(self.mark, min(limit, self.next) if self.every else limit)
 
-    def looked_at(self, now: int) -> dict[TaskKey, int]:
-        """Return when each lease is offered to others; the time of those that have none yet begins now."""
-        for key in self.leased:
-            self.due.setdefault(key, now + self.lease)
-        return self.due
+    def look(self, now: int) -> SortedSet[TaskKey]:
+        """Return the leases that have run out, the oldest work first."""
+        return self.offers.look(now, self.lease)
 
     def next_offer(self, now: int) -> int | None:
         """Return when a task can be taken: ``now`` or before it, at once; None: not before something else happens."""
-        if self.ready:
-            return now
-        return min(self.looked_at(now).values(), default=None)
+        return now if self.ready or self.look(now) else self.offers.next
 
     def reach(self, low: int) -> int:
         """Return up to where intervals are to have tasks at a low watermark, as far as there is room.
@@ -314,7 +359,7 @@ class TaskGroup:
         for state, keys in by_state.items():
             assert all(self.tasks[key].state is state for key in keys)
         assert sorted(self.nonces.values()) == list(self.leased), "each lease has a nonce of its own"
-        assert self.due.keys() <= set(self.leased)
+        assert self.offers.keys() == set(self.leased)
         for key, task in self.tasks.items():
             assert task.key == key
             assert key.at >= self.mark, "what is below the mark is forgotten"
@@ -464,7 +509,7 @@ class Tasks:
             raise _bad("nonce", f"has {len(nonce)} bytes", f"send {NONCE_BYTES} random bytes")
         if nonce in group.nonces:
             return self._taken(group, group.tasks[group.nonces[nonce]], incarnation)
-        key = min([*group.ready[:1], *(key for key, due in group.looked_at(now).items() if due <= now)], default=None)
+        key = min([*group.ready[:1], *group.look(now)[:1]], default=None)
         if key is None:
             return None
         task = group.tasks[key]
@@ -473,7 +518,7 @@ class Tasks:
             task = group.tasks[key]
         leased = pb.TaskLeased(key=_key_message(key), version=task.version + 1, worker=worker, nonce=nonce, epoch=epoch)
         self._step(pb.TaskStep(group=name, leased=leased))
-        group.due[key] = now + group.lease
+        group.offers.date(key, now + group.lease)
         return self._taken(group, group.tasks[key], incarnation)
 
     def _taken(self, group: TaskGroup, task: Task, incarnation: int) -> TaskGrant:
@@ -486,7 +531,7 @@ class Tasks:
         """Offer a lease to nobody for its full time from now on, which is returned. Changes nothing that is journaled. Raises as commit."""
         group = self._group_of(lease, incarnation)
         task = self._held(group, lease)
-        group.due[task.key] = now + group.lease
+        group.offers.date(task.key, now + group.lease)
         return group.lease
 
     def release(self, lease: TaskLease, *, incarnation: int) -> None:

@@ -157,9 +157,9 @@ class TaskMaster:
 
         def read(computation: Computation, now: int) -> tuple[int, GroupFigures, list[tuple[Task, bool]], int]:
             found = computation.tasks.group(group)
-            due = found.looked_at(now)
+            lapsed = found.look(now)
             chosen = [task for task in found.tasks.values() if state in (None, task.state)]
-            shown = [(task, due.get(task.key, now + 1) <= now) for task in chosen[:limit]]
+            shown = [(task, task.key in lapsed) for task in chosen[:limit]]
             return computation.incarnation, found.figures(), shown, len(chosen)
 
         return await self._shard.ask(name, read)
