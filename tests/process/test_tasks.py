@@ -15,6 +15,7 @@ import lowwater.aio
 from lowwater import NewTask, TaskState, Watermark, errors
 from lowwater.cli import main
 from tests.kit.eventually import eventually
+from tests.process.scrape import Scrape
 from tests.process.serving import Serving
 
 DAY = timedelta(days=1)
@@ -159,3 +160,26 @@ def test_the_command(server: Serving, lw: lowwater.Client, tmp_path: Path, capsy
     run("create", "flights", "repairs", "n1", "--at", "2013-01-09T14:00Z", "--payload", "late")
     assert told("list", "flights", "--group", "repairs")["tasks"][0]["payload"] == "late"
     run("create", "flights", "nowhere", "n1", "--at", "2013-01-09T14:00Z", code=2)
+
+
+def test_the_figures_of_a_group(server: Serving, lw: lowwater.Client) -> None:
+    source = injector(lw)
+    tasks = lw.tasks("flights")
+    tasks.create_group("daily", every=DAY, start=FIRST)
+    tasks.create_group("repairs")
+    source.advance(None, oldest=None, frontier=FIRST + 3 * DAY)
+    lease = tasks.take("daily", wait=60)
+    assert lease is not None
+    lease.commit()
+    assert tasks.take("daily") is not None
+    found = Scrape(server)
+    assert found.all("tasks") == {
+        ("flights", "daily", "ready"): 1.0,
+        ("flights", "daily", "leased"): 1.0,
+        ("flights", "daily", "done"): 1.0,
+        ("flights", "repairs", "ready"): 0.0,
+        ("flights", "repairs", "leased"): 0.0,
+        ("flights", "repairs", "done"): 0.0,
+    }
+    assert found.all("tasks_closed_timestamp_seconds") == {("flights", "daily"): (FIRST + DAY).timestamp()}
+    assert found.value("admission_bound", gate="task_waits") == 4096

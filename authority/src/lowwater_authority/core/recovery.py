@@ -19,7 +19,7 @@ from lowwater_authority.core.heuristics import reference_time
 from lowwater_authority.core.history import History
 from lowwater_authority.core.interval_map import IntervalMap
 from lowwater_authority.core.requests import Granted
-from lowwater_authority.core.tasks import Tasks, restored
+from lowwater_authority.core.tasks import Tasks, restored, restored_task
 from lowwater_authority.core.times import MAX, MIN
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 STRETCH: Final = 4096
 """Ranges of a snapshot that are taken at once."""
+
+TASKS_AT_ONCE: Final = 256
+"""Tasks of a snapshot that are taken at once."""
 
 RANGE_BYTES: Final = 24
 """What a range takes in a snapshot, about."""
@@ -152,7 +155,6 @@ def snapshot(computation: Computation) -> bytes:
             for key, (sequencer, asked) in computation.granted.items()
         ],
         history=codec.completions(computation.history),
-        tasks=computation.tasks.snapshot(),
     )
     if computation.vouched != MIN:
         message.vouched_micros = computation.vouched
@@ -160,7 +162,7 @@ def snapshot(computation: Computation) -> bytes:
         message.has_batch = True
         message.batch, message.batch_digest = computation.last_batch
         message.batch_sequencer = computation.committed_by
-    return message.SerializeToString()
+    return codec.appended(message.SerializeToString(), pb.Snapshot.TASKS_FIELD_NUMBER, computation.tasks.snapshot())
 
 
 def _group(group: Group, columns: Columns) -> pb.Group:
@@ -211,9 +213,13 @@ def _restore(computation: Computation, message: pb.Snapshot) -> Iterator[int]:
     computation.last_batch = (message.batch, message.batch_digest) if message.has_batch else None
     computation.committed_by = message.batch_sequencer
     groups_of_tasks = []
-    for each in message.tasks:
-        groups_of_tasks.append(restored(each))
-        yield each.ByteSize()
+    for found in message.tasks:
+        groups_of_tasks.append(restored(found))
+        for start in range(0, len(found.tasks), TASKS_AT_ONCE):
+            together = found.tasks[start : start + TASKS_AT_ONCE]
+            for task in together:
+                groups_of_tasks[-1].put(restored_task(task))
+            yield sum(task.ByteSize() for task in together)
     computation.tasks = Tasks(groups_of_tasks)
     computation.granted.clear()
     computation.granted.update((each.request_id, Granted(each.sequencer, each.asked)) for each in message.granted)

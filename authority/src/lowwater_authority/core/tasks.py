@@ -42,7 +42,7 @@ GROUPS: Final = 16
 TASKS: Final = 4096
 """Most tasks of one group, those included that are done and remembered."""
 
-OPEN_INTERVALS: Final = 1000
+OPEN_INTERVALS: Final = 256
 """Most tasks of intervals that are not done. The next ones are made as these are done: which intervals wait is known from one number."""
 
 KEPT: Final = 256
@@ -239,6 +239,8 @@ class TaskGroup:
     nonces: dict[bytes, TaskKey] = field(default_factory=dict)
     """What is leased, by what its worker calls the lease."""
     offers: Offers = field(default_factory=Offers)
+    _messages: dict[TaskKey, bytes] = field(default_factory=dict)
+    """Each task as a snapshot has it."""
     offered: int = 0
     """How often a task has become ready, since this process holds it."""
 
@@ -293,6 +295,7 @@ class TaskGroup:
         if old is not None:
             self._forget(old)
         self.tasks[task.key] = task
+        self._messages[task.key] = _encoded(task)
         match task.state:
             case TaskState.READY:
                 self.ready.add(task.key)
@@ -304,7 +307,12 @@ class TaskGroup:
             case TaskState.DONE:
                 self.done[task.key] = None
 
+    def encoded(self) -> bytes:
+        """Return all tasks, encoded; what is done in the order of the commits, which is found again by that. O(bytes)."""
+        return b"".join(map(self._messages.__getitem__, (*self.ready, *self.leased, *self.done)))
+
     def _forget(self, task: Task) -> None:
+        del self._messages[task.key]
         self.ready.discard(task.key)
         self.leased.discard(task.key)
         self.done.pop(task.key, None)
@@ -358,6 +366,7 @@ class TaskGroup:
         assert sum(map(len, by_state.values())) == len(self.tasks) <= TASKS
         for state, keys in by_state.items():
             assert all(self.tasks[key].state is state for key in keys)
+        assert self._messages.keys() == self.tasks.keys()
         assert sorted(self.nonces.values()) == list(self.leased), "each lease has a nonce of its own"
         assert self.offers.keys() == set(self.leased)
         for key, task in self.tasks.items():
@@ -724,9 +733,9 @@ class Tasks:
         if self._unpublished:
             self.published, self._unpublished = tuple(group.figures() for group in self), False
 
-    def snapshot(self) -> list[pb.TaskGroup]:
-        """Return all of it as messages. O(tasks)."""
-        return [_group_message(group) for group in self.groups.values()]
+    def snapshot(self) -> list[bytes]:
+        """Return each group as a message, encoded. O(bytes): tasks were encoded as they changed, for thousands would take too long at once."""
+        return [_group_message(group).SerializeToString() + group.encoded() for group in self.groups.values()]
 
     def _check(self) -> None:
         """Assert every invariant. O(tasks)."""
@@ -741,8 +750,8 @@ class Tasks:
 
 
 def restored(message: pb.TaskGroup) -> TaskGroup:
-    """Return the group of a message. O(tasks)."""
-    group = TaskGroup(
+    """Return the group of a message, without its tasks."""
+    return TaskGroup(
         message.name,
         message.every_micros,
         message.start_micros,
@@ -753,23 +762,23 @@ def restored(message: pb.TaskGroup) -> TaskGroup:
         next=message.next_micros,
         mark=message.mark_micros,
     )
-    for each in message.tasks:
-        group.put(
-            Task(
-                _key(each.key),
-                each.until_micros,
-                each.payload,
-                each.version,
-                TaskState(each.state),
-                each.worker,
-                each.nonce,
-                each.epoch,
-                tuple(each.outputs),
-                each.digest,
-                each.asked,
-            )
-        )
-    return group
+
+
+def restored_task(message: pb.Task) -> Task:
+    """Return the task of a message."""
+    return Task(
+        _key(message.key),
+        message.until_micros,
+        message.payload,
+        message.version,
+        TaskState(message.state),
+        message.worker,
+        message.nonce,
+        message.epoch,
+        tuple(message.outputs),
+        message.digest,
+        message.asked,
+    )
 
 
 def tag(version: int, nonce: bytes) -> str:
@@ -835,6 +844,7 @@ def _key_message(key: TaskKey) -> pb.TaskKey:
 
 
 def _group_message(group: TaskGroup) -> pb.TaskGroup:
+    """Return the group as a message, without its tasks."""
     return pb.TaskGroup(
         name=group.name,
         every_micros=group.every,
@@ -845,24 +855,25 @@ def _group_message(group: TaskGroup) -> pb.TaskGroup:
         created_with=group.created_with,
         next_micros=group.next,
         mark_micros=group.mark,
-        tasks=[
-            pb.Task(
-                key=_key_message(task.key),
-                until_micros=task.until,
-                payload=task.payload,
-                version=task.version,
-                state=task.state,
-                worker=task.worker,
-                nonce=task.nonce,
-                epoch=task.epoch,
-                outputs=task.outputs,
-                digest=task.digest,
-                asked=task.asked,
-            )
-            # What is done in the order of the commits, which is found again by that.
-            for task in map(group.tasks.__getitem__, (*group.ready, *group.leased, *group.done))
-        ],
     )
+
+
+def _encoded(task: Task) -> bytes:
+    """Return a task as a group of it alone has it: to be put behind a group."""
+    message = pb.Task(
+        key=_key_message(task.key),
+        until_micros=task.until,
+        payload=task.payload,
+        version=task.version,
+        state=task.state,
+        worker=task.worker,
+        nonce=task.nonce,
+        epoch=task.epoch,
+        outputs=task.outputs,
+        digest=task.digest,
+        asked=task.asked,
+    )
+    return pb.TaskGroup(tasks=[message]).SerializeToString()
 
 
 def _about(lease: TaskLease) -> dict[str, str]:
