@@ -530,6 +530,34 @@ async def test_rule4_a_shard_that_was_replaced_hands_out_and_takes_nothing(deplo
 # -- whose fault it is ---------------------------------------------------------------------------------------
 
 
+async def many_tasks(disk: MemoryDisk) -> None:
+    """However many are asked for, a group holds so many, and says which one is in the way."""
+    running, master = await begun(disk)
+    await master.manual("repairs")
+    reasons = []
+    for number in range(8):
+        try:
+            await master.create("a", "repairs", [task(f"n{number}")], 0)
+        except errors.Overloaded as error:
+            reasons.append((error.metadata["bound"], error.metadata["limit"]))
+    held = len(await master.shown())
+    await running.stop()
+    assert held == 3
+    assert reasons == [("tasks", "3")] * 5
+
+
+async def test_rule7_a_group_is_bounded(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "TASKS", 3)
+    await many_tasks(disk)
+
+
+@off(7)
+async def test_rule7_off(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "TASKS", 3)
+    task_switches.groups_take_whatever_comes(monkeypatch)
+    await many_tasks(disk)
+
+
 async def test_rule7_a_full_group_is_its_own_affair(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "TASKS", 3)
     monkeypatch.setattr(tasks, "GROUPS", 2)
