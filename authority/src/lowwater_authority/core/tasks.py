@@ -594,7 +594,7 @@ class Tasks:
     def _group_of(self, lease: TaskLease, incarnation: int) -> TaskGroup:
         if lease.incarnation != incarnation:
             msg = (
-                f"the lease is of the incarnation {lease.incarnation}, and the {incarnation}th is in force: its tasks ended with it, and the new one "
+                f"the lease is of the incarnation {lease.incarnation}, and {incarnation} is in force: the tasks of that one ended with it, and this one "
                 "makes its own. Drop what was made, and take a task anew."
             )
             raise errors.IncarnationChanged(msg, metadata=_about(lease))
@@ -606,19 +606,7 @@ class Tasks:
         if task is None and lease.key.at < group.mark:
             msg = f"all tasks before {group.mark} are done and forgotten; whether this lease has done its own is not known any more"
             raise errors.BelowMark(msg, metadata={**_about(lease), "mark": str(group.mark)})
-        stale = (
-            "there is no such task"
-            if task is None
-            else f"it is done by {task.worker or 'an unnamed worker'}"
-            if task.state is TaskState.DONE
-            else "the lease was given back, or ended with another configuration"
-            if task.state is TaskState.READY
-            else f"{task.worker or 'an unnamed worker'} has it now"
-            if not task.is_held_by(lease)
-            else "the configuration was changed since"
-            if lease.configuration_version != group.configuration_version
-            else ""
-        )
+        stale = _why_stale(task, group, lease)
         if task is None or stale:
             about = lease.key.name or f"the interval from {Watermark(lease.key.at)}"
             msg = f"the lease of {about} counts no more: {stale}. Drop what was made, and take a task anew."
@@ -819,6 +807,20 @@ def _apply_passed(group: TaskGroup, through: int) -> None:
         until = MAX if through == MAX else group.next + group.every
         group.put(Task(TaskKey(group.next, ""), until))
         group.next = until
+
+
+def _why_stale(task: Task | None, group: TaskGroup, lease: TaskLease) -> str:
+    """Return why a lease counts no more; empty: it does."""
+    if task is None:
+        return "there is no such task"
+    worker = task.worker or "an unnamed worker"
+    if task.state is TaskState.DONE:
+        return f"it is done by {worker}"
+    if task.state is TaskState.READY:
+        return "the lease was given back, or ended with another configuration"
+    if not task.is_held_by(lease):
+        return f"{worker} has it now"
+    return "" if lease.configuration_version == group.configuration_version else "the configuration was changed since"
 
 
 def _standing(group: TaskGroup, key: pb.TaskKey, state: TaskState) -> Task:

@@ -65,7 +65,7 @@ class TaskMaster:
 
         def create(computation: Computation, _: int) -> None:
             if incarnation not in (0, computation.incarnation):
-                msg = f"the tasks are for the incarnation {incarnation} of {name}, and the {computation.incarnation}th is in force"
+                msg = f"the tasks are for the incarnation {incarnation} of {name}, and {computation.incarnation} is in force"
                 raise errors.IncarnationChanged(msg, metadata={"computation": name})
             computation.tasks.create(group, tasks)
 
