@@ -122,8 +122,17 @@ _ACTIONS: Final[dict[str, Callable[[Client, argparse.Namespace], int]]] = {
 
 def _lease(lw: Client, args: argparse.Namespace) -> TaskLease:
     """Return the lease of a file, or of standard input."""
-    token = sys.stdin.read() if str(args.lease) == "-" else Path(args.lease).read_text("utf-8")
-    return lw.tasks(granted_of(token).computation).resume(token)
+    fix = "name the file that the output of `lowwater tasks take` went to, or - for standard input"
+    about = {"file": args.lease, "fix": fix}
+    try:
+        token = sys.stdin.read() if args.lease == "-" else Path(args.lease).read_text("utf-8")
+    except OSError as error:
+        raise errors.InvalidArgument(f"{args.lease} cannot be read: {error.strerror}; {fix}", metadata=about) from None
+    try:
+        computation = granted_of(token).computation
+    except errors.InvalidArgument:
+        raise errors.InvalidArgument(f"{args.lease} holds no lease; {fix}", metadata=about) from None
+    return lw.tasks(computation).resume(token)
 
 
 def _say(args: argparse.Namespace, record: Any, said: str) -> int:
