@@ -210,6 +210,38 @@ class TaskMachine(RuleBasedStateMachine):
                     after = [("", mark, "old", b"p")]  # as old as it may be
                 self.end(lease, [tag(lease.version, lease.nonce)], after)
 
+    @rule(group=st.integers(0, 2), late=coins)
+    def do_all(self, group: int, late: bool) -> None:
+        """All of a group is done, perhaps the first at the end. So there is room for what comes next."""
+        name, begun = GROUPS[group], len(self.leases)
+        for _ in range(2 * SIZES.tasks if late else 1):
+            self.tide += (SECOND, DAY)[group == 0]
+            if group == 2:
+                self.create(1, [("", 0, 0)])
+            self.advance(0)
+            self.take(group, repeat=False)
+            for lease in self.leases[begun + late :]:
+                self.end(lease, [tag(lease.version, lease.nonce)], [])
+            del self.leases[begun + late :]
+        while self.tasks.groups[name].unfinished:
+            for lease in self.leases[begun:]:
+                self.end(lease, [tag(lease.version, lease.nonce)], [])
+            self.now += 6 * SECOND
+            known = len(self.leases)
+            self.take(group, repeat=False)
+            begun = min(known, len(self.leases) - 1)
+        following = self.tasks.groups[name].next
+        self.settle()
+        self.tide += (SECOND, DAY)[group == 0]
+        overloaded = self.steps["OVERLOADED"]
+        self.create(1, [("", 0, 0)])
+        self.advance(0)
+        if group == 2:
+            assert self.steps["OVERLOADED"] == overloaded, "all are done, so there is room"
+        else:
+            assert following == MAX or self.tasks.groups[name].next > following, "all are done, so there is room"
+        self.steps["all done"] += 1
+
     def look(self, group: int) -> None:
         """Somebody looks at the tasks of a group, and which of the leases have run out."""
         name = GROUPS[group]

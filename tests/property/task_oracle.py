@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,8 +122,10 @@ class TaskOracle:
                 self.give_back(group, key)
         return group.version
 
-    def create(self, name: str, tasks: list[tuple[str, int, str, bytes]]) -> None:
-        """``tasks``: group, or "" for this one; event time; name; payload."""
+    def create(
+        self, name: str, tasks: list[tuple[str, int, str, bytes]], then: Callable[[], None] = lambda: None
+    ) -> None:
+        """``tasks``: group, or "" for this one; event time; name; payload. ``then``: what the same step does, before it is looked for room."""
         before = copy.deepcopy(self.groups)
         try:
             for other, at, called, payload in tasks:
@@ -134,10 +137,11 @@ class TaskOracle:
                         raise Refused("TASK_CONFLICT")
                 elif at < group.mark:
                     raise Refused("BELOW_MARK")
-                elif len(group.tasks) == self.sizes.tasks:
-                    raise Refused("OVERLOADED")
                 else:
                     group.tasks[at, called] = new(payload, at)
+            then()
+            if any(len(group.tasks) > self.sizes.tasks for group in self.groups.values()):
+                raise Refused("OVERLOADED")
         except Refused:
             self.groups = before
             raise
@@ -193,17 +197,27 @@ class TaskOracle:
                 raise Refused("TASK_CONFLICT")
             return
         group, key = self.held(lease)
-        self.create(lease.group, successors)
-        group = self.groups[lease.group]  # what is refused is undone by a copy
+        self.create(lease.group, successors, lambda: self.end(group, key, outputs, asked))
+
+    def end(self, group: Group, key: tuple[int, str], outputs: list[str], asked: Any) -> None:
+        """A task is done, and what need not be remembered any more is forgotten."""
         group.tasks[key].update(state="DONE", outputs=outputs, asked=asked)
         group.due.pop(key, None)
         group.commits.append(key)
+        limit = min([at for at, _ in group.unfinished()] + [group.passed if group.every else MAX])
         if len(group.commits) > self.sizes.kept:
-            spared = [*group.commits[-self.sizes.kept :], *group.unfinished()]
-            mark = min([at for at, _ in spared] + ([group.passed] if group.every else []))
-            group.mark = max(group.mark, mark)
-            group.tasks = {key: task for key, task in group.tasks.items() if key[0] >= group.mark}
-            group.commits = [key for key in group.commits if key in group.tasks]
+            self.forget(group, min([limit, *(at for at, _ in group.commits[-self.sizes.kept :])]))
+        left = self.sizes.tasks - len(group.unfinished())
+        while len(group.commits) > max(left - self.sizes.kept, min(left, self.sizes.kept)):
+            oldest = min(group.tasks)[0]
+            if oldest >= limit:
+                break
+            self.forget(group, oldest + 1)
+
+    def forget(self, group: Group, mark: int) -> None:
+        group.mark = max(group.mark, mark)
+        group.tasks = {key: task for key, task in group.tasks.items() if key[0] >= group.mark}
+        group.commits = [key for key in group.commits if key in group.tasks]
 
     # -- shared ----------------------------------------------------------------------------------------------
 

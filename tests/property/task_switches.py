@@ -126,6 +126,16 @@ def the_mark_passes_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TaskGroup, "mark_behind", forgetful)
 
 
+def commits_are_remembered_at_any_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group that is full of what is done behind one commit of old work stays full (rule 7)."""
+    monkeypatch.setattr(TaskGroup, "_may_remember", lambda _, __: 1 << 62)
+
+
+def room_is_counted_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows has to find room before anything is forgotten, so that no task of a full group can be committed (rule 7)."""
+    monkeypatch.setattr(TaskGroup, "held_from", lambda self, _: len(self.tasks))
+
+
 def snapshots_forget_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which intervals have their tasks is not in the snapshot: they are made once more."""
     message = tasks._group_message
@@ -188,6 +198,8 @@ ALL = (
     (2, successors_are_not_journaled),
     ("the mark", the_mark_passes_successors),
     (8, the_mark_passes_commits),
+    (7, commits_are_remembered_at_any_price),
+    (7, room_is_counted_first),
     ("once an interval", snapshots_forget_intervals),
     (9, resets_keep_tasks),
     ("intervals follow", intervals_lead),

@@ -29,7 +29,7 @@ REFUSALS = [
     "TASK_CONFLICT",
     "UNKNOWN_GROUP",
 ]
-MOMENTS = ["taken", "repeated", "lost", "mark moved", "finished"]
+MOMENTS = ["taken", "repeated", "lost", "mark moved", "finished", "all done"]
 
 
 def walk(machine: type[TaskMachine], monkeypatch: pytest.MonkeyPatch, *, examples: int, seed_: int) -> Counter[str]:

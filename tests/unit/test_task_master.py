@@ -581,6 +581,74 @@ async def test_rule7_a_full_group_is_its_own_affair(disk: MemoryDisk, monkeypatc
     await running.stop()
 
 
+def filled(group: TaskGroup) -> tuple[tasks.Tasks, TaskLease]:
+    """As many tasks as a group can have. All are done but the oldest, which is leased."""
+    known = tasks.Tasks([group])
+    late = None
+    for number in range(tasks.TASKS):
+        if group.every:
+            known.pass_low((number + 1) * group.every)
+        else:
+            known.create(group.name, [task("n", at=number * SECOND)])
+        taken = known.take(group.name, "w", next(nonces).to_bytes(16), incarnation=1, epoch=1, now=0)
+        assert taken is not None
+        if late is None:
+            late = taken.lease
+        else:
+            known.commit(taken.lease, [], b"", [], incarnation=1)
+    assert late is not None
+    assert len(group.tasks) == tasks.TASKS
+    return known, late
+
+
+def test_rule7_a_straggler_fills_its_group_of_intervals_not_for_ever() -> None:
+    group = TaskGroup("daily", every=SECOND)
+    known, late = filled(group)
+    known.pass_low((tasks.TASKS + 1) * SECOND)
+    assert group.next == tasks.TASKS * SECOND, "no room"
+    known.commit(late, [], b"", [], incarnation=1)
+    known.pass_low((tasks.TASKS + 1) * SECOND)
+    assert group.next == (tasks.TASKS + 1) * SECOND
+    assert len(group.done) == tasks.TASKS - tasks.KEPT, "no more is forgotten than has to be"
+    with pytest.raises(errors.BelowMark, match="whether this lease has done its own is not known"):
+        known.commit(late, [], b"", [], incarnation=1)
+    known._check()
+
+
+def test_rule7_a_straggler_fills_its_group_of_calls_not_for_ever() -> None:
+    known, late = filled(TaskGroup("repairs"))
+    later = [task(f"n{number}", at=DAY) for number in range(tasks.TOGETHER)]
+    with pytest.raises(errors.Overloaded):
+        known.create("repairs", later)
+    known.commit(late, [], b"", [], incarnation=1)
+    known.create("repairs", later)
+    known._check()
+
+
+def test_rule7_a_commit_in_a_full_group_makes_room_for_what_follows_from_it() -> None:
+    known, late = filled(TaskGroup("repairs"))
+    later = [task(f"n{number}", at=DAY) for number in range(tasks.TOGETHER)]
+    known.commit(late, [], b"", later, incarnation=1)
+    assert len(known.group("repairs").ready) == tasks.TOGETHER
+    known._check()
+
+
+def test_rule8_the_newest_commits_of_a_long_queue_may_be_repeated() -> None:
+    """Where nearly all places are taken by what is to do, what is left is for the commits."""
+    known, group = tasks.Tasks(), TaskGroup("repairs")
+    known.groups["repairs"] = group
+    for number in range(tasks.TASKS - 4):
+        known.create("repairs", [task("n", at=number * SECOND)])
+    leases = []
+    for _ in range(2 * tasks.KEPT):
+        taken = known.take("repairs", "w", next(nonces).to_bytes(16), incarnation=1, epoch=1, now=0)
+        assert taken is not None
+        leases.append(taken.lease)
+        known.commit(taken.lease, [], b"", [], incarnation=1)
+        for lease in leases[-5:]:
+            known.commit(lease, [], b"", [], incarnation=1)
+
+
 async def test_a_refused_request_leaves_its_neighbours_in_the_round(disk: MemoryDisk) -> None:
     running, master = await begun(disk)
     await running.shard.register(Spec("b"))

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import enum
 import re
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -34,7 +35,7 @@ from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core.times import DAY, MAX, MIN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 GROUPS: Final = 16
 """Most groups of one computation."""
@@ -46,7 +47,7 @@ OPEN_INTERVALS: Final = 256
 """Most tasks of intervals that are not done. The next ones are made as these are done: which intervals wait is known from one number."""
 
 KEPT: Final = 256
-"""Commits that a group remembers at least, the newest: one that is repeated later is refused."""
+"""Commits that a group remembers, the newest, unless it is short of room: one that is repeated later is refused."""
 
 TOGETHER: Final = 100
 """Most tasks that one call creates, and most outputs of one task."""
@@ -327,17 +328,39 @@ class TaskGroup:
             self._forget(task)
         self.mark = mark
 
-    def mark_behind(self, ended: TaskKey, successors: Iterable[TaskKey]) -> int:
+    def mark_behind(self, ended: TaskKey, successors: Collection[TaskKey]) -> int:
         """Return where the mark is to be once one more task is done, and others follow from it in this group.
 
-        It stays below all that is unfinished, and below the ``KEPT`` tasks that were committed last, whose commits may be repeated.
+        It stays below all that is unfinished. It stays below the ``KEPT`` tasks that were committed last, too, whose commits may be repeated, as
+        far as there is room: see :meth:`_may_remember`. Else one commit of old work would hold what is done behind it for ever. Of what is too much
+        the oldest work is forgotten first.
         """
-        if len(self.done) < KEPT:
-            return self.mark
-        recent = islice(reversed(self.done), KEPT - 1)
         unfinished = [key for key in (*self.ready[:2], *self.leased[:2]) if key != ended]
-        limit = min(key.at for key in (*recent, ended, *unfinished, *successors))
-        return max(self.mark, min(limit, self.next) if self.every else limit)
+        limit = min((key.at for key in (*unfinished, *successors)), default=MAX)
+        if self.every:
+            limit = min(limit, self.next)
+        mark = self.mark
+        if len(self.done) >= KEPT:
+            recent = islice(reversed(self.done), KEPT - 1)
+            mark = min(key.at for key in (*recent, ended))
+        surplus = len(self.done) + 1 - self._may_remember(self.unfinished - 1 + len(successors))
+        if surplus > 0:
+            last = self.tasks.peekitem(min(surplus, len(self.tasks)) - 1)[0]
+            mark = max(mark, last.at + 1)
+        return max(self.mark, min(mark, limit))
+
+    @staticmethod
+    def _may_remember(unfinished: int) -> int:
+        """Return how many tasks that are done may be remembered beside so many that are not.
+
+        ``KEPT`` places stay free for what comes next. Only where nearly all is unfinished are these used too, for the newest commits.
+        """
+        left = TASKS - unfinished
+        return max(left - KEPT, min(left, KEPT))
+
+    def held_from(self, mark: int) -> int:
+        """Return how many tasks there are at an event time or behind it. O(log tasks)."""
+        return len(self.tasks) - self.tasks.bisect_left(TaskKey(mark, ""))
 
     def look(self, now: int) -> SortedSet[TaskKey]:
         """Return the leases that have run out, the oldest work first."""
@@ -460,15 +483,16 @@ class Tasks:
             raise _bad("tasks", "is empty", f"send 1 to {TOGETHER} tasks")
         if any(task.group for task in tasks):
             raise _bad("tasks.group", "is set", "leave it empty: the call names the group")
-        for step in self._new("tasks", name, tasks):
+        new = self._new("tasks", name, tasks)
+        self._check_room(new)
+        for step in new:
             self._step(pb.TaskStep(group=name, created=step))
 
     def _new(self, field: str, own: str, tasks: Sequence[NewTask]) -> list[pb.NewTask]:
-        """Return those of some tasks that are not there, each with its group. Raises as create, before anything is changed."""
+        """Return those of some tasks that are not there, each with its group. Raises as create, but for room, before anything is changed."""
         if len(tasks) > TOGETHER:
             raise _bad(field, f"has {len(tasks)} tasks", f"send at most {TOGETHER} at a time")
         new: dict[tuple[str, TaskKey], pb.NewTask] = {}
-        room: dict[str, int] = {}
         for place, task in enumerate(tasks):
             about, name = f"{field}[{place}]", task.group or own
             group = self.group(name)
@@ -492,11 +516,16 @@ class Tasks:
                     "nobody can tell whether this task was among it"
                 )
                 raise errors.BelowMark(msg, metadata={"group": name, "mark": str(group.mark)})
-            room[name] = room.get(name, TASKS - len(group.tasks)) - 1
-            if room[name] < 0:
-                raise self._full(group)
             new[name, task.key] = pb.NewTask(key=_key_message(task.key), payload=task.payload, group=name)
         return list(new.values())
+
+    def _check_room(self, new: Sequence[pb.NewTask], marks: Mapping[str, int] | None = None) -> None:
+        """Raise Overloaded when a group has no room for its new tasks. ``marks``: of the groups in which the same step forgets what is below."""
+        marks = marks or {}
+        for name, count in Counter(task.group for task in new).items():
+            group = self.groups[name]
+            if group.held_from(marks.get(name, group.mark)) + count > TASKS:
+                raise self._full(group)
 
     def _full(self, group: TaskGroup) -> errors.Overloaded:
         oldest = group.oldest
@@ -580,6 +609,8 @@ class Tasks:
             return
         task = self._held(group, lease)
         new = self._new("successors", group.name, successors)
+        mark = group.mark_behind(task.key, [_key(each.key) for each in new if each.group == group.name])
+        self._check_room(new, {group.name: mark})
         done = pb.TaskDone(
             key=_key_message(task.key),
             version=task.version,
@@ -587,7 +618,7 @@ class Tasks:
             digest=digest_of_outputs,
             asked=asked,
             successors=new,
-            mark_micros=group.mark_behind(task.key, [_key(each.key) for each in new if each.group == group.name]),
+            mark_micros=mark,
         )
         self._step(pb.TaskStep(group=group.name, done=done))
 
