@@ -677,12 +677,12 @@ class Tasks:
 
     def _step(self, step: pb.TaskStep, *, strong: bool = True) -> None:
         self.apply(step)
-        self._unpublished = True
         self._steps.append(step)
         self._strong = self._strong or strong
 
     def apply(self, step: pb.TaskStep) -> None:
         """Take one step, live or replayed. Raises KeyError or ValueError when it does not follow from those before it."""
+        self._unpublished = True
         if step.WhichOneof("kind") == "created_group":
             if step.group in self.groups:
                 msg = f"the group {step.group!r} is created twice"
