@@ -442,6 +442,18 @@ async def test_a_guess_has_no_intervals(disk: MemoryDisk) -> None:
     await running.stop()
 
 
+async def test_what_has_intervals_becomes_no_guess(disk: MemoryDisk) -> None:
+    """Nobody has claimed it yet, and so its registration may change otherwise."""
+    running, master = await begun(disk)
+    await master.daily()
+    with pytest.raises(errors.RegistrationConflict, match="as exact"):
+        await running.shard.register(Spec("a", estimated=True))
+    await running.shard.register(Spec("b"))
+    await master.create_group("b", TaskGroup("repairs"))
+    assert (await running.shard.register(Spec("b", estimated=True))).estimated
+    await running.stop()
+
+
 # -- waiting -----------------------------------------------------------------------------------------------
 
 

@@ -289,7 +289,11 @@ class Shard:
                 raise GivenUp  # dropped since this began: its log is to be short first, for what stands in it may be damaged
             graph = round_.topology or self.topology  # with what was staged in front of it
             computation = self.held.computation(spec.name)
-            unused = computation is not None and not computation.last_sequencer
+            unused = (
+                computation is not None
+                and not computation.last_sequencer
+                and not any(group.every for group in computation.tasks)
+            )
             changed = graph.register(spec, unused=unused)
             if changed is not graph:
                 room(graph.computations)
