@@ -13,6 +13,7 @@ from lowwater import errors
 from lowwater_authority.core import tasks
 from lowwater_authority.core.tasks import NewTask, TaskGrant, TaskGroup, TaskKey, TaskLease, TaskState, tag
 from lowwater_authority.core.topology import Spec
+from lowwater_authority.engine import task_master
 from lowwater_authority.engine.admission import Gate
 from lowwater_authority.engine.rounds import Round
 from lowwater_authority.engine.shard import Shard
@@ -28,7 +29,6 @@ from tests.unit.test_shard import Gate as Held
 from tests.unit.test_shard import Running
 
 nonces = count(1)
-NOBODY = asyncio.Event()
 
 
 class Master(TaskMaster):
@@ -51,7 +51,7 @@ class Master(TaskMaster):
         self, group: str = "repairs", *, worker: str = "w", wait: float = 0.0, nonce: bytes = b""
     ) -> TaskGrant | None:
         nonce = nonce or next(nonces).to_bytes(16)
-        return await self.take("a", group, worker, nonce, wait=wait, leaving=NOBODY)
+        return await self.take("a", group, worker, nonce, wait=wait, leaving=asyncio.Event())
 
     async def lease(self, group: str = "repairs", *, worker: str = "w") -> TaskLease:
         taken = await self.get(group, worker=worker)
@@ -469,6 +469,58 @@ async def test_who_waits_gets_the_task_as_soon_as_it_is_durable(disk: MemoryDisk
     assert taken is not None
     assert taken.lease.key.at == 0
     assert master.waiting.inside == 0
+    await running.stop()
+
+
+async def test_a_task_wakes_as_many_as_it_has_work_for(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_master, "LOOK_AGAIN_SECONDS", 3600.0)
+    running, master = await begun(disk)
+    await master.manual()
+    await master.manual("checks")
+    looks: list[str] = []
+    take = tasks.Tasks.take
+
+    def noted(self: tasks.Tasks, name: str, *about: Any, **more: Any) -> TaskGrant | None:
+        looks.append(name)
+        return take(self, name, *about, **more)
+
+    monkeypatch.setattr(tasks.Tasks, "take", noted)
+    first, second = (asyncio.ensure_future(master.get(wait=3600.0)) for _ in range(2))
+    await turns()
+    looks.clear()
+    await master.create("a", "checks", [task("n1")], 0)
+    await turns()
+    assert looks == [], "it is of another group"
+    await master.create("a", "repairs", [task("n2")], 0)
+    assert await asyncio.wait_for(first, 30) is not None
+    await turns()
+    assert looks == ["repairs"]
+    assert not second.done()
+    await master.create("a", "repairs", [task("n3")], 0)
+    assert await asyncio.wait_for(second, 30) is not None
+    assert looks == ["repairs"] * 2
+    await running.stop()
+
+
+async def test_who_was_told_and_leaves_tells_another_one(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_master, "LOOK_AGAIN_SECONDS", 3600.0)
+    running, master = await begun(disk)
+    await master.manual()
+    leaving = asyncio.Event()
+    first = asyncio.ensure_future(master.take("a", "repairs", "w", b"1" * 16, wait=3600.0, leaving=leaving))
+    await turns()
+    second = asyncio.ensure_future(master.get(wait=3600.0))
+    await turns()
+    tell = running.shard.on_published
+
+    def told(names: Any) -> None:
+        tell(names)
+        leaving.set()
+
+    running.shard.on_published = told
+    await master.create("a", "repairs", [task("n1")], 0)
+    assert await asyncio.wait_for(first, 30) is None
+    assert await asyncio.wait_for(second, 30) is not None
     await running.stop()
 
 

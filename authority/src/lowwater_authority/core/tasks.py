@@ -660,11 +660,6 @@ class Tasks:
     # -- steps -----------------------------------------------------------------------------------------------
 
     @property
-    def offered(self) -> int:
-        """How often a task has become ready, since this process holds it. O(groups)."""
-        return sum(group.offered for group in self.groups.values())
-
-    @property
     def changed(self) -> bool:
         """Whether there are steps that no record has yet."""
         return bool(self._steps)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater import errors
@@ -26,6 +28,21 @@ LOOK_AGAIN_SECONDS: Final = 1.0
 """How long a worker waits at most until it is looked whether its computation is still served here."""
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """Those who wait for the tasks of one group."""
+
+    workers: dict[asyncio.Event, None] = field(default_factory=dict[asyncio.Event, None])
+    """In the order of their coming. A dict for that: a set's order would differ from process to process, and no run could be repeated."""
+    offered: int = 0
+    """How often a task of the group had become ready when they were told last."""
+
+    def tell(self, many: int) -> None:
+        """Let so many of them look, who came first. Whoever has been told and has not looked yet is among them."""
+        for changed in islice(self.workers, many):
+            changed.set()
+
+
 class TaskMaster:
     """Runs the requests about tasks in the rounds of a shard. Raises what core/tasks.py raises, and what any change of a computation does.
 
@@ -35,10 +52,8 @@ class TaskMaster:
     def __init__(self, shard: Shard, gate: Gate[Any]) -> None:
         self._shard = shard
         self._gate = gate
-        # Dicts for their order: a set's would differ from process to process, and no run could be repeated.
-        self._waiting: dict[str, dict[asyncio.Event, None]] = {}
-        self._offered: dict[str, int] = {}
-        """How often a task of a computation had become ready when its waiting workers were told last."""
+        self._waiting: dict[str, dict[str, _Waiting]] = {}
+        """By computation and group."""
         shard.on_published = self._tell
 
     async def create_group(self, name: str, wanted: TaskGroup) -> tuple[int, GroupFigures]:
@@ -83,7 +98,8 @@ class TaskMaster:
             return granted
         self._gate.enter(None, loop.time())
         changed = asyncio.Event()
-        self._waiting.setdefault(name, {})[changed] = None
+        waiting = self._waiting.setdefault(name, {}).setdefault(group, _Waiting())
+        waiting.workers[changed] = None
         try:
             while granted is None and not leaving.is_set() and (left := deadline - loop.time()) > 0:
                 changed.clear()
@@ -92,10 +108,13 @@ class TaskMaster:
                     continue
                 granted = await self._shard.change(name, take)
         finally:
-            del self._waiting[name][changed]
+            del waiting.workers[changed]
+            if granted is None and changed.is_set():
+                waiting.tell(1)  # it was told and leaves: the task is for another one
+            if not waiting.workers:
+                del self._waiting[name][group]
             if not self._waiting[name]:
                 del self._waiting[name]
-                self._offered.pop(name, None)
             self._gate.leave(loop.time())
         return granted
 
@@ -110,13 +129,15 @@ class TaskMaster:
         return math.inf if due is None else max(0, due - now) / 1e6
 
     def _tell(self, names: Collection[str]) -> None:
-        """Let those look who wait for tasks of computations of which a round has made some ready. O(names + who waits)."""
+        """Let as many look as there are tasks, of those who wait for a group of which a round has made some ready. O(names + groups + tasks)."""
         for name in [name for name in names if name in self._waiting]:
             computation = self._shard.held.computation(name)
-            if computation is not None and self._offered.get(name) != computation.tasks.offered:
-                self._offered[name] = computation.tasks.offered
-                for changed in self._waiting[name]:
-                    changed.set()
+            groups = {} if computation is None else computation.tasks.groups
+            for group, waiting in self._waiting[name].items():
+                found = groups.get(group)
+                if found is not None and waiting.offered != found.offered:
+                    waiting.offered = found.offered
+                    waiting.tell(len(found.ready))
 
     async def renew(self, name: str, lease: TaskLease) -> int:
         """Offer a lease to nobody for its full time, in microseconds, from now on."""
