@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka demo-year two-partitions test test-long simulate mutants chaos chaos-kafka floors lint fmt gen bench soak clean \
+.PHONY: help setup demo demo-kafka demo-year daily-close two-partitions test test-long simulate mutants chaos chaos-kafka floors lint fmt gen bench soak clean \
 	check-style check-pyright check-mypy check-public check-generated
 
 RUN := . .tools/env &&
@@ -27,6 +27,7 @@ help:
 	@echo "make demo        replay four days of real flights through three Spark jobs (about three minutes)"
 	@echo "make demo-kafka  the same through topics of Kafka and tables of Delta; starts a broker"
 	@echo "make demo-year   the whole year through plain Python workers, every window checked"
+	@echo "make daily-close a day of event time is closed once, whoever sleeps over it (some seconds)"
 	@echo "make two-partitions   what Spark's own watermark drops, attached and driven (about a minute)"
 	@echo "make test        every check, and every test but the long ones"
 	@echo "make test-long   the tests that show what shorter ones show, in more ways"
@@ -55,6 +56,9 @@ demo-kafka:
 
 demo-year: setup
 	@$(RUN) python -m examples.flights.year $(ARGS)
+
+daily-close: setup
+	@$(RUN) python -m examples.daily_close $(ARGS)
 
 two-partitions: setup
 	@$(RUN) python -m examples.two_partitions $(ARGS)

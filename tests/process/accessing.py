@@ -15,7 +15,7 @@ from lowwater import errors
 from lowwater._core.attempts import error_of_call
 from lowwater._core.call import Stubs
 from lowwater._core.wire import error_of
-from lowwater._pb.lowwater.v1 import cluster_pb2, topology_pb2, watermarks_pb2, workers_pb2
+from lowwater._pb.lowwater.v1 import cluster_pb2, tasks_pb2, topology_pb2, watermarks_pb2, workers_pb2
 from lowwater._server.tokens import digest
 
 PATIENCE: Final = 60.0
@@ -188,6 +188,14 @@ CALLS: Final[dict[str, Call]] = {
         force=_constant(True),
     ),
     "Drop": _unary("graph", "Drop", topology_pb2.DropRequest, computation=_name),
+    "CreateGroup": _unary("tasks", "CreateGroup", tasks_pb2.CreateGroupRequest, computation=_name),
+    "ConfigureGroup": _unary("tasks", "ConfigureGroup", tasks_pb2.ConfigureGroupRequest, computation=_name),
+    "CreateTasks": _unary("tasks", "CreateTasks", tasks_pb2.CreateTasksRequest, computation=_name),
+    "TakeTask": _unary("tasks", "TakeTask", tasks_pb2.TakeTaskRequest, computation=_name),
+    "RenewTask": _unary("tasks", "RenewTask", tasks_pb2.RenewTaskRequest, computation=_name),
+    "CommitTask": _unary("tasks", "CommitTask", tasks_pb2.CommitTaskRequest, computation=_name),
+    "ReleaseTask": _unary("tasks", "ReleaseTask", tasks_pb2.ReleaseTaskRequest, computation=_name),
+    "ListTasks": _unary("tasks", "ListTasks", tasks_pb2.ListTasksRequest, computation=_name),
     "Locate": _unary("cluster", "Locate", cluster_pb2.LocateRequest, computations=_names),
     "ListShards": _unary("cluster", "ListShards", cluster_pb2.ListShardsRequest),
     "Drain": _unary("cluster", "Drain", cluster_pb2.DrainRequest, address=_constant("127.0.0.1:1")),

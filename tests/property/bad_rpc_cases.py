@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
-from lowwater._pb.lowwater.v1 import types_pb2, workers_pb2
+from lowwater._pb.lowwater.v1 import tasks_pb2, types_pb2, workers_pb2
 from lowwater_authority.core.batches import MAX_PARTS
 from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.watermarks import MAX_HOLDERS, MAX_INTERVAL_MILLIS, MAX_PAGE
@@ -104,6 +104,24 @@ def digest(random: Random, _: Pipeline) -> bytes:
 def any_of(*values: Any) -> Callable[[Random, Pipeline], Any]:
     """One of the values."""
     return lambda random, _: random.choice(values)
+
+
+def new_tasks(*names: str, **fields: Any) -> list[tasks_pb2.NewTask]:
+    """Tasks that are to be created; those of the pipeline have this time and payload."""
+    return [tasks_pb2.NewTask(**{"name": name, "at_micros": HOUR, "payload": b"p", **fields}) for name in names]
+
+
+def leased(**fields: Any) -> Change:
+    """Set fields of the lease, or of its task."""
+
+    def change(request: Any, random: Random, pipeline: Pipeline) -> None:
+        for name, value in fields.items():
+            made = value(random, pipeline) if callable(value) else value
+            setattr(request.lease if hasattr(request.lease, name) else request.lease.key, name, made)
+        if hasattr(request, "outputs"):
+            request.ClearField("outputs")
+
+    return change
 
 
 BAD_NAMES: Final = any_of(
@@ -264,6 +282,75 @@ CASES: Final[dict[str, Case]] = {
     "a vouch of the far future": Case(
         "Vouch", put(through_micros=any_of(2**62, 2**63 - 2)), "TOO_FAR_AHEAD", field="through_micros"
     ),
+    # -- tasks
+    "a group that is no name": Case("CreateGroup", put(group=any_of("", "a b", "a/b", "x" * 129, "水")), field="group"),
+    "absurd intervals": Case("CreateGroup", put(every_micros=any_of(1, 999_999, 2**63, 2**64 - 1)), field="every_micros"),
+    "intervals from nowhere": Case("CreateGroup", put(start_micros=any_of(MIN, MAX, 2**62)), field="start_micros"),
+    "a start without intervals": Case("CreateGroup", put(every_micros=0), field="start_micros"),
+    "an absurd lease": Case("CreateGroup", put(lease_micros=any_of(1, 999_999, 2**63, 2**64 - 1)), field="lease_micros"),
+    "a long configuration": Case(
+        "CreateGroup", put(configuration=lambda r, _: bytes(r.randint(4097, 9000))), field="configuration"
+    ),
+    "another group of the name": Case("CreateGroup", put(group="repairs"), "REGISTRATION_CONFLICT"),
+    "another configuration of a group": Case(
+        "CreateGroup", put(group="hourly", every_micros=HOUR, start_micros=0, configuration=b"x"), "REGISTRATION_CONFLICT"
+    ),
+    "intervals of a guess": Case("CreateGroup", put(computation="guess"), "ESTIMATED_INPUT"),
+    "a configuration that is too long": Case(
+        "ConfigureGroup", put(configuration=lambda r, _: bytes(r.randint(4097, 9000))), field="configuration"
+    ),
+    "a configuration in place of another": Case(
+        "ConfigureGroup", put(configuration_version=any_of(0, 2, 2**64 - 1)), "TASK_CONFLICT"
+    ),
+    "no tasks": Case("CreateTasks", put(tasks=[]), field="tasks"),
+    "too many new tasks": Case(
+        "CreateTasks", put(tasks=lambda r, _: new_tasks(*map(str, range(r.randint(101, 120))))), field="tasks"
+    ),
+    "a task of another group": Case("CreateTasks", put(tasks=new_tasks("n1", group="hourly")), field="tasks.group"),
+    "a task of an interval": Case("CreateTasks", put(group="hourly"), field="tasks[0].group"),
+    "a task that is no name": Case(
+        "CreateTasks", put(tasks=lambda r, _: new_tasks("n1", r.choice(["", "a b", "x" * 129, "水"]))), field="tasks[1].name"
+    ),
+    "a task of no time": Case(
+        "CreateTasks", put(tasks=lambda r, _: new_tasks("new", at_micros=r.choice([MIN, MAX]))), field="tasks[0].at_micros"
+    ),
+    "a long payload": Case(
+        "CreateTasks", put(tasks=lambda r, _: new_tasks("new", payload=bytes(r.randint(1025, 5000)))), field="tasks[0].payload"
+    ),
+    "a task that is there with another payload": Case(
+        "CreateTasks", put(tasks=any_of(new_tasks("n1", payload=b"q"), new_tasks("n2", payload=b""))), "TASK_CONFLICT"
+    ),
+    "tasks for another incarnation": Case("CreateTasks", put(incarnation=any_of(2, 2**64 - 1)), "INCARNATION_CHANGED"),
+    "a nonce of the wrong size": Case("TakeTask", put(nonce=any_of(b"", b"x", b"x" * 15, b"x" * 17)), field="nonce"),
+    "a long wait": Case("TakeTask", put(wait_millis=any_of(30_001, 2**32 - 1)), field="wait_millis"),
+    "a long worker that takes": Case("TakeTask", put(worker=text(257, 20_000)), field="worker"),
+    "a worker that takes with control characters": Case("TakeTask", put(worker=CONTROLS), field="worker"),
+    "a commit of no deployment": Case("CommitTask", put(server_token=""), field="server_token"),
+    "a lease with another nonce size": Case("RenewTask", leased(nonce=b"x"), field="lease.nonce"),
+    "a lease with another nonce": Case("CommitTask", leased(nonce=b"o" * 16), "STALE_LEASE"),
+    "a lease with another version": Case("RenewTask", leased(version=any_of(0, 1, 3, 4, 2**64 - 1)), "STALE_LEASE"),
+    "a lease with another epoch": Case("ReleaseTask", leased(epoch=any_of(0, 1, 2**64 - 1)), "STALE_LEASE"),
+    "a lease with another configuration": Case("CommitTask", leased(configuration_version=any_of(0, 2)), "STALE_LEASE"),
+    "a lease of another incarnation": Case("CommitTask", leased(incarnation=any_of(0, 2, 2**64 - 1)), "INCARNATION_CHANGED"),
+    "a lease of another task": Case("ReleaseTask", leased(name=any_of("n4", "n9", "", "x" * 5000)), "STALE_LEASE"),
+    "a lease of another group": Case("RenewTask", leased(group=any_of("", "nowhere", "x" * 5000)), "UNKNOWN_GROUP"),
+    "a done task with other outputs": Case(
+        "CommitTask", put(lease=lambda _, p: p.done.lease, outputs=[]), "TASK_CONFLICT"
+    ),
+    "an output that others may write": Case("CommitTask", put(outputs=any_of(["part"], [""], ["2-00"])), field="outputs[0]"),
+    "an output with control characters": Case(
+        "CommitTask", put(outputs=lambda r, p: [CONTROLS(r, p)]), field="outputs[0]"
+    ),
+    "too many outputs": Case("CommitTask", put(outputs=["x"] * 101), field="outputs"),
+    "long outputs": Case("CommitTask", put(outputs=lambda r, p: [text(2049, 5000)(r, p)]), field="outputs"),
+    "a long digest of outputs": Case("CommitTask", put(digest=digest), field="digest"),
+    "too many successors": Case("CommitTask", put(successors=lambda *_: new_tasks(*map(str, range(101)))), field="successors"),
+    "a successor in no group": Case("CommitTask", put(successors=new_tasks("s1", group="nowhere")), "UNKNOWN_GROUP"),
+    "a successor in an interval": Case(
+        "CommitTask", put(successors=new_tasks("s1", group="hourly")), field="successors[0].group"
+    ),
+    "too many tasks to list": Case("ListTasks", put(page_size=any_of(1001, 2**32 - 1)), field="page_size"),
+    "tasks in no state": Case("ListTasks", put(state=any_of(4, 7)), field="state"),
     # -- report streams
     "a report before the open": Case("Report", up(numbered(1)), field="kind"),
     "an empty first message": Case("Report", up(lambda *_: workers_pb2.ReportRequest()), field="kind"),
@@ -308,10 +395,28 @@ _NAMED: Final = (
     "Claim",
     "Release",
 )
+_OF_TASKS: Final = (
+    "CreateGroup",
+    "ConfigureGroup",
+    "CreateTasks",
+    "TakeTask",
+    "RenewTask",
+    "CommitTask",
+    "ReleaseTask",
+    "ListTasks",
+)
 CASES.update(
     {
         f"{method} of an unknown computation": Case(method, put(computation=UNKNOWN), "UNKNOWN_COMPUTATION")
-        for method in (*_NAMED, "StageTask", "PrepareBatch", "CommitBatch", "Vouch")
+        for method in (*_NAMED, "StageTask", "PrepareBatch", "CommitBatch", "Vouch", *_OF_TASKS)
+    }
+)
+CASES.update(
+    {
+        f"{method} of an unknown group": Case(
+            method, put(group=any_of("nobody", "x" * 20_000, "水\0" * 5000)), "UNKNOWN_GROUP"
+        )
+        for method in ("ConfigureGroup", "CreateTasks", "TakeTask", "ListTasks")
     }
 )
 

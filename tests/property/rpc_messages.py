@@ -12,7 +12,7 @@ from typing import Any, Final
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
-from lowwater._pb.lowwater.v1 import topology_pb2, watermarks_pb2, workers_pb2
+from lowwater._pb.lowwater.v1 import tasks_pb2, topology_pb2, watermarks_pb2, workers_pb2
 from tests.kit.times import HOUR
 from tests.property.rpc_server import FIRST_SEQUENCER, NOW, Pipeline
 
@@ -51,6 +51,7 @@ KINDS: Final[dict[int, Made]] = {
     FieldDescriptor.TYPE_FIXED32: one_of(0, 1, 2, 3, 2**32 - 1),
     FieldDescriptor.TYPE_UINT64: one_of(*COUNTS),
     FieldDescriptor.TYPE_FIXED64: one_of(*COUNTS),
+    FieldDescriptor.TYPE_ENUM: one_of(0, 1, 2, 3, 7),
     FieldDescriptor.TYPE_SFIXED64: one_of(*TIMES, *FAR),
 }
 
@@ -74,6 +75,16 @@ ALONE: Final[dict[str, Made]] = {
     "page_size": one_of(0, 1, 10_000, 10_001, 2**32 - 1),
     "max_holders": one_of(0, 1, 1000, 1001, 2**32 - 1),
     "input_version": one_of(0, 0, 1, 1, 2, 2**64 - 1),
+    "group": one_of(*["repairs", "hourly"] * 4, "daily", "", "no group", "x" * 300),
+    "version": one_of(2, 2, 4, 1, 2**64 - 1),
+    "configuration_version": one_of(1, 1, 2, 2**64 - 1),
+    "incarnation": one_of(1, 1, 1, 0, 2),
+    "epoch": one_of(FIRST_SEQUENCER >> 28, 0, 2**64 - 1),
+    "nonce": one_of(*(bytes([n]) * 16 for n in b"dijkl"), b"", b"x"),
+    "wait_millis": one_of(0, 0, 0, 1, 30_001, 2**32 - 1),
+    "every_micros": one_of(0, HOUR, HOUR, 1, 2**64 - 1),
+    "start_micros": one_of(0, 0, HOUR, -(2**63), 2**63 - 1),
+    "lease_micros": one_of(0, 0, HOUR, 1, 2**64 - 1),
     "share_ppm": one_of(*range(1, 20), *[990_000] * 20, 0, 1_000_000),
 }
 
@@ -88,6 +99,7 @@ LISTS: Final[dict[str, Made]] = {
     "watermarks_micros": some((*TIMES, *TIMES, *FAR)),
     "oldest_micros": some((*TIMES, *FAR), 2),
     "starts_micros": lambda random: sorted(random.sample((*TIMES, *FAR), random.randint(0, 3))),
+    "outputs": one_of((), (), ("part",), ("x" * 3000,)),
     "counts": some((0, 1, 1, 2, 3, 2**40, 2**63, 2**64 - 1)),
 }
 
@@ -111,7 +123,7 @@ def message(descriptor: Descriptor, random: Random) -> Any:
 
 UNARY: Final = {
     method.name: method.input_type
-    for module in (topology_pb2, watermarks_pb2, workers_pb2)
+    for module in (tasks_pb2, topology_pb2, watermarks_pb2, workers_pb2)
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
     if not method.client_streaming

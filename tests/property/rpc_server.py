@@ -18,6 +18,8 @@ from lowwater._pb.lowwater.v1 import (
     cluster_pb2,
     cluster_pb2_grpc,
     errors_pb2,
+    tasks_pb2,
+    tasks_pb2_grpc,
     topology_pb2,
     topology_pb2_grpc,
     types_pb2,
@@ -61,6 +63,14 @@ STUBS: Final = {
     "CommitBatch": workers_pb2_grpc.WorkerServiceStub,
     "Vouch": workers_pb2_grpc.WorkerServiceStub,
     "Identify": cluster_pb2_grpc.ClusterServiceStub,
+    "CreateGroup": tasks_pb2_grpc.TaskServiceStub,
+    "ConfigureGroup": tasks_pb2_grpc.TaskServiceStub,
+    "CreateTasks": tasks_pb2_grpc.TaskServiceStub,
+    "TakeTask": tasks_pb2_grpc.TaskServiceStub,
+    "RenewTask": tasks_pb2_grpc.TaskServiceStub,
+    "CommitTask": tasks_pb2_grpc.TaskServiceStub,
+    "ReleaseTask": tasks_pb2_grpc.TaskServiceStub,
+    "ListTasks": tasks_pb2_grpc.TaskServiceStub,
 }
 """The stub of each method of the protocol but for those that need many shards: tests/process/test_shards.py."""
 
@@ -241,7 +251,10 @@ def report(number: int, *groups: workers_pb2.GroupReport) -> workers_pb2.ReportR
 
 
 class Pipeline:
-    """a -> b -> n/c, whose ranges are owned and reported; spare, unclaimed; d, which runs micro-batches; guess, estimated."""
+    """a -> b -> n/c, whose ranges are owned and reported; spare, unclaimed; d, which runs micro-batches; guess, estimated.
+
+    Under a hang a group with intervals and one without, of whose tasks one is leased and one is done.
+    """
 
     def __init__(self, server: RpcServer) -> None:
         self.server = server
@@ -261,6 +274,12 @@ class Pipeline:
             server.call("PrepareBatch", self.prepare(batch))
             if batch == 3:
                 server.call("CommitBatch", self.commit(batch))
+        server.call("CreateGroup", tasks_pb2.CreateGroupRequest(computation="a", group="hourly", every_micros=HOUR))
+        server.call("CreateGroup", tasks_pb2.CreateGroupRequest(computation="a", group="repairs"))
+        server.call("CreateTasks", self.new_tasks("n1", "n2", "n3", "n4", "n5"))
+        self.done = self.take(b"d" * 16)
+        server.call("CommitTask", self.ended(self.done))
+        self.lease = self.take(b"i" * 16)
 
     def register(self, name: str, inputs: Sequence[str] = ()) -> None:
         request = topology_pb2.RegisterRequest(name=name, inputs=inputs, heuristics_ppm=[990_000])
@@ -320,6 +339,21 @@ class Pipeline:
     def commit(self, batch: int) -> workers_pb2.CommitBatchRequest:
         return workers_pb2.CommitBatchRequest(computation="d", sequencer=self.sequencers["d"], batch=batch)
 
+    def new_tasks(self, *names: str) -> tasks_pb2.CreateTasksRequest:
+        new = [tasks_pb2.NewTask(name=name, at_micros=HOUR, payload=b"p") for name in names]
+        return tasks_pb2.CreateTasksRequest(computation="a", group="repairs", tasks=new)
+
+    def take(self, nonce: bytes) -> tasks_pb2.TakeTaskResponse:
+        asked = tasks_pb2.TakeTaskRequest(computation="a", group="repairs", worker="w", nonce=nonce)
+        taken: tasks_pb2.TakeTaskResponse = self.server.call("TakeTask", asked)
+        return taken
+
+    def ended(self, taken: tasks_pb2.TakeTaskResponse) -> tasks_pb2.CommitTaskRequest:
+        output = f"{taken.lease.version}-{taken.lease.nonce.hex()}/part"
+        return tasks_pb2.CommitTaskRequest(
+            server_token=taken.server_token, computation="a", lease=taken.lease, outputs=[output]
+        )
+
     def valid(self, method: str) -> Any:
         """A request that the method takes as the pipeline stands."""
         requests: dict[str, Callable[[], Any]] = {
@@ -346,6 +380,24 @@ class Pipeline:
                 computation="d", sequencer=self.sequencers["d"], through_micros=14 * HOUR
             ),
             "Identify": lambda: cluster_pb2.IdentifyRequest(token_sha256="0" * 64),
+            "CreateGroup": lambda: tasks_pb2.CreateGroupRequest(
+                computation="a", group="daily", every_micros=24 * HOUR, start_micros=-24 * HOUR
+            ),
+            "ConfigureGroup": lambda: tasks_pb2.ConfigureGroupRequest(
+                computation="a", group="hourly", configuration=b"two", configuration_version=1
+            ),
+            "CreateTasks": lambda: self.new_tasks("n3", "n6"),
+            "TakeTask": lambda: tasks_pb2.TakeTaskRequest(
+                computation="a", group="repairs", worker="w", nonce=next(self._ids).to_bytes(16)
+            ),
+            "RenewTask": lambda: tasks_pb2.RenewTaskRequest(
+                server_token=self.lease.server_token, computation="a", lease=self.lease.lease
+            ),
+            "CommitTask": lambda: self.ended(self.lease),
+            "ReleaseTask": lambda: tasks_pb2.ReleaseTaskRequest(
+                server_token=self.lease.server_token, computation="a", lease=self.lease.lease
+            ),
+            "ListTasks": lambda: tasks_pb2.ListTasksRequest(computation="a", group="repairs"),
         }
         return requests[method]()
 

@@ -80,6 +80,10 @@ class Durable:
         """A promise was broken."""
         self.violations.append(f"at {self._sim.now:.3f} s: {message}")
 
+    def expect(self, holds: bool, message: str) -> None:
+        """Check what somebody else knows; ``message`` says what is wrong."""
+        self._expect(holds, message)
+
     def _expect(self, holds: bool, message: str) -> None:
         self.observations += 1
         if not holds:

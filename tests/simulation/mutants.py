@@ -39,9 +39,10 @@ from lowwater_authority.journal import GRAPH, JournalCorrupt, JournalFailed, Own
 from lowwater_authority.journal.contract import Held
 from tests.kit import memory_journal as memory
 from tests.kit.memory_journal import MemoryJournal, StoredLog
-from tests.property import switches
+from tests.property import switches, task_switches
 from tests.simulation.careless import SENDERS
 from tests.simulation.chaos import is_careless, is_rotten, is_sharded, is_weak
+from tests.simulation.closes import is_closing
 from tests.simulation.runs import MOVES, live
 
 SEEDS: Final = 40
@@ -392,6 +393,9 @@ MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
         take_any_claim_for_a_repeat,
         answer_what_was_staged_meanwhile,
         let_the_older_process_have_the_address,
+        task_switches.versions_count_for_nothing,
+        task_switches.intervals_lead,
+        task_switches.snapshots_forget_intervals,
     )
 }
 
@@ -425,6 +429,13 @@ ROTTEN: Final = (leave_a_damaged_graph,)
 """Bugs that only show where the graph is damaged."""
 
 
+CLOSING: Final = (
+    task_switches.versions_count_for_nothing,
+    task_switches.intervals_lead,
+    task_switches.snapshots_forget_intervals,
+)
+"""Bugs of leases and tasks, that only show where intervals are closed."""
+
 RETENTIVE: Final = (keep_no_number_of_what_changes_nothing, forget_the_first_sender)
 """Those of them that need a store that keeps its word: careless clients say nothing late where nobody can know any more what was newer."""
 
@@ -438,6 +449,7 @@ def worlds(name: str) -> Iterator[int]:
             and (plant not in FORGETFUL or is_weak(seed))
             and (plant not in CARELESS or is_careless(seed))
             and (plant not in ROTTEN or is_rotten(seed))
+            and (plant not in CLOSING or (is_closing(seed) and not is_weak(seed)))
             and (plant not in RETENTIVE or not is_weak(seed))
         ):
             yield seed

@@ -13,10 +13,10 @@ from typing import Any, Final
 from unittest import mock
 
 from lowwater import errors
-from lowwater_authority.core import computation
+from lowwater_authority.core import computation, tasks
 from lowwater_authority.engine import holdings, logs
 from lowwater_authority.journal import GRAPH
-from tests.simulation import batches, points, programs
+from tests.simulation import batches, closes, points, programs
 from tests.simulation.careless import SENDERS, Careless
 from tests.simulation.chaos import Move, is_careless, is_sharded, is_weak, length
 from tests.simulation.deployment import Deployment, Seat
@@ -133,6 +133,11 @@ class World:
         self._names = 0
         self._tasks: list[asyncio.Task[None]] = []
         self.havoc = Havoc(self)
+        self.closes: closes.Closes | None = None
+        """What is known of the intervals that are closed; None: none are."""
+        if closes.is_closing(seed):
+            self.closes = closes.Closes(self.oracle, weak=self.weak)
+            sim.network.taps.append(self.closes.sent)
         sim.network.taps.append(self.oracle.sent)
 
     def run(self) -> Result:
@@ -143,6 +148,7 @@ class World:
             mock.patch.object(holdings, "PIECE_BYTES", self.piece_bytes),
             mock.patch.object(holdings, "asyncio", Pauses(self.sim)),
             mock.patch.object(computation, "SENDERS_KEPT", SENDERS),
+            mock.patch.object(tasks, "OPEN_INTERVALS", closes.OPEN),
             _hearing(self.oracle, weak=self.weak),
         ):
             try:
@@ -169,6 +175,10 @@ class World:
         self._read("watcher", lambda process: programs.watch(place, process))
         self._read("asker", lambda process: programs.ask(place, process))
         self._read("folder", lambda process: programs.fold(place, process, ["enriched", "hourly"]))
+        known = self.closes
+        if known is not None:
+            for number in range(3):
+                self._read(f"closer-{number}", lambda process: closes.close(place, known, process))
         self.later(self._supervise)
         if self.weak and self.deployment.sharded:
             self.later(self.havoc.upheaval.keep_backups)
@@ -303,6 +313,11 @@ class World:
         process.start(programs.confirm, self.place, process)
         await process.ended.wait()
         self._judge(process)
+        if self.closes is not None:
+            process = self.named("auditor")
+            process.start(closes.audit, self.place, self.closes, process)
+            await process.ended.wait()
+            self._judge(process)
         [watcher] = [process for process, _ in self.readers if process.name == "watcher"]
         await self._arrive("the watcher", lambda: self.oracle.has_seen(watcher, self.pipeline.nodes) == MAX)
 

@@ -6,12 +6,12 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from lowwater._pb.lowwater.v1 import cluster_pb2, topology_pb2, watermarks_pb2, workers_pb2
+from lowwater._pb.lowwater.v1 import cluster_pb2, tasks_pb2, topology_pb2, watermarks_pb2, workers_pb2
 from lowwater_authority.access.methods import METHODS, OPEN
 from lowwater_authority.access.policy import Action
 from lowwater_authority.serve import SERVICES
 
-FILES = (workers_pb2, watermarks_pb2, topology_pb2, cluster_pb2)
+FILES = (workers_pb2, watermarks_pb2, topology_pb2, cluster_pb2, tasks_pb2)
 
 DESCRIBED = {
     f"/{service.full_name}/{method.name}": method
@@ -41,6 +41,14 @@ NEEDS = {
     "Reset": [("operate", "computation")],
     "Retire": [("operate", "computation")],
     "Drop": [("operate", "computation")],
+    "CreateGroup": [("report", "computation")],
+    "ConfigureGroup": [("operate", "computation")],
+    "CreateTasks": [("report", "computation")],
+    "TakeTask": [("report", "computation")],
+    "RenewTask": [("report", "computation")],
+    "CommitTask": [("report", "computation")],
+    "ReleaseTask": [("report", "computation")],
+    "ListTasks": [("read", "computation")],
     "Locate": [],
     "ListShards": [],
     "Drain": [],

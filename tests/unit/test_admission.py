@@ -186,7 +186,7 @@ async def test_a_stream_waits_until_another_has_started() -> None:
         streams.open(name(2), 1)
 
 
-BOUNDS = ("report_streams", "starting_report_streams", "starting_watch_streams", "watch_streams")
+BOUNDS = ("report_streams", "starting_report_streams", "starting_watch_streams", "watch_streams", "task_waits")
 
 
 async def test_a_stream_that_ends_or_is_refused_gives_its_place_back() -> None:

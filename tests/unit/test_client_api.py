@@ -31,10 +31,11 @@ from lowwater._sync.runtime import Runtime
 from tests.kit.eventually import eventually
 
 NAMES = """
-Batches Client ClientStatistics Closed Completeness Completion Computation Cycle EstimatedInput EventTime FinishRequired Histogram History Hop Identity
-IdentityMismatch IncarnationChanged InputReader InputVersion Inputs InvalidArgument JournalFailed Lease LowwaterError MAX MIN Moved NotPrepared OldStream
+Batches BelowMark Client ClientStatistics Closed Completeness Completion Computation Cycle EstimatedInput EventTime FinishRequired Histogram History Hop Identity
+IdentityMismatch IncarnationChanged InputReader InputVersion Inputs InvalidArgument JournalFailed Lease LowwaterError MAX MIN Moved NewTask NotPrepared OldStream
 OlderClaim Overloaded OwnedRanges PermissionDenied RangeState RangeView Ranges Refusal RegistrationConflict Rewound ServerTokenMismatch Settings
-ShardView Shards ShuttingDown StaleEpoch StaleSequencer StillRead TaskAttempt Timeout TooFarAhead Topology Unauthenticated Unavailable UnknownComputation Watermark
+ShardView Shards ShuttingDown StaleEpoch StaleLease StaleSequencer StillRead TaskAttempt TaskConflict TaskGroup
+TaskLease TaskList TaskState TaskView Tasks Timeout TooFarAhead Topology Unauthenticated Unavailable UnknownComputation UnknownGroup Watermark
 WatermarkView Watermarks Why Worker WouldRegress connect
 """
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -16,18 +17,21 @@ from lowwater_authority.cluster.membership import View
 from lowwater_authority.cluster.untaken import LOOK_SECONDS
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
+from lowwater_authority.core.tasks import TaskGroup
 from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine import rounds
+from lowwater_authority.engine.admission import Gate
 from lowwater_authority.engine.holding import ORPHAN_SECONDS, epoch_base
 from lowwater_authority.engine.holdings import _resumed, replayed
 from lowwater_authority.engine.takeover import TAKEN_AT_ONCE
+from lowwater_authority.engine.task_master import TaskMaster
 from lowwater_authority.journal import GRAPH, Entry, LoadedLog, Ownership, frames
 from lowwater_authority.journal.frames import decode, encode
 from tests.contract.journal_stores import flipped
 from tests.kit.faults import Outcome
 from tests.kit.memory_journal import MemoryJournal, StoredLog
 from tests.kit.shards import DEAD_AFTER, Deployment, One, held, turns, two
-from tests.kit.times import SECOND
+from tests.kit.times import HOUR, SECOND
 
 
 def flip_a_bit(log: str, stored: StoredLog) -> None:
@@ -599,6 +603,11 @@ async def test_what_is_recovered_in_two_pieces_is_what_is_recovered_in_one(deplo
     grant = await one.claim("a")
     for hour in (10, 12, 11, 13):
         assert await one.report("a", grant, hour) == []
+    master = TaskMaster(one.shard, Gate[Any]("task_waits", 2, 0))
+    await master.create_group("a", TaskGroup("hourly", every=HOUR, start=12 * HOUR))
+    taken = await master.take("a", "hourly", "w", bytes(16), wait=0, leaving=asyncio.Event())
+    assert taken is not None
+    await master.commit("a", taken.lease, [], b"", [])
     middle = (await one.shard.journal.load("a")).last
     [after] = await one.shard.reset("a")
     grant = await one.claim("a")
@@ -618,6 +627,7 @@ async def test_what_is_recovered_in_two_pieces_is_what_is_recovered_in_one(deplo
             assert found is not None
             assert recovery.snapshot(found) == recovery.snapshot(expected)
             assert (found.published, found.reference) == (expected.published, expected.reference)
+            assert found.tasks.published == expected.tasks.published
             assert found.epoch_base == epoch_base(ownership)
             found._check()
 

@@ -5,10 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from lowwater._pb.lowwater.v1 import cluster_pb2_grpc, topology_pb2_grpc, watermarks_pb2_grpc, workers_pb2_grpc
+from lowwater._pb.lowwater.v1 import (
+    cluster_pb2_grpc,
+    tasks_pb2_grpc,
+    topology_pb2_grpc,
+    watermarks_pb2_grpc,
+    workers_pb2_grpc,
+)
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.rpc.cluster import ClusterServicer
 from lowwater_authority.rpc.services import Services
+from lowwater_authority.rpc.tasks import TaskServicer
 from lowwater_authority.rpc.topology import TopologyServicer
 from lowwater_authority.rpc.watermarks import WatermarkServicer
 from lowwater_authority.rpc.workers import WorkerServicer
@@ -68,6 +75,7 @@ class Authority:
         readers = WatermarkServicer(services, self.streams)
         watermarks_pb2_grpc.add_WatermarkServiceServicer_to_server(readers, server)
         workers_pb2_grpc.add_WorkerServiceServicer_to_server(self._workers, server)
+        tasks_pb2_grpc.add_TaskServiceServicer_to_server(TaskServicer(services, self.streams), server)
 
     async def run(self) -> None:
         """Run rounds, and be a member of the cluster, until :meth:`leave`; the server is to be started by then.

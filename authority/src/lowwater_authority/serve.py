@@ -77,6 +77,7 @@ FAILED: Final = 2
 
 SERVICES: Final = (
     "lowwater.v1.ClusterService",
+    "lowwater.v1.TaskService",
     "lowwater.v1.TopologyService",
     "lowwater.v1.WatermarkService",
     "lowwater.v1.WorkerService",

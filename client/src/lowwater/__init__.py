@@ -19,8 +19,10 @@ from lowwater._sync.client import Client
 from lowwater._sync.connect import connect
 from lowwater._sync.inputs import InputReader
 from lowwater._sync.lease import Lease
+from lowwater._sync.tasks import TaskLease, Tasks
 from lowwater._sync.worker import Worker
 from lowwater.errors import (
+    BelowMark,
     Closed,
     Cycle,
     EstimatedInput,
@@ -43,13 +45,16 @@ from lowwater.errors import (
     ServerTokenMismatch,
     ShuttingDown,
     StaleEpoch,
+    StaleLease,
     StaleSequencer,
     StillRead,
+    TaskConflict,
     Timeout,
     TooFarAhead,
     Unauthenticated,
     Unavailable,
     UnknownComputation,
+    UnknownGroup,
     WouldRegress,
 )
 from lowwater.histogram import Histogram
@@ -60,6 +65,7 @@ from lowwater.views import (
     History,
     Identity,
     Inputs,
+    NewTask,
     Ranges,
     RangeState,
     RangeView,
@@ -67,6 +73,10 @@ from lowwater.views import (
     Shards,
     ShardView,
     TaskAttempt,
+    TaskGroup,
+    TaskList,
+    TaskState,
+    TaskView,
     Topology,
     WatermarkView,
 )
@@ -82,6 +92,9 @@ __all__ = [
     "Lease",
     "InputReader",
     "Batches",
+    "Tasks",
+    "TaskLease",
+    "NewTask",
     # Event times.
     "MAX",
     "MIN",
@@ -104,10 +117,15 @@ __all__ = [
     "ShardView",
     "Shards",
     "TaskAttempt",
+    "TaskGroup",
+    "TaskList",
+    "TaskState",
+    "TaskView",
     "Topology",
     "WatermarkView",
     "Why",
     # Errors.
+    "BelowMark",
     "Closed",
     "Cycle",
     "EstimatedInput",
@@ -130,12 +148,15 @@ __all__ = [
     "ServerTokenMismatch",
     "ShuttingDown",
     "StaleEpoch",
+    "StaleLease",
     "StaleSequencer",
     "StillRead",
+    "TaskConflict",
     "Timeout",
     "TooFarAhead",
     "Unauthenticated",
     "Unavailable",
     "UnknownComputation",
+    "UnknownGroup",
     "WouldRegress",
 ]

@@ -16,6 +16,7 @@ from lowwater._async.client import Client
 from lowwater._async.connect import connect
 from lowwater._async.inputs import InputReader
 from lowwater._async.lease import Lease
+from lowwater._async.tasks import TaskLease, Tasks
 from lowwater._async.worker import Worker
 
-__all__ = ["Batches", "Client", "InputReader", "Lease", "Worker", "connect"]
+__all__ = ["Batches", "Client", "InputReader", "Lease", "TaskLease", "Tasks", "Worker", "connect"]

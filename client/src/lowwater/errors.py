@@ -7,9 +7,10 @@ also in ``metadata``, for programs.
 Who must react:
 
 * the caller's code is wrong: :class:`InvalidArgument`, :class:`UnknownComputation`, :class:`RegistrationConflict`,
-  :class:`Cycle`, :class:`EstimatedInput`, :class:`FinishRequired`, :class:`TooFarAhead`, :class:`NotPrepared`, :class:`Closed`;
+  :class:`Cycle`, :class:`EstimatedInput`, :class:`FinishRequired`, :class:`TooFarAhead`, :class:`NotPrepared`, :class:`Closed`,
+  :class:`UnknownGroup`, :class:`TaskConflict`, :class:`BelowMark`;
 * this worker has been replaced and must stop writing: :class:`StaleSequencer`, :class:`OlderClaim`,
-  :class:`IdentityMismatch`, :class:`Rewound`, :class:`InputVersion`, :class:`IncarnationChanged`;
+  :class:`IdentityMismatch`, :class:`Rewound`, :class:`InputVersion`, :class:`IncarnationChanged`, :class:`StaleLease`;
 * whoever keeps the access file must look: :class:`Unauthenticated`, :class:`PermissionDenied`;
 * an operator must look: :class:`ServerTokenMismatch`, :class:`StaleEpoch`, :class:`OwnedRanges`, :class:`WouldRegress`,
   :class:`JournalFailed`;
@@ -24,6 +25,7 @@ from collections.abc import Mapping
 
 __all__ = [
     "BY_REASON",
+    "BelowMark",
     "Closed",
     "Cycle",
     "EstimatedInput",
@@ -46,13 +48,16 @@ __all__ = [
     "ServerTokenMismatch",
     "ShuttingDown",
     "StaleEpoch",
+    "StaleLease",
     "StaleSequencer",
     "StillRead",
+    "TaskConflict",
     "Timeout",
     "TooFarAhead",
     "Unauthenticated",
     "Unavailable",
     "UnknownComputation",
+    "UnknownGroup",
     "WouldRegress",
 ]
 
@@ -184,6 +189,22 @@ class StillRead(LowwaterError):
 
 class WouldRegress(LowwaterError):
     """A new input is behind what the computation has published; it needs a new incarnation to read it."""
+
+
+class UnknownGroup(LowwaterError):
+    """The computation has no such group of tasks. Create it, or correct the spelling."""
+
+
+class StaleLease(LowwaterError):
+    """Another worker has the task, has done it, or its configuration was changed. Drop what was made under the lease, and take a task anew."""
+
+
+class TaskConflict(LowwaterError):
+    """The task is there with another payload, was committed by this lease with other outputs, or another configuration is in force."""
+
+
+class BelowMark(LowwaterError):
+    """The task is older than all that its group remembers: work before the mark is done and forgotten. ``metadata`` has ``mark``, microseconds."""
 
 
 class Unauthenticated(LowwaterError):

@@ -12,12 +12,13 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Final
 
-from lowwater.watermark import MAX, Watermark
+from lowwater.watermark import MAX, EventTime, Watermark
 
 __all__ = [
     "Completeness",
     "Computation",
     "Inputs",
+    "NewTask",
     "RangeState",
     "RangeView",
     "Ranges",
@@ -25,6 +26,10 @@ __all__ = [
     "ShardView",
     "Shards",
     "TaskAttempt",
+    "TaskGroup",
+    "TaskList",
+    "TaskState",
+    "TaskView",
     "Topology",
     "WatermarkView",
 ]
@@ -340,3 +345,93 @@ class Refusal:
     message: str
     handles: tuple[int, ...] | None
     """Which ranges; None means all of the claim."""
+
+
+class TaskState(Enum):
+    """How a task stands."""
+
+    READY = "ready"
+    """Whoever comes may take it."""
+    LEASED = "leased"
+    """A worker has it."""
+    DONE = "done"
+    """It was committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewTask:
+    """A task that is to be created. Its name is unique within its group and time: 1 to 128 of ``A-Z a-z 0-9 _ . -``."""
+
+    name: str
+    at: EventTime
+    """The event time of the oldest work that it stands for: groups hand out the oldest task first."""
+    payload: bytes = b""
+    """What its worker is to know, at most 1,024 bytes."""
+    group: str = ""
+    """Of a successor: its group, if that is another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskView:
+    """A task as it stands."""
+
+    group: str
+    name: str
+    """Empty for the task of an interval, which ``at`` names."""
+    at: Watermark
+    """Of an interval: where it begins."""
+    until: Watermark
+    """Of an interval: where it ends, exclusive; finished: it has no end, for nothing more will come. Else as ``at``."""
+    payload: bytes
+    version: int
+    """Grows with every step."""
+    state: TaskState
+    worker: str
+    """Who has it, or has done it; empty when nobody has."""
+    outputs: tuple[str, ...]
+    """Of one that is done: what was made."""
+    digest: bytes
+    offered: bool
+    """Whether its lease has run out, so that others may take it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskGroup:
+    """A group of tasks."""
+
+    computation: str
+    name: str
+    incarnation: int
+    """The computation's: a reset ends all tasks of the incarnation before."""
+    every: timedelta | None
+    """The length of its intervals; None: its tasks are made by calls."""
+    start: Watermark | None
+    """Where the first interval begins."""
+    lease: timedelta
+    """For how long a lease is offered to nobody else."""
+    configuration: bytes
+    configuration_version: int
+    mark: Watermark
+    """Every task below it is done and forgotten, and none is created there any more."""
+    closed: Watermark
+    """Every task below it is done; finished: every task is. Of a group with intervals: how far these are closed, which never goes back."""
+    ready: int
+    leased: int
+    done: int
+    """Those that are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskList:
+    """The oldest tasks of a group."""
+
+    group: TaskGroup
+    tasks: tuple[TaskView, ...]
+    total: int
+    """How many there are in all, of those that were asked for."""
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def __iter__(self) -> Iterator[TaskView]:
+        return iter(self.tasks)

@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 cd42aff1a5b13ccd0200bec15316463db6f90248a3ef3ec048962e9466e0488e
+Made from: sha256 d4a4f667d4aced32d7360f7e6e484a68a70cd86164658b452757bbbe9a72bfb1
 """

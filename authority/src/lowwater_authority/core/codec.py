@@ -73,6 +73,22 @@ def senders_from(values: Iterable[pb.Sender]) -> dict[bytes, tuple[int, int]]:
     return {sender.sender: (sender.stream, sender.number) for sender in values}
 
 
+def appended(message: bytes, number: int, values: Iterable[bytes]) -> bytes:
+    """Return an encoded message with more of a repeated field behind it, whose values are encoded messages, too. O(bytes)."""
+    parts = [message]
+    for value in values:
+        parts += [_varint(number << 3 | 2), _varint(len(value)), value]
+    return b"".join(parts)
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])
+
+
 def completions(values: Iterable[Completion]) -> list[pb.Completion]:
     """Encode when steps became complete."""
     return [

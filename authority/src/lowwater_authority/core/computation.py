@@ -27,6 +27,7 @@ from lowwater_authority.core.heuristics import candidates, reference_time
 from lowwater_authority.core.history import History
 from lowwater_authority.core.interval_map import IntervalMap, Range, Taken
 from lowwater_authority.core.requests import Fenced, Grant, Granted, Refused
+from lowwater_authority.core.tasks import Tasks
 from lowwater_authority.core.times import MAX, MIN
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ class Computation:
         self.incarnation = spec.incarnation
         self.map = IntervalMap()
         self.batches = BatchStage()
+        self.tasks = Tasks()
         self.low = MIN
         self.heuristics = dict.fromkeys(spec.heuristics, MIN)
         self.since = 0
@@ -786,12 +788,16 @@ class Computation:
         Strong means claim-class: losing it is not safe (rule 10).
         """
         self._flush()
-        if not self._ops:
+        if not self._ops and not self.tasks.changed:
             return None
         low = self.map.minimum()
         # Nobody says that nothing will ever come where nobody is left to say it: a watermark holds without any range.
         self.raise_low(self.low if low == MAX and self.map.all_retired else max(self.low, low), now)
         self._move_heuristics()
+        self.tasks.pass_low(self.low)
+        steps, strong = self.tasks.take_steps()
+        self._ops += [pb.Op(task=step) for step in steps]
+        self._strong = self._strong or strong
         record = pb.Record(
             incarnation=self.incarnation,
             time_micros=now,
@@ -812,6 +818,7 @@ class Computation:
     def publish(self) -> View:
         """Make the staged watermarks visible, after their record is durable."""
         self.published = self._view()
+        self.tasks.publish()
         return self.published
 
     def _move_heuristics(self) -> None:
@@ -848,6 +855,8 @@ class Computation:
                 self._apply_batch(op.batch)
             case "vouch":
                 self._apply_vouch(op.vouch)
+            case "task":
+                self.tasks.apply(op.task)
             case kind:
                 msg = f"unknown op {kind}"
                 raise ValueError(msg)
@@ -870,6 +879,9 @@ class Computation:
     def _check(self) -> None:
         """Assert every invariant. O(n)."""
         self.map._check()
+        self.tasks._check()
+        for some in self.tasks:
+            assert not some.every or some.next == some.start or some.next <= self.low, "no task before L"
         assert self.published.low <= self.low
         assert self.published.low <= max(self.low, self.map.minimum())
         for value in self.heuristics.values():

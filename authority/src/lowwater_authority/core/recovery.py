@@ -19,6 +19,7 @@ from lowwater_authority.core.heuristics import reference_time
 from lowwater_authority.core.history import History
 from lowwater_authority.core.interval_map import IntervalMap
 from lowwater_authority.core.requests import Granted
+from lowwater_authority.core.tasks import Tasks, restored, restored_task
 from lowwater_authority.core.times import MAX, MIN
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 STRETCH: Final = 4096
 """Ranges of a snapshot that are taken at once."""
+
+TASKS_AT_ONCE: Final = 256
+"""Tasks of a snapshot that are taken at once."""
 
 RANGE_BYTES: Final = 24
 """What a range takes in a snapshot, about."""
@@ -120,12 +124,14 @@ def _replay_steps(computation: Computation, spec: Spec, records: Iterable[bytes]
 def restarted(old: Computation, spec: Spec) -> Computation:
     """Return a new incarnation: nothing is known, every sequencer is stale, but none is ever granted twice.
 
-    When the steps of earlier incarnations became complete stays on record.
+    When the steps of earlier incarnations became complete stays on record. Groups of tasks stay, without their tasks, unless it was dropped in between.
     """
     new = Computation(spec, epoch_base=old.epoch_base)
     new.last_sequencer = old.last_sequencer
     new.granted = old.granted.copy()
     new.history = History(old.history)
+    if spec.first <= old.incarnation:
+        new.tasks = old.tasks.restarted()
     return new
 
 
@@ -156,7 +162,7 @@ def snapshot(computation: Computation) -> bytes:
         message.has_batch = True
         message.batch, message.batch_digest = computation.last_batch
         message.batch_sequencer = computation.committed_by
-    return message.SerializeToString()
+    return codec.appended(message.SerializeToString(), pb.Snapshot.TASKS_FIELD_NUMBER, computation.tasks.snapshot())
 
 
 def _group(group: Group, columns: Columns) -> pb.Group:
@@ -206,6 +212,15 @@ def _restore(computation: Computation, message: pb.Snapshot) -> Iterator[int]:
     computation.vouched = message.vouched_micros if message.HasField("vouched_micros") else MIN
     computation.last_batch = (message.batch, message.batch_digest) if message.has_batch else None
     computation.committed_by = message.batch_sequencer
+    groups_of_tasks = []
+    for found in message.tasks:
+        groups_of_tasks.append(restored(found))
+        for start in range(0, len(found.tasks), TASKS_AT_ONCE):
+            together = found.tasks[start : start + TASKS_AT_ONCE]
+            for task in together:
+                groups_of_tasks[-1].put(restored_task(task))
+            yield sum(task.ByteSize() for task in together)
+    computation.tasks = Tasks(groups_of_tasks)
     computation.granted.clear()
     computation.granted.update((each.request_id, Granted(each.sequencer, each.asked)) for each in message.granted)
 

@@ -126,8 +126,8 @@ class Topology:
     def register(self, spec: Spec, *, unused: bool = False) -> Topology:
         """Return the graph with a computation; the same graph when it is there already.
 
-        ``unused``: nobody has ever claimed the one that is known. If that one is exact, and no exact one reads it, it becomes estimated
-        when that is all that is asked to change: authorities of 0.1 keep estimated ones as exact.
+        ``unused``: nobody has ever claimed the one that is known, and no intervals of tasks rely on it. If that one is exact, and no exact
+        one reads it, it becomes estimated when that is all that is asked to change: authorities of 0.1 keep estimated ones as exact.
 
         Raises InvalidArgument, RegistrationConflict, Cycle, EstimatedInput.
         """

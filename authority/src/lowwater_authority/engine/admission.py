@@ -26,6 +26,9 @@ STREAMS: Final = 8192
 WATCHES: Final = 8192
 """Watch streams open at once. Each is told something every second, and keeps one value for each computation that it follows."""
 
+TASK_WAITS: Final = 4096
+"""Workers that wait for a task at once. All of them look when one becomes ready."""
+
 STARTING: Final = 128
 """Streams that start at once. More would not be served sooner, but delay those that run: one process works at one at a time."""
 
@@ -189,8 +192,10 @@ class Admission(Generic[Ticket]):
         self.watches = Gate[Ticket]("starting_watch_streams", STARTING, LINE)
         """Watch streams that wait for their first values."""
         self.open_watches = Gate[Ticket]("watch_streams", WATCHES, 0)
+        self.task_waits = Gate[Ticket]("task_waits", TASK_WAITS, 0)
+        """Workers that wait for a task."""
 
     @property
     def gates(self) -> tuple[Gate[Ticket], ...]:
         """All of them."""
-        return self.streams, self.starting, self.watches, self.open_watches
+        return self.streams, self.starting, self.watches, self.open_watches, self.task_waits

@@ -79,13 +79,16 @@ ORPHAN_SECONDS: Final = 5.0
 
 NONCE_BITS: Final = 0xFFF
 
+COUNTER_BITS: Final = 28
+"""Of a sequencer, below the epoch and the nonce."""
+
 
 def epoch_base(ownership: Ownership) -> int:
     """Return what a computation's sequencers are counted from: epoch and nonce above a counter of 28 bits.
 
     They grow even past a lost journal tail; the nonce keeps two owners apart that a store, having lost an epoch, gave one.
     """
-    return ownership.epoch << 40 | (ownership.nonce & NONCE_BITS) << 28
+    return ownership.epoch << 40 | (ownership.nonce & NONCE_BITS) << COUNTER_BITS
 
 
 class Taken(NamedTuple):

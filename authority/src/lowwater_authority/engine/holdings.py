@@ -681,7 +681,7 @@ def _tell_unread(name: str, damage: JournalCorrupt) -> None:
 
 def _end_of(computation: Computation, incarnation: int) -> bytes:
     """Return what the incarnation after a dropped one begins with."""
-    after = replace(computation.spec, incarnation=incarnation + 1)
+    after = replace(computation.spec, incarnation=incarnation + 1, first=incarnation + 1)
     return recovery.snapshot(recovery.restarted(computation, after))
 
 

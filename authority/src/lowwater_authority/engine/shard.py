@@ -114,6 +114,8 @@ class Shard:
         self.held = Holdings(journal, observer, self.placement.may_heal)
         self.on_fenced: Callable[[Fenced], None] = lambda _: None
         self.on_moved: Callable[[str], None] = lambda _: None
+        self.on_published: Callable[[Collection[str]], None] = lambda _: None
+        """Called with the names of what a round has touched, when that is durable."""
         self._clock = clock
         self._tick = ProcessingTime(clock, monotonic)
         self._observer = observer
@@ -287,7 +289,11 @@ class Shard:
                 raise GivenUp  # dropped since this began: its log is to be short first, for what stands in it may be damaged
             graph = round_.topology or self.topology  # with what was staged in front of it
             computation = self.held.computation(spec.name)
-            unused = computation is not None and not computation.last_sequencer
+            unused = (
+                computation is not None
+                and not computation.last_sequencer
+                and not any(group.every for group in computation.tasks)
+            )
             changed = graph.register(spec, unused=unused)
             if changed is not graph:
                 room(graph.computations)
@@ -663,6 +669,13 @@ class Shard:
 
         await self._write(stage)
 
+    async def change(self, name: str, change: Callable[[Computation, int], T]) -> T:
+        """Do something to a computation, at a processing time; returns what ``change`` does, when that is durable.
+
+        Raises what it raises, before it has changed anything; and as any request does.
+        """
+        return await self._write(lambda round_: change(self._touch(round_, name), round_.now))
+
     # -- readers ---------------------------------------------------------------------------------------------
 
     def view(self, name: str) -> View | None:
@@ -698,6 +711,10 @@ class Shard:
         return await self._read(
             lambda _: read({n: each.computation for n, each in held.served.items() if each.unwritten is None})
         )
+
+    async def ask(self, name: str, read: Callable[[Computation, int], T]) -> T:
+        """Return what ``read`` says of a computation, at a processing time, as of the last durable round."""
+        return await self._read(lambda round_: read(self._computation(name), round_.now))
 
     async def ranges(self, name: str, *, below: int | None, limit: int) -> tuple[list[Range], int]:
         """Return the ranges furthest behind, as of the last durable round."""
@@ -1083,6 +1100,7 @@ class Shard:
         if round_.topology is not None:
             views += self._use(round_.topology)
         self.hub.publish(view for view in views if self.serves(view.name))
+        self.on_published(round_.touched)
         losses = [fenced for fenced in round_.fenced if fenced.computation not in round_.dropped]
         for fenced in losses:
             self.on_fenced(fenced)

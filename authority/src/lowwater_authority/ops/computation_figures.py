@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from lowwater_authority.core.computation import View
+    from lowwater_authority.core.tasks import GroupFigures
     from lowwater_authority.engine.shard import Shard
     from lowwater_authority.ops.range_survey import RangeSurvey
     from lowwater_authority.ops.upstream import Upstream
@@ -79,6 +80,14 @@ HOLDER: Final = _gauge(
     "range",
 )
 ESTIMATED: Final = _gauge("estimated", "1 when nobody promises the watermarks: Spark's own, and what reads them.")
+TASKS: Final = _gauge(
+    "tasks", "Tasks of a group: ready, leased, or done and remembered. 4,096 is the most of a group.", "group", "state"
+)
+CLOSED: Final = _gauge(
+    "tasks_closed_timestamp_seconds",
+    "Event time below which every task of a group is done, of one with intervals how far it is closed; while it is a time.",
+    "group",
+)
 EPOCH: Final = _gauge("epoch", "Ownership number of the computation among the shards.")
 
 
@@ -170,6 +179,23 @@ class Reading:
         """Return the samples of EPOCH."""
         yield [view.name], self._shard.epoch(view.name)
 
+    def tasks(self, view: View) -> Iterator[Sample]:
+        """Return the samples of TASKS."""
+        for group in self._groups(view):
+            yield [view.name, group.name, "ready"], group.ready
+            yield [view.name, group.name, "leased"], group.leased
+            yield [view.name, group.name, "done"], group.done
+
+    def closed(self, view: View) -> Iterator[Sample]:
+        """Return the samples of CLOSED."""
+        for group in self._groups(view):
+            if MIN < group.closed < MAX:
+                yield [view.name, group.name], group.closed / 1e6
+
+    def _groups(self, view: View) -> tuple[GroupFigures, ...]:
+        computation = self._shard.held.computation(view.name)
+        return () if computation is None else computation.tasks.published
+
     def _held(self, view: View) -> bool:
         """Whether a computation has stood still for long, and it is not its inputs that hold it.
 
@@ -204,5 +230,7 @@ READ: Final[dict[Figure, Callable[[Reading, View], Iterator[Sample]]]] = {
     HOLDER: Reading.holder,
     ESTIMATED: Reading.estimated,
     EPOCH: Reading.epoch,
+    TASKS: Reading.tasks,
+    CLOSED: Reading.closed,
 }
 """Of each computation that this process serves, and of no other: each is exported by one shard."""

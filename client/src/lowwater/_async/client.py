@@ -13,6 +13,7 @@ from lowwater import errors
 from lowwater._async.batches import Batches
 from lowwater._async.inputs import InputReader
 from lowwater._async.runtime import Runtime
+from lowwater._async.tasks import Tasks
 from lowwater._async.worker import Worker
 from lowwater._core.calls import full_name
 from lowwater._core.claims import CLOSE_TIMEOUT, Claimant
@@ -258,6 +259,11 @@ class Client:
         # Kept even if the caller keeps only its leases: close() has to make their last states durable.
         self._workers = [*(worker for worker in self._workers if not worker.closed), made]
         return made
+
+    def tasks(self, computation: str, /) -> Tasks:
+        """Return the tasks that hang under a computation: work that is done once by whoever takes it, such as a close each day."""
+        self._runtimes.check_open()
+        return Tasks(self._runtimes, self._full(computation, "computation"), self._surroundings)
 
     async def stage_task(self, *given: Any, **named: Any) -> None:
         """As ``batches.stage_task``: its name in 0.1."""

@@ -6,7 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from lowwater._pb.lowwater.v1 import cluster_pb2_grpc, topology_pb2_grpc, watermarks_pb2_grpc, workers_pb2_grpc
+from lowwater._pb.lowwater.v1 import (
+    cluster_pb2_grpc,
+    tasks_pb2_grpc,
+    topology_pb2_grpc,
+    watermarks_pb2_grpc,
+    workers_pb2_grpc,
+)
 
 __all__ = ["Call", "Gather", "Stubs"]
 
@@ -20,6 +26,7 @@ class Stubs:
         self.workers: Any = workers_pb2_grpc.WorkerServiceStub(channel)
         self.watermarks: Any = watermarks_pb2_grpc.WatermarkServiceStub(channel)
         self.graph: Any = topology_pb2_grpc.TopologyServiceStub(channel)
+        self.tasks: Any = tasks_pb2_grpc.TaskServiceStub(channel)
         self.cluster: Any = cluster_pb2_grpc.ClusterServiceStub(channel)
 
 

@@ -78,6 +78,11 @@ class Calls:
         self._router = known.router
         self._namespace = namespace
 
+    @property
+    def known(self) -> WatchState:
+        """What is known of the deployment."""
+        return self._known
+
     def full(self, name: str, field: str = "name") -> str:
         """Return a computation's full name. Raises InvalidArgument for what is no name."""
         return full_name(self._namespace, name, field)

@@ -23,6 +23,7 @@ from lowwater._drive.threads.runtimes import Runtimes
 from lowwater._sync.batches import Batches
 from lowwater._sync.inputs import InputReader
 from lowwater._sync.runtime import Runtime
+from lowwater._sync.tasks import Tasks
 from lowwater._sync.worker import Worker
 from lowwater.views import (
     Completeness,
@@ -259,6 +260,11 @@ class Client:
         # Kept even if the caller keeps only its leases: close() has to make their last states durable.
         self._workers = [*(worker for worker in self._workers if not worker.closed), made]
         return made
+
+    def tasks(self, computation: str, /) -> Tasks:
+        """Return the tasks that hang under a computation: work that is done once by whoever takes it, such as a close each day."""
+        self._runtimes.check_open()
+        return Tasks(self._runtimes, self._full(computation, "computation"), self._surroundings)
 
     def stage_task(self, *given: Any, **named: Any) -> None:
         """As ``batches.stage_task``: its name in 0.1."""

@@ -246,6 +246,9 @@ def parser() -> CommandParser:
     _shard(where, nargs="?")
     where.add_argument("--off", action="store_true", help="take the pin back: any shard may serve it")
 
+    what = "work that is done once by whoever takes it, such as a close each day"
+    _tasks(add_command(commands, "tasks", what, EXAMPLES["tasks"]))
+
     what = "print a script that completes commands, options and names in a shell"
     completion = add_command(commands, "completion", what, EXAMPLES["completion"])
     completion.add_argument("shell", choices=SHELLS, help="which shell")
@@ -268,9 +271,10 @@ def _command(
     what: str,
     *,
     names: bool = True,
+    of: str = "",
 ) -> CommandParser:
-    """Add a command that asks an authority; ``names``: of computations, and not of the whole."""
-    made = add_command(commands, name, what, EXAMPLES[name])
+    """Add a command that asks an authority; ``names``: of computations, and not of the whole. ``of``: the command that it is a part of."""
+    made = add_command(commands, name, what, EXAMPLES[f"{of} {name}".strip()])
     made.add_argument(
         "--json", action="store_true", help="answer in JSON, for programs; see docs/cli.md for the fields"
     )
@@ -303,6 +307,88 @@ def _command(
     server.add_argument("--cert", type=Path, metavar="PEM", help="this client's certificates (default: LOWWATER_CERT)")
     server.add_argument("--key", type=Path, metavar="PEM", help="this client's key (default: LOWWATER_KEY)")
     return made
+
+
+def _tasks(command: CommandParser) -> None:
+    """Add what can be done to tasks."""
+    actions = command.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+    def of_group(name: str, what: str) -> CommandParser:
+        made = _command(actions, name, what, of="tasks")
+        _name(made)
+        made.add_argument("group", metavar="GROUP", help="the group of tasks")
+        return made
+
+    def of_lease(name: str, what: str) -> CommandParser:
+        made = _command(actions, name, what, names=False, of="tasks")
+        made.add_argument("lease", metavar="FILE", help="what `lowwater tasks take` has printed; - for standard input")
+        return made
+
+    listed = _command(actions, "list", "the groups of a computation, or the tasks of one, the oldest first", of="tasks")
+    _name(listed)
+    listed.add_argument("--group", metavar="GROUP", help="the tasks of this group (default: the groups)")
+    listed.add_argument("--state", choices=("ready", "leased", "done"), help="only tasks that stand so")
+    listed.add_argument(
+        "--limit", type=parse_count, default=20, metavar="N", help="at most so many (default: %(default)s)"
+    )
+
+    group = of_group("create-group", "create a group of tasks; repeating it is harmless")
+    group.add_argument(
+        "--every", type=parse_duration, metavar="T", help="a task for each interval of this length, like 1d or 1h"
+    )
+    group.add_argument(
+        "--start", type=parse_time, metavar="TIME", help="where the first interval begins, like 2013-01-01T00:00Z"
+    )
+    group.add_argument(
+        "--lease",
+        type=parse_duration,
+        default=60.0,
+        metavar="T",
+        help="for how long a task that was taken is offered to nobody else (default: 1m)",
+    )
+    _configuration(group, default="")
+
+    configure = of_group("configure", "change what all workers of a group are to know; their leases end")
+    _configuration(configure)
+    configure.add_argument(
+        "--version", type=parse_count, required=True, metavar="N", help="the version that it takes the place of"
+    )
+
+    create = of_group("create", "create a task in a group without intervals; one that is there stays as it is")
+    create.add_argument("task", metavar="TASK", help="its name")
+    create.add_argument(
+        "--at", type=parse_time, required=True, metavar="TIME", help="the event time of the oldest work that it is for"
+    )
+    create.add_argument("--payload", default="", metavar="TEXT", help="what its worker is to know")
+
+    take = of_group("take", "take the oldest task and print the lease; exits 1 when there is none in time")
+    take.add_argument("--worker", default="", metavar="WORKER", help="who takes it, for people (default: the host)")
+    take.add_argument(
+        "--wait", type=parse_duration, default=0.0, metavar="T", help="wait for one, like 90s or 1h (default: 0s)"
+    )
+
+    output = of_lease("output", "print a name for an output that no other lease has")
+    output.add_argument("part", nargs="?", default="", metavar="PART", help="what it ends with")
+
+    of_lease("renew", "have the task offered to nobody else for another while")
+
+    done = of_lease("done", "say that the task is done; refused once another worker has it")
+    done.add_argument(
+        "--output", action="append", default=[], metavar="PATH", help="what was made, named by `output`; repeatable"
+    )
+    done.add_argument("--digest", type=parse_key, default=b"", metavar="KEY", help="of what was made, as text or 0x..")
+
+    of_lease("release", "give the task back, for others to take at once")
+
+
+def _configuration(command: argparse.ArgumentParser, default: str | None = None) -> None:
+    command.add_argument(
+        "--configuration",
+        default=default,
+        required=default is None,
+        metavar="TEXT",
+        help="what all workers are to know, such as the version of a program",
+    )
 
 
 def _names(command: argparse.ArgumentParser) -> None:

@@ -27,6 +27,7 @@ from lowwater.cli.failures import AWAY, fail, say, unknown
 from lowwater.cli.history import history_record, history_table, why_empty
 from lowwater.cli.render import to_json
 from lowwater.cli.shards import drain_record, handing_over, shards_record, shards_table, taken_by_others
+from lowwater.cli.tasks import tasks
 from lowwater.views import Shards, WatermarkView
 from lowwater.watermark import Watermark
 
@@ -466,4 +467,5 @@ COMMANDS: Final[dict[str, Callable[[Client, argparse.Namespace], int]]] = {
     "shards": shards,
     "drain": drain,
     "pin": pin,
+    "tasks": tasks,
 }

@@ -25,6 +25,7 @@ _shtab_lowwater_commands() {
     set-inputs:'Change what a computation reads; its workers have to claim again.'
     shards:'The shards of the deployment, and what each serves.'
     status:'Where computations stand, as a table.'
+    tasks:'Work that is done once by whoever takes it, such as a close each day.'
     wait:'Wait until everything before a time is here (exit 0; 1 when it is not in time).'
     watch:'Follow watermarks: a live table on a terminal, else a line per change.'
     why:'Who holds a computation: the root cause in a sentence, then one per hop upstream.'
@@ -47,6 +48,21 @@ _shtab_lowwater_journal_commands() {
     show:'List the logs of a journal, after a check of all of it.'
   )
   _describe 'lowwater journal commands' _commands
+}
+
+_shtab_lowwater_tasks_commands() {
+  local _commands=(
+    configure:'Change what all workers of a group are to know; their leases end.'
+    create:'Create a task in a group without intervals; one that is there stays as it is.'
+    create-group:'Create a group of tasks; repeating it is harmless.'
+    done:'Say that the task is done; refused once another worker has it.'
+    list:'The groups of a computation, or the tasks of one, the oldest first.'
+    output:'Print a name for an output that no other lease has.'
+    release:'Give the task back, for others to take at once.'
+    renew:'Have the task offered to nobody else for another while.'
+    take:'Take the oldest task and print the lease; exits 1 when there is none in time.'
+  )
+  _describe 'lowwater tasks commands' _commands
 }
 
 _shtab_lowwater_options=(
@@ -336,6 +352,174 @@ _shtab_lowwater_status_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_lowwater_status_defaults_added=0
 
+_shtab_lowwater_tasks_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_tasks_defaults_added=0
+
+_shtab_lowwater_tasks_configure_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
+  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--answer-within[how long an answer may take (default\: 5s)]:T:"
+  "--server-token[the deployment that must answer]:TOKEN:"
+  "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
+  "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
+  "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
+  "--configuration[what all workers are to know, such as the version of a program]:TEXT:"
+  "--version[the version that it takes the place of]:N:"
+  ":the computation:_lowwater_names"
+  ":the group of tasks:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_tasks_configure_defaults_added=0
+
+_shtab_lowwater_tasks_create_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
+  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--answer-within[how long an answer may take (default\: 5s)]:T:"
+  "--server-token[the deployment that must answer]:TOKEN:"
+  "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
+  "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
+  "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
+  "--at[the event time of the oldest work that it is for]:TIME:"
+  "--payload[what its worker is to know]:TEXT:"
+  ":the computation:_lowwater_names"
+  ":the group of tasks:"
+  ":its name:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_tasks_create_defaults_added=0
+
+_shtab_lowwater_tasks_create_group_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
+  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--answer-within[how long an answer may take (default\: 5s)]:T:"
+  "--server-token[the deployment that must answer]:TOKEN:"
+  "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
+  "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
+  "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
+  "--every[a task for each interval of this length, like 1d or 1h]:T:"
+  "--start[where the first interval begins, like 2013-01-01T00\:00Z]:TIME:"
+  "--lease[for how long a task that was taken is offered to nobody else (default\: 1m)]:T:"
+  "--configuration[what all workers are to know, such as the version of a program]:TEXT:"
+  ":the computation:_lowwater_names"
+  ":the group of tasks:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_tasks_create_group_defaults_added=0
+
+_shtab_lowwater_tasks_done_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
+  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--answer-within[how long an answer may take (default\: 5s)]:T:"
+  "--server-token[the deployment that must answer]:TOKEN:"
+  "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
+  "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
+  "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
+  "*--output[what was made, named by \`output\`\; repeatable]:PATH:"
+  "--digest[of what was made, as text or 0x..]:KEY:"
+  ":what \`lowwater tasks take\` has printed\; - for standard input:_files"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_tasks_done_defaults_added=0
+
+_shtab_lowwater_tasks_list_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
+  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--answer-within[how long an answer may take (default\: 5s)]:T:"
+  "--server-token[the deployment that must answer]:TOKEN:"
+  "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
+  "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
+  "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
+  "--group[the tasks of this group (default\: the groups)]:GROUP:"
+  "--state[only tasks that stand so]:state:(ready leased done)"
+  "--limit[at most so many (default\: 20)]:N:"
+  ":the computation:_lowwater_names"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_tasks_list_defaults_added=0
+
+_shtab_lowwater_tasks_output_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
+  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--answer-within[how long an answer may take (default\: 5s)]:T:"
+  "--server-token[the deployment that must answer]:TOKEN:"
+  "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
+  "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
+  "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
+  ":what \`lowwater tasks take\` has printed\; - for standard input:_files"
+  ":what it ends with:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_tasks_output_defaults_added=0
+
+_shtab_lowwater_tasks_release_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
+  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--answer-within[how long an answer may take (default\: 5s)]:T:"
+  "--server-token[the deployment that must answer]:TOKEN:"
+  "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
+  "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
+  "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
+  ":what \`lowwater tasks take\` has printed\; - for standard input:_files"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_tasks_release_defaults_added=0
+
+_shtab_lowwater_tasks_renew_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
+  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--answer-within[how long an answer may take (default\: 5s)]:T:"
+  "--server-token[the deployment that must answer]:TOKEN:"
+  "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
+  "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
+  "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
+  ":what \`lowwater tasks take\` has printed\; - for standard input:_files"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_tasks_renew_defaults_added=0
+
+_shtab_lowwater_tasks_take_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
+  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--answer-within[how long an answer may take (default\: 5s)]:T:"
+  "--server-token[the deployment that must answer]:TOKEN:"
+  "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
+  "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
+  "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
+  "--worker[who takes it, for people (default\: the host)]:WORKER:"
+  "--wait[wait for one, like 90s or 1h (default\: 0s)]:T:"
+  ":the computation:_lowwater_names"
+  ":the group of tasks:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_tasks_take_defaults_added=0
+
 _shtab_lowwater_wait_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
@@ -422,6 +606,7 @@ _shtab_lowwater() {
         set-inputs) _arguments -C -s $_shtab_lowwater_set_inputs_options ;;
         shards) _arguments -C -s $_shtab_lowwater_shards_options ;;
         status) _arguments -C -s $_shtab_lowwater_status_options ;;
+        tasks) _shtab_lowwater_tasks ;;
         wait) _arguments -C -s $_shtab_lowwater_wait_options ;;
         watch) _arguments -C -s $_shtab_lowwater_watch_options ;;
         why) _arguments -C -s $_shtab_lowwater_why_options ;;
@@ -474,6 +659,37 @@ _shtab_lowwater_journal() {
       case $line[1] in
         copy) _arguments -C -s $_shtab_lowwater_journal_copy_options ;;
         show) _arguments -C -s $_shtab_lowwater_journal_show_options ;;
+      esac
+  esac
+}
+
+_shtab_lowwater_tasks() {
+  local context state line curcontext="$curcontext" one_or_more='(*)' remainder='(-)*:' default='*::: :->tasks'
+
+  # Add default positional/remainder specs only if none exist, and only once per session
+  if (( ! _shtab_lowwater_tasks_defaults_added )); then
+    if (( ${_shtab_lowwater_tasks_options[(I)${(q)one_or_more}*]} +          ${_shtab_lowwater_tasks_options[(I)${(q)remainder}*]} +          ${_shtab_lowwater_tasks_options[(I)${(q)default}]} == 0 )); then
+      _shtab_lowwater_tasks_options+=(': :_shtab_lowwater_tasks_commands' '*::: :->tasks')
+    fi
+    _shtab_lowwater_tasks_defaults_added=1
+  fi
+  _arguments -C -s $_shtab_lowwater_tasks_options
+
+  case $state in
+    tasks)
+      words=($line[1] "${words[@]}")
+      (( CURRENT += 1 ))
+      curcontext="${curcontext%:*:*}:_shtab_lowwater_tasks-$line[1]:"
+      case $line[1] in
+        configure) _arguments -C -s $_shtab_lowwater_tasks_configure_options ;;
+        create) _arguments -C -s $_shtab_lowwater_tasks_create_options ;;
+        create-group) _arguments -C -s $_shtab_lowwater_tasks_create_group_options ;;
+        done) _arguments -C -s $_shtab_lowwater_tasks_done_options ;;
+        list) _arguments -C -s $_shtab_lowwater_tasks_list_options ;;
+        output) _arguments -C -s $_shtab_lowwater_tasks_output_options ;;
+        release) _arguments -C -s $_shtab_lowwater_tasks_release_options ;;
+        renew) _arguments -C -s $_shtab_lowwater_tasks_renew_options ;;
+        take) _arguments -C -s $_shtab_lowwater_tasks_take_options ;;
       esac
   esac
 }

@@ -19,6 +19,7 @@ examples:
   lowwater access check access.toml          who may do what
   lowwater shards                            who serves what
   lowwater drain lowwater-2:7420 && stop-it  have a shard hand over what it serves
+  lowwater tasks take flights daily          work that is to be done once
   lowwater completion bash                   TAB for commands, options and names
 
 The authority's address comes from --address, else from LOWWATER_ADDRESS, else
@@ -181,6 +182,84 @@ While no shard has that address any other serves the computation, and hands it
 over when one has it again.
 """
 
+_TASKS: Final = """\
+a day is closed once, when it is complete:
+  lowwater tasks create-group flights daily --every 1d --start 2013-01-01T00:00Z
+  lowwater tasks take flights daily --wait 1h > lease.json
+  close=$(lowwater tasks output lease.json close.csv)
+  mkdir -p "$(dirname "$close")" && close-the-day < lease.json > "$close"
+  lowwater tasks done lease.json --output "$close"
+
+A task is made in the step in which the low watermark passes the end of its
+interval. Whoever takes it has a lease; when that has run out, others are
+offered the task, and the first commit that names the newest lease counts. So
+a worker that was thought dead is refused, and its output, which has a name of
+its own, is in nobody's way. docs/tasks.md has the rest.
+"""
+
+_TASKS_LIST: Final = """\
+examples:
+  lowwater tasks list flights                      the groups
+  lowwater tasks list flights --group daily        the tasks of one
+  lowwater tasks list flights --group daily --state ready --json
+"""
+
+_TASKS_CREATE_GROUP: Final = """\
+examples:
+  lowwater tasks create-group flights daily --every 1d --start 2013-01-01T00:00Z
+  lowwater tasks create-group flights repairs --lease 10m
+
+With --every, tasks are made as the low watermark passes the intervals, once
+each; those that it has passed already are made at once. When the computation
+has finished, what is left is one last task without an end.
+"""
+
+_TASKS_CONFIGURE: Final = """\
+example:
+  lowwater tasks configure flights daily --configuration close-v2 --version 1
+
+What is under way was begun with the old configuration, and counts no more.
+"""
+
+_TASKS_CREATE: Final = """\
+example:
+  lowwater tasks create flights repairs N14228 --at 2013-01-09T14:00Z --payload late
+"""
+
+_TASKS_TAKE: Final = """\
+example:
+  lowwater tasks take flights daily --wait 1h > lease.json
+
+The lease is one line of JSON, with which `output`, `renew`, `done` and
+`release` go on, on any host. "at_micros" and "until_micros" are the interval.
+"""
+
+_TASKS_OUTPUT: Final = """\
+example:
+  lowwater tasks output lease.json close.csv
+
+It asks nobody: the name has the version and the nonce of the lease in it.
+"""
+
+_TASKS_RENEW: Final = """\
+example:
+  lowwater tasks renew lease.json
+"""
+
+_TASKS_DONE: Final = """\
+examples:
+  lowwater tasks done lease.json --output "$close"
+  lowwater tasks done lease.json --output "$close" --digest "$(sha256sum < "$close")"
+
+It may be repeated. Exits 2 when another worker has the task: drop what was
+made then.
+"""
+
+_TASKS_RELEASE: Final = """\
+example:
+  lowwater tasks release lease.json
+"""
+
 _COMPLETION: Final = """\
 examples:
   lowwater completion bash > ~/.local/share/bash-completion/completions/lowwater
@@ -206,6 +285,16 @@ EXAMPLES: Final = {
     "shards": _SHARDS,
     "drain": _DRAIN,
     "pin": _PIN,
+    "tasks": _TASKS,
+    "tasks list": _TASKS_LIST,
+    "tasks create-group": _TASKS_CREATE_GROUP,
+    "tasks configure": _TASKS_CONFIGURE,
+    "tasks create": _TASKS_CREATE,
+    "tasks take": _TASKS_TAKE,
+    "tasks output": _TASKS_OUTPUT,
+    "tasks renew": _TASKS_RENEW,
+    "tasks done": _TASKS_DONE,
+    "tasks release": _TASKS_RELEASE,
     "completion": _COMPLETION,
 }
 """By command."""

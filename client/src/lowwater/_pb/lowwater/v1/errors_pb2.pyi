@@ -88,7 +88,7 @@ class ErrorInfo(google.protobuf.message.Message):
     back off. Nothing was changed, but for an unknown outcome: that is
     DEADLINE_EXCEEDED, or UNAVAILABLE, with or without an ErrorInfo. What is
     repeated after one must be a call that may be: not SetInputs, Reset, Drop,
-    Release or a forced Retire.
+    Release or a forced Retire. All of TaskService may be.
       JOURNAL_FAILED         the store refused the write
       OVERLOADED             too much waits, or a limit of the access file
       SHUTTING_DOWN          the server is stopping
@@ -106,9 +106,12 @@ class ErrorInfo(google.protobuf.message.Message):
       IDENTITY_MISMATCH      the computation belongs to another identity
       OLDER_CLAIM            a newer run has claimed
       REWOUND                the run begins before the last committed batch
+      STALE_LEASE            another worker has the task, or its configuration
+                             was changed
       STALE_SEQUENCER        a newer claim, a reset or a retirement took ranges
 
     Never as it is: somebody has to change something first.
+      BELOW_MARK             tasks before that event time are done and forgotten
       CYCLE                  a computation would wait for itself
       ESTIMATED_INPUT        an exact computation would read an estimated one
       FINISH_REQUIRED        MAX was reported without finish
@@ -119,9 +122,11 @@ class ErrorInfo(google.protobuf.message.Message):
       REGISTRATION_CONFLICT  the name is registered with something else
       SERVER_TOKEN_MISMATCH  another deployment answers at this address
       STILL_READ             other computations read what should be dropped
+      TASK_CONFLICT          the task, or the configuration, is another already
       TOO_FAR_AHEAD          a time beyond the clock and max_skew_micros
       UNAUTHENTICATED        the token or certificate is missing or wrong
       UNKNOWN_COMPUTATION    the name is not registered
+      UNKNOWN_GROUP          the computation has no such group of tasks
       WOULD_REGRESS          a new input is behind what was published
     """
     domain: builtins.str

@@ -96,6 +96,7 @@ class Op(google.protobuf.message.Message):
     RETIRE_FIELD_NUMBER: builtins.int
     BATCH_FIELD_NUMBER: builtins.int
     VOUCH_FIELD_NUMBER: builtins.int
+    TASK_FIELD_NUMBER: builtins.int
     @property
     def claim(self) -> Global___Claim:
         """A granted claim."""
@@ -124,6 +125,10 @@ class Op(google.protobuf.message.Message):
     def vouch(self) -> Global___Vouch:
         """What an output was let say."""
 
+    @property
+    def task(self) -> Global___TaskStep:
+        """A step of a task, or of a group of tasks."""
+
     def __init__(
         self,
         *,
@@ -134,10 +139,11 @@ class Op(google.protobuf.message.Message):
         retire: Global___Retire | None = ...,
         batch: Global___Batch | None = ...,
         vouch: Global___Vouch | None = ...,
+        task: Global___TaskStep | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["batch", b"batch", "claim", b"claim", "kind", b"kind", "release", b"release", "retire", b"retire", "revoke", b"revoke", "values", b"values", "vouch", b"vouch"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "claim", b"claim", "kind", b"kind", "release", b"release", "retire", b"retire", "revoke", b"revoke", "values", b"values", "vouch", b"vouch"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["claim", "values", "release", "revoke", "retire", "batch", "vouch"] | None: ...
+    def HasField(self, field_name: typing.Literal["batch", b"batch", "claim", b"claim", "kind", b"kind", "release", b"release", "retire", b"retire", "revoke", b"revoke", "task", b"task", "values", b"values", "vouch", b"vouch"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "claim", b"claim", "kind", b"kind", "release", b"release", "retire", b"retire", "revoke", b"revoke", "task", b"task", "values", b"values", "vouch", b"vouch"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["claim", "values", "release", "revoke", "retire", "batch", "vouch", "task"] | None: ...
 
 Global___Op: typing_extensions.TypeAlias = Op
 
@@ -417,6 +423,389 @@ class Vouch(google.protobuf.message.Message):
 Global___Vouch: typing_extensions.TypeAlias = Vouch
 
 @typing.final
+class TaskStep(google.protobuf.message.Message):
+    """A step of a group of tasks."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: builtins.int
+    CREATED_GROUP_FIELD_NUMBER: builtins.int
+    CONFIGURED_FIELD_NUMBER: builtins.int
+    CREATED_FIELD_NUMBER: builtins.int
+    LEASED_FIELD_NUMBER: builtins.int
+    READY_FIELD_NUMBER: builtins.int
+    DONE_FIELD_NUMBER: builtins.int
+    PASSED_FIELD_NUMBER: builtins.int
+    group: builtins.str
+    """The group."""
+    @property
+    def created_group(self) -> Global___TaskGroup:
+        """The group was created."""
+
+    @property
+    def configured(self) -> Global___TaskConfiguration:
+        """It got another configuration: every lease of it ends."""
+
+    @property
+    def created(self) -> Global___NewTask:
+        """A task was created."""
+
+    @property
+    def leased(self) -> Global___TaskLeased:
+        """A task was leased."""
+
+    @property
+    def ready(self) -> Global___TaskReady:
+        """A lease was given back, or is taken over."""
+
+    @property
+    def done(self) -> Global___TaskDone:
+        """A task was committed."""
+
+    @property
+    def passed(self) -> Global___IntervalsPassed:
+        """The low watermark has passed intervals."""
+
+    def __init__(
+        self,
+        *,
+        group: builtins.str = ...,
+        created_group: Global___TaskGroup | None = ...,
+        configured: Global___TaskConfiguration | None = ...,
+        created: Global___NewTask | None = ...,
+        leased: Global___TaskLeased | None = ...,
+        ready: Global___TaskReady | None = ...,
+        done: Global___TaskDone | None = ...,
+        passed: Global___IntervalsPassed | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["configured", b"configured", "created", b"created", "created_group", b"created_group", "done", b"done", "kind", b"kind", "leased", b"leased", "passed", b"passed", "ready", b"ready"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["configured", b"configured", "created", b"created", "created_group", b"created_group", "done", b"done", "group", b"group", "kind", b"kind", "leased", b"leased", "passed", b"passed", "ready", b"ready"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["created_group", "configured", "created", "leased", "ready", "done", "passed"] | None: ...
+
+Global___TaskStep: typing_extensions.TypeAlias = TaskStep
+
+@typing.final
+class TaskKey(google.protobuf.message.Message):
+    """Which task of a group."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    AT_MICROS_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    at_micros: builtins.int
+    """The event time of the oldest work that it stands for."""
+    name: builtins.str
+    """Its name; empty for that of an interval."""
+    def __init__(
+        self,
+        *,
+        at_micros: builtins.int = ...,
+        name: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at_micros", b"at_micros", "name", b"name"]) -> None: ...
+
+Global___TaskKey: typing_extensions.TypeAlias = TaskKey
+
+@typing.final
+class TaskConfiguration(google.protobuf.message.Message):
+    """Another configuration."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONFIGURATION_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    configuration: builtins.bytes
+    """The configuration."""
+    version: builtins.int
+    """Its version."""
+    def __init__(
+        self,
+        *,
+        configuration: builtins.bytes = ...,
+        version: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["configuration", b"configuration", "version", b"version"]) -> None: ...
+
+Global___TaskConfiguration: typing_extensions.TypeAlias = TaskConfiguration
+
+@typing.final
+class NewTask(google.protobuf.message.Message):
+    """A task that was created, READY(1)."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    PAYLOAD_FIELD_NUMBER: builtins.int
+    GROUP_FIELD_NUMBER: builtins.int
+    payload: builtins.bytes
+    """What its worker is to know."""
+    group: builtins.str
+    """Of a successor: its group."""
+    @property
+    def key(self) -> Global___TaskKey:
+        """The task."""
+
+    def __init__(
+        self,
+        *,
+        key: Global___TaskKey | None = ...,
+        payload: builtins.bytes = ...,
+        group: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["group", b"group", "key", b"key", "payload", b"payload"]) -> None: ...
+
+Global___NewTask: typing_extensions.TypeAlias = NewTask
+
+@typing.final
+class TaskLeased(google.protobuf.message.Message):
+    """A lease."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    WORKER_FIELD_NUMBER: builtins.int
+    NONCE_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    version: builtins.int
+    """The version that it has with the lease."""
+    worker: builtins.str
+    """The worker."""
+    nonce: builtins.bytes
+    """What the worker calls the lease."""
+    epoch: builtins.int
+    """Which ownership of the log has granted it."""
+    @property
+    def key(self) -> Global___TaskKey:
+        """The task."""
+
+    def __init__(
+        self,
+        *,
+        key: Global___TaskKey | None = ...,
+        version: builtins.int = ...,
+        worker: builtins.str = ...,
+        nonce: builtins.bytes = ...,
+        epoch: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "key", b"key", "nonce", b"nonce", "version", b"version", "worker", b"worker"]) -> None: ...
+
+Global___TaskLeased: typing_extensions.TypeAlias = TaskLeased
+
+@typing.final
+class TaskReady(google.protobuf.message.Message):
+    """The end of a lease without a commit."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    version: builtins.int
+    """The version that it has from now on."""
+    @property
+    def key(self) -> Global___TaskKey:
+        """The task."""
+
+    def __init__(
+        self,
+        *,
+        key: Global___TaskKey | None = ...,
+        version: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["key", b"key", "version", b"version"]) -> None: ...
+
+Global___TaskReady: typing_extensions.TypeAlias = TaskReady
+
+@typing.final
+class TaskDone(google.protobuf.message.Message):
+    """A commit."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    OUTPUTS_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
+    ASKED_FIELD_NUMBER: builtins.int
+    SUCCESSORS_FIELD_NUMBER: builtins.int
+    MARK_MICROS_FIELD_NUMBER: builtins.int
+    version: builtins.int
+    """The version of the lease."""
+    digest: builtins.bytes
+    """The digest that the worker gave."""
+    asked: builtins.bytes
+    """Digest of all that was asked; a repeat must ask the same."""
+    mark_micros: builtins.int
+    """The mark of the group from now on."""
+    @property
+    def key(self) -> Global___TaskKey:
+        """The task."""
+
+    @property
+    def outputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What the outputs are called."""
+
+    @property
+    def successors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___NewTask]:
+        """The tasks that follow from it, those that were not there before."""
+
+    def __init__(
+        self,
+        *,
+        key: Global___TaskKey | None = ...,
+        version: builtins.int = ...,
+        outputs: collections.abc.Iterable[builtins.str] | None = ...,
+        digest: builtins.bytes = ...,
+        asked: builtins.bytes = ...,
+        successors: collections.abc.Iterable[Global___NewTask] | None = ...,
+        mark_micros: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["asked", b"asked", "digest", b"digest", "key", b"key", "mark_micros", b"mark_micros", "outputs", b"outputs", "successors", b"successors", "version", b"version"]) -> None: ...
+
+Global___TaskDone: typing_extensions.TypeAlias = TaskDone
+
+@typing.final
+class IntervalsPassed(google.protobuf.message.Message):
+    """Intervals that got their tasks."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    THROUGH_MICROS_FIELD_NUMBER: builtins.int
+    through_micros: builtins.int
+    """Each interval up to here has one; MAX: one for all that is left."""
+    def __init__(
+        self,
+        *,
+        through_micros: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["through_micros", b"through_micros"]) -> None: ...
+
+Global___IntervalsPassed: typing_extensions.TypeAlias = IntervalsPassed
+
+@typing.final
+class TaskGroup(google.protobuf.message.Message):
+    """A group of tasks."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    EVERY_MICROS_FIELD_NUMBER: builtins.int
+    START_MICROS_FIELD_NUMBER: builtins.int
+    LEASE_MICROS_FIELD_NUMBER: builtins.int
+    CONFIGURATION_FIELD_NUMBER: builtins.int
+    CONFIGURATION_VERSION_FIELD_NUMBER: builtins.int
+    CREATED_WITH_FIELD_NUMBER: builtins.int
+    NEXT_MICROS_FIELD_NUMBER: builtins.int
+    MARK_MICROS_FIELD_NUMBER: builtins.int
+    TASKS_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Its name."""
+    every_micros: builtins.int
+    """The length of its intervals, microseconds; 0: it has none."""
+    start_micros: builtins.int
+    """Where the first one begins."""
+    lease_micros: builtins.int
+    """For how long a lease is offered to nobody else, microseconds."""
+    configuration: builtins.bytes
+    """The configuration."""
+    configuration_version: builtins.int
+    """Its version."""
+    created_with: builtins.bytes
+    """The configuration that it was created with, as a digest."""
+    next_micros: builtins.int
+    """Where the first interval begins that has no task yet."""
+    mark_micros: builtins.int
+    """Below it all tasks are done and forgotten."""
+    @property
+    def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Task]:
+        """The tasks that are remembered."""
+
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        every_micros: builtins.int = ...,
+        start_micros: builtins.int = ...,
+        lease_micros: builtins.int = ...,
+        configuration: builtins.bytes = ...,
+        configuration_version: builtins.int = ...,
+        created_with: builtins.bytes = ...,
+        next_micros: builtins.int = ...,
+        mark_micros: builtins.int = ...,
+        tasks: collections.abc.Iterable[Global___Task] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["configuration", b"configuration", "configuration_version", b"configuration_version", "created_with", b"created_with", "every_micros", b"every_micros", "lease_micros", b"lease_micros", "mark_micros", b"mark_micros", "name", b"name", "next_micros", b"next_micros", "start_micros", b"start_micros", "tasks", b"tasks"]) -> None: ...
+
+Global___TaskGroup: typing_extensions.TypeAlias = TaskGroup
+
+@typing.final
+class Task(google.protobuf.message.Message):
+    """A task."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    UNTIL_MICROS_FIELD_NUMBER: builtins.int
+    PAYLOAD_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    WORKER_FIELD_NUMBER: builtins.int
+    NONCE_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    OUTPUTS_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
+    ASKED_FIELD_NUMBER: builtins.int
+    until_micros: builtins.int
+    """Where its interval ends; else as at_micros."""
+    payload: builtins.bytes
+    """What its worker is to know."""
+    version: builtins.int
+    """Its version."""
+    state: builtins.int
+    """How it stands, as the authority's TaskState."""
+    worker: builtins.str
+    """Who has the newest lease."""
+    nonce: builtins.bytes
+    """What that worker calls it."""
+    epoch: builtins.int
+    """Which ownership of the log has granted it."""
+    digest: builtins.bytes
+    """The digest that the worker gave."""
+    asked: builtins.bytes
+    """Digest of all that the commit asked."""
+    @property
+    def key(self) -> Global___TaskKey:
+        """Which."""
+
+    @property
+    def outputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What the outputs are called."""
+
+    def __init__(
+        self,
+        *,
+        key: Global___TaskKey | None = ...,
+        until_micros: builtins.int = ...,
+        payload: builtins.bytes = ...,
+        version: builtins.int = ...,
+        state: builtins.int = ...,
+        worker: builtins.str = ...,
+        nonce: builtins.bytes = ...,
+        epoch: builtins.int = ...,
+        outputs: collections.abc.Iterable[builtins.str] | None = ...,
+        digest: builtins.bytes = ...,
+        asked: builtins.bytes = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["asked", b"asked", "digest", b"digest", "epoch", b"epoch", "key", b"key", "nonce", b"nonce", "outputs", b"outputs", "payload", b"payload", "state", b"state", "until_micros", b"until_micros", "version", b"version", "worker", b"worker"]) -> None: ...
+
+Global___Task: typing_extensions.TypeAlias = Task
+
+@typing.final
 class Snapshot(google.protobuf.message.Message):
     """A whole computation."""
 
@@ -440,6 +829,7 @@ class Snapshot(google.protobuf.message.Message):
     BATCH_SEQUENCER_FIELD_NUMBER: builtins.int
     HISTORY_FIELD_NUMBER: builtins.int
     VOUCHED_MICROS_FIELD_NUMBER: builtins.int
+    TASKS_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """Its name."""
     incarnation: builtins.int
@@ -486,6 +876,10 @@ class Snapshot(google.protobuf.message.Message):
         incarnation and of earlier ones.
         """
 
+    @property
+    def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TaskGroup]:
+        """Its groups of tasks."""
+
     def __init__(
         self,
         *,
@@ -507,9 +901,10 @@ class Snapshot(google.protobuf.message.Message):
         batch_sequencer: builtins.int = ...,
         history: collections.abc.Iterable[Global___Completion] | None = ...,
         vouched_micros: builtins.int | None = ...,
+        tasks: collections.abc.Iterable[Global___TaskGroup] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_vouched_micros", b"_vouched_micros", "vouched_micros", b"vouched_micros"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_vouched_micros", b"_vouched_micros", "batch", b"batch", "batch_digest", b"batch_digest", "batch_sequencer", b"batch_sequencer", "bound", b"bound", "computation", b"computation", "generation", b"generation", "granted", b"granted", "groups", b"groups", "has_batch", b"has_batch", "heuristics", b"heuristics", "history", b"history", "identity", b"identity", "incarnation", b"incarnation", "last_sequencer", b"last_sequencer", "low_micros", b"low_micros", "ordinal", b"ordinal", "since_micros", b"since_micros", "vouched_micros", b"vouched_micros"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_vouched_micros", b"_vouched_micros", "batch", b"batch", "batch_digest", b"batch_digest", "batch_sequencer", b"batch_sequencer", "bound", b"bound", "computation", b"computation", "generation", b"generation", "granted", b"granted", "groups", b"groups", "has_batch", b"has_batch", "heuristics", b"heuristics", "history", b"history", "identity", b"identity", "incarnation", b"incarnation", "last_sequencer", b"last_sequencer", "low_micros", b"low_micros", "ordinal", b"ordinal", "since_micros", b"since_micros", "tasks", b"tasks", "vouched_micros", b"vouched_micros"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_vouched_micros", b"_vouched_micros"]) -> typing.Literal["vouched_micros"] | None: ...
 
 Global___Snapshot: typing_extensions.TypeAlias = Snapshot

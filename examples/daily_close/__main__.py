@@ -1,0 +1,115 @@
+"""``make daily-close``: four days of flights, closed day by day by three workers, one of which sleeps over its first day."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import lowwater
+from examples.daily_close import closer
+from examples.daily_close.closer import GROUP, Row
+from examples.daily_close.injector import FLIGHTS, inject
+from examples.flights import data
+from examples.flights.data import DAY, SLICE_END, SLICE_START, Flight
+from examples.flights.server import serving
+from examples.session import clear
+from lowwater import TaskState, TaskView
+
+WORKERS = ("closer-1", "closer-2", "sleeper")
+LEASE = timedelta(seconds=1)
+
+
+class Sleep:
+    """What the sleeper does with the first day that it gets: nothing, until somebody else has closed it."""
+
+    def __init__(self, lw: lowwater.Client) -> None:
+        self._tasks = lw.tasks(FLIGHTS)
+        self.over = threading.Event()
+        """Set once it has slept, so that the others do not close all days before it gets one."""
+        self.day: TaskView | None = None
+
+    def __call__(self, lease: lowwater.TaskLease) -> None:
+        """Return when the task of the lease is done by somebody else, which is the first time only."""
+        if self.day is not None:
+            return
+        self.day = lease.task
+        self.over.set()
+        while not any(task.at == lease.task.at for task in self._tasks.list(GROUP, state=TaskState.DONE)):
+            threading.Event().wait(0.1)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Close each day once, and compare the closes with the batch answer."""
+    parser = argparse.ArgumentParser(prog="python -m examples.daily_close", description=main.__doc__)
+    parser.add_argument("--out", type=Path, default=Path("build/daily-close"), help="files of the run")
+    parser.add_argument("--days", type=int, choices=range(1, 5), default=4, help="how many days (default: 4)")
+    options = parser.parse_args(arguments)
+    out = options.out.resolve()
+    clear(out, "daily-close", parser)
+    end = SLICE_START + timedelta(days=options.days)
+    flights = data.load(SLICE_START, min(end, SLICE_END))
+    with serving(out / "authority") as address:
+        tasks = run(address, flights, out)
+    wrong = differences(tasks, flights, out / "closes")
+    for task in tasks:
+        rows = closer.read(out / "closes" / task.outputs[0])
+        print(
+            f"{str(task.at)[:10]}  {sum(row[1] for row in rows):5} flights  closed by {task.worker}, version {task.version}"
+        )
+    print("each day is closed once, as the batch answer has it" if not wrong else "\n".join(["WRONG:", *wrong]))
+    return int(bool(wrong))
+
+
+def run(address: str, flights: Sequence[Flight], out: Path) -> list[TaskView]:
+    """Inject the flights while three workers close their days; return the tasks, all of them done."""
+    clients = [lowwater.connect(address) for _ in (*WORKERS, "injector")]
+    try:
+        lw = clients[-1]
+        lw.register(FLIGHTS)
+        lw.tasks(FLIGHTS).create_group(GROUP, every=timedelta(days=1), start=SLICE_START, lease=LEASE)
+        sleep = Sleep(clients[2])
+        with ThreadPoolExecutor(len(clients)) as pool:
+            folders = (out / "landing", out / "closes")
+            closing = [pool.submit(closer.close, clients[2], WORKERS[2], *folders, sleep)]
+            injecting = pool.submit(inject, lw, flights, out / "landing")
+            sleep.over.wait(60)
+            closing += [
+                pool.submit(closer.close, client, name, *folders, lambda _: None)
+                for client, name in zip(clients[:2], WORKERS[:2], strict=True)
+            ]
+            injecting.result()
+            for each in closing:
+                each.result()
+        return list(lw.tasks(FLIGHTS).list(GROUP))
+    finally:
+        for client in clients:
+            client.close()
+
+
+def differences(tasks: Sequence[TaskView], flights: Sequence[Flight], closes: Path) -> list[str]:
+    """Return what is not as it should be; the batch answer is counted here, at once, from all flights."""
+    answer: dict[int, dict[str, list[int]]] = defaultdict(dict)
+    for flight in flights:
+        each = answer[flight.sched_dep // DAY * DAY].setdefault(flight.origin, [0, 0, 0])
+        each[0], each[1], each[2] = each[0] + 1, each[1] + flight.cancelled, each[2] + (flight.dep_delay or 0)
+    wrong = []
+    days = [day.micros for day in (task.at for task in tasks)]
+    first = data.micros(SLICE_START)
+    if days != [first + place * DAY for place in range(len(days))] or not set(answer) <= set(days):
+        wrong.append(f"these days have a task: {days}")
+    for task in tasks:
+        expected: list[Row] = [(origin, *map(int, each)) for origin, each in sorted(answer[task.at.micros].items())]  # type: ignore[misc]
+        found = closer.read(closes / task.outputs[0])
+        if task.state is not TaskState.DONE or found != expected:
+            wrong.append(f"{task.at}: {task.state.value}, {found}, not {expected}")
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(main())

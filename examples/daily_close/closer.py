@@ -1,0 +1,78 @@
+"""Closes days: takes the task of a day, adds the day up, and commits what it has written under the lease."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+
+import lowwater
+from examples.daily_close.injector import FLIGHTS, day_file
+from examples.flights.data import DAY
+
+GROUP = "daily"
+
+Row = tuple[str, int, int, int]
+"""Origin, flights, cancelled, minutes of delay at departure."""
+
+
+def close(
+    lw: lowwater.Client, name: str, landing: Path, closes: Path, pause: Callable[[lowwater.TaskLease], None]
+) -> int:
+    """Close days until nothing is left of the data, and return how many. ``pause`` is called between taking a day and adding it up.
+
+    The task says that every flight of the day is in its file: it was made when the low watermark passed the day. Another worker may have the
+    day by the time this one is done: then StaleLease says so, and what was written here, under a name of its own, is left for the broom.
+    """
+    tasks, closed = lw.tasks(FLIGHTS), 0
+    while True:
+        lease = tasks.take(GROUP, worker=name, wait=5)
+        if lease is None:
+            if tasks.list(GROUP, limit=1).group.closed.finished:
+                return closed
+            continue
+        pause(lease)
+        output = lease.output("close.csv")
+        written = write(closes / output, add_up(landing, lease))
+        try:
+            lease.commit([output], digest=written)
+        except lowwater.StaleLease as late:
+            print(f"{name}: {late.message}")
+        else:
+            closed += 1
+
+
+def add_up(landing: Path, lease: lowwater.TaskLease) -> list[Row]:
+    """Add up the flights of a task's interval by origin."""
+    task = lease.task
+    if task.until.finished:  # whatever there is from here on
+        paths = [path for path in sorted(landing.iterdir()) if path >= day_file(landing, task.at.micros)]
+    else:
+        paths = [day_file(landing, day) for day in range(task.at.micros, task.until.micros, DAY)]
+    sums: dict[str, list[int]] = {}
+    for path in paths:
+        if not path.exists():
+            continue
+        with path.open(encoding="utf-8", newline="") as file:
+            for _, departure, origin, cancelled, delay in csv.reader(file):
+                if lowwater.Watermark(int(departure)) < task.until:
+                    each = sums.setdefault(origin, [0, 0, 0])
+                    each[0], each[1], each[2] = each[0] + 1, each[1] + int(cancelled), each[2] + int(delay)
+    return [(origin, *map(int, each)) for origin, each in sorted(sums.items())]  # type: ignore[misc]  # three of them
+
+
+def write(path: Path, rows: list[Row]) -> bytes:
+    """Write a close, and return its digest."""
+    text = "".join(f"{origin},{flights},{cancelled},{delay}\n" for origin, flights, cancelled, delay in rows)
+    path.parent.mkdir(parents=True)
+    path.write_text(text, encoding="utf-8")
+    return sha256(text.encode()).digest()
+
+
+def read(path: Path) -> list[Row]:
+    """Read a close."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return [
+            (origin, int(flights), int(cancelled), int(delay)) for origin, flights, cancelled, delay in csv.reader(file)
+        ]

@@ -1,0 +1,336 @@
+"""What workers and operators do about tasks, at random, to the core and to its oracle."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from lowwater import errors
+from lowwater_authority.core import recovery, tasks
+from lowwater_authority.core.computation import Computation
+from lowwater_authority.core.tasks import NewTask, TaskGroup, TaskKey, TaskLease, tag
+from tests.property.core_driver import MAX, MIN, SECOND, Driver
+from tests.property.task_oracle import Refused, Sizes, TaskOracle
+
+SIZES = Sizes()
+GROUPS = ("daily", "hourly", "repairs", "checks", "more")
+DAY = 24 * SECOND
+"""A day of these tests: SECOND is the least interval there is."""
+
+picks = st.integers(0, 7)
+coins = st.booleans()
+times = st.integers(0, 6)
+new_tasks = st.lists(st.tuples(st.sampled_from(["", "repairs", "checks", "daily"]), times, picks), max_size=3)
+
+
+def small(patch: Callable[[Any, str, int], None]) -> None:
+    """Set the bounds of the core to those of the oracle."""
+    patch(tasks, "GROUPS", SIZES.groups)
+    patch(tasks, "TASKS", SIZES.tasks)
+    patch(tasks, "OPEN_INTERVALS", SIZES.open)
+    patch(tasks, "KEPT", SIZES.kept)
+
+
+class TaskMachine(RuleBasedStateMachine):
+    """Every rule does the same to both, compares what they answer, and then all they hold."""
+
+    made: type[Computation] = Computation
+    steps: ClassVar[Counter[str]] = Counter()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.driver = Driver(made=self.made)
+        self.oracle = TaskOracle(SIZES)
+        self.sequencer = self.driver.claim(b"", b"").sequencer
+        self.snapshot: bytes | None = None
+        self.now = 0
+        self.tide = 0
+        self.leases: list[TaskLease] = []
+        self.commits: list[tuple[TaskLease, list[str], list[tuple[str, int, str, bytes]]]] = []
+        self.nonces = 0
+
+    @property
+    def tasks(self) -> tasks.Tasks:
+        return self.driver.core.tasks
+
+    def same(self, kind: str, ours: Callable[[], Any], theirs: Callable[[], Any]) -> Any:
+        """Ask both; returns what both say, and what the core has said beyond that."""
+        try:
+            found = ours()
+            answer = found[0] if isinstance(found, tuple) else found
+        except errors.LowwaterError as error:
+            found, answer = None, error.reason
+        try:
+            expected = theirs()
+        except Refused as refused:
+            expected = refused.args[0]
+        assert answer == expected, f"{kind}: {answer}, not {expected}"
+        self.steps[kind] += 1
+        if isinstance(answer, str):
+            self.steps[answer] += 1
+        self.check()
+        return found
+
+    def check(self) -> None:
+        self.tasks._check()
+        ours = {
+            group.name: (
+                group.configuration_version,
+                group.next,
+                group.mark,
+                {
+                    tuple(key): (task.state.name, task.version, task.worker, task.nonce, list(task.outputs))
+                    for key, task in group.tasks.items()
+                },
+            )
+            for group in self.tasks
+        }
+        assert ours == self.oracle.state()
+
+    # -- groups ----------------------------------------------------------------------------------------------
+
+    @initialize()
+    def begin(self) -> None:
+        for pick in range(3):
+            self.create_group(pick, repeat=True)
+        self.settle()
+
+    @rule(pick=picks, repeat=coins)
+    def create_group(self, pick: int, repeat: bool) -> None:
+        name = GROUPS[pick % len(GROUPS)]
+        every = {"daily": DAY, "hourly": SECOND}.get(name, 0)
+        start = -DAY if name == "daily" else 0
+        lease = (5 if repeat or pick < 6 else 6) * SECOND
+        configuration = b"one" if repeat else b"two"
+
+        def ours() -> int:
+            wanted = TaskGroup(name, every, start, lease, configuration)
+            return self.tasks.create_group(wanted).configuration_version
+
+        self.same("create_group", ours, lambda: self.oracle.create_group(name, every, start, lease, configuration))
+
+    @rule(pick=picks, older=coins)
+    def configure(self, pick: int, older: bool) -> None:
+        name = GROUPS[pick % 3]
+        version = self.tasks.groups[name].configuration_version - (older and pick > 3)
+        configuration = b"%d" % (version if pick < 6 else 0)
+
+        def ours() -> int:
+            return self.tasks.configure(name, configuration, version).configuration_version
+
+        self.same("configure", ours, lambda: self.oracle.configure(name, configuration, version))
+
+    # -- tasks -----------------------------------------------------------------------------------------------
+
+    def spelled(self, chosen: list[tuple[str, int, int]]) -> list[tuple[str, int, str, bytes]]:
+        return [(group, self.tide + at, f"n{pick % 3}", b"p" if pick < 7 else b"q") for group, at, pick in chosen]
+
+    @rule(pick=picks, chosen=new_tasks.filter(bool))
+    def create(self, pick: int, chosen: list[tuple[str, int, int]]) -> None:
+        name = GROUPS[2 + (pick > 5)] if pick else "daily"
+        spelled = self.spelled([("", at, pick) for _, at, pick in chosen])
+        asked = [NewTask(TaskKey(at, called), payload) for _, at, called, payload in spelled]
+        self.same("create", lambda: self.tasks.create(name, asked), lambda: self.oracle.create(name, spelled))
+
+    @rule(pick=picks, repeat=coins)
+    def take(self, pick: int, repeat: bool) -> None:
+        name = GROUPS[pick % 4]
+        self.nonces += not (repeat and pick > 3 and self.nonces)
+        nonce = b"%016d" % self.nonces
+
+        def ours() -> Any:
+            taken = self.tasks.take(
+                name, f"w{pick}", nonce, incarnation=self.oracle.incarnation, epoch=self.oracle.epoch, now=self.now
+            )
+            return None if taken is None else ((*taken.lease.key, taken.lease.version), taken.lease)
+
+        found = self.same("take", ours, lambda: self.oracle.take(name, f"w{pick}", nonce, self.now))
+        if found is not None:
+            self.leases.append(found[1])
+            self.steps["taken"] += 1
+
+    def lease(self, pick: int) -> TaskLease:
+        """A new one more often than an old one."""
+        return self.leases[-1 - pick % min(len(self.leases), 8)]
+
+    @precondition(lambda self: self.leases)
+    @rule(pick=picks)
+    def renew(self, pick: int) -> None:
+        lease = self.lease(pick)
+
+        def ours() -> None:
+            self.tasks.renew(lease, incarnation=self.oracle.incarnation, now=self.now)
+
+        self.same("renew", ours, lambda: self.oracle.renew(lease, self.now))
+
+    @precondition(lambda self: self.leases)
+    @rule(pick=picks)
+    def release(self, pick: int) -> None:
+        lease = self.lease(pick)
+
+        def ours() -> None:
+            self.tasks.release(lease, incarnation=self.oracle.incarnation)
+
+        self.same("release", ours, lambda: self.oracle.release(lease))
+
+    @precondition(lambda self: self.leases)
+    @rule(pick=picks, chosen=new_tasks, part=picks)
+    def commit(self, pick: int, chosen: list[tuple[str, int, int]], part: int) -> None:
+        lease = self.lease(pick)
+        self.end(lease, [f"part-{part % 2}/{tag(lease.version, lease.nonce)}"], self.spelled(chosen))
+
+    @precondition(lambda self: self.commits)
+    @rule(pick=picks)
+    def repeat_commit(self, pick: int) -> None:
+        self.end(*self.commits[-1 - pick % len(self.commits)])
+        self.steps["repeated"] += 1
+
+    @rule(pick=picks, chosen=new_tasks, group=st.integers(0, 2))
+    def do_some(self, pick: int, chosen: list[tuple[str, int, int]], group: int) -> None:
+        """Nothing but work, of one group, for as long as it takes until something is forgotten."""
+        for at in range(pick):
+            if group == 2:
+                self.create(1, [("", at, 0)])
+            self.tide += SECOND
+            self.advance(0)
+            known = len(self.leases)
+            self.take(group, repeat=False)
+            if len(self.leases) > known:
+                lease = self.leases[-1]
+                if at % 2:
+                    self.now += 6 * SECOND  # it has run out, everybody may see that, and nobody has taken it over
+                    self.look(group)
+                after = self.spelled(chosen) if at == pick - 1 else []
+                mark = self.tasks.groups[GROUPS[group]].mark
+                if group == 2 and at > 3 and mark > MIN:
+                    after = [("", mark, "old", b"p")]  # as old as it may be
+                self.end(lease, [tag(lease.version, lease.nonce)], after)
+
+    @rule(group=st.integers(0, 2), late=coins)
+    def do_all(self, group: int, late: bool) -> None:
+        """All of a group is done, perhaps the first at the end. So there is room for what comes next."""
+        name, begun = GROUPS[group], len(self.leases)
+        for _ in range(2 * SIZES.tasks if late else 1):
+            self.tide += (SECOND, DAY)[group == 0]
+            if group == 2:
+                self.create(1, [("", 0, 0)])
+            self.advance(0)
+            self.take(group, repeat=False)
+            for lease in self.leases[begun + late :]:
+                self.end(lease, [tag(lease.version, lease.nonce)], [])
+            del self.leases[begun + late :]
+        while self.tasks.groups[name].unfinished:
+            for lease in self.leases[begun:]:
+                self.end(lease, [tag(lease.version, lease.nonce)], [])
+            self.now += 6 * SECOND
+            known = len(self.leases)
+            self.take(group, repeat=False)
+            begun = min(known, len(self.leases) - 1)
+        following = self.tasks.groups[name].next
+        self.settle()
+        self.tide += (SECOND, DAY)[group == 0]
+        overloaded = self.steps["OVERLOADED"]
+        self.create(1, [("", 0, 0)])
+        self.advance(0)
+        if group == 2:
+            assert self.steps["OVERLOADED"] == overloaded, "all are done, so there is room"
+        else:
+            assert following == MAX or self.tasks.groups[name].next > following, "all are done, so there is room"
+        self.steps["all done"] += 1
+
+    def look(self, group: int) -> None:
+        """Somebody looks at the tasks of a group, and which of the leases have run out."""
+        name = GROUPS[group]
+
+        self.same("look", lambda: len(self.tasks.group(name).look(self.now)), lambda: self.oracle.look(name, self.now))
+
+    def end(self, lease: TaskLease, outputs: list[str], spelled: list[tuple[str, int, str, bytes]]) -> None:
+        after = [NewTask(TaskKey(at, called), payload, group) for group, at, called, payload in spelled]
+
+        def ours() -> None:
+            self.tasks.commit(lease, outputs, b"", after, incarnation=self.oracle.incarnation)
+
+        before = self.tasks.groups.get(lease.group)
+        mark = MIN if before is None else before.mark
+        self.same("commit", ours, lambda: self.oracle.commit(lease, outputs, spelled))
+        self.commits.append((lease, outputs, spelled))
+        after_all = self.tasks.groups.get(lease.group)
+        self.steps["mark moved"] += after_all is not None and after_all.mark > mark
+
+    # -- watermark, time and the store -----------------------------------------------------------------------
+
+    @rule(by=times)
+    def advance(self, by: int) -> None:
+        self.tide += by * SECOND // 2
+        self.driver.report(self.sequencer, self.tide, settle=False)
+        self.oracle.low = max(self.oracle.low, self.tide)
+        self.settle()
+
+    @precondition(lambda self: self.oracle.low > 10 * SECOND)
+    @rule()
+    def finish(self) -> None:
+        self.driver.report(self.sequencer, MAX, finish=True, settle=False)
+        self.oracle.low = MAX
+        self.settle()
+        self.steps["finished"] += 1
+
+    @rule()
+    def settle(self) -> None:
+        self.driver.settle()
+        self.oracle.settle()
+        self.check()
+
+    @rule(by=times)
+    def wait(self, by: int) -> None:
+        self.now += by * SECOND
+
+    @rule()
+    def snap(self) -> None:
+        self.settle()
+        self.snapshot = recovery.snapshot(self.driver.core)
+        self.driver.records.clear()
+        self.steps["snapshot"] += 1
+
+    @rule(pick=picks)
+    def crash(self, pick: int) -> None:
+        if pick > 2:
+            return
+        try:
+            self.driver.crash(snapshot=self.snapshot)
+        except recovery.ReplayError as error:
+            raise AssertionError(str(error)) from error
+        self.oracle.crash()
+        self.check()
+        self.steps["crash"] += 1
+
+    @rule(group=st.integers(0, 2))
+    def lose_a_lease(self, group: int) -> None:
+        """The store does not have it, another worker gets the same version, and then the first one commits."""
+        self.settle()
+        known = len(self.leases)
+        self.take(group, repeat=False)
+        lost = self.leases[known:]
+        self.crash(0)
+        self.take(group, repeat=False)
+        for lease in lost:
+            self.end(lease, [tag(lease.version, lease.nonce)], [])
+            self.steps["lost"] += 1
+
+    @precondition(lambda self: self.leases)
+    @rule(pick=picks)
+    def reset(self, pick: int) -> None:
+        if pick > 2:
+            return
+        self.settle()
+        self.driver.reset()
+        self.oracle.reset()
+        self.sequencer = self.driver.claim(b"", b"").sequencer
+        self.tide = 0
+        self.settle()
+        self.steps["reset"] += 1
+        lease = self.leases[-1]
+        self.end(lease, [tag(lease.version, lease.nonce)], [])

@@ -1,0 +1,787 @@
+"""Leases and tasks over a journal in memory: crashes at each point, fail-over, resets, waiting, and whose fault it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from itertools import count
+from typing import Any
+
+import pytest
+
+from lowwater import errors
+from lowwater_authority.core import tasks
+from lowwater_authority.core.tasks import NewTask, TaskGrant, TaskGroup, TaskKey, TaskLease, TaskState, tag
+from lowwater_authority.core.topology import Spec
+from lowwater_authority.engine import task_master
+from lowwater_authority.engine.admission import Gate
+from lowwater_authority.engine.rounds import Round
+from lowwater_authority.engine.shard import Shard
+from lowwater_authority.engine.task_master import TaskMaster
+from tests.kit.faults import FaultPlan, Operation, Outcome
+from tests.kit.memory_journal import MemoryDisk
+from tests.kit.shards import Deployment, turns
+from tests.kit.times import DAY, HOUR, MAX, SECOND
+from tests.property import task_switches
+from tests.property.core_driver import Driver
+from tests.property.switches import off
+from tests.unit.test_shard import Gate as Held
+from tests.unit.test_shard import Running
+
+nonces = count(1)
+
+
+class Master(TaskMaster):
+    """A task master, and short words for what tests do with it. One computation, "a"."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.waiting = Gate[Any]("task_waits", 2, 0)
+        super().__init__(shard, self.waiting)
+
+    async def manual(self, group: str = "repairs", *names: str, lease: int = 60 * SECOND) -> None:
+        """A group, with these tasks in it."""
+        await self.create_group("a", TaskGroup(group, lease=lease))
+        if names:
+            await self.create("a", group, [task(name) for name in names], 0)
+
+    async def daily(self) -> None:
+        await self.create_group("a", TaskGroup("daily", every=DAY, start=0))
+
+    async def get(
+        self, group: str = "repairs", *, worker: str = "w", wait: float = 0.0, nonce: bytes = b""
+    ) -> TaskGrant | None:
+        nonce = nonce or next(nonces).to_bytes(16)
+        return await self.take("a", group, worker, nonce, wait=wait, leaving=asyncio.Event())
+
+    async def lease(self, group: str = "repairs", *, worker: str = "w") -> TaskLease:
+        taken = await self.get(group, worker=worker)
+        assert taken is not None
+        return taken.lease
+
+    async def end(self, lease: TaskLease, *successors: NewTask, part: str = "part") -> None:
+        await self.commit("a", lease, [output(lease, part)], b"", successors)
+
+    async def shown(self, group: str = "repairs") -> list[tuple[int, str, str, int]]:
+        """(event time in hours, name, state, version) of all tasks."""
+        _, _, found, _ = await self.tasks("a", group, None, 1000)
+        return [(task.key.at // HOUR, task.key.name, task.state.name, task.version) for task, _ in found]
+
+
+def task(name: str, at: int = HOUR, payload: bytes = b"") -> NewTask:
+    return NewTask(TaskKey(at, name), payload)
+
+
+def output(lease: TaskLease, part: str = "part") -> str:
+    return f"{tag(lease.version, lease.nonce)}/{part}"
+
+
+async def begun(disk: MemoryDisk, faults: FaultPlan | None = None) -> tuple[Running, Master]:
+    running = await Running(disk, faults).start()
+    if "a" not in running.shard.topology.computations:
+        await running.shard.register(Spec("a"))
+    return running, Master(running.shard)
+
+
+# -- rule 2: durable before visible ------------------------------------------------------------------------
+
+
+async def durable_before_answered(disk: MemoryDisk, made: type[Shard]) -> None:
+    """Each step is in the log before its caller hears of it."""
+    gate = Held()
+    running, master = await begun(disk, gate)
+    await master.manual("repairs", "n1", "n2")
+    running.shard.__class__ = made
+
+    async def answered(step: Callable[[], Awaitable[Any]]) -> Any:
+        gate.open.clear()
+        gate.reached.clear()
+        done = asyncio.ensure_future(step())
+        await gate.reached.wait()
+        await turns()
+        early = done.done()
+        gate.open.set()
+        result = await done
+        assert not early, "it is answered before it is durable"
+        return result
+
+    try:
+        lease = await answered(master.lease)
+        await answered(lambda: master.release("a", lease))
+        lease = await answered(master.lease)
+        await answered(lambda: master.end(lease, task("n3")))
+        await answered(lambda: master.create("a", "repairs", [task("n4")], 0))
+    finally:
+        await running.stop()
+
+
+class AnswersFirst(Shard):
+    """Rule 2 switched off: the record is on its way when its callers are answered."""
+
+    async def append(self, round_: Round) -> None:
+        self.behind = asyncio.ensure_future(super().append(round_))
+        await asyncio.sleep(0)
+
+
+async def test_rule2_a_step_of_a_task_is_durable_before_it_is_answered(disk: MemoryDisk) -> None:
+    await durable_before_answered(disk, Shard)
+
+
+@off(2)
+async def test_rule2_a_step_of_a_task_off(disk: MemoryDisk) -> None:
+    await durable_before_answered(disk, AnswersFirst)
+
+
+class Dies(FaultPlan):
+    """Kills the machine at the next append: before it touches the disk, or behind that and before it is acknowledged."""
+
+    def __init__(self, disk: MemoryDisk) -> None:
+        super().__init__()
+        self._disk = disk
+        self.at = ""
+        self.dead = asyncio.Event()
+
+    async def before(self, operation: Operation) -> Outcome:
+        if self.at == "before" and operation.name == "append":
+            await self._die()
+        return await super().before(operation)
+
+    async def after(self, operation: Operation) -> None:
+        if self.at == "after" and operation.name == "append":
+            await self._die()
+
+    async def _die(self) -> None:
+        self._disk.crash()
+        self.dead.set()
+        await asyncio.Event().wait()
+
+
+async def all_or_nothing(disk: MemoryDisk, at: str, step: str) -> None:
+    """After a crash at this point of this step it is there as a whole or not at all, and a repeat of it gets the answer that was lost."""
+    faults = Dies(disk)
+    running, master = await begun(disk, faults)
+    await master.manual("repairs", "n1")
+    await master.manual("checks")
+    nonce = b"n" * 16
+    lease = None if step in ("create", "take") else await master.lease()
+
+    def call(master: Master) -> Awaitable[Any]:
+        match step:
+            case "create":
+                return master.create("a", "repairs", [task("n2"), task("n3")], 0)
+            case "take":
+                return master.get(nonce=nonce)
+            case "release":
+                assert lease is not None
+                return master.release("a", lease)
+            case _:
+                assert lease is not None
+                return master.end(lease, NewTask(TaskKey(HOUR, "after"), b"", "checks"), task("again"))
+
+    before = await master.shown(), await master.shown("checks")
+    faults.at = at
+    lost = asyncio.ensure_future(call(master))
+    await faults.dead.wait()
+    assert not lost.done()
+    running.task.cancel()
+    lost.cancel()
+
+    running, master = await begun(disk)
+    found = await master.shown(), await master.shown("checks")
+    first = await call(master)
+    after = await master.shown(), await master.shown("checks")
+    assert found == (before if at == "before" else after)
+    assert (first, after) == (await call(master), (await master.shown(), await master.shown("checks"))), "a repeat"
+    whole = {
+        "create": ([(1, "n1", "READY", 1), (1, "n2", "READY", 1), (1, "n3", "READY", 1)], []),
+        "take": ([(1, "n1", "LEASED", 2)], []),
+        "release": ([(1, "n1", "READY", 3)], []),
+        "commit": ([(1, "again", "READY", 1), (1, "n1", "DONE", 2)], [(1, "after", "READY", 1)]),
+    }
+    assert after == whole[step]
+    await running.stop()
+
+
+@pytest.mark.parametrize("step", ["create", "take", "release", "commit"])
+@pytest.mark.parametrize("at", ["before", "after"])
+async def test_rule8_a_crash_around_the_append_leaves_a_step_whole_and_repeatable(
+    disk: MemoryDisk, at: str, step: str
+) -> None:
+    await all_or_nothing(disk, at, step)
+
+
+@off(8)
+async def test_rule8_a_crash_off(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    task_switches.repeats_are_refused(monkeypatch)
+    try:
+        await all_or_nothing(disk, "after", "commit")
+    except errors.StaleLease as error:
+        raise AssertionError(error.message) from error
+
+
+@pytest.mark.parametrize("outcome", [Outcome.WRITTEN, Outcome.LOST, Outcome.FAILED])
+async def test_an_append_of_unknown_outcome_is_one_step(disk: MemoryDisk, outcome: Outcome) -> None:
+    """The store does not say whether it has written: then it is asked again until it does; or it has surely not."""
+    faults = FaultPlan()
+    running, master = await begun(disk, faults)
+    await master.manual("repairs", "n1")
+    lease = await master.lease()
+    faults.then(outcome)
+    if outcome is Outcome.FAILED:
+        with pytest.raises(errors.JournalFailed):
+            await master.end(lease, task("n2"))
+        assert await master.shown() == [(1, "n1", "LEASED", 2)]
+    await master.end(lease, task("n2"))
+    assert await master.shown() == [(1, "n1", "DONE", 2), (1, "n2", "READY", 1)]
+    await running.stop()
+
+
+# -- no clock judges, versions do --------------------------------------------------------------------------
+
+
+async def a_paused_master(disk: MemoryDisk) -> None:
+    """A lease has run out long ago, by any clock, and nobody has taken the task: the work counts."""
+    running, master = await begun(disk)
+    await master.manual("repairs", "n1")
+    lease = await master.lease()
+    running.now += 100 * DAY
+    _, _, [(_, offered)], _ = await master.tasks("a", "repairs", None, 10)
+    assert offered
+    assert await master.get("repairs", nonce=lease.nonce) is not None, "a repeat of the take is no other worker"
+    running.now += 100 * DAY
+    try:
+        await master.end(lease)
+    except errors.StaleLease as error:
+        raise AssertionError(error.message) from error
+    finally:
+        await running.stop()
+
+
+async def test_a_lease_that_ran_out_and_was_not_taken_over_is_committed(disk: MemoryDisk) -> None:
+    await a_paused_master(disk)
+
+
+@off("no clock judges")
+async def test_a_lease_that_ran_out_off(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    task_switches.the_clock_judges(monkeypatch)
+    await a_paused_master(disk)
+
+
+async def a_zombie(disk: MemoryDisk) -> None:
+    """A lease has run out and another worker has the task: the first one's commit is refused, whenever it comes, and the other's counts."""
+    running, master = await begun(disk)
+    await master.manual("repairs", "n1")
+    old = await master.lease(worker="zombie")
+    running.now += 61 * SECOND
+    new = await master.lease(worker="living")
+    assert (old.key, old.version + 2) == (new.key, new.version)
+    assert output(old) != output(new), "they never write one name"
+    try:
+        with pytest.raises(errors.StaleLease, match="living has it now") as refused:
+            await master.end(old)
+        assert refused.value.metadata["version"] == "2"
+        with pytest.raises(errors.StaleLease):
+            await master.renew("a", old)
+        with pytest.raises(errors.StaleLease):
+            await master.release("a", old)
+        await master.end(new)
+        with pytest.raises(errors.StaleLease, match="it is done by living"):
+            await master.end(old)
+    except BaseException as error:
+        raise AssertionError(str(error)) from error
+    finally:
+        await running.stop()
+
+
+async def test_rule4_a_zombie_is_refused_by_its_version(disk: MemoryDisk) -> None:
+    await a_zombie(disk)
+
+
+@off(4)
+async def test_rule4_a_zombie_off(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    task_switches.versions_count_for_nothing(monkeypatch)
+    await a_zombie(disk)
+
+
+async def a_lost_lease(disk: MemoryDisk) -> None:
+    """The store has lost the record of a lease: another one gets its version. Whoever has the first is refused all the same (rule 10)."""
+    running, master = await begun(disk)
+    await master.manual("repairs", "n1")
+    lost = await master.lease(worker="before")
+    running.task.cancel()
+    disk.lose(1)
+    disk.crash()
+    running, master = await begun(disk)
+    new = await master.lease(worker="behind")
+    assert (lost.key, lost.version) == (new.key, new.version)
+    try:
+        with pytest.raises(errors.StaleLease):
+            await master.end(lost)
+    except BaseException as error:
+        raise AssertionError(str(error)) from error
+    finally:
+        await running.stop()
+
+
+async def test_rule4_a_lease_that_the_store_has_lost_is_another_one(disk: MemoryDisk) -> None:
+    await a_lost_lease(disk)
+
+
+@off(4)
+async def test_rule4_a_lost_lease_off(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    task_switches.epochs_count_for_nothing(monkeypatch)
+    await a_lost_lease(disk)
+
+
+async def test_a_configuration_is_a_barrier(disk: MemoryDisk) -> None:
+    running, master = await begun(disk)
+    await master.manual("repairs", "n1")
+    lease = await master.lease()
+    await master.configure("a", "repairs", b"two", 1)
+    with pytest.raises(errors.StaleLease, match="ended with another configuration"):
+        await master.end(lease)
+    taken = await master.get()
+    assert taken is not None
+    assert (taken.configuration, taken.lease.configuration_version) == (b"two", 2)
+    await master.configure("a", "repairs", b"two", 1)  # a repeat ends nothing
+    with pytest.raises(errors.TaskConflict, match="version 2 of the configuration of 'repairs' is in force"):
+        await master.configure("a", "repairs", b"three", 1)
+    await master.end(taken.lease)
+    await running.stop()
+
+
+async def test_rule9_a_repeated_commit_may_not_say_something_else(disk: MemoryDisk) -> None:
+    running, master = await begun(disk)
+    await master.manual("repairs", "n1")
+    lease = await master.lease()
+    with pytest.raises(errors.InvalidArgument, match="may be what another lease has written") as refused:
+        await master.commit("a", lease, ["part-0"], b"", [])
+    assert refused.value.metadata["field"] == "outputs[0]"
+    await master.end(lease)
+    await master.end(lease)
+    with pytest.raises(errors.TaskConflict, match="with other outputs"):
+        await master.end(lease, part="other")
+    await running.stop()
+
+
+# -- intervals ---------------------------------------------------------------------------------------------
+
+
+async def test_a_task_is_there_as_soon_as_the_watermark_says_so_and_once(disk: MemoryDisk) -> None:
+    running, master = await begun(disk)
+    grant = await running.claim()
+    await running.report(grant, 30)
+    await master.daily()
+    assert await master.shown("daily") == [(0, "", "READY", 1)], "those too that were passed before there was the group"
+    await running.report(grant, 47)
+    assert len(await master.shown("daily")) == 1
+    await running.report(grant, 48)
+    assert len(await master.shown("daily")) == 2
+    await running.report(grant, 12)  # the range goes back, the watermark does not
+    await running.report(grant, 50)
+    disk.crash()
+    running, master = await begun(disk)
+    await running.report(grant, 51)
+    assert await master.shown("daily") == [(0, "", "READY", 1), (24, "", "READY", 1)]
+    _, figures, _, _ = await master.tasks("a", "daily", None, 10)
+    assert figures.closed == 0
+    await master.end(await master.lease("daily"))
+    _, figures, _, _ = await master.tasks("a", "daily", None, 10)
+    assert figures.closed == DAY
+    await running.report(grant, MAX, finish=True)
+    last = (await master.tasks("a", "daily", None, 10))[2][-1][0]
+    assert (last.key.at, last.until) == (2 * DAY, MAX), "what is left is one interval without an end"
+    with pytest.raises(errors.InvalidArgument, match="has intervals"):
+        await master.create("a", "daily", [task("by-hand", 5 * DAY)], 0)
+    await running.stop()
+
+
+async def test_rule9_a_new_incarnation_makes_its_own_tasks_and_the_old_ones_end(disk: MemoryDisk) -> None:
+    running, master = await begun(disk)
+    await running.report(await running.claim(), 24)
+    await master.daily()
+    await master.manual("repairs", "n1")
+    old, other = await master.lease("daily"), await master.lease()
+    await running.shard.reset("a")
+    for lease in (old, other):
+        with pytest.raises(errors.IncarnationChanged, match="of the incarnation 1"):
+            await master.end(lease)
+    assert (await master.shown("daily"), await master.shown()) == ([], [])
+    with pytest.raises(errors.IncarnationChanged):
+        await master.create("a", "repairs", [task("n1")], 1)
+    await running.report(await running.claim(), 24)
+    assert await master.shown("daily") == [(0, "", "READY", 1)]
+    disk.crash()
+    running, master = await begun(disk)
+    assert await master.shown("daily") == [(0, "", "READY", 1)]
+    new = await master.lease("daily")
+    assert (old.key, old.version, old.incarnation + 1) == (new.key, new.version, new.incarnation)
+    with pytest.raises(errors.IncarnationChanged):
+        await master.end(old)
+    await master.end(new)
+    await running.stop()
+
+
+async def test_what_is_dropped_takes_its_groups_along(disk: MemoryDisk) -> None:
+    running, master = await begun(disk)
+    await master.manual("repairs", "n1")
+    lease = await master.lease()
+    await running.shard.drop("a", force=True)
+    await running.shard.register(Spec("a"))
+    with pytest.raises(errors.IncarnationChanged):
+        await master.end(lease)
+    assert await master.groups("a") == (2, [])
+    await running.stop()
+
+
+async def test_a_guess_has_no_intervals(disk: MemoryDisk) -> None:
+    running, master = await begun(disk)
+    await running.shard.register(Spec("guess", estimated=True))
+    with pytest.raises(errors.EstimatedInput, match="the watermarks of guess are estimates"):
+        await master.create_group("guess", TaskGroup("daily", every=DAY))
+    await master.create_group("guess", TaskGroup("repairs"))
+    await running.stop()
+
+
+async def test_what_has_intervals_becomes_no_guess(disk: MemoryDisk) -> None:
+    """Nobody has claimed it yet, and so its registration may change otherwise."""
+    running, master = await begun(disk)
+    await master.daily()
+    with pytest.raises(errors.RegistrationConflict, match="as exact"):
+        await running.shard.register(Spec("a", estimated=True))
+    await running.shard.register(Spec("b"))
+    await master.create_group("b", TaskGroup("repairs"))
+    assert (await running.shard.register(Spec("b", estimated=True))).estimated
+    await running.stop()
+
+
+# -- waiting -----------------------------------------------------------------------------------------------
+
+
+async def test_who_waits_gets_the_task_as_soon_as_it_is_durable(disk: MemoryDisk) -> None:
+    running, master = await begun(disk)
+    grant = await running.claim()
+    await master.daily()
+    waiting = asyncio.ensure_future(master.get("daily", wait=60.0))
+    await turns()
+    assert not waiting.done()
+    await running.report(grant, 24)
+    taken = await asyncio.wait_for(waiting, 30)
+    assert taken is not None
+    assert taken.lease.key.at == 0
+    assert master.waiting.inside == 0
+    await running.stop()
+
+
+async def test_a_task_wakes_as_many_as_it_has_work_for(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_master, "LOOK_AGAIN_SECONDS", 3600.0)
+    running, master = await begun(disk)
+    await master.manual()
+    await master.manual("checks")
+    looks: list[str] = []
+    take = tasks.Tasks.take
+
+    def noted(self: tasks.Tasks, name: str, *about: Any, **more: Any) -> TaskGrant | None:
+        looks.append(name)
+        return take(self, name, *about, **more)
+
+    monkeypatch.setattr(tasks.Tasks, "take", noted)
+    first, second = (asyncio.ensure_future(master.get(wait=3600.0)) for _ in range(2))
+    await turns()
+    looks.clear()
+    await master.create("a", "checks", [task("n1")], 0)
+    await turns()
+    assert looks == [], "it is of another group"
+    await master.create("a", "repairs", [task("n2")], 0)
+    assert await asyncio.wait_for(first, 30) is not None
+    await turns()
+    assert looks == ["repairs"]
+    assert not second.done()
+    await master.create("a", "repairs", [task("n3")], 0)
+    assert await asyncio.wait_for(second, 30) is not None
+    assert looks == ["repairs"] * 2
+    await running.stop()
+
+
+async def test_who_was_told_and_leaves_tells_another_one(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_master, "LOOK_AGAIN_SECONDS", 3600.0)
+    running, master = await begun(disk)
+    await master.manual()
+    leaving = asyncio.Event()
+    first = asyncio.ensure_future(master.take("a", "repairs", "w", b"1" * 16, wait=3600.0, leaving=leaving))
+    await turns()
+    second = asyncio.ensure_future(master.get(wait=3600.0))
+    await turns()
+    tell = running.shard.on_published
+
+    def told(names: Any) -> None:
+        tell(names)
+        leaving.set()
+
+    running.shard.on_published = told
+    await master.create("a", "repairs", [task("n1")], 0)
+    assert await asyncio.wait_for(first, 30) is None
+    assert await asyncio.wait_for(second, 30) is not None
+    await running.stop()
+
+
+async def test_nobody_comes_and_those_who_wait_are_bounded(disk: MemoryDisk) -> None:
+    """Rule 7: one more than may wait is told to come again; who leaves makes room."""
+    running, master = await begun(disk)
+    await master.manual()
+    waiting = [asyncio.ensure_future(master.get(wait=3600.0)) for _ in range(2)]
+    await turns()
+    with pytest.raises(errors.Overloaded) as refused:
+        await master.get(wait=3600.0)
+    assert refused.value.metadata["bound"] == "task_waits"
+    waiting[0].cancel()
+    await turns()
+    leaving = asyncio.Event()
+    third = asyncio.ensure_future(master.take("a", "repairs", "w", b"3" * 16, wait=3600.0, leaving=leaving))
+    await turns()
+    leaving.set()
+    assert await asyncio.wait_for(third, 30) is None, "the process stops"
+    await master.create("a", "repairs", [task("n1")], 0)
+    assert await asyncio.wait_for(waiting[1], 30) is not None
+    await running.stop()
+
+
+# -- fail-over ---------------------------------------------------------------------------------------------
+
+
+async def test_a_lease_outlives_its_shard_and_has_its_full_time_again(deployment: Deployment) -> None:
+    one = await deployment.start("one:1")
+    await one.shard.register(Spec("a"))
+    master = Master(one.shard)
+    await master.manual("repairs", "n1", "n2")
+    first, second = await master.lease(), await master.lease()
+    deployment.clock.now += 59.0
+    await one.stop()
+    other = await deployment.start("other:1")
+    await deployment.settle(other, seconds=3.0)
+    assert deployment.owner("a") is other
+    successor = Master(other.shard)
+    assert await successor.get() is None
+    deployment.clock.now += 59.0
+    assert await successor.get() is None, "nobody knows how long the shard before had waited"
+    await successor.end(first)
+    deployment.clock.now += 2.0
+    third = await successor.lease()
+    assert (third.key, third.version, third.epoch > second.epoch) == (second.key, second.version + 2, True)
+    with pytest.raises(errors.StaleLease):
+        await successor.end(second)
+
+
+async def test_rule4_a_shard_that_was_replaced_hands_out_and_takes_nothing(deployment: Deployment) -> None:
+    """It does not know: the store says so, also where there is nothing to write."""
+    one = await deployment.start("one:1")
+    await one.shard.register(Spec("a"))
+    master = Master(one.shard)
+    await master.manual("repairs", "n1", "n2")
+    lease = await master.lease()
+    other = await deployment.start("other:1")
+    thief = other.journal
+    await thief.take("a", view=10**18)
+    for call in (
+        master.get(nonce=lease.nonce),  # a repeat, which changes nothing
+        master.renew("a", lease),
+    ):
+        with pytest.raises((errors.Moved, errors.Unavailable)):
+            await call
+    with pytest.raises((errors.Moved, errors.Unavailable)):
+        await master.end(lease)
+
+
+# -- whose fault it is ---------------------------------------------------------------------------------------
+
+
+async def many_tasks(disk: MemoryDisk) -> None:
+    """However many are asked for, a group holds so many, and says which one is in the way."""
+    running, master = await begun(disk)
+    await master.manual("repairs")
+    reasons = []
+    for number in range(8):
+        try:
+            await master.create("a", "repairs", [task(f"n{number}")], 0)
+        except errors.Overloaded as error:
+            reasons.append((error.metadata["bound"], error.metadata["limit"]))
+    held = len(await master.shown())
+    await running.stop()
+    assert held == 3
+    assert reasons == [("tasks", "3")] * 5
+
+
+async def test_rule7_a_group_is_bounded(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "TASKS", 3)
+    await many_tasks(disk)
+
+
+@off(7)
+async def test_rule7_off(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "TASKS", 3)
+    task_switches.groups_take_whatever_comes(monkeypatch)
+    await many_tasks(disk)
+
+
+async def test_rule7_a_full_group_is_its_own_affair(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "TASKS", 3)
+    monkeypatch.setattr(tasks, "GROUPS", 2)
+    running, master = await begun(disk)
+    await master.manual("repairs", "n1", "n2", "n3")
+    with pytest.raises(errors.Overloaded, match=r"'n1' at .* is the oldest that is not done") as refused:
+        await master.create("a", "repairs", [task("n4")], 0)
+    assert refused.value.metadata["group"] == "repairs"
+    await master.manual("checks", "n4")
+    lease = await master.lease("checks")
+    with pytest.raises(errors.Overloaded):
+        await master.end(lease, NewTask(TaskKey(HOUR, "n5"), b"", "repairs"))
+    assert await master.shown("checks") == [(1, "n4", "LEASED", 2)], "what is refused has changed nothing"
+    await master.end(lease, task("n6"))
+    with pytest.raises(errors.Overloaded) as refused:
+        await master.manual("more")
+    assert refused.value.metadata["bound"] == "task_groups"
+    grant = await running.claim()
+    assert await running.report(grant, 14) == []
+    assert running.low() == 14, "watermarks go on"
+    await running.stop()
+
+
+def filled(group: TaskGroup) -> tuple[tasks.Tasks, TaskLease]:
+    """As many tasks as a group can have. All are done but the oldest, which is leased."""
+    known = tasks.Tasks([group])
+    late = None
+    for number in range(tasks.TASKS):
+        if group.every:
+            known.pass_low((number + 1) * group.every)
+        else:
+            known.create(group.name, [task("n", at=number * SECOND)])
+        taken = known.take(group.name, "w", next(nonces).to_bytes(16), incarnation=1, epoch=1, now=0)
+        assert taken is not None
+        if late is None:
+            late = taken.lease
+        else:
+            known.commit(taken.lease, [], b"", [], incarnation=1)
+    assert late is not None
+    assert len(group.tasks) == tasks.TASKS
+    return known, late
+
+
+def test_rule7_a_straggler_fills_its_group_of_intervals_not_for_ever() -> None:
+    group = TaskGroup("daily", every=SECOND)
+    known, late = filled(group)
+    known.pass_low((tasks.TASKS + 1) * SECOND)
+    assert group.next == tasks.TASKS * SECOND, "no room"
+    known.commit(late, [], b"", [], incarnation=1)
+    known.pass_low((tasks.TASKS + 1) * SECOND)
+    assert group.next == (tasks.TASKS + 1) * SECOND
+    assert len(group.done) == tasks.TASKS - tasks.KEPT, "no more is forgotten than has to be"
+    with pytest.raises(errors.BelowMark, match="whether this lease has done its own is not known"):
+        known.commit(late, [], b"", [], incarnation=1)
+    known._check()
+
+
+def test_rule7_a_straggler_fills_its_group_of_calls_not_for_ever() -> None:
+    known, late = filled(TaskGroup("repairs"))
+    later = [task(f"n{number}", at=DAY) for number in range(tasks.TOGETHER)]
+    with pytest.raises(errors.Overloaded):
+        known.create("repairs", later)
+    known.commit(late, [], b"", [], incarnation=1)
+    known.create("repairs", later)
+    known._check()
+
+
+def test_rule7_a_commit_in_a_full_group_makes_room_for_what_follows_from_it() -> None:
+    known, late = filled(TaskGroup("repairs"))
+    later = [task(f"n{number}", at=DAY) for number in range(tasks.TOGETHER)]
+    known.commit(late, [], b"", later, incarnation=1)
+    assert len(known.group("repairs").ready) == tasks.TOGETHER
+    known._check()
+
+
+def test_rule8_the_newest_commits_of_a_long_queue_may_be_repeated() -> None:
+    """Where nearly all places are taken by what is to do, what is left is for the commits."""
+    known, group = tasks.Tasks(), TaskGroup("repairs")
+    known.groups["repairs"] = group
+    for number in range(tasks.TASKS - 4):
+        known.create("repairs", [task("n", at=number * SECOND)])
+    leases = []
+    for _ in range(2 * tasks.KEPT):
+        taken = known.take("repairs", "w", next(nonces).to_bytes(16), incarnation=1, epoch=1, now=0)
+        assert taken is not None
+        leases.append(taken.lease)
+        known.commit(taken.lease, [], b"", [], incarnation=1)
+        for lease in leases[-5:]:
+            known.commit(lease, [], b"", [], incarnation=1)
+
+
+async def test_a_refused_request_leaves_its_neighbours_in_the_round(disk: MemoryDisk) -> None:
+    running, master = await begun(disk)
+    await running.shard.register(Spec("b"))
+    await master.manual("repairs", "n1")
+    await master.create_group("b", TaskGroup("repairs"))
+    lease = await master.lease()
+    stale = TaskLease(1, "repairs", lease.key, 4, 1, lease.epoch, lease.nonce)
+    found = await asyncio.gather(
+        master.end(stale),
+        master.create("a", "nowhere", [task("n2")], 0),
+        master.create("a", "repairs", [task("a", payload=bytes(tasks.PAYLOAD_BYTES + 1))], 0),
+        master.create("b", "repairs", [task("n2")], 0),
+        master.end(lease, task("n3")),
+        return_exceptions=True,
+    )
+    reasons = [each.reason if isinstance(each, errors.LowwaterError) else each for each in found]
+    assert reasons == ["STALE_LEASE", "UNKNOWN_GROUP", "INVALID_ARGUMENT", None, None]
+    assert await master.shown() == [(1, "n1", "DONE", 2), (1, "n3", "READY", 1)]
+    await running.stop()
+
+
+async def test_a_damaged_log_stops_no_tasks_of_others(deployment: Deployment) -> None:
+    one = await deployment.start("one:1")
+    for name in ("a", "b"):
+        await one.shard.register(Spec(name))
+    master = Master(one.shard)
+    await master.manual("repairs", "n1")
+    await master.create_group("b", TaskGroup("repairs"))
+    await one.stop()
+    records = deployment.disk.logs["b"].records
+    records[max(records)] = records[max(records)][:-1]
+    other = await deployment.start("other:1")
+    await deployment.settle(other, seconds=3.0)
+    successor = Master(other.shard)
+    await successor.end(await successor.lease())
+    assert not other.shard.serves("b")
+    await other.stop()
+
+
+# -- rule 10 -----------------------------------------------------------------------------------------------
+
+
+def strong_steps(driver: Driver) -> None:
+    """Whatever was answered about a task waits for the strongest write; what a watermark makes is as strong as the watermark."""
+    sequencer = driver.claim(b"", b"").sequencer
+    driver.core.tasks.create_group(TaskGroup("repairs"))
+    assert driver.settle()
+    driver.core.tasks.create_group(TaskGroup("daily", every=DAY))
+    assert driver.settle()
+    driver.core.tasks.create("repairs", [task("n1")])
+    assert driver.settle()
+    taken = driver.core.tasks.take("repairs", "w", bytes(16), incarnation=1, epoch=1, now=0)
+    assert taken is not None
+    assert driver.settle()
+    driver.core.tasks.commit(taken.lease, [], b"", [], incarnation=1)
+    assert driver.settle()
+    driver.report(sequencer, 2 * DAY, settle=False)
+    assert driver.settle() is False, "losing it loses the advance too, and both come again"
+    assert len(driver.core.tasks.group("daily").tasks) == 2
+
+
+def test_rule10_steps_of_tasks_are_strong() -> None:
+    strong_steps(Driver())
+
+
+@off(10)
+def test_rule10_off() -> None:
+    strong_steps(Driver(made=task_switches.WeakTasks))
+
+
+def test_states_have_the_numbers_of_the_wire() -> None:
+    assert [(state.name, int(state)) for state in TaskState] == [("READY", 1), ("LEASED", 2), ("DONE", 3)]
