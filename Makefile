@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka demo-year two-partitions test test-long simulate mutants chaos chaos-kafka floors lint fmt gen bench soak clean \
+.PHONY: help setup demo demo-kafka demo-dedup demo-year two-partitions test test-long simulate mutants chaos chaos-kafka floors lint fmt gen bench soak clean \
 	check-style check-pyright check-mypy check-public check-generated
 
 RUN := . .tools/env &&
@@ -26,6 +26,7 @@ SECONDS ?= 1200
 help:
 	@echo "make demo        replay four days of real flights through three Spark jobs (about three minutes)"
 	@echo "make demo-kafka  the same through topics of Kafka and tables of Delta; starts a broker"
+	@echo "make demo-dedup  a Kafka topic with copies through the deduplicator, which is killed while it works (about a minute)"
 	@echo "make demo-year   the whole year through plain Python workers, every window checked"
 	@echo "make two-partitions   what Spark's own watermark drops, attached and driven (about a minute)"
 	@echo "make test        every check, and every test but the long ones"
@@ -52,6 +53,10 @@ demo: setup
 demo-kafka:
 	@scripts/setup.sh --tests
 	@$(RUN) python -m examples.flights --kafka --out build/demo-kafka $(ARGS)
+
+demo-dedup:
+	@scripts/setup.sh --tests
+	@$(RUN) python -m examples.dedup $(ARGS)
 
 demo-year: setup
 	@$(RUN) python -m examples.flights.year $(ARGS)

@@ -26,7 +26,8 @@ SPARK = {
 """Every part but the front: a new one gets its place here."""
 
 PIPELINE: Mapping[str, set[str]] = {
-    "command": set(),
+    "command": {"dedup"},
+    "dedup": set(),
 }
 """The same: what runs beside what else is in a folder of its own, which stands on no other."""
 

@@ -147,7 +147,9 @@ def test_the_page_needs_the_client_and_what_serves_it() -> None:
 
 
 def test_the_pipeline_needs_the_client_and_no_authority_or_spark(built: Path) -> None:
-    assert requirements(built, "lowwater_pipeline") == {"lowwater", "confluent-kafka", "prometheus-client", "rocksdict"}
+    assert requirements(built, "lowwater_pipeline") == {
+        *("lowwater", "confluent-kafka", "numpy", "prometheus-client", "rocksdict")
+    }
 
 
 def test_nothing_of_the_client_imports_what_servers_share() -> None:

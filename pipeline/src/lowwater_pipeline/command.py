@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from lowwater.cli.arguments import CommandParser
+from lowwater_pipeline.dedup import arguments as dedup
 
 __all__ = ["PARTS", "main", "parser"]
 
-PARTS: Final[tuple[Callable[[Any], None], ...]] = ()
+PARTS: Final[tuple[Callable[[Any], None], ...]] = (dedup.add,)
 """What adds the commands, in the order in which the help shows them."""
 
 _EPILOG: Final = """\
