@@ -35,7 +35,8 @@ def told(*more: str, **changed: str) -> Settings:
 def test_what_is_not_told_has_a_default() -> None:
     found = told()
     assert found.group == "lowwater-dedup.in.out"
-    assert found.transactional_id(3) == "lowwater-dedup.in.out.out.3"
+    assert found.transactional_id(3) == "lowwater-dedup.in.out/out/3"
+    assert told(group="g.x", output="y").transactional_id(0) != told(group="g", output="x.y").transactional_id(0)
     assert (found.unreadable, found.adopt, found.accept_shorter) == (None, False, False)
     assert found.clients["bootstrap.servers"] == "b:9092"
 
@@ -49,9 +50,10 @@ def test_what_is_secret_comes_from_a_file(tmp_path: Path) -> None:
     file.write_text("# of the job\nsasl.password = a=b \n\nsasl.username=me\n")
     found = told(f"--kafka-file={file}", "--kafka=sasl.username=other").clients
     assert (found["sasl.password"], found["sasl.username"]) == ("a=b", "other")
-    file.write_text("sasl.password")
-    with pytest.raises(ValueError, match="is no setting; write NAME=VALUE"):
+    file.write_text("# of the job\nsasl.password: a secret\n")
+    with pytest.raises(ValueError, match="line 2 is no setting; write NAME=VALUE") as refused:
         told(f"--kafka-file={file}")
+    assert "a secret" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +65,8 @@ def test_what_is_secret_comes_from_a_file(tmp_path: Path) -> None:
         (["--kafka=bootstrap.servers=x"], {}, "says again what --brokers says"),
         (["--kafka=nonsense"], {}, "write NAME=VALUE"),
         (["--kafka=sasl.password=x"], {}, "the list of processes shows it to everybody"),
+        (["--kafka=sasl.oauthbearer.assertion.private.key.pem=x"], {}, "the list of processes shows it to everybody"),
+        (["--kafka=a.passphrase=x"], {}, "the list of processes shows it to everybody"),
         ([], {"id": "timestamp"}, "a timestamp identifies no message"),
         ([], {"id": "header"}, "names no field of a message"),
         ([], {"window": "soon"}, "is no window"),

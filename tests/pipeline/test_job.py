@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 from prometheus_client import CollectorRegistry, generate_latest
 
+from lowwater_pipeline.dedup.errors import Held, Refused
 from lowwater_pipeline.dedup.figures import FIGURES, Collector
-from lowwater_pipeline.dedup.job import Job
+from lowwater_pipeline.dedup.job import Job, Worker, _refusal
+from lowwater_pipeline.dedup.lane import Counts, Lane
+from lowwater_pipeline.dedup.settings import client_settings
+from lowwater_pipeline.dedup.topics import pin
 from tests.kit.eventually import eventually
 from tests.kit.kafka import Row
 from tests.pipeline.case import EXACT, Case, by_partition
@@ -132,6 +137,51 @@ def test_a_topic_that_goes_away_stops_everything(make: Make, monkeypatch: pytest
         case.kafka.create(case.settings.input, PARTITIONS)
         eventually(lambda: all(each.refused for each in workers), "everything stops")
         assert all("made anew" in str(each.refused) or "no topic" in str(each.refused) for each in workers)
+
+
+@pytest.mark.parametrize("name", ["OFFSET_METADATA_TOO_LARGE", "INVALID_TIMESTAMP"])
+def test_what_a_new_lane_would_meet_as_well_is_refused(name: str) -> None:
+    error = KafkaError(getattr(KafkaError, name))
+    assert f"Kafka refuses: {error.str()} ({name})" in str(_refusal(KafkaException(error)))
+
+
+class ClosesBadly(Lane):
+    """The disk is full when it has to let its memory go."""
+
+    def close(self) -> None:
+        super().close()
+        raise OSError("no space left on device")
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_a_worker_outlives_a_lane_that_does_not_close(case: Case, *, refused: bool) -> None:
+    """Else nobody would see that the partition stands: it does not run, and is not refused."""
+    asked = []
+
+    def check() -> None:
+        asked.append(1)
+        raise Refused("it is wrong", "Mend it.") if refused else Held("not now")
+
+    def lane() -> Lane:
+        return ClosesBadly(case.settings, case.pins(), 0, group=lambda: None)
+
+    worker = Worker(0, Counts(), lane, check)
+    worker.start()
+    if refused:
+        eventually(lambda: worker.refused is not None, "it says why")
+    else:
+        eventually(lambda: len(asked) > 1, "it tries again")
+    worker.stop()
+    worker.join()
+
+
+def test_brokers_that_do_not_answer_in_time_hold(case: Case) -> None:
+    """One that takes a connection and says nothing. What is held goes on; another error would end the watch of the topics."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        settings = replace(case.settings, clients=client_settings(address, {}), patience=0.05)
+        with pytest.raises(Held, match="says what topics there are"):
+            pin(settings)
 
 
 def test_the_figures_say_what_was_counted(make: Make) -> None:

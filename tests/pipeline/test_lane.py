@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,13 +12,21 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
 
 from lowwater_pipeline.dedup.errors import Held, Refused
 from lowwater_pipeline.dedup.ids import Partitioner
 from lowwater_pipeline.dedup.lane import Lane
 from lowwater_pipeline.dedup.mark import NO_FLOOR
-from lowwater_pipeline.dedup.memory import Memory, Standing
+from lowwater_pipeline.dedup.memory import Damaged, Memory, Standing
 from lowwater_pipeline.dedup.senders import Low
+from lowwater_pipeline.dedup.window import Window
+from tests.kit.eventually import eventually
 from tests.kit.kafka import Row
 from tests.kit.times import SECOND
 from tests.pipeline.case import EXACT, Case, Killed, at, by_partition
@@ -435,6 +444,20 @@ def test_a_memory_damaged_at_work_is_made_anew(case: Case) -> None:
     assert case.outcome() == EXACT
 
 
+def test_a_lane_whose_memory_cannot_be_flushed_closes_all_the_same(case: Case) -> None:
+    """Its disk is gone, or full: what was not kept is read from the output again."""
+    case.send(*"abc")
+    lane = case.drain(case.lane())
+    forget_memory(case)
+    assert lane._memory is not None
+    with pytest.raises(Damaged):
+        lane._memory.close()
+    case.shut(lane)
+    case.send(*"abcd")
+    case.drain(case.lane())
+    assert case.outcome() == EXACT
+
+
 def test_a_memory_of_another_output_is_not_believed(make: Make) -> None:
     """Two lives in one directory: what the first one has passed on is nothing to the second."""
     first, second = make(), make()
@@ -481,6 +504,93 @@ def test_an_old_memory_is_mended(case: Case) -> None:
     case.send(*"abcdefg")
     case.drain(case.lane())
     assert case.outcome() == EXACT
+
+
+def forget_offsets(case: Case) -> None:
+    """Kafka lets the offsets of a group expire that nobody is in, by default after seven days."""
+    case.kafka.admin.delete_consumer_groups([case.settings.group])[case.settings.group].result(60)
+
+
+@pytest.mark.parametrize("window", ["1000", "1h"])
+def test_an_output_that_retention_has_emptied_is_not_taken_for_a_new_one(make: Make, window: str) -> None:
+    """The job was away for a week, and the input is kept for longer: all of it would pass again."""
+    case = make(window)
+    case.send(*"abc")
+    case.shut(case.drain(case.lane()))
+    forget_offsets(case)
+    cut(case, case.settings.output, -1)
+    with pytest.raises(Refused, match=r"begins at offset \d+, without a row: .* its offsets have expired"):
+        case.lane()
+    with pytest.raises(Refused, match="nothing says how many ids are gone"):
+        case.lane(adopt=True)
+    case.shut(case.drain(case.lane(adopt=True, accept_shorter=True)))
+    assert case.ids() == [*"abc"], "as was said"
+    assert case.lane().counts.short_since is not None, "and is published"
+
+
+def test_the_first_start_is_committed_before_anything_is_read(case: Case) -> None:
+    """So an output without rows whose log begins late says nothing of a group that has an offset."""
+    lane = case.lane()
+    lane.step()
+    case.shut(lane)
+    with case.asking() as asked:
+        (found,) = asked.committed([TopicPartition(case.settings.input, 0)], 60)
+    assert found.offset == 0
+    cut(case, case.settings.output, -1)
+    case.send(*"aba")
+    case.drain(case.lane())
+    assert case.outcome() == EXACT
+
+
+def test_an_input_longer_than_the_window_is_adopted_only_by_one_who_knows(make: Make) -> None:
+    case = make("3")
+    case.send(*"abcdef")
+    case.shut(case.drain(case.lane()))
+    forget_offsets(case)
+    with pytest.raises(
+        Refused, match="has up to 6 messages to be read again, and the window remembers the last 3 of 6"
+    ):
+        case.lane(adopt=True)
+    case.drain(case.lane(adopt=True, accept_shorter=True))
+    assert case.outcome().doubled == 6, "as was said"
+
+
+def test_an_input_made_anew_that_is_longer_than_the_window_is_not_adopted_unseen(make: Make) -> None:
+    case = make("2")
+    with pytest.raises(
+        Refused, match="has up to 9 messages to be read again, and the window remembers the last 2 of 3"
+    ):
+        new_input(case, keeps=True, adopt=True)
+
+
+def test_an_input_no_longer_than_the_window_is_adopted_and_nothing_doubles(make: Make) -> None:
+    case = make("6")
+    case.send(*"abcdefg")
+    case.shut(case.drain(case.lane()))
+    forget_offsets(case)
+    with pytest.raises(Refused, match="has up to 7 messages to be read again"):
+        case.lane(adopt=True)
+    cut(case, case.settings.input, 1)
+    case.send("h")
+    cut(case, case.settings.input, 2)
+    case.drain(case.lane(adopt=True))
+    assert case.ids() == [*"abcdefgh"]
+
+
+def test_an_adopted_output_that_was_cut_says_since_when_copies_are_known(make: Make) -> None:
+    case = make("5")
+    case.send(*"abcd", times=[1_500_000_000_000 + each for each in range(4)])
+    case.shut(case.drain(case.lane()))
+    forget_offsets(case)
+    cut(case, case.settings.output, case.kafka_offset("c"))
+    lane = case.lane(adopt=True, accept_shorter=True)
+    assert lane.counts.short_since == 1_500_000_000_002
+    case.drain(lane)
+    assert case.ids() == [*"cdab"]
+    assert lane.counts.short_since == 1_500_000_000_002, "four rows are known, not five"
+    case.send("e", "f")
+    case.drain(lane)
+    assert lane.counts.short_since is None
 
 
 # -- a log that was cut ----------------------------------------------------------------------------------------------
@@ -702,14 +812,17 @@ def test_a_lost_memory_of_a_window_by_a_watermark_is_read_from_the_output(make: 
     assert {each for each, _ in lane._memory.items()} == {b"a", b"c", b"d"}
 
 
-def test_a_computation_that_was_reset_is_refused(make: Make) -> None:
+@pytest.mark.parametrize("micros", [3 * SECOND, SECOND, NO_FLOOR], ids=["above the floor", "below", "unknown"])
+def test_a_computation_that_was_reset_is_refused(make: Make, micros: int) -> None:
     case = watermark(make)
     case.low = Low(2 * SECOND, (1,))
     case.send("a", times=[5000])
     lane = case.drain(case.lane())
     while lane.counts.floor == NO_FLOOR:
         lane.step()
-    case.low = Low(3 * SECOND, (2,))
+    case.low = Low(NO_FLOOR, (0,))
+    lane.step()  # an authority that has never known it says nothing
+    case.low = Low(micros, (2,))
     with pytest.raises(Refused, match="was reset: its watermark is of incarnation"):
         lane.step()
 
@@ -749,11 +862,65 @@ def test_a_window_by_time_needs_the_brokers_times(make: Make) -> None:
         case.lane()
 
 
+A_YEAR = 365 * 24 * 3_600_000
+AHEAD = 3_000_000
+"""Milliseconds: as far ahead as brokers take from senders by default, nearly."""
+
+
+def stamp_by_broker(case: Case) -> None:
+    """The operator does what the refusal says; what is in the topic keeps the times of its senders."""
+    told = ConfigEntry("message.timestamp.type", "LogAppendTime", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, case.settings.input, incremental_configs=[told])
+    case.kafka.admin.incremental_alter_configs([resource])[resource].result(60)
+
+    def known() -> bool:
+        try:
+            case.pins()
+        except Refused:
+            return False
+        return True
+
+    eventually(known, "the broker says so")
+
+
+def test_a_backlog_with_the_senders_times_stops_a_window_by_time(make: Make) -> None:
+    """One stamp that is ahead would put the floor ahead. Brokers before Kafka 3.6 take a year: every copy after it would pass."""
+    case = make("1h", stamped=False)
+    case.send("ahead", times=[int(time.time() * 1000) + AHEAD])
+    stamp_by_broker(case)
+    with pytest.raises(Refused, match="at offset 0 stops the partition: it has the time of its sender"):
+        case.drain(case.lane())
+    assert case.ids() == []
+
+
+def test_a_backlog_with_the_senders_times_goes_to_the_side_if_the_user_chose(make: Make) -> None:
+    case = make("1h", stamped=False, topics=["unreadable"])
+    case.send("ahead", times=[int(time.time() * 1000) + AHEAD])
+    stamp_by_broker(case)
+    lane = case.drain(case.lane())
+    assert case.ids() == []
+    assert [row.key for row in case.rows(case.settings.unreadable or "")] == [b"ahead"]
+    assert lane.counts.floor == NO_FLOOR
+
+
+def test_a_message_that_is_stamped_below_the_floor_is_not_passed_on_as_new(make: Make) -> None:
+    """A broker's clock was a year ahead, and was set right."""
+    case = make("1h")
+    lane = case.lane()
+    lane._mark = replace(lane._mark, floor=int(time.time() * 1000) + A_YEAR)
+    case.send("a", "a")
+    with pytest.raises(Refused, match=r"at offset 0 stops the partition: the broker has stamped it .* further back"):
+        case.drain(lane)
+    assert case.ids() == []
+
+
 @off("LogAppendTime")
 def test_twin_by_the_senders_times_a_fresh_id_is_outside_of_the_window(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lowwater_pipeline.dedup.topics._check", lambda *_: None)
+    monkeypatch.setattr(Window, "stamps", Window.row_stamps)
+    monkeypatch.setattr(Window, "risen", lambda _, floor, __: floor)
     case = make("1h", stamped=False)
     hour = 3_600_000
     case.send("now", "slow", "slow", times=[10 * hour, 8 * hour, 8 * hour])

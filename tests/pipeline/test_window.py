@@ -169,6 +169,15 @@ def test_an_event_time_belongs_to_a_window_by_a_watermark() -> None:
         Window.parse("watermark:a", Field.parse("key"))
 
 
+def test_a_stamp_below_the_floor_of_a_window_by_time_says_so() -> None:
+    window = Window.parse("1s")
+    assert window.risen(NO_FLOOR, 5000) == 4000
+    assert window.risen(4000, 4000) == 4000
+    with pytest.raises(Unreadable, match="1 ms further back than the window reaches"):
+        window.risen(4000, 3999)
+    assert Window.parse("5").risen(4000, 0) == 4000, "by count there are no stamps"
+
+
 def stamp(field: str, message: Message) -> int:
     return Window.parse("watermark:a", Field.parse(field)).stamps()(message)  # type: ignore[arg-type]
 

@@ -63,7 +63,7 @@ examples:
 Exit codes: 0 told to stop, 1 a partition has stopped by itself, 2 refused before it began.
 """
 
-_SECRET: Final = ("password", "secret", "ssl.key.pem")
+_SECRET: Final = ("password", "passphrase", "private.key", "secret", "ssl.key.pem")
 """Words in the names of settings that nobody else may see."""
 
 _STOPS: Final = frozenset({signal.SIGTERM, signal.SIGINT})
@@ -156,11 +156,12 @@ def settings_of(args: argparse.Namespace) -> Settings:
     """Return what the arguments say. Raises ValueError."""
     options: dict[str, str] = {}
     if args.kafka_file is not None:
-        for line in args.kafka_file.read_text("utf-8").splitlines():
+        for number, line in enumerate(args.kafka_file.read_text("utf-8").splitlines(), 1):
             if line.strip() and not line.lstrip().startswith("#"):
-                options |= [_option(line.strip(), str(args.kafka_file))]
+                # The number, not the line: what is secret stands in this file, and would come into a log.
+                options |= [_option(line.strip(), f"{args.kafka_file}: line {number}")]
     for each in args.kafka:
-        name, value = _option(each, "--kafka")
+        name, value = _option(each, f"--kafka: {each!r}")
         if any(word in name for word in _SECRET):
             msg = f"--kafka {name}=...: the list of processes shows it to everybody. Put the line into a file that --kafka-file names."
             raise ValueError(msg)
@@ -185,7 +186,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
 def _option(text: str, where: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
-        msg = f"{where}: {text!r} is no setting; write NAME=VALUE"
+        msg = f"{where} is no setting; write NAME=VALUE"
         raise ValueError(msg)
     return name.strip(), value.strip()
 

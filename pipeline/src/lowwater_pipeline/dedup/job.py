@@ -40,7 +40,9 @@ _HOPELESS: Final = frozenset(
         "CLUSTER_AUTHORIZATION_FAILED",
         "GROUP_AUTHORIZATION_FAILED",
         "INVALID_TRANSACTION_TIMEOUT",
+        "INVALID_TIMESTAMP",
         "MSG_SIZE_TOO_LARGE",
+        "OFFSET_METADATA_TOO_LARGE",
         "TOPIC_AUTHORIZATION_FAILED",
         "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
         "_AUTHENTICATION",
@@ -103,9 +105,17 @@ class Worker:
                 logger.warning("partition %d is opened again in %.2f s: %s", self.partition, pause, error)
             finally:
                 self.running = False
-                lane.close()
+                _close(lane)
             self._stopping.wait(pause)
             pause = min(2 * pause, _LONGEST)
+
+
+def _close(lane: Lane) -> None:
+    """Close a lane. What goes wrong in that is only said: the thread has to live on, and everything that counts is committed or aborted by Kafka."""
+    try:
+        lane.close()
+    except Exception:
+        logger.exception("a lane has not closed in good order")
 
 
 def _refusal(error: Exception) -> Refused | None:

@@ -52,6 +52,8 @@ _WAIT: Final = 0.1
 
 _NEW_LIFE: Final = "Start a new life: another output topic and another --group. It remembers nothing of this one."
 
+_SHORTER: Final = "Start with --accept-shorter-window too, to go on with what is left."
+
 _ADOPT: Final = "Start once with --adopt to go on at its beginning: ids that are remembered are still dropped."
 
 _LOST_POSITION: Final = frozenset({"_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"})
@@ -141,6 +143,7 @@ class Lane:
         self._probe = probe
         self._id_of = settings.id.ids()
         self._stamp_of = settings.window.stamps()
+        self._row_stamp_of = settings.window.row_stamps()
         self._producer: Producer | None = None
         self._in_transaction = False
         self._memory: Memory | None = None
@@ -198,6 +201,8 @@ class Lane:
         found = committed(reader, settings.input, self._partition, settings.patience)
         self._known = found.offset >= 0
         if not self._known:
+            # Committed before anything is read: that there is no offset means later that it has expired.
+            self._dirty = True
             self._position = self._reached = first
             mark = Mark(pins.input.id, pins.output.id, pins.partitions, settings.rule, NO_FLOOR, 0)
         else:
@@ -246,6 +251,8 @@ class Lane:
             return offset
         if not settings.adopt:
             raise Refused(gone, _ADOPT)
+        if offset >= first or mark.input != self._pins.input.id:
+            self._again(first, mark.next)
         logger.warning("%s. It goes on at offset %d, because of --adopt", gone, first)
         self._dirty = True
         return first
@@ -286,31 +293,71 @@ class Lane:
         if first > start.offset:
             start = self._cut(start, first, end)
         ordinal, greatest = start.ordinal, NO_FLOOR
+        since: int | None = None
         for rows in self._rows(start.offset, end):
+            since = rows[0].timestamp()[1] if since is None else since
             fresh, ordinal = self._ranks(rows, ordinal)
             greatest = max(greatest, *fresh.values()) if fresh else greatest
             offset = (rows[-1].offset() or 0) + 1
             self._store(fresh, memory.known([*fresh]), self._mark.floor, offset, ordinal)
             self.counts.mended += len(rows)
-        if not self._known and ordinal and settings.adopt:
-            self._adopt_rows(first, ordinal, greatest)
+        if not self._known:
+            self._begin_life(first, ordinal, greatest, since)
         self._compare(ordinal)
         self._vector = end
         self._store({}, {}, self._mark.floor, end, ordinal)
         self._probe("mended")
 
-    def _adopt_rows(self, first: int, rows: int, greatest: int) -> None:
-        """Take what the output has as written by this deduplicator, whose offsets are gone."""
-        if first > 0 and not self._settings.accept_shorter:
+    def _begin_life(self, first: int, rows: int, greatest: int, since: int | None) -> None:
+        """Begin without an offset: with an output that never had a row, or, told to adopt it, with one that was written before the offset was lost.
+
+        Only a log that begins at 0 says that there was nothing: retention empties an output as it lets offsets expire. ``since`` is the timestamp of the first row.
+        Raises Refused; of rows that are not to be adopted _compare does.
+        """
+        settings, partition = self._settings, self._partition
+        if not rows and first == 0:
+            return
+        if not settings.adopt:
+            if rows:
+                return
             raise Refused(
-                f"{self._settings.output} [{self._partition}] begins at offset {first}: nothing says how many ids are gone, copies of which would pass again",
-                "Start with --accept-shorter-window too, to go on with what is left.",
+                f"the group {settings.group} has no offset of {settings.input} [{partition}], and {settings.output} [{partition}] begins at offset {first}, without a row: "
+                "this deduplicator may have passed on what was removed from it, and its offsets have expired",
+                "Start once with --adopt and --accept-shorter-window to go on at the beginning of the input: what was passed on already passes again. "
+                f"Else: {_NEW_LIFE}",
             )
+        short = None
+        if first > 0:
+            if not settings.accept_shorter:
+                raise Refused(
+                    f"{settings.output} [{partition}] begins at offset {first}: nothing says how many ids are gone, copies of which would pass again",
+                    _SHORTER,
+                )
+            now = time.time_ns() // 1_000_000
+            # Nothing says their ranks. By count they come before the first one that is left; a time that has not come yet is above those of all others.
+            ranks = {WindowKind.COUNT: -1, WindowKind.TIME: now, WindowKind.WATERMARK: now * 1000}
+            short = Short(ranks[settings.window.kind], now if since is None else since)
+        self._again(self._position, rows)
         logger.warning(
-            "partition %d: the %d rows of the output are taken as its own, because of --adopt", self._partition, rows
+            "partition %d: the %d rows of the output are taken as its own, because of --adopt", partition, rows
         )
-        self._mark = replace(self._mark, next=rows, chunks=(Chunk(first, 0, greatest),))
+        self._mark = replace(self._mark, next=rows, chunks=(Chunk(first, 0, greatest),), short=short)
         self._dirty = True
+
+    def _again(self, first: int, rows: int) -> None:
+        """Raises Refused when an input that is read again has more than a window by count remembers: its beginning would pass again."""
+        settings = self._settings
+        _, last = self._bounds(settings.input)
+        messages, size = last - first, settings.window.size
+        if settings.window.kind is not WindowKind.COUNT or min(messages, rows) <= size:
+            return
+        what = (
+            f"{settings.input} [{self._partition}] has up to {messages} messages to be read again, and the window remembers the last {size} of {rows} rows: "
+            "what was passed on before those passes again"
+        )
+        if not settings.accept_shorter:
+            raise Refused(what, f"{_SHORTER} Or: {_NEW_LIFE}")
+        logger.warning("%s", what)
 
     @property
     def _directory(self) -> Path:
@@ -370,7 +417,7 @@ class Lane:
         by_count, floor = self._settings.window.kind is WindowKind.COUNT, self._mark.floor
         for row in rows:
             try:
-                each, rank = self._id_of(row), ordinal if by_count else self._stamp_of(row)
+                each, rank = self._id_of(row), ordinal if by_count else self._row_stamp_of(row)
             except Unreadable:
                 raise self._foreign(1) from None
             ordinal += 1
@@ -389,7 +436,7 @@ class Lane:
             return _Foreign(
                 f"the group {settings.group} has no offset of {settings.input} [{partition}], and {settings.output} [{partition}] has {more} rows: its offsets have "
                 "expired, or the input was deleted and made anew, or the rows are somebody else's",
-                "If they are this deduplicator's, start once with --adopt: it goes on at the beginning of the input, and remembers what the output has. Else: "
+                "If they are this deduplicator's, start once with --adopt: it goes on at the beginning of the input, and remembers of the output what the window takes. Else: "
                 f"{_NEW_LIFE}",
             )
         count = (
@@ -460,14 +507,18 @@ class Lane:
         if self._settings.window.kind is not WindowKind.WATERMARK or self._pending is not None:
             return
         low = self._low()
-        if low is None or low.micros <= self._mark.floor:
+        if low is None:
             return
-        if self._mark.incarnations and low.incarnations != self._mark.incarnations:
+        # 0 is that of a computation which the authority has never known: then nothing is said, and W stands.
+        ours = self._mark.incarnations
+        if ours and any(now not in (0, then) for now, then in zip(low.incarnations, ours, strict=True)):
             raise Refused(
                 f"a computation of {', '.join(self._settings.window.names)} was reset: its watermark is of incarnation {low.incarnations}, and the floor of "
                 f"{self._mark.incarnations}",
                 f"They do not compare. {_NEW_LIFE}",
             )
+        if low.micros <= self._mark.floor:
+            return
         self._pending = low, self._head()
 
     def _head(self) -> int:
@@ -482,7 +533,7 @@ class Lane:
     def _taken(self, found: Sequence[Message]) -> _Batch:
         """Return what of some messages belongs into the next transaction, up to the first one that stops the lane."""
         batch = _Batch([])
-        reached = self._reached
+        reached, floor = self._reached, self._mark.floor
         for message in found:
             error = message.error()
             offset = message.offset() or 0
@@ -500,6 +551,7 @@ class Lane:
                 break
             try:
                 each, stamp = self._id_of(message), self._stamp_of(message)
+                floor = self._settings.window.risen(floor, stamp)
             except Unreadable as unreadable:
                 if self._settings.unreadable is None:
                     batch.trouble = self._stopped(
@@ -716,11 +768,13 @@ class Lane:
                 producer.purge()
                 producer.abort_transaction(5.0)
         self._in_transaction = False
-        if self._memory is not None:
-            self._memory.close()
-        for reader in (self._reader, self._ends):
-            if reader is not None:
-                reader.close()
+        memory, self._memory = self._memory, None
+        for each in (memory, self._reader, self._ends):
+            try:
+                if each is not None:
+                    each.close()
+            except Exception as error:  # noqa: BLE001 - a full disk, say: what is not kept is read from the output again, and the others are to be closed too
+                logger.warning("partition %d: %s has not closed: %s", self._partition, type(each).__name__, error)
 
 
 def _moment(millis: int) -> str:

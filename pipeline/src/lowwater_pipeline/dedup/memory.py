@@ -82,7 +82,8 @@ class Memory:
             with _damage():
                 self._standing = self._read()
         except BaseException:
-            self.close()
+            with contextlib.suppress(Damaged):  # it must not hide why
+                self.close()
             raise
         self._seek = NO_FLOOR
         """No id has a lower rank. To start behind what was deleted spares a walk over its tombstones."""
@@ -109,8 +110,9 @@ class Memory:
             shutil.rmtree(directory, ignore_errors=True)
 
     def close(self) -> None:
-        """Let it go. What was written stays."""
-        self._db.close()
+        """Let it go. What was written stays. Raises Damaged when it cannot be brought to the disk, which may be full."""
+        with _damage():
+            self._db.close()
 
     @property
     def standing(self) -> Standing | None:

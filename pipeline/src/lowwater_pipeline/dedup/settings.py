@@ -103,5 +103,8 @@ class Settings:
         return tuple(each for each in (self.output, self.unreadable, self.undecidable) if each is not None)
 
     def transactional_id(self, partition: int) -> str:
-        """Return that of a lane: the same in every process and after every start."""
-        return f"{self.group}.{self.output}.{partition}"
+        """Return that of a lane: the same in every process and after every start.
+
+        No name of a topic may have the character that separates, so no other deduplicator has the same one.
+        """
+        return f"{self.group}/{self.output}/{partition}"

@@ -90,9 +90,9 @@ def pin(settings: Settings) -> Pins:
     try:
         found = {name: _topic(name, future) for name, future in _descriptions(admin, names, settings.patience)}
         configs = {name: _config(admin, name, settings.patience) for name in names}
-    except KafkaException as error:
+    except (KafkaException, TimeoutError) as error:
         raise Held(
-            f"no broker at {settings.clients['bootstrap.servers']} says what topics there are: {error}"
+            f"no broker at {settings.clients['bootstrap.servers']} says what topics there are: {str(error) or 'no answer in time'}"
         ) from error
     source = found[settings.input]
     if any(each.id == _NO_ID for each in found.values()):

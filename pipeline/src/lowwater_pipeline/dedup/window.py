@@ -3,7 +3,8 @@
 Each id has a rank, and one number decides both ways: an id is forgotten when its rank is below the floor. There are three windows.
 
 - By count: the rank is the ordinal of the row in the output partition. The floor lies N below the next one.
-- By time: the rank is when the broker has appended the message to the input (LogAppendTime). The floor lies a span below that of the message in hand.
+- By time: the rank is when the broker has appended the message to the input (LogAppendTime). The floor lies a span below the greatest so far. A message that the broker has not
+  stamped, or whose stamp is below the floor, has no rank to be remembered by: :meth:`Window.stamps` and :meth:`Window.risen` say so.
 - By a low watermark W of the senders: the rank is the message's event time. The floor is W; it is moved from outside, when W may count. A message below it is *undecidable*:
   a late original and a copy of a forgotten one look alike.
 """
@@ -16,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
+
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
 
 from lowwater import Watermark
 from lowwater.cli.arguments import parse_duration
@@ -85,15 +88,39 @@ class Window:
         return f"{self.size}ms" if self.kind is WindowKind.TIME else str(self.size)
 
     def stamps(self) -> Callable[[Message], int]:
-        """Return what reads the number by which a message is ranked; of a window by count it is of no account. It raises Unreadable."""
+        """Return what reads the number by which a message of the input is ranked; of a window by count it is of no account. It raises Unreadable."""
+        return _by_broker if self.kind is WindowKind.TIME else self.row_stamps()
+
+    def row_stamps(self) -> Callable[[Message], int]:
+        """Return the same for rows of the output, which keep the timestamps that their messages came with."""
         if self.kind is WindowKind.COUNT:
             return lambda _: 0
         if self.kind is WindowKind.TIME or self.event_time is None:
-            return lambda message: message.timestamp()[1]
+            return lambda row: row.timestamp()[1]
         read, said = self.event_time.reader(), str(self.event_time)
         if self.event_time.kind is Kind.TIMESTAMP:
             return lambda message: _within(read(message) * 1000, said)
         return lambda message: _micros(read(message), said)
+
+    def risen(self, floor: int, stamp: int) -> int:
+        """Return the floor of a window by time at a message. Raises Unreadable when its id would be forgotten at once, and every copy of it pass."""
+        if self.kind is not WindowKind.TIME:
+            return floor
+        if stamp < floor:
+            raise Unreadable(
+                f"the broker has stamped it {floor - stamp} ms further back than the window reaches: a broker's clock is wrong now, or was ahead before"
+            )
+        return max(floor, stamp - self.size)
+
+
+def _by_broker(message: Message) -> int:
+    """Return when the broker has appended a message."""
+    kind, millis = message.timestamp()
+    if kind != TIMESTAMP_LOG_APPEND_TIME:
+        raise Unreadable(
+            "it has the time of its sender, by which one wrong clock would move the window for all: it was written before the topic had message.timestamp.type=LogAppendTime"
+        )
+    return millis
 
 
 def _seconds(text: str) -> float:
@@ -165,7 +192,7 @@ def decide(
     Args:
         window: How long ids are remembered.
         ids: Theirs.
-        stamps: As :meth:`Window.stamps` reads them.
+        stamps: As :meth:`Window.stamps` reads them; by time none is below the floor, see :meth:`Window.risen`.
         known: Of these ids those that the memory has, by their rank; also such as are below the floor.
         floor: Every id of a lower rank is forgotten.
         following: The ordinal of the next row of the output.
