@@ -15,6 +15,7 @@ COPY client/pyproject.toml client/
 COPY authority/pyproject.toml authority/
 COPY page/pyproject.toml page/
 COPY spark_listener/pyproject.toml spark_listener/
+COPY pipeline/pyproject.toml pipeline/
 RUN ["uv", "export", "--frozen", "--quiet", "--package", "lowwater-authority", "--package", "lowwater-page", "--extra", "redis", "--extra", "otel", "--no-default-groups", "--no-emit-workspace", "--output-file", "requirements.txt"]
 RUN ["uv", "venv", "--no-project", "/opt/lowwater"]
 RUN ["uv", "pip", "install", "--python", "/opt/lowwater", "--require-hashes", "--only-binary", ":all:", "--requirement", "requirements.txt"]

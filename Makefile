@@ -2,12 +2,12 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka demo-year daily-close two-partitions test test-long simulate mutants chaos chaos-kafka floors lint fmt gen bench soak clean \
+.PHONY: help setup demo demo-kafka demo-dedup demo-year daily-close two-partitions test test-long simulate mutants chaos chaos-kafka floors lint fmt gen bench soak clean \
 	check-style check-pyright check-mypy check-public check-generated
 
 RUN := . .tools/env &&
 # Everything that is type-checked.
-TYPED := $(wildcard client/src authority/src page/src spark_listener/src tests scripts benchmarks examples monitoring)
+TYPED := $(wildcard client/src authority/src page/src spark_listener/src pipeline/src tests scripts benchmarks examples monitoring)
 # How many processes share the tests, one more than two cores: each of them waits for half of its time. 0 for a run in one, which a
 # debugger needs (ARGS=--pdb).
 WORKERS ?= 3
@@ -26,6 +26,7 @@ SECONDS ?= 1200
 help:
 	@echo "make demo        replay four days of real flights through three Spark jobs (about three minutes)"
 	@echo "make demo-kafka  the same through topics of Kafka and tables of Delta; starts a broker"
+	@echo "make demo-dedup  a Kafka topic with copies through the deduplicator, which is killed while it works (about a minute)"
 	@echo "make demo-year   the whole year through plain Python workers, every window checked"
 	@echo "make daily-close a day of event time is closed once, whoever sleeps over it (some seconds)"
 	@echo "make two-partitions   what Spark's own watermark drops, attached and driven (about a minute)"
@@ -53,6 +54,10 @@ demo: setup
 demo-kafka:
 	@scripts/setup.sh --tests
 	@$(RUN) python -m examples.flights --kafka --out build/demo-kafka $(ARGS)
+
+demo-dedup:
+	@scripts/setup.sh --tests
+	@$(RUN) python -m examples.dedup $(ARGS)
 
 demo-year: setup
 	@$(RUN) python -m examples.flights.year $(ARGS)

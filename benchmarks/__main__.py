@@ -12,6 +12,7 @@ from typing import Final
 
 from benchmarks import (
     attach,
+    dedup,
     depth,
     failover,
     herd,
@@ -45,6 +46,7 @@ BENCHMARKS: Final[dict[str, Callable[..., list[result.Result]]]] = {
     "incident": incident.run,
     "listing": listings.run,
     "skew": skew.run,
+    "dedup": dedup.run,
 }
 
 ABOUT: Final = """\
@@ -82,6 +84,8 @@ machine, take turns by rounds, and the median round counts: read the ratio, not 
             against the same without what it knows of them, and against their names alone  about a minute
   skew      one partition of Kafka falls 24 hours behind: the state of hourly windows and the heap of their JVM,
             with skew_limit, against the same without; needs scripts/setup.sh --tests    some minutes
+  dedup     messages that a core passes on with deduplication over Kafka, against a plain loop with one look-up a
+            message, and a copy without ids; needs scripts/setup.sh --tests              about two minutes
 """
 
 MORE: Final = """\

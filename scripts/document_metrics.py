@@ -1,4 +1,4 @@
-"""Writes the tables of docs/metrics.md from what the authority, the client and the Spark package declare.
+"""Writes the tables of docs/metrics.md from what the authority, the client, the Spark package and the pipeline's jobs declare.
 
 ``python -m scripts.document_metrics`` is run when a figure changes; ``--check`` exits with 1 unless the page has them as they are.
 """
@@ -14,6 +14,7 @@ import lowwater.prometheus
 import lowwater_spark.prometheus
 from lowwater.prometheus import Figure
 from lowwater_authority.ops import computation_figures, metrics, shard_figures
+from lowwater_pipeline.dedup import figures as dedup_figures
 from scripts import tables
 
 PAGE: Final = Path(__file__).resolve().parent.parent / "docs/metrics.md"
@@ -31,6 +32,7 @@ TABLES: Final[dict[str, Sequence[Figure]]] = {
     ),
     "client": lowwater.prometheus.FIGURES,
     "spark": lowwater_spark.prometheus.FIGURES,
+    "dedup": dedup_figures.FIGURES,
 }
 """By the name in the page's markers."""
 

@@ -20,6 +20,7 @@ from lowwater_authority.commands import access as access_command
 from lowwater_authority.commands import journal as journal_command
 from lowwater_authority.commands import serve_arguments
 from lowwater_page.process import parser as page_parser
+from lowwater_pipeline.command import parser as pipeline_parser
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "cli.md"
@@ -80,10 +81,10 @@ def script(shell: str) -> str:
 
 
 def page() -> str:
-    """Return the documentation of all commands, and of the page: what each --help prints."""
+    """Return the documentation of all commands, of the page and of the pipeline's jobs: what each --help prints."""
     os.environ["COLUMNS"] = "100"
     parts = []
-    for each in (*_every(whole()), page_parser()):
+    for each in (*_every(whole()), page_parser(), *_every(pipeline_parser())):
         parts.append(f"## {each.prog}\n\n```text\n{each.format_help().rstrip()}\n```\n")
     return PAGE.read_text("utf-8").split(MARK)[0] + MARK + "\n" + "\n".join(parts)
 

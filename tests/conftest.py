@@ -30,6 +30,7 @@ ORDER = (
         "chart",
         "browser",
         "monitoring",
+        "pipeline",
         "process",
     ),
 )
@@ -38,6 +39,7 @@ MARKED = {
     "process": "process",
     "browser": "process",
     "monitoring": "process",
+    "pipeline": "process",
     "compatibility": "process",
     "container": "process",
     "chart": "process",

@@ -18,7 +18,10 @@ from lowwater._pb.lowwater.v1 import workers_pb2 as pb
 ROOT = Path(__file__).parents[2]
 KEYS = {"benchmark", "metric", "value", "unit", "baseline", "baseline_value", "ratio"}
 
-SLOW = ("herd", "failover", "attach", "spark_overhead", "pipeline", "streams", "incident", "register", "page", "skew")
+SLOW = (
+    *("herd", "failover", "attach", "spark_overhead", "pipeline", "streams", "incident", "register", "page", "skew"),
+    "dedup",
+)
 """They start Spark, or a broker, or hundreds of workers, or an authority or two for each of what they compare, or wait until a shard is given up, which
 test_failover.py does with the same code."""
 

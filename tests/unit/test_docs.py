@@ -27,13 +27,14 @@ NAMING = (
     "helm",
     "monitoring",
     "page",
+    "pipeline",
     "proto",
     "scripts",
     "spark_listener",
     "tests",
 )
 """The folders whose files name pages: in errors, comments, alerts, values."""
-PARTS = ("authority/src", "client/src", "page/src", "spark_listener/src", "scripts", "tests")
+PARTS = ("authority/src", "client/src", "page/src", "pipeline/src", "spark_listener/src", "scripts", "tests")
 """The folders of the modules that pages name."""
 RULES = range(1, 12)
 

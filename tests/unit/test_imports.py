@@ -25,9 +25,16 @@ SPARK = {
 }
 """Every part but the front: a new one gets its place here."""
 
+PIPELINE: Mapping[str, set[str]] = {
+    "command": {"dedup"},
+    "dedup": set(),
+}
+"""The same: what runs beside what else is in a folder of its own, which stands on no other."""
+
 ALLOWED: Mapping[str, Mapping[str, set[str]]] = {
     "spark_listener/src/lowwater_spark": SPARK,
     "authority/src/lowwater_authority": {"core": {"_pb"}, "journal": set()},
+    "pipeline/src/lowwater_pipeline": PIPELINE,
     "client/src/lowwater": {
         "_core": {"_pb", "errors", "histogram", "views", "watermark"},
         "_drive": {"_core", "errors"},
@@ -71,6 +78,10 @@ def test_a_part_imports_only_what_it_stands_on(package: str, part: str) -> None:
 
 def test_every_part_of_the_spark_package_has_its_place() -> None:
     assert parts(ROOT / "spark_listener/src/lowwater_spark") == SPARK.keys() | {"__init__"}
+
+
+def test_every_part_of_the_pipeline_package_has_its_place() -> None:
+    assert parts(ROOT / "pipeline/src/lowwater_pipeline") == PIPELINE.keys() | {"__init__", "__main__"}
 
 
 def test_nothing_stands_on_itself() -> None:

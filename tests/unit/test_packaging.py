@@ -20,6 +20,7 @@ MEMBERS = {
     "authority": "lowwater_authority",
     "page": "lowwater_page",
     "spark_listener": "lowwater_spark",
+    "pipeline": "lowwater_pipeline",
 }
 
 DATA = {
@@ -87,7 +88,7 @@ def test_a_wheel_holds_what_its_source_folder_holds(built: Path, member: str) ->
     with wheel(built, MEMBERS[member]) as archive:
         assert {name for name in archive.namelist() if ".dist-info/" not in name} == sources
     assert {Path(name).suffix for name in sources} - DATA.get(member, set()) == {".py", ".pyi", ".typed"} - (
-        {".pyi"} if member in {"page", "spark_listener"} else set()
+        {".pyi"} if member in {"page", "pipeline", "spark_listener"} else set()
     )
 
 
@@ -145,6 +146,12 @@ def test_the_page_needs_the_client_and_what_serves_it() -> None:
     assert named == []
 
 
+def test_the_pipeline_needs_the_client_and_no_authority_or_spark(built: Path) -> None:
+    assert requirements(built, "lowwater_pipeline") == {
+        *("lowwater", "confluent-kafka", "numpy", "prometheus-client", "rocksdict")
+    }
+
+
 def test_nothing_of_the_client_imports_what_servers_share() -> None:
     """Which needs more than the transport."""
     shared = ROOT / "client/src/lowwater/_server"
@@ -160,7 +167,7 @@ def test_the_client_owns_the_command(built: Path) -> None:
 
 def test_versions_move_in_lock_step(built: Path) -> None:
     (version,) = {metadata(built, package)["Version"] for package in MEMBERS.values()}
-    for package in ("lowwater_authority", "lowwater_page", "lowwater_spark"):
+    for package in ("lowwater_authority", "lowwater_page", "lowwater_pipeline", "lowwater_spark"):
         assert f"lowwater=={version}" in (metadata(built, package).get_all("Requires-Dist") or [])
 
 

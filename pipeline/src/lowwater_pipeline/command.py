@@ -1,0 +1,41 @@
+"""``lowwater-pipeline``: the jobs of this distribution, each as one command.
+
+A part adds its command in :data:`PARTS`: a function that takes the subparsers, and sets ``run``, which takes the arguments and returns the exit code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from lowwater.cli.arguments import CommandParser
+from lowwater_pipeline.dedup import arguments as dedup
+
+__all__ = ["PARTS", "main", "parser"]
+
+PARTS: Final[tuple[Callable[[Any], None], ...]] = (dedup.add,)
+"""What adds the commands, in the order in which the help shows them."""
+
+_EPILOG: Final = """\
+Each command tells with --help what it promises, and what it refuses.
+"""
+
+
+def parser() -> CommandParser:
+    """Return the arguments."""
+    parse = CommandParser(
+        prog="lowwater-pipeline",
+        description="What a robust pipeline needs around low watermarks.",
+        epilog=_EPILOG,
+    )
+    commands = parse.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for add in PARTS:
+        add(commands)
+    return parse
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    args = parser().parse_args(argv)
+    code: int = args.run(args)
+    return code

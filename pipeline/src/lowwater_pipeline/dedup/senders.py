@@ -1,0 +1,88 @@
+"""The low watermark of the senders, for windows that are bounded by it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+import lowwater
+from lowwater import WatermarkView, errors
+from lowwater_pipeline.dedup.errors import Refused
+from lowwater_pipeline.dedup.mark import NO_FLOOR
+
+__all__ = ["Low", "Senders"]
+
+logger = logging.getLogger("lowwater.pipeline")
+
+EVERY: Final = 1.0
+"""Seconds between two questions. Between them the watermark stands, and more is remembered than needs to be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Low:
+    """What the authority has published: microseconds of event time, and the incarnations that it belongs to."""
+
+    micros: int
+    incarnations: tuple[int, ...]
+
+
+def low_of(names: Sequence[str], views: Mapping[str, WatermarkView]) -> Low:
+    """Return the least low watermark of some computations. Raises Refused for one that promises nothing."""
+    for name in names:
+        view = views[name]
+        if view.estimated:
+            raise Refused(
+                f"the watermark of {name} is estimated: nobody promises that nothing older comes",
+                "Name the computations of the senders that track their work exactly.",
+            )
+    least = min(views[name].low.micros for name in names)
+    return Low(max(least, NO_FLOOR), tuple(views[name].incarnation for name in names))
+
+
+class Senders:
+    """Asks for the watermark on a thread of its own, until it is closed. While the authority is away the last answer stands."""
+
+    def __init__(self, names: Sequence[str], ask: Callable[..., Mapping[str, WatermarkView]]) -> None:
+        self._names = names
+        self._ask = ask
+        self._low: Low | None = None
+        self._refused: Refused | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="lowwater-senders", daemon=True)
+
+    @classmethod
+    def of(cls, names: Sequence[str], client: lowwater.Client) -> Self:
+        """Return those of some computations."""
+        return cls(names, client.get)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._closing.set()
+        self._thread.join()
+
+    def low(self) -> Low | None:
+        """Return what was answered last; None before the first answer. Raises Refused."""
+        if self._refused is not None:
+            raise self._refused
+        return self._low
+
+    def _follow(self) -> None:
+        away = False
+        while not self._closing.is_set():
+            try:
+                self._low = low_of(self._names, self._ask(*self._names))
+                away = False
+            except Refused as refused:
+                self._refused = refused
+                return
+            except errors.LowwaterError as error:
+                if not away:
+                    logger.warning("the watermark stands: the authority says nothing: %s", error)
+                away = True
+            self._closing.wait(EVERY)

@@ -1,0 +1,216 @@
+"""The topics of a deduplicator, pinned by their ids when it starts: a topic that is made anew under its old name is another one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from confluent_kafka import Consumer, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
+
+from lowwater_pipeline.dedup.errors import Held, Refused
+from lowwater_pipeline.dedup.ids import Kind
+from lowwater_pipeline.dedup.settings import Settings
+from lowwater_pipeline.dedup.window import WindowKind
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import TopicDescription  # type: ignore[attr-defined]
+
+__all__ = ["Pins", "Topic", "bounds", "committed", "consumer", "grown", "pin"]
+
+_SOON: Final = frozenset(
+    {
+        "COORDINATOR_LOAD_IN_PROGRESS",
+        "COORDINATOR_NOT_AVAILABLE",
+        "LEADER_NOT_AVAILABLE",
+        "NOT_COORDINATOR",
+        "NOT_LEADER_FOR_PARTITION",
+        "UNKNOWN_TOPIC_OR_PART",
+        "_UNKNOWN_PARTITION",
+        "_UNKNOWN_TOPIC",
+    }
+)
+"""Answers while a leader or a coordinator changes, or a broker does not know a new topic yet."""
+
+_UNTIL_KNOWN: Final = 5.0
+"""Seconds until a topic is believed to be missing. A broker that has just started does not know all of them yet."""
+
+_NO_ID: Final = "AAAAAAAAAAAAAAAAAAAAAA"
+
+_STAMPED_BY_BROKER: Final = "LogAppendTime"
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as it is."""
+
+    name: str
+    id: str
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """The topics as they were at the start."""
+
+    input: Topic
+    output: Topic
+
+    @property
+    def partitions(self) -> int:
+        """Of the input, and of every output."""
+        return self.input.partitions
+
+    def compare(self, now: Pins) -> None:
+        """Raises Refused when they are other ones by now."""
+        for mine, theirs in ((self.input, now.input), (self.output, now.output)):
+            if mine.id != theirs.id:
+                raise Refused(
+                    f"the topic {mine.name} was deleted and made anew while this ran",
+                    "Start again: what is wrong, and what can be done, is said then.",
+                )
+            if mine.partitions != theirs.partitions:
+                raise grown(mine.name, mine.partitions, theirs.partitions)
+
+
+def grown(name: str, before: int, now: int) -> Refused:
+    """Return why a topic with another number of partitions is refused."""
+    return Refused(
+        f"the topic {name} had {before} partitions, and has {now} now: ids have moved to other partitions, where nobody remembers them",
+        "This takes a new life: another output topic and another --group, of as many partitions as the input.",
+    )
+
+
+def pin(settings: Settings) -> Pins:
+    """Return the topics as they are, if a deduplicator can stand on them. Raises Refused, and Held when no broker answers."""
+    admin = AdminClient(dict(settings.clients))
+    names = (settings.input, *settings.outputs)
+    try:
+        found = {name: _topic(name, future) for name, future in _descriptions(admin, names, settings.patience)}
+        configs = {name: _config(admin, name, settings.patience) for name in names}
+    except (KafkaException, TimeoutError) as error:
+        raise Held(
+            f"no broker at {settings.clients['bootstrap.servers']} says what topics there are: {str(error) or 'no answer in time'}"
+        ) from error
+    source = found[settings.input]
+    if any(each.id == _NO_ID for each in found.values()):
+        raise Refused(
+            "the brokers give topics no ids, so a topic that is made anew looks like the old one",
+            "Use Kafka 2.8 or newer.",
+        )
+    for name in settings.outputs:
+        if found[name].partitions != source.partitions:
+            raise Refused(
+                f"the topic {name} has {found[name].partitions} partitions, and {source.name} has {source.partitions}",
+                "A row goes into the partition that it came from: make the topics with equally many.",
+            )
+    _check(settings, configs)
+    return Pins(source, found[settings.output])
+
+
+def _check(settings: Settings, configs: Mapping[str, Mapping[str, str]]) -> None:
+    """Raises Refused for a setting of a topic by which the window would be another one."""
+    output = configs[settings.output]
+    if "compact" in output["cleanup.policy"]:
+        raise Refused(
+            f"the topic {settings.output} is compacted: rows vanish from it, and it is what tells which ids were passed on",
+            "Set cleanup.policy=delete.",
+        )
+    by_time = settings.window.kind is WindowKind.TIME
+    event_time = settings.window.event_time
+    by_stamp = event_time is not None and event_time.kind is Kind.TIMESTAMP
+    if by_time and configs[settings.input]["message.timestamp.type"] != _STAMPED_BY_BROKER:
+        raise Refused(
+            f"a window by time needs the brokers' own times, and {settings.input} has those of its senders: a message that a slow sender stamps an hour ago "
+            "would be forgotten at once",
+            "Set message.timestamp.type=LogAppendTime on it, or use a window by count or by a watermark.",
+        )
+    if (by_time or by_stamp) and output["message.timestamp.type"] == _STAMPED_BY_BROKER:
+        raise Refused(
+            f"the topic {settings.output} replaces the timestamps of its rows, by which their ids are remembered",
+            "Set message.timestamp.type=CreateTime on it: rows keep the timestamps that they came with.",
+        )
+    if by_stamp and configs[settings.input]["message.timestamp.type"] == _STAMPED_BY_BROKER:
+        raise Refused(
+            f"the topic {settings.input} stamps its messages when they arrive, so copies have other event times",
+            "Take the event time from a header or from JSON, or set message.timestamp.type=CreateTime.",
+        )
+
+
+def _descriptions(admin: AdminClient, names: Collection[str], patience: float) -> list[tuple[str, TopicDescription]]:
+    deadline = time.monotonic() + min(patience, _UNTIL_KNOWN)
+    while True:
+        asked = admin.describe_topics(TopicCollection([*names]), request_timeout=patience)
+        missing, found = "", []
+        for name, future in asked.items():
+            try:
+                found.append((name, future.result(patience)))
+            except KafkaException as error:
+                if error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
+                    raise
+                missing = name
+        if not missing:
+            return found
+        if time.monotonic() > deadline:
+            raise Refused(f"there is no topic {missing}", "Make it, with as many partitions as the input.")
+        time.sleep(0.1)
+
+
+def _topic(name: str, found: TopicDescription) -> Topic:
+    return Topic(name, str(found.topic_id), len(found.partitions))
+
+
+def _config(admin: AdminClient, name: str, patience: float) -> dict[str, str]:
+    resource = ConfigResource(ResourceType.TOPIC, name)
+    found: Any = admin.describe_configs([resource], request_timeout=patience)[resource].result(patience)
+    return {entry.name: entry.value or "" for entry in found.values()}
+
+
+def consumer(settings: Settings, *, committed: bool) -> Consumer:
+    """Return a consumer that is in no group, and tells where a partition ends."""
+    return Consumer(
+        {
+            **settings.clients,
+            "group.id": settings.group,  # whose offsets it may ask for; it joins nothing
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            "isolation.level": "read_committed" if committed else "read_uncommitted",
+            "fetch.wait.max.ms": 50,
+        }
+    )
+
+
+def bounds(reader: Consumer, topic: str, partition: int, patience: float) -> tuple[int, int]:
+    """Return the first offset of a partition, and its end as this consumer sees it. Waits for a leader. Raises KafkaException."""
+    place = TopicPartition(topic, partition)
+    low, high = _asked(lambda: reader.get_watermark_offsets(place, timeout=patience), patience)
+    return low, high
+
+
+def committed(reader: Consumer, topic: str, partition: int, patience: float) -> TopicPartition:
+    """Return the offset that the group of a consumer has committed, with its metadata. Waits until no transaction can change it any more. Raises KafkaException."""
+
+    def ask() -> TopicPartition:
+        (found,) = reader.committed([TopicPartition(topic, partition)], timeout=patience)
+        if found.error is not None:
+            raise KafkaException(found.error)
+        return found
+
+    found: TopicPartition = _asked(ask, patience)
+    return found
+
+
+def _asked(ask: Callable[[], Any], patience: float) -> Any:
+    """Return an answer, behind those that soon become another one."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return ask()
+        except KafkaException as error:
+            if error.args[0].name() not in _SOON or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)

@@ -1,0 +1,42 @@
+"""One broker for the tests of a process; each of them has topics of its own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.kafka import Kafka
+from tests.pipeline.case import Case
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    with Kafka(tmp_path_factory.mktemp("pipeline") / "kafka") as running:
+        yield running
+
+
+@pytest.fixture
+def make(kafka: Kafka, tmp_path: Path) -> Iterator[Callable[..., Case]]:
+    """Makes a case: two topics and what a deduplicator is told of them."""
+    made: list[Case] = []
+
+    def case(window: str = "1000", **told: Any) -> Case:
+        number = next(_numbers)
+        made.append(Case(kafka, f"t{number}", tmp_path / f"state-{number}", window, **told))
+        return made[-1]
+
+    yield case
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def case(make: Callable[..., Case]) -> Case:
+    """One of one partition, and a window of a thousand rows."""
+    return make()

@@ -1,0 +1,154 @@
+"""What the command takes, and what it refuses by name; and a window that a real authority moves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lowwater
+from lowwater_pipeline.command import parser
+from lowwater_pipeline.dedup.arguments import settings_of
+from lowwater_pipeline.dedup.errors import Refused
+from lowwater_pipeline.dedup.mark import NO_FLOOR
+from lowwater_pipeline.dedup.senders import Low, Senders, low_of
+from lowwater_pipeline.dedup.settings import Settings
+from tests.kit.eventually import eventually
+from tests.kit.kafka import Row
+from tests.kit.times import SECOND
+from tests.pipeline.case import Case
+from tests.process.serving import Serving
+
+PLAIN = {"brokers": "b:9092", "input": "in", "output": "out", "id": "key", "window": "1h", "state": "/s"}
+
+
+def told(*more: str, **changed: str) -> Settings:
+    options = [f"--{name}={value}" for name, value in (PLAIN | changed).items()]
+    return settings_of(parser().parse_args(["dedup", *options, *more]))
+
+
+def test_what_is_not_told_has_a_default() -> None:
+    found = told()
+    assert found.group == "lowwater-dedup.in.out"
+    assert found.transactional_id(3) == "lowwater-dedup.in.out/out/3"
+    assert told(group="g.x", output="y").transactional_id(0) != told(group="g", output="x.y").transactional_id(0)
+    assert (found.unreadable, found.adopt, found.accept_shorter) == (None, False, False)
+    assert found.clients["bootstrap.servers"] == "b:9092"
+
+
+def test_settings_of_kafkas_client_are_passed_on() -> None:
+    assert told("--kafka=security.protocol=ssl", "--kafka=client.id=a=b").clients["client.id"] == "a=b"
+
+
+def test_what_is_secret_comes_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text("# of the job\nsasl.password = a=b \n\nsasl.username=me\n")
+    found = told(f"--kafka-file={file}", "--kafka=sasl.username=other").clients
+    assert (found["sasl.password"], found["sasl.username"]) == ("a=b", "other")
+    file.write_text("# of the job\nsasl.password: a secret\n")
+    with pytest.raises(ValueError, match="line 2 is no setting; write NAME=VALUE") as refused:
+        told(f"--kafka-file={file}")
+    assert "a secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "changed", "why"),
+    [
+        (["--kafka=acks=1"], {}, "--kafka acks=1 is not yours to set: a row counts as written when every replica"),
+        (["--kafka=transactional.id=x"], {}, "not yours to set: each partition has a fixed one"),
+        (["--kafka=isolation.level=read_uncommitted"], {}, "not yours to set"),
+        (["--kafka=bootstrap.servers=x"], {}, "says again what --brokers says"),
+        (["--kafka=nonsense"], {}, "write NAME=VALUE"),
+        (["--kafka=sasl.password=x"], {}, "the list of processes shows it to everybody"),
+        (["--kafka=sasl.oauthbearer.assertion.private.key.pem=x"], {}, "the list of processes shows it to everybody"),
+        (["--kafka=a.passphrase=x"], {}, "the list of processes shows it to everybody"),
+        ([], {"id": "timestamp"}, "a timestamp identifies no message"),
+        ([], {"id": "header"}, "names no field of a message"),
+        ([], {"window": "soon"}, "is no window"),
+        (["--event-time=timestamp"], {}, "--event-time belongs to a window by a watermark"),
+        (["--undecidable=side"], {}, "--undecidable belongs to --window watermark:NAME"),
+        (["--event-time=json:at"], {"window": "watermark:a"}, "needs --undecidable TOPIC"),
+        (["--unreadable=out"], {}, "the topics must differ"),
+        ([], {"output": "in"}, "the topics must differ"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(more: list[str], changed: dict[str, str], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        told(*more, **changed)
+
+
+def view(low: int, **more: Any) -> lowwater.WatermarkView:
+    return lowwater.WatermarkView("a", registered=True, low=lowwater.Watermark(low), **more)
+
+
+def test_of_several_senders_the_least_watermark_counts() -> None:
+    found = low_of(["a", "b"], {"a": view(7, incarnation=1), "b": view(5, incarnation=3)})
+    assert found == Low(5, (1, 3))
+    assert low_of(["a"], {"a": view(-(2**63))}).micros == NO_FLOOR
+
+
+def test_a_watermark_that_nobody_promises_is_refused() -> None:
+    with pytest.raises(Refused, match="the watermark of a is estimated"):
+        low_of(["a"], {"a": view(7, estimated=True)})
+    with Senders(["a"], lambda _: {"a": view(7, estimated=True)}) as senders:
+
+        def refused() -> bool:
+            try:
+                senders.low()
+            except Refused:
+                return True
+            return False
+
+        eventually(refused, "the lanes are told")
+
+
+def test_without_the_authority_the_watermark_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lowwater_pipeline.dedup.senders.EVERY", 0.01)
+    answers = [{"a": view(7)}]
+    asked = []
+
+    def ask(name: str) -> dict[str, lowwater.WatermarkView]:
+        asked.append(name)
+        if answers:
+            return answers.pop()
+        raise lowwater.Unavailable("nobody is there")
+
+    with Senders(["a"], ask) as senders:
+        eventually(lambda: len(asked) > 3, "it is asked again")
+        assert senders.low() == Low(7, (0,))
+
+
+def test_the_watermark_of_a_real_authority_decides(make: Callable[..., Case], tmp_path: Path) -> None:
+    """The senders' job reports, and the command follows."""
+    case = make("watermark:orders", event_time="json:at", topics=["undecidable"])
+    settings = case.settings
+
+    def orders(*times: int) -> None:
+        case.put(*(Row(json.dumps({"at": at * SECOND}).encode(), b"order-%d" % at) for at in times))
+
+    command = [sys.executable, "-m", "lowwater_pipeline", "dedup", "--brokers", case.kafka.address, "--id", "key"]
+    command += ["--input", settings.input, "--output", settings.output, "--undecidable", str(settings.undecidable)]
+    command += ["--window", "watermark:orders", "--event-time", "json:at", "--state", str(settings.state)]
+    log = tmp_path / "log"
+    with Serving(tmp_path / "authority") as server, lowwater.connect(server.address) as lw, log.open("wb") as output:
+        lw.register("orders")
+        process = subprocess.Popen([*command, "--address", server.address], stderr=output)
+        try:
+            with lw.worker("orders") as worker:
+                lease = worker.claim()
+                orders(1, 2, 3, 2)
+                eventually(lambda: case.ids() == ["order-1", "order-2", "order-3"], "each comes once")
+                lease.advance(None, oldest=None, frontier=3 * SECOND)
+                side = str(settings.undecidable)
+                while not case.rows(side):
+                    orders(1, 3)
+                assert {row.key for row in case.rows(side)} == {b"order-1"}, "it is forgotten, and 3 is not"
+                assert case.ids() == ["order-1", "order-2", "order-3"]
+        finally:
+            process.kill()
+            process.wait()

@@ -1,0 +1,211 @@
+"""The lanes of a process: what happens to one leaves the others alone, and partitions go from process to process."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Producer
+from prometheus_client import CollectorRegistry, generate_latest
+
+from lowwater_pipeline.dedup.errors import Held, Refused
+from lowwater_pipeline.dedup.figures import FIGURES, Collector
+from lowwater_pipeline.dedup.job import Job, Worker, _refusal
+from lowwater_pipeline.dedup.lane import Counts, Lane
+from lowwater_pipeline.dedup.settings import client_settings
+from lowwater_pipeline.dedup.topics import pin
+from tests.kit.eventually import eventually
+from tests.kit.kafka import Row
+from tests.pipeline.case import EXACT, Case, by_partition
+
+Make = Callable[..., Case]
+
+PARTITIONS = 2
+IDS = [b"id-%d" % number for number in range(200)]
+FIRST, SECOND = (
+    [row.key or b"" for row in by_partition(IDS, PARTITIONS) if row.partition == each] for each in range(PARTITIONS)
+)
+
+
+@contextmanager
+def running(case: Case, **changes: object) -> Iterator[Job]:
+    """A job that works on a thread."""
+    settings = replace(case.settings, **changes)  # type: ignore[arg-type]
+    stopping = threading.Event()
+    with Job(settings) as job:
+        thread = threading.Thread(target=job.run, args=(stopping,))
+        thread.start()
+        try:
+            yield job
+        finally:
+            stopping.set()
+            thread.join()
+
+
+def sum_of(job: Job, name: str) -> int:
+    return sum(getattr(each, name) for each in job.counts().values())
+
+
+def has_all(case: Case) -> Callable[[], bool]:
+    return lambda: {row.key for row in case.rows()} >= {row.key for row in case.sent if row.key}
+
+
+def test_a_message_without_an_id_stops_its_partition_alone(make: Make) -> None:
+    case = make(partitions=PARTITIONS)
+    case.put(Row(b"v", None, 0))
+    with running(case) as job:
+        eventually(lambda: any(each.refused for each in job.workers()), "the first partition stops")
+        for _ in range(2):
+            case.put(*by_partition(SECOND, PARTITIONS))
+        eventually(has_all(case), "the second one goes on")
+        (stopped,) = [each for each in job.workers() if each.refused is not None]
+        assert (stopped.partition, stopped.running) == (0, False)
+        assert "at offset 0 stops the partition" in str(stopped.refused)
+    assert case.outcome().doubled == 0
+
+
+def test_a_partition_that_is_fenced_goes_on_and_its_neighbour_never_stops(make: Make) -> None:
+    case = make(partitions=PARTITIONS)
+    with running(case) as job:
+        case.put(*by_partition(IDS, PARTITIONS))
+        eventually(has_all(case), "both work")
+        opened = job.counts()[1].opened
+        name = case.settings.transactional_id(0)
+        stranger = Producer({"bootstrap.servers": case.kafka.address, "log_level": 0, "transactional.id": name})
+        stranger.init_transactions(60)
+        case.put(*by_partition([b"more-%d" % each for each in range(100)], PARTITIONS))
+        case.put(*by_partition(IDS, PARTITIONS))
+        eventually(has_all(case), "the first one takes its partition back")
+        assert job.counts()[0].opened > 1
+        assert job.counts()[1].opened == opened, "the second one was not opened again"
+        eventually(lambda: sum_of(job, "duplicates") == len(IDS), "all is read")
+    assert case.outcome() == EXACT
+
+
+def test_a_memory_that_cannot_be_opened_holds_its_partition_alone(make: Make) -> None:
+    case = make(partitions=PARTITIONS)
+    place = case.settings.state / f"{case.settings.output}-0"
+    place.parent.mkdir(parents=True)
+    place.write_text("in the way")
+    with running(case) as job:
+        case.put(*by_partition(IDS, PARTITIONS))
+        eventually(
+            lambda: job.counts()[1].admitted == len(SECOND) if 1 in job.counts() else False, "the second one goes on"
+        )
+        assert not any(each.refused for each in job.workers())
+        place.unlink()
+        eventually(has_all(case), "the first one goes on by itself")
+    assert case.outcome() == EXACT
+
+
+def test_partitions_go_from_process_to_process(make: Make) -> None:
+    """Each process has its own directory; copies come all the time."""
+    case = make(partitions=4)
+    elsewhere = case.settings.state.with_name("elsewhere")
+
+    def burst(number: int) -> None:
+        ids = [b"%d-%d" % (number, each) for each in range(100)]
+        case.put(*by_partition([*ids, *IDS], 4))
+
+    with running(case) as first:
+        burst(1)
+        eventually(has_all(case), "the first one has all")
+        with running(case, state=elsewhere) as second:
+            eventually(lambda: len(second.workers()) == len(first.workers()) == 2, "they share the partitions")
+            burst(2)
+            eventually(has_all(case), "both work")
+            assert sum_of(second, "admitted") > 0
+        burst(3)
+        eventually(lambda: len(first.workers()) == 4, "the first one has all partitions again")
+        eventually(has_all(case), "and goes on")
+    assert case.outcome() == EXACT
+
+
+def test_a_topic_that_goes_away_stops_everything(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lowwater_pipeline.dedup.job._LOOK", 0.1)
+    monkeypatch.setattr("lowwater_pipeline.dedup.topics._UNTIL_KNOWN", 0.5)
+    case = make(partitions=PARTITIONS)
+    with running(case) as job:
+        case.put(*by_partition(IDS, PARTITIONS))
+        eventually(has_all(case), "it works")
+        workers = job.workers()
+        case.kafka.delete(case.settings.input)
+        case.kafka.create(case.settings.input, PARTITIONS)
+        eventually(lambda: all(each.refused for each in workers), "everything stops")
+        assert all("made anew" in str(each.refused) or "no topic" in str(each.refused) for each in workers)
+
+
+@pytest.mark.parametrize("name", ["OFFSET_METADATA_TOO_LARGE", "INVALID_TIMESTAMP"])
+def test_what_a_new_lane_would_meet_as_well_is_refused(name: str) -> None:
+    error = KafkaError(getattr(KafkaError, name))
+    assert f"Kafka refuses: {error.str()} ({name})" in str(_refusal(KafkaException(error)))
+
+
+class ClosesBadly(Lane):
+    """The disk is full when it has to let its memory go."""
+
+    def close(self) -> None:
+        super().close()
+        raise OSError("no space left on device")
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_a_worker_outlives_a_lane_that_does_not_close(case: Case, *, refused: bool) -> None:
+    """Else nobody would see that the partition stands: it does not run, and is not refused."""
+    asked = []
+
+    def check() -> None:
+        asked.append(1)
+        raise Refused("it is wrong", "Mend it.") if refused else Held("not now")
+
+    def lane() -> Lane:
+        return ClosesBadly(case.settings, case.pins(), 0, group=lambda: None)
+
+    worker = Worker(0, Counts(), lane, check)
+    worker.start()
+    if refused:
+        eventually(lambda: worker.refused is not None, "it says why")
+    else:
+        eventually(lambda: len(asked) > 1, "it tries again")
+    worker.stop()
+    worker.join()
+
+
+def test_brokers_that_do_not_answer_in_time_hold(case: Case) -> None:
+    """One that takes a connection and says nothing. What is held goes on; another error would end the watch of the topics."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        settings = replace(case.settings, clients=client_settings(address, {}), patience=0.05)
+        with pytest.raises(Held, match="says what topics there are"):
+            pin(settings)
+
+
+def test_the_figures_say_what_was_counted(make: Make) -> None:
+    case = make(partitions=PARTITIONS)
+    with running(case) as job:
+        case.put(*by_partition(IDS, PARTITIONS), *by_partition(IDS[:50], PARTITIONS))
+        case.put(Row(b"v", None, 0))
+        eventually(lambda: (sum_of(job, "admitted"), sum_of(job, "duplicates")) == (len(IDS), 50), "all is read")
+        eventually(lambda: any(each.refused for each in job.workers()), "the first partition stops")
+        registry = CollectorRegistry()
+        registry.register(Collector(job))
+        topic = case.settings.input
+
+        def value(name: str, partition: int) -> float | None:
+            return registry.get_sample_value(f"lowwater_dedup_{name}", {"topic": topic, "partition": str(partition)})
+
+        assert [value("admitted_messages_total", each) for each in (0, 1)] == [len(FIRST), len(SECOND)]
+        assert sum(value("duplicate_messages_total", each) or 0 for each in (0, 1)) == 50
+        assert [value("remembered_ids", each) for each in (0, 1)] == [len(FIRST), len(SECOND)]
+        assert [value("refused", each) for each in (0, 1)] == [1, 0]
+        assert [value("running", each) for each in (0, 1)] == [0, 1]
+        assert value("state_bytes", 1)
+        assert value("lag_messages", 1) == 0
+        assert value("window_since_timestamp_seconds", 1) is None
+        assert value("watermark_timestamp_seconds", 1) is None
+        said = generate_latest(registry).decode()
+        assert all(f"# TYPE {each.name} {each.kind}" in said for each in FIGURES)
