@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lowwater_pipeline.guard import Fenced, StoreReplaced, Unfit, files
+from lowwater_pipeline.guard import Damaged, Fenced, StoreReplaced, Unfit, files
 from lowwater_pipeline.guard.files import FileGuard, FileWriter
 from lowwater_spark.checkpoint.durable import write_once, write_over
 from tests.guard.stores import FileStore, claim
@@ -119,6 +119,19 @@ def test_a_link_whose_answer_was_lost_counts(in_files: FileStore, monkeypatch: p
     monkeypatch.setattr(files, "write_once", lambda path, data: link(path, data) and False)
     assert in_files.write(writer, 0, "a", [1])
     assert in_files.values() == [1]
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_a_log_that_lacks_an_entry_is_damaged_and_nobody_raises_over_it(in_files: FileStore, gone: int) -> None:
+    """It would read as if it ended before, and a zombie would find nothing that is newer."""
+    writer, neighbour = in_files.raise_(claim(9)), in_files.raise_(claim(5), guard="daily")
+    for batch in range(2):
+        in_files.write(writer, batch, f"digest {batch}", [batch])
+    (in_files.guard().log / f"{gone:020}").unlink()
+    for refused in (lambda: in_files.raise_(claim(8)), in_files.guard().directories, in_files.guard().rows):
+        with pytest.raises(Damaged, match=f"the entry {gone} is not there, and 2 is"):
+            refused()
+    assert in_files.write(neighbour, 0, "a", [1])
 
 
 def test_a_folder_that_was_copied_is_another_life(in_files: FileStore, tmp_path: Path) -> None:

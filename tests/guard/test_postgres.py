@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +15,20 @@ from typing import Any
 import psycopg
 import pytest
 
-from lowwater_pipeline.guard import Blocked, Fenced, InDoubt, StoreReplaced, Unfit
+from lowwater_pipeline.guard import (
+    Blocked,
+    Claim,
+    Damaged,
+    Fenced,
+    GuardError,
+    InDoubt,
+    NonceMismatch,
+    OldConfiguration,
+    Rewound,
+    StoreReplaced,
+    Unfit,
+    WrongOwner,
+)
 from lowwater_pipeline.guard import postgres as guarded
 from lowwater_pipeline.guard.postgres import PostgresGuard, PostgresWriter
 from tests.guard.stores import PostgresStore, claim
@@ -93,13 +106,84 @@ def test_a_zombie_that_commits_before_the_raise_is_read_by_its_successor(in_post
     assert successor.found[0].batch == 0
 
 
-def test_whoever_holds_the_row_is_ended(in_postgres: PostgresStore) -> None:
-    writer = raised_by_itself(in_postgres, 5)
+def test_whoever_holds_the_row_is_ended_by_a_raise_that_is_accepted(in_postgres: PostgresStore) -> None:
+    raised_by_itself(in_postgres, 5)
     with psycopg.connect(in_postgres.dsn) as holding:
         holding.execute("SELECT * FROM lowwater_guard FOR UPDATE")
-        assert in_postgres.write(writer, 0, "a", [1])
+        assert in_postgres.write(raised_by_itself(in_postgres, 6), 0, "a", [1])
         with pytest.raises(psycopg.OperationalError):
             holding.execute("SELECT 1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "refused"),
+    [
+        pytest.param(Fenced, lambda guard: guard.raise_(claim(8)), id="older raise"),
+        pytest.param(Fenced, lambda guard: write_empty(guard, claim(8)), id="older write"),
+        pytest.param(NonceMismatch, lambda guard: guard.raise_(claim(9, "another")), id="nonce"),
+        pytest.param(OldConfiguration, lambda guard: guard.raise_(claim(10, configuration=1)), id="configuration"),
+        pytest.param(WrongOwner, lambda guard: guard.raise_(claim(10, computation="a/b")), id="stranger's raise"),
+        pytest.param(WrongOwner, lambda guard: write_empty(guard, claim(9, computation="a/b")), id="stranger's write"),
+        pytest.param(Damaged, lambda guard: of_two_slots(guard).raise_(claim(10)), id="slots"),
+        pytest.param(Blocked, lambda guard: write_empty(guard, claim(9, configuration=2)), id="own write"),
+    ],
+)
+def test_an_owner_in_a_long_batch_is_not_ended_by_who_is_refused(
+    in_postgres: PostgresStore, kind: type[GuardError], refused: Callable[[PostgresGuard], object]
+) -> None:
+    """A zombie, and a stranger, wait, are refused, and come again as a supervisor starts them: the owner commits all the same."""
+    owner = in_postgres.guard().raise_(claim(9, configuration=2))
+    long = Paused(in_postgres, owner, 0, 1, "filled")
+    for _ in range(2):
+        with pytest.raises(kind):
+            refused(in_postgres.guard())
+    assert long.outcome() is True
+    assert in_postgres.values() == [1]
+
+
+@off("the look before an end")
+def test_without_a_look_at_what_is_committed_a_zombie_ends_the_owner(
+    in_postgres: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PostgresGuard, "_committed", lambda guard, connection, slots: (dict.fromkeys(slots), "life"))
+    owner = in_postgres.guard().raise_(claim(9))
+    long = Paused(in_postgres, owner, 0, 1, "filled")
+    with pytest.raises(Fenced):
+        in_postgres.guard().raise_(claim(8))
+    assert long.outcome() is True
+
+
+def write_empty(guard: PostgresGuard, by: Claim) -> bool:
+    """A batch without rows, by who believes to have raised."""
+    return PostgresWriter(guard, by, range(1), {}).write(0, "b", lambda cursor: None)
+
+
+def of_two_slots(guard: PostgresGuard) -> PostgresGuard:
+    """The same guard, opened with another number of slots."""
+    guard.slots = 2
+    return guard
+
+
+def test_who_is_overtaken_when_its_patience_is_over_ends_nobody(
+    in_postgres: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is committed lets its raise pass, and refuses it a moment later."""
+    raised_by_itself(in_postgres, 5)
+    holding = psycopg.connect(in_postgres.dsn)
+    holding.execute("SELECT * FROM lowwater_guard FOR UPDATE")
+    newer: list[Paused] = []
+
+    class Overtaken(guarded._Holders):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            holding.rollback()
+            newer.append(Paused(in_postgres, raised_by_itself(in_postgres, 7), 0, 1, "filled"))
+
+    monkeypatch.setattr(guarded, "_Holders", Overtaken)
+    with pytest.raises(Fenced):
+        raised_by_itself(in_postgres, 6)
+    assert newer[0].outcome() is True
+    holding.close()
 
 
 def test_who_may_not_be_ended_is_named(postgres: Postgres, in_postgres: PostgresStore) -> None:
@@ -110,8 +194,11 @@ def test_who_may_not_be_ended_is_named(postgres: Postgres, in_postgres: Postgres
     with guard, psycopg.connect(in_postgres.dsn) as holding:
         writer = guard.raise_(claim(5))
         holding.execute("SELECT * FROM lowwater_guard FOR UPDATE")
-        with pytest.raises(Blocked, match=str(holding.info.backend_pid)):
+        said = str(holding.info.backend_pid)
+        with pytest.raises(Blocked, match=f"{said}.* a write ends nobody"):
             writer.write(0, "a", lambda cursor: None)
+        with pytest.raises(Blocked, match=f"{said}.* could not end them"):
+            guard.raise_(claim(6))
         holding.rollback()
         assert writer.write(0, "a", lambda cursor: None)
 
@@ -126,6 +213,17 @@ def test_who_holds_what_the_batch_writes_is_not_ended(in_postgres: PostgresStore
         with pytest.raises(psycopg.errors.LockNotAvailable):
             writer.write(0, "a", lambda cursor: cursor.execute("INSERT INTO other VALUES (1)"))
         assert holding.execute("SELECT 1").fetchall() == [(1,)]
+
+
+def test_a_writer_that_notes_its_last_batch_may_leave_some_out(in_postgres: PostgresStore) -> None:
+    writer = raised_by_itself(in_postgres, 5)
+    assert in_postgres.write(writer, 0, "a", [1])
+    assert writer.write(3, "d", lambda cursor: None, after=0)
+    assert not writer.write(3, "d", lambda cursor: None, after=0)
+    for after in (2, 4, 0):
+        with pytest.raises(Rewound, match=f"follows {after}"):
+            writer.write(5, "f", lambda cursor: None, after=after)
+    assert writer.write(5, "f", lambda cursor: None, after=3)
 
 
 def test_the_lock_sees_what_was_committed_whatever_isolation_the_role_has(in_postgres: PostgresStore) -> None:
@@ -180,6 +278,7 @@ def test_a_lost_commit_is_looked_at_under_the_lock(postgres: Postgres, in_postgr
 
 def plain_look(store: PostgresStore, postgres: Postgres) -> None:
     """The connection is lost while COMMIT waits in the server, and the client looks again at once."""
+    store.patience = 60
     writer = raised_by_itself(store, 5)
     waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
     with ThreadPoolExecutor(2) as pool:

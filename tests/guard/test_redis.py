@@ -155,6 +155,7 @@ def test_a_key_of_another_type_is_refused_before_anything_is_written(
         (("DEL", "n:{hourly}", "m:{hourly}"), "nothing else"),
         (("ZADD", "n:{hourly}", "member", 1.0), "finite number"),
         (("ZADD", "n:{hourly}", float("nan"), "member"), "finite number"),
+        (("ZADD", "n:{hourly}", 10**400, "member"), "finite number"),
         (("RPUSH", "n:{hourly}", *range(5_000)), "at most 4,000"),
     ],
 )
@@ -210,6 +211,46 @@ def test_a_redis_that_is_full_takes_all_or_nothing(in_redis: RedisStore) -> None
         assert in_redis.client.lrange("d:{hourly}", 0, -1) == ["1", "2"]
     finally:
         in_redis.client.config_set("maxmemory", "0")
+
+
+@pytest.mark.parametrize(
+    ("policy", "most", "refused"),
+    [
+        ("allkeys-lru", "1gb", True),
+        ("allkeys-random", "1gb", True),
+        ("allkeys-lru", "0", False),
+        ("volatile-ttl", "1gb", False),
+        ("noeviction", "1gb", False),
+    ],
+)
+def test_a_redis_that_may_evict_a_guard_is_refused(in_redis: RedisStore, policy: str, most: str, refused: bool) -> None:
+    in_redis.client.config_set("maxmemory", most)
+    in_redis.client.config_set("maxmemory-policy", policy)
+    try:
+        if refused:
+            with pytest.raises(Unfit, match=f"evict it at any time, by maxmemory-policy {policy}"):
+                in_redis.raise_(claim(5))
+            assert in_redis.client.keys() == []
+        else:
+            assert in_redis.write(in_redis.raise_(claim(5)), 0, "a", [1])
+    finally:
+        in_redis.client.config_set("maxmemory-policy", "noeviction")
+        in_redis.client.config_set("maxmemory", "0")
+
+
+def test_a_user_who_may_not_write_one_of_the_rows_writes_nothing(in_redis: RedisStore) -> None:
+    name = f"user{os.urandom(4).hex()}"
+    both = in_redis.raise_(claim(5), slots=2)
+    # It may run scripts on both, and HSET on the first one only.
+    rules = ["~*", "+@all", "-hset", f"(+hset ~{both.guard.key(0)})"]
+    in_redis.client.execute_command("ACL", "SETUSER", name, "on", "nopass", *rules)
+    with redis.Redis(port=in_redis.server.port, username=name, password="any") as client:
+        writer = RedisWriter(in_redis.guard(slots=2, client=client), claim(5), range(2), {})
+        with pytest.raises(Unfit, match="may not HSET"):
+            writer.write(0, "a", [("RPUSH", "d:{hourly}", 1)])
+    in_redis.client.acl_deluser(name)
+    assert in_redis.client.lrange("d:{hourly}", 0, -1) == []
+    assert in_redis.write(both, 0, "a", [1])
 
 
 def test_a_user_who_may_not_run_a_command_writes_nothing(in_redis: RedisStore) -> None:

@@ -117,6 +117,15 @@ def test_other_content_under_the_same_number_is_refused_and_not_skipped(store: S
     assert store.values() == [1]
 
 
+def test_a_batch_that_was_left_out_is_refused_and_the_message_says_what_to_write(store: Store) -> None:
+    writer = store.raise_(claim(5))
+    store.write(writer, 0, "a", [1])
+    with pytest.raises(Rewound, match="write one under every number, also one without rows"):
+        store.write(writer, 2, "c", [3])
+    assert store.write(writer, 1, "b", [])
+    assert store.write(writer, 2, "c", [3])
+
+
 @pytest.mark.parametrize("batch", [0, 1, 4, 9])
 def test_a_batch_that_does_not_follow_is_refused(store: Store, batch: int) -> None:
     writer = store.raise_(claim(5))

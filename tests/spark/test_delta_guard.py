@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from lowwater_pipeline.guard import (
     Damaged,
     Fenced,
     GuardError,
+    InDoubt,
     NonceMismatch,
     NotRaised,
     OldConfiguration,
@@ -270,7 +272,13 @@ def test_each_batch_of_a_stage_is_one_version_wherever_the_driver_ends_and_a_run
     returned: list[tuple[int, bool]] = []
     at: dict[tuple[str, int], Callable[[], object]] = {}
     outputs: list[DeltaOutput] = []
+    doubts: list[str] = []
     now = itertools.count()
+
+    def lost(point: str) -> None:
+        if point == "saved" and not doubts:
+            doubts.append(point)
+            raise InDoubt("no answer")
 
     def start() -> None:
         output = DeltaOutput(str(flow.folder / "out"), "stage")
@@ -280,16 +288,24 @@ def test_each_batch_of_a_stage_is_one_version_wherever_the_driver_ends_and_a_run
             def probe(point: str) -> None:
                 at.pop((point, batch.id), lambda: None)()
 
+            # The first raise is committed, and its answer is lost: the same is done again.
+            output.probe = lost
+            with suppress(InDoubt):
+                output.own(batch, rows.sparkSession)
             output.own(batch, rows.sparkSession).guard.probe = probe
-            returned.append((batch.id, output.write(batch, rows)))
+            if rows.filter("key = 'left out'").isEmpty():
+                returned.append((batch.id, output.write(batch, rows)))
 
         flow.start(write, ranges=2)
+
+    def committed(minute: int) -> None:
+        flow.eventually(lambda: low(lw, "stage") == mark(10, minute), "all is committed")
 
     def feed() -> None:
         minute = next(now)
         flow.feed.put([row(f"{minute}", 10, minute)])
         upstream.at(10, minute)
-        flow.eventually(lambda: low(lw, "stage") == mark(10, minute), "all is committed")
+        committed(minute)
 
     def ends(kind: type[Exception]) -> None:
         flow.feed.put([row("last", 10, 50)])
@@ -311,14 +327,19 @@ def test_each_batch_of_a_stage_is_one_version_wherever_the_driver_ends_and_a_run
     at["saved", 1] = fail
     ends(ConnectionResetError)
     start()
-    flow.eventually(lambda: low(lw, "stage") == mark(10, 50), "all is committed")
-    at["checked", 2] = take_over
+    committed(50)
+    for minute, key in ((51, "left out"), (52, "after it")):
+        flow.feed.put([row(key, 10, minute)])
+        upstream.at(10, minute)
+        committed(minute)
+    at["checked", 4] = take_over
     flow.feed.put([row("zombie's", 10, 55)])
     upstream.at(10, 55)
     with pytest.raises(Fenced):
         flow.queries[-1].await_termination(120)
     flow.queries.clear()
     keys = sorted(r.key for r in table.spark.read.format("delta").load(str(flow.folder / "out")).collect())
-    assert keys == ["0", "last"]
-    assert returned == [(0, True), (1, False)]
+    assert keys == ["0", "after it", "last"]
+    assert returned == [(0, True), (1, False), (3, True)]
     assert at == {}
+    assert doubts == ["saved"]

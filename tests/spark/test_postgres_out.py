@@ -19,7 +19,7 @@ from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
-from lowwater_pipeline.guard import Fenced, Rewound, StagingLost, Unclaimed, Unfit
+from lowwater_pipeline.guard import Fenced, InDoubt, Rewound, StagingLost, Unclaimed, Unfit
 from lowwater_pipeline.guard.postgres import PostgresGuard
 from lowwater_pipeline.guard.postgres_out import PostgresOutput
 from tests.kit.eventually import eventually
@@ -221,6 +221,79 @@ def test_a_stage_that_runs_may_begin_to_write_at_any_batch(out: Out) -> None:
     out.done()
     assert out.returned == [(1, True)]
     assert out.times() == {0: len(before), 1: len(out.put) - len(before)}
+
+
+def test_batches_that_write_nothing_may_be_left_out_and_a_tail_that_is_lost_is_seen_all_the_same(out: Out) -> None:
+    """Batch 1 has rows, and the function returns; so has batch 2, after it has raised in a run of its own."""
+
+    def write(rows: DataFrame, batch: lws.Batch) -> None:
+        if batch.id == 2:
+            out.output.own(batch)
+        if batch.id not in (1, 2):
+            Out.write(out, rows, batch)
+
+    def query() -> None:
+        out.flow.start(write, ranges=2)
+
+    query()
+    out.feed(1)
+    out.done()
+    left_out = out.put.copy()
+    for restarted in (False, True, False):
+        if restarted:
+            out.flow.stop()
+            out.output.close()
+            out.anew()
+            query()
+        out.feed(1)
+        out.done()
+    assert out.returned == [(0, True), (3, True)]
+    assert [out.times()[1], out.put[0]] == [2, left_out[0]]
+    out.postgres.execute("UPDATE lowwater_guard SET batch = 0")
+    out.feed(1)
+    out.ends(Rewound, "lost its tail")
+    assert out.times()[1] == 2
+
+
+def test_a_raise_whose_answer_is_lost_is_made_again_with_the_same_nonce(out: Out) -> None:
+    """It was committed. The function makes the same write again, as InDoubt says."""
+    doubts: list[str] = []
+
+    def lost(point: str) -> None:
+        if point == "committed" and not doubts:
+            raise InDoubt("no answer")
+
+    def write(rows: DataFrame, batch: lws.Batch) -> None:
+        out.output.guard.probe = lost
+        try:
+            Out.write(out, rows, batch)
+        except InDoubt as doubt:
+            doubts.append(str(doubt))
+            Out.write(out, rows, batch)
+
+    out.write = write  # type: ignore[method-assign]
+    out.start()
+    out.feed()
+    out.done()
+    assert doubts == ["no answer"]
+    assert out.times() == {1: 40}
+
+
+def test_a_column_that_becomes_wider_takes_what_it_takes_from_the_next_batch_on(out: Out) -> None:
+    """What is staged is not rounded as the column was before."""
+    out.postgres.execute('ALTER TABLE "Out" ADD COLUMN money numeric(10, 2)')
+
+    def write(rows: DataFrame, batch: lws.Batch) -> None:
+        out.output.write(batch, rows.selectExpr("key", "t", "CAST('1.2345' AS DECIMAL(12, 4)) AS money"))
+
+    out.write = write  # type: ignore[method-assign]
+    out.start()
+    out.feed(1)
+    out.done()
+    out.postgres.execute('ALTER TABLE "Out" ALTER COLUMN money TYPE numeric(12, 4)')
+    out.feed(1)
+    out.done()
+    assert out.postgres.execute('SELECT money::text FROM "Out" ORDER BY key') == [("1.2300",), ("1.2345",)]
 
 
 def refused(out: Out, change: Callable[[DataFrame], DataFrame], why: str) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lowwater_pipeline.guard.claim import Claim
 from lowwater_pipeline.guard.errors import Damaged, GuardError, InDoubt, Unfit
 from lowwater_pipeline.guard.row import Row, check_steps, judge, raised
-from lowwater_pipeline.guard.run import claim_of, first_batch, output_of
+from lowwater_pipeline.guard.run import batch_before, claim_of, first_batch, output_of
 from lowwater_spark.sources.delta import DELTA, Commit, Table, app_id, marked
 from lowwater_spark.sources.delta_log import DeltaLog, path_of
 from lowwater_spark.track.table_out import check_table, sync_versions
@@ -124,11 +124,11 @@ class DeltaGuard:
                 return _Standing(table, commit.batches[self.app], self._row(commit), version)
         raise self._damaged(f"no version of {self.log.path} has its number {number}")
 
-    def write(self, writer: DeltaWriter, batch: int, digest: str, frame: DataFrame) -> bool:
+    def write(self, writer: DeltaWriter, batch: int, digest: str, frame: DataFrame, after: int | None = None) -> bool:
         """Do what :meth:`DeltaWriter.write` says."""
         for _ in range(_TRIES):
             stands = self.standing()
-            if not judge({0: stands.row}, writer.claim, stands.table.id, {0: batch}, digest, self.name):
+            if not judge({0: stands.row}, writer.claim, stands.table.id, {0: batch}, digest, self.name, after):
                 self._settle(stands)
                 return False
             assert stands.row is not None
@@ -212,17 +212,17 @@ class DeltaWriter:
         self.found: Mapping[int, Row] = {0: row}
         """The row as the raise has left it: up to which batch the table is written."""
 
-    def write(self, batch: int, digest: str, frame: DataFrame) -> bool:
+    def write(self, batch: int, digest: str, frame: DataFrame, *, after: int | None = None) -> bool:
         """Append the rows of a batch as one version, once; False when it stands there already. Durable when it returns, in local directories by syncing what was written.
 
-        ``batch`` and ``digest`` as for :meth:`lowwater_pipeline.guard.postgres.PostgresWriter.write`. The frame runs again when another guard of the table came before it. Raises Fenced when a newer
+        ``batch``, ``digest`` and ``after`` as for :meth:`lowwater_pipeline.guard.postgres.PostgresWriter.write`. The frame runs again when another guard of the table came before it. Raises Fenced when a newer
         claim was raised, another GuardError, OSError when the log cannot be read, and what Spark raises. Costs the reading of the versions since the guard's last one, twice.
         """
         check_steps(range(1), {0: batch}, digest, self.guard.name)
         if batch >= MOST_BATCHES:
             msg = f"batch {batch}: a Delta table counts up to {MOST_BATCHES:,}"
             raise Unfit(msg)
-        return self.guard.write(self, batch, digest, frame)
+        return self.guard.write(self, batch, digest, frame, after)
 
 
 class DeltaOutput:
@@ -237,25 +237,29 @@ class DeltaOutput:
         self.configuration = configuration
         self.probe: Callable[[str], None] = lambda point: None
         """Called at the named points of a write; for tests."""
+        self._claim: Claim | None = None
+        """Kept from before its raise: one whose answer was lost is repeated with the same nonce."""
         self._writer: DeltaWriter | None = None
         self._last: tuple[DeltaWriter, int] | None = None
 
     def own(self, batch: lws.Batch, spark: SparkSession) -> DeltaWriter:
         """Raise the claim of the batch's run, once, and return its writer. Raises Unclaimed, Fenced and what :meth:`DeltaGuard.raise_` raises."""
         claim = claim_of(batch, self.configuration, self.table)
-        if self._writer is None or not self._writer.claim.same_grant(claim):
+        if self._claim is None or not self._claim.same_grant(claim):
+            self._claim, self._writer = claim, None
+        if self._writer is None:
             guard = DeltaGuard(spark, self.table, self.name, computation=claim.computation)
             guard.probe = self.probe
-            self._writer = guard.raise_(claim, begin=first_batch(batch, self.name))
+            self._writer = guard.raise_(self._claim, begin=first_batch(batch, self.name))
         return self._writer
 
     def write(self, batch: lws.Batch, frame: DataFrame) -> bool:
-        """Append the rows of a batch, once and whole; False if they were there. Raises and costs as :meth:`own` and :meth:`DeltaWriter.write`."""
+        """Append the rows of a batch, once and whole; False if they were there. The function may leave batches out. Raises and costs as :meth:`own` and :meth:`DeltaWriter.write`."""
         writer = self.own(batch, frame.sparkSession)
         if self._last == (writer, batch.id):
             msg = f"batch {batch.id} has been written to {self.table} already; a second write would be skipped. Unite the rows first."
             raise Unfit(msg)
-        made = writer.write(batch.id, batch.digest, frame)
+        made = writer.write(batch.id, batch.digest, frame, after=batch_before(batch, self.name, writer.found[0]))
         self._last = writer, batch.id
         batch.note_in(output_of(self.name))
         return made

@@ -164,8 +164,21 @@ class FileGuard:
         number = self._known
         while self._path(number + 1).exists():
             number += 1
+        if self._known < 0:
+            number = self._whole(number)
         self._known = number
         return _Entry(-1, {}) if number < 0 else _Entry(number, self._read(number)[0])
+
+    def _whole(self, number: int) -> int:
+        """Return the newest entry, given the last one of those that follow each other from the first on. Raises Damaged when there are others: one before them is gone."""
+        there = [int(path.name) for path in self.log.iterdir() if path.name.isdigit()] if self.log.exists() else []
+        # Others may have added some meanwhile.
+        while self._path(number + 1).exists():
+            number += 1
+        if there and max(there) > number:
+            msg = f"the entry {number + 1} is not there, and {max(there)} is: somebody has removed or not restored a part of the log"
+            raise damaged(f"the guard {self.name} in {self.log}", msg)
+        return number
 
     def _read(self, number: int) -> tuple[dict[int, Row], str]:
         """Return the rows of an entry, and the directory that it names. Raises Damaged."""
@@ -195,7 +208,7 @@ class FileGuard:
         return self.log / f"{number:0{_DIGITS}}"
 
     def _life(self) -> str:
-        """Return the store's life: a folder that was copied, or brought back from a copy, is another one."""
+        """Return the store's life: a folder that was copied is another one, while the first one is there. One that was removed may leave its inode to a copy that is put back."""
         return f"inode {self.log.stat().st_ino}" if self.log.exists() else ""
 
     def _where(self, slot: int) -> str:
@@ -218,7 +231,8 @@ class FileWriter:
         ``fill(directory)`` puts the batch's files into a directory of its own, and nothing else. What it raises is raised, and the directory goes; one that a kill leaves is named by no entry. ``batch``
         and ``digest`` as for :meth:`lowwater_pipeline.guard.postgres.PostgresWriter.write`.
 
-        Raises Fenced when a newer claim was raised, also while the files were written, another GuardError, OSError, and lowwater_spark's NotDurable: then make the same write again.
+        Raises Fenced when a newer claim was raised, also while the files were written, another GuardError, OSError, and lowwater_spark's NotDurable. After that one the entry may be there and
+        not on the disk, and a repeat that returns False proves nothing: look at the disk, and begin a new guard.
         """
         steps = dict.fromkeys(self.slots, batch) if isinstance(batch, int) else dict(batch)
         check_steps(self.slots, steps, digest, self.guard.name)

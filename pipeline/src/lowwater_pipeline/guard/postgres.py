@@ -18,16 +18,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from typing import Any, Final, LiteralString, NamedTuple, Self, TypeVar
 
 import psycopg
 from psycopg import errors as sql_errors
 from psycopg.rows import tuple_row
 
 from lowwater_pipeline.guard.claim import Claim, slot_bounds, slots_between
-from lowwater_pipeline.guard.errors import Blocked, InDoubt, Unfit
+from lowwater_pipeline.guard.errors import Blocked, GuardError, InDoubt, Rewound, Unfit
 from lowwater_pipeline.guard.row import MAX_BATCH, Row, check_steps, damaged, judge, raised
 
 __all__ = ["PostgresGuard", "PostgresWriter"]
@@ -38,9 +39,14 @@ T = TypeVar("T")
 
 _Connection = psycopg.Connection[tuple[Any, ...]]
 _Cursor = psycopg.Cursor[tuple[Any, ...]]
+_Check = Callable[[Mapping[int, Row | None], str], None]
+"""Raises why something is refused, given the rows that are committed, and the store's life."""
 
 PATIENCE: Final = 10.0
-"""Seconds that a transaction waits for the guard's row, before it ends the sessions that hold it."""
+"""Seconds that a transaction waits for the guard's row, before it looks who holds it, and a raise ends them."""
+
+GRACE: Final = 5.0
+"""Seconds that sessions that are ended have, at the least, to be gone."""
 
 _LOCK: Final = "FOR UPDATE"
 
@@ -103,7 +109,7 @@ class PostgresGuard:
 
     ``dsn`` says how to connect, as libpq understands it. ``name`` is the guard's, of one output of one computation. ``slots``: one for a writer that owns the whole key
     space, as a Spark query does; as many as stay for good, where workers own parts of it (:func:`lowwater_pipeline.guard.slot_bounds`). ``patience`` is how many seconds a
-    transaction waits for the row before it ends those who hold it.
+    transaction waits for the row. Then a raise ends those who hold it, if what is committed lets it pass; a write waits once more as long, and ends nobody.
 
     It has one connection, made when it is needed. Not for several threads at a time.
     """
@@ -123,7 +129,7 @@ class PostgresGuard:
         self.probe: Callable[[str], None] = lambda point: None
         """Called at the named points of a transaction; for tests."""
         self._connection: _Connection | None = None
-        self._impatient = False
+        self._holders: _Holders | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -143,7 +149,7 @@ class PostgresGuard:
         """Raise a claim that the authority has acknowledged, and return its writer. From now on no older claim writes, and all that one wrote is there to be read.
 
         ``bounds`` are the claim's (``lease.bounds``); ``begin`` is the number of the first batch, where none was written yet, or another identity has counted before. Read the state
-        only after this. Whoever holds the row longer than ``patience`` is ended: a writer that is raised over is a zombie.
+        only after this. Whoever holds the row longer than ``patience`` is ended: a writer that is raised over is a zombie. A raise that is refused by what is committed ends nobody.
 
         Costs a transaction, and one row for each slot. A repeat with the same claim changes nothing. Raises Fenced when a newer claim was raised, another GuardError,
         Unaligned for bounds that are not those of slots, and what psycopg raises.
@@ -164,7 +170,11 @@ class PostgresGuard:
             )
             return made
 
-        return PostgresWriter(self, claim, slots, self.transact(work))
+        def check(found: Mapping[int, Row | None], life: str) -> None:
+            for slot, row in found.items():
+                raised(row, claim, life, begin, self._where(slot))
+
+        return PostgresWriter(self, claim, slots, self.transact(work, slots, check, ends=True))
 
     def rows(self) -> dict[int, Row | None]:
         """Return what stands in each slot now, for people: nothing is locked, and it may be older than what is committed next. Raises Damaged."""
@@ -177,14 +187,20 @@ class PostgresGuard:
 
     # -- for its writers ------------------------------------------------------------------------------------------------
 
-    def transact(self, work: Callable[[_Cursor, _Begun], T]) -> T:
-        """Run what locks the guard's rows first, and commit; once more when the answer to COMMIT was lost, since it begins with a locked look."""
+    def transact(
+        self, work: Callable[[_Cursor, _Begun], T], slots: Iterable[int], check: _Check, *, ends: bool = False
+    ) -> T:
+        """Run what locks the guard's rows first, and commit; once more when the answer to COMMIT was lost, since it begins with a locked look.
+
+        ``check`` raises what is refused by the rows of ``slots`` as they are committed. ``ends``: end those who hold the rows too long, unless it is.
+        """
+        patiently = partial(self._patiently, work, tuple(slots), check, ends)
         try:
-            return self._patiently(work)
+            return patiently()
         except _Unknown as unknown:
             logger.warning("guard %s: the answer to COMMIT is lost, looking again: %s", self.name, unknown)
         try:
-            return self._patiently(work)
+            return patiently()
         except (_Unknown, psycopg.OperationalError) as again:
             msg = (
                 f"the guard {self.name}: PostgreSQL did not answer to COMMIT, nor when it was asked again: {again}. Nobody knows whether the write was made. Make the same "
@@ -198,11 +214,12 @@ class PostgresGuard:
         steps: Mapping[int, int],
         digest: str,
         fill: Callable[[_Cursor], object],
+        after: int | None = None,
     ) -> bool:
         """Do what :meth:`PostgresWriter.write` says."""
 
         def work(cursor: _Cursor, begun: _Begun) -> bool:
-            if not self._judged(cursor, claim, begun, steps, digest):
+            if not self._judged(cursor, claim, begun, steps, digest, after):
                 return False
             self.probe("checked")
             cursor.execute("SET LOCAL lock_timeout TO DEFAULT")
@@ -223,53 +240,83 @@ class PostgresGuard:
                 raise Unfit(msg)
             return True
 
-        return self.transact(work)
+        def check(found: Mapping[int, Row | None], life: str) -> None:
+            # A batch before may be under way yet: only the locked look tells what follows.
+            with suppress(Rewound):
+                judge(found, claim, life, steps, digest, self.name)
 
-    def _judged(self, cursor: _Cursor, claim: Claim, begun: _Begun, steps: Mapping[int, int], digest: str) -> bool:
+        return self.transact(work, sorted(steps), check)
+
+    def _judged(
+        self,
+        cursor: _Cursor,
+        claim: Claim,
+        begun: _Begun,
+        steps: Mapping[int, int],
+        digest: str,
+        after: int | None,
+    ) -> bool:
         cursor.execute("SELECT to_regclass('lowwater_guard') IS NOT NULL")
         found = self._lock(cursor, sorted(steps)) if _one(cursor)[0] else dict.fromkeys(steps)
-        return judge(found, claim, begun.life, steps, digest, self.name)
+        return judge(found, claim, begun.life, steps, digest, self.name, after)
 
     # -- transactions ---------------------------------------------------------------------------------------------------
 
-    def _patiently(self, work: Callable[[_Cursor, _Begun], T]) -> T:
-        """Wait for the row as long as patience lasts, and then once more while those who hold it are ended."""
-        self._impatient = False
+    def _patiently(self, work: Callable[[_Cursor, _Begun], T], slots: tuple[int, ...], check: _Check, ends: bool) -> T:
+        """Wait for the row as long as patience lasts. Then say what is refused anyway, or wait once more, while those who hold it are named, or ended."""
+
+        def look(connection: _Connection) -> None:
+            check(*self._committed(connection, slots))
+
+        self._holders = None
         try:
             return self._once(work)
         except _Held:
-            logger.warning(
-                "guard %s: its row is held for more than %g s, ending who holds it", self.name, self.patience
+            logger.warning("guard %s: its row is held for more than %g s", self.name, self.patience)
+        # Who is refused anyway, a zombie or a stranger, must not end the session of the owner.
+        look(self._connected())
+        self._holders = holders = _Holders(self.dsn, look if ends else None)
+        try:
+            return self._once(work)
+        except _Held as held:
+            look(self._connected())
+            why = (
+                f"this role could not end them: {holders.problem or 'they hold on'}" if ends else "a write ends nobody"
             )
-        self._impatient = True
-        return self._once(work)
+            msg = (
+                f"the guard {self.name} is held by the sessions {sorted(holders.found)} of PostgreSQL, and {why}. End them with pg_terminate_backend(), or stop the old "
+                "writer; then do the same again."
+            )
+            raise Blocked(msg) from held
+        finally:
+            self._holders = None
+
+    def _committed(self, connection: _Connection, slots: tuple[int, ...]) -> tuple[dict[int, Row | None], str]:
+        """Return the rows of slots as they are committed, without a lock, and the life of the store. Raises Damaged."""
+        with connection.transaction(), connection.cursor(row_factory=tuple_row) as cursor:
+            _, _, life, _ = self._begin(cursor)
+            cursor.execute("SELECT to_regclass('lowwater_guard') IS NOT NULL")
+            if not _one(cursor)[0]:
+                return dict.fromkeys(slots), life
+            self._check_slots(cursor)
+            return self._read(cursor, slots), life
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
         """Around what waits for the guard's rows, and nothing else: who holds what the caller writes is nobody's to end."""
-        if not self._impatient:
+        holders = nullcontext() if self._holders is None else self._holders.of(self._connected().info.backend_pid)
+        with holders:
             try:
                 yield
             except sql_errors.LockNotAvailable as held:
                 raise _Held from held
-            return
-        with _Ending(self.dsn, self._connected().info.backend_pid) as ending:
-            try:
-                yield
-            except sql_errors.LockNotAvailable as held:
-                msg = (
-                    f"the guard {self.name} is held by the sessions {sorted(ending.found)} of PostgreSQL, and this role could not end them: {ending.problem or 'they hold on'}. "
-                    "End them with pg_terminate_backend(), or stop the old writer; then do the same again."
-                )
-                raise Blocked(msg) from held
 
     def _once(self, work: Callable[[_Cursor, _Begun], T]) -> T:
         connection, committing = self._connected(), False
         try:
             with connection.transaction():
                 with connection.cursor(row_factory=tuple_row) as cursor:
-                    cursor.execute(_BEGIN, (f"{max(1, round(self.patience * 1000))}ms",))
-                    _, _, life, transaction = _one(cursor)
+                    _, _, life, transaction = self._begin(cursor)
                     result = work(cursor, _Begun(life, transaction))
                 self.probe("before commit")
                 committing = True
@@ -281,6 +328,12 @@ class PostgresGuard:
                 if committing:
                     raise _Unknown(str(failure)) from failure
             raise
+
+    def _begin(self, cursor: _Cursor) -> tuple[Any, ...]:
+        ends = self._holders is not None and self._holders.ends
+        wait = max(self.patience, GRACE) if ends else self.patience
+        cursor.execute(_BEGIN, (f"{max(1, round(wait * 1000))}ms",))
+        return _one(cursor)
 
     def _connected(self) -> _Connection:
         if self._connection is None or self._connection.closed:
@@ -303,22 +356,29 @@ class PostgresGuard:
             cursor.execute(_CREATE)
         with self._waiting():
             cursor.execute(_INSERT, (self.name, self.slots, [0]))
-        cursor.execute("SELECT slots FROM lowwater_guard WHERE guard = %s AND slot = 0", (self.name,))
-        [made] = _one(cursor)
-        if made != self.slots:
-            msg = f"it was made with {made} slots and is opened with {self.slots}: their number stays for good"
-            raise damaged(f"the guard {self.name}", msg)
+        self._check_slots(cursor)
         with self._waiting():
             cursor.execute(_INSERT, (self.name, self.slots, list(slots)))
 
+    def _check_slots(self, cursor: _Cursor) -> None:
+        """Raises Damaged for a guard that was made with other slots."""
+        cursor.execute("SELECT slots FROM lowwater_guard WHERE guard = %s AND slot = 0", (self.name,))
+        for [made] in cursor.fetchall():
+            if made != self.slots:
+                msg = f"it was made with {made} slots and is opened with {self.slots}: their number stays for good"
+                raise damaged(f"the guard {self.name}", msg)
+
     def _lock(self, cursor: _Cursor, slots: Iterable[int]) -> dict[int, Row | None]:
         """Lock the rows of slots, always in the same order, and return them."""
-        asked = list(slots)
         with self._waiting():
-            cursor.execute(
-                f"SELECT slot, {_COLUMNS} FROM lowwater_guard WHERE guard = %s AND slot = ANY(%s) ORDER BY slot {_LOCK}",
-                (self.name, asked),
-            )
+            return self._read(cursor, slots, _LOCK)
+
+    def _read(self, cursor: _Cursor, slots: Iterable[int], lock: LiteralString = "") -> dict[int, Row | None]:
+        asked = list(slots)
+        cursor.execute(
+            f"SELECT slot, {_COLUMNS} FROM lowwater_guard WHERE guard = %s AND slot = ANY(%s) ORDER BY slot {lock}",
+            (self.name, asked),
+        )
         found = {row[0]: self._row(row) for row in cursor.fetchall()}
         return {slot: found.get(slot) for slot in asked}
 
@@ -356,18 +416,26 @@ class PostgresWriter:
         self.found = dict(rows)
         """The row of each slot as the raise has left it: up to which batch the store is written."""
 
-    def write(self, batch: int | Mapping[int, int], digest: str, fill: Callable[[psycopg.Cursor[Any]], object]) -> bool:
+    def write(
+        self,
+        batch: int | Mapping[int, int],
+        digest: str,
+        fill: Callable[[psycopg.Cursor[Any]], object],
+        *,
+        after: int | None = None,
+    ) -> bool:
         """Write a batch once; False when it stands there already. Durable when it returns, as far as the database keeps what it has acknowledged.
 
         ``fill(cursor)`` writes the rows. It is called under the lock, and again when the answer to its COMMIT was lost and the rows are not there. What it raises is raised,
-        and nothing is written. ``batch`` is the number in all slots of the writer, or by slot those that it touches: each follows the last one of its slot. ``digest`` tells
+        and nothing is written. ``batch`` is the number in all slots of the writer, or by slot those that it touches: each follows the last one of its slot by one, so write a
+        batch without rows, too. A writer that leaves batches out, and durably notes which one it has written last, says that number by ``after``. ``digest`` tells
         the content of one batch from another's under the same number, such as the digest of its plan.
 
         Raises Fenced when a newer claim was raised, another GuardError, and what psycopg raises. Costs four round trips beside those of ``fill``.
         """
         steps = dict.fromkeys(self.slots, batch) if isinstance(batch, int) else dict(batch)
         check_steps(self.slots, steps, digest, self.guard.name)
-        return self.guard.write(self.claim, steps, digest, fill)
+        return self.guard.write(self.claim, steps, digest, fill, after)
 
 
 class _Unknown(Exception):
@@ -378,43 +446,55 @@ class _Held(Exception):
     """Somebody holds a row of the guard for longer than patience lasts."""
 
 
-class _Ending:
-    """Ends, while a session waits for a lock, the sessions that it waits for."""
+class _Holders:
+    """Looks, while a session waits for a lock, for the sessions that it waits for; and ends them, if it may.
+
+    ``check`` raises a GuardError when what is committed refuses who waits; it is asked again before each end, since the rows may have changed. None: end nobody.
+    """
 
     PAUSE: Final = 0.2
     """Seconds between two looks."""
 
-    def __init__(self, dsn: str, waiting: int) -> None:
+    def __init__(self, dsn: str, check: Callable[[_Connection], None] | None) -> None:
         self.found: set[int] = set()
         self.problem = ""
+        self.ends = check is not None
         self._dsn = dsn
-        self._waiting = waiting
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lowwater-guard-ending", daemon=True)
+        self._check = check
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
+    @contextmanager
+    def of(self, waiting: int) -> Iterator[None]:
+        """Look as long as this is open."""
+        over = threading.Event()
+        thread = threading.Thread(target=self._run, args=(waiting, over), name="lowwater-guard-holders", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
+    def _run(self, waiting: int, over: threading.Event) -> None:
         try:
             with psycopg.connect(self._dsn, autocommit=True) as connection:
-                while not self._over.is_set():
-                    self._look(connection)
-                    self._over.wait(self.PAUSE)
+                while not over.is_set():
+                    self._look(connection, waiting)
+                    over.wait(self.PAUSE)
         except psycopg.Error as failure:
             self.problem = str(failure)
+        except GuardError as refused:
+            # Who waits says so itself, when its wait is over.
+            self.problem = str(refused)
 
-    def _look(self, connection: _Connection) -> None:
+    def _look(self, connection: _Connection, waiting: int) -> None:
         holding = connection.execute(
-            "SELECT DISTINCT pid FROM unnest(pg_blocking_pids(%s)) AS pid", (self._waiting,)
+            "SELECT DISTINCT pid FROM unnest(pg_blocking_pids(%s)) AS pid", (waiting,)
         ).fetchall()
         for [pid] in holding:
             self.found.add(pid)
+            if self._check is None:
+                continue
+            self._check(connection)
             try:
                 connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
                 logger.warning("ended the session %d of PostgreSQL, which held a guard's row", pid)

@@ -19,6 +19,7 @@ Needs the extras ``lowwater-pipeline[postgres,spark]``, the first on the executo
 from __future__ import annotations
 
 import hashlib
+import itertools
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -27,9 +28,10 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from psycopg import sql
 
+from lowwater_pipeline.guard.claim import Claim
 from lowwater_pipeline.guard.errors import StagingLost, Unfit
 from lowwater_pipeline.guard.postgres import PATIENCE, PostgresGuard, PostgresWriter
-from lowwater_pipeline.guard.run import claim_of, first_batch, output_of
+from lowwater_pipeline.guard.run import batch_before, claim_of, first_batch, output_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,6 +49,11 @@ _MARKS: Final = ("lowwater_guard", "lowwater_batch", "lowwater_partition", "loww
 _WITHOUT_ZONE: Final = 1114
 _WITH_ZONE: Final = 1184
 """PostgreSQL's types of timestamps."""
+
+_TYPES: Final = """
+SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped
+"""
+"""What each column of a table takes, as numeric(10,2)."""
 
 
 class PostgresOutput:
@@ -67,8 +74,9 @@ class PostgresOutput:
         self.guard = PostgresGuard(dsn, table if name is None else name, patience=patience)
         self.probe: Callable[[str], None] = lambda point: None
         """Called at the named points of a batch; for tests."""
+        self._claim: Claim | None = None
+        """Kept from before its raise: one whose answer was lost is repeated with the same nonce."""
         self._writer: PostgresWriter | None = None
-        self._columns: tuple[str, ...] = ()
         self._last: tuple[PostgresWriter, int] | None = None
 
     def close(self) -> None:
@@ -82,14 +90,17 @@ class PostgresOutput:
         GuardError.
         """
         claim = claim_of(batch, self.configuration, self.table)
-        if self._writer is None or not self._writer.claim.same_grant(claim):
-            self._writer = self.guard.raise_(claim, begin=first_batch(batch, self.guard.name))
+        if self._claim is None or not self._claim.same_grant(claim):
+            self._claim, self._writer = claim, None
+        if self._writer is None:
+            self._writer = self.guard.raise_(self._claim, begin=first_batch(batch, self.guard.name))
         return self._writer
 
     def write(self, batch: lws.Batch, frame: DataFrame) -> bool:
         """Append the rows of a batch, once and whole; False if they were there. Durable when it returns, as far as the database keeps what it has acknowledged.
 
-        The frame runs once; its rows may be anything but repeatable. Its columns are of types that PostgreSQL has: no structs and no maps. Call it once in a batch.
+        The frame runs once; its rows may be anything but repeatable. Its columns are of types that PostgreSQL has: no structs and no maps. Call it once in a batch, or, if there is
+        nothing to write, not at all.
 
         Raises what :meth:`own` and :meth:`lowwater_pipeline.guard.postgres.PostgresWriter.write` raise, Unfit for a table or columns that do not fit, and StagingLost when the
         server was started anew after the rows were staged. Costs one Spark job, a COPY for each task, and a transaction that moves the rows.
@@ -98,32 +109,31 @@ class PostgresOutput:
         if self._last == (writer, batch.id):
             msg = f"batch {batch.id} has been written to {self.table} already; a second write would be skipped. Unite the rows first."
             raise Unfit(msg)
+        after = batch_before(batch, self.guard.name, writer.found[0])
         if writer.found[0].batch == batch.id:
             # An earlier run has written it, or it is refused: nothing is staged for that.
-            made = writer.write(batch.id, batch.digest, _nothing)
+            made = writer.write(batch.id, batch.digest, _nothing, after=after)
         else:
-            made = self._append(writer, batch, frame)
+            made = self._append(writer, batch, frame, after)
         self._last = writer, batch.id
         batch.note_in(output_of(self.guard.name))
         return made
 
-    def _append(self, writer: PostgresWriter, batch: lws.Batch, frame: DataFrame) -> bool:
+    def _append(self, writer: PostgresWriter, batch: lws.Batch, frame: DataFrame, after: int) -> bool:
         """Have the tasks stage the rows, and move them."""
         columns = tuple(frame.columns)
-        staging = _staging(self.table, columns)
-        self._prepare(frame, staging)
+        staging = self._prepare(frame)
         task = partial(stage_rows, self.dsn, staging, (*_MARKS, *columns), self.guard.name, batch.id)
         staged = {row.attempt: row.rows for row in frame.mapInArrow(task, _STAGED).collect()}
         self.probe("staged")
-        made = writer.write(batch.id, batch.digest, partial(self._move, staging, columns, batch.id, staged))
+        move = partial(self._move, staging, columns, batch.id, staged)
+        made = writer.write(batch.id, batch.digest, move, after=after)
         self.probe("written")
         return made
 
-    def _prepare(self, frame: DataFrame, staging: str) -> None:
-        """Make the table for what is staged, if the columns have changed. Raises Unfit for columns that do not fit."""
+    def _prepare(self, frame: DataFrame) -> str:
+        """Make the table for what is staged, if it is not there, and return its name. Raises Unfit for columns that do not fit."""
         columns = tuple(frame.columns)
-        if columns == self._columns:
-            return
         with psycopg.connect(self.dsn) as connection:
             try:
                 said = connection.execute(
@@ -134,13 +144,16 @@ class PostgresOutput:
                 raise Unfit(msg) from error
             for field, column in zip(frame.schema.fields, said or (), strict=True):
                 _check_type(self.table, field.name, field.dataType.typeName(), column.type_code)
+            # The output may have been altered since the last batch.
+            types: dict[str, str] = dict(connection.execute(_TYPES, (_table(self.table).as_string(connection),)))
+            staging = _staging(self.table, [(column, types[column]) for column in columns])
             connection.execute(
                 sql.SQL(
                     "CREATE UNLOGGED TABLE IF NOT EXISTS {} AS SELECT ''::text AS lowwater_guard, 0::bigint AS lowwater_batch, "
                     "0 AS lowwater_partition, ''::text AS lowwater_attempt, {} FROM {} WITH NO DATA"
                 ).format(_table(staging), _names(columns), _table(self.table))
             )
-        self._columns = columns
+        return staging
 
     def _move(
         self, staging: str, columns: Sequence[str], batch: int, staged: Mapping[str, int], cursor: psycopg.Cursor[Any]
@@ -197,10 +210,10 @@ def _nothing(cursor: psycopg.Cursor[Any]) -> None:
     raise AssertionError(msg)
 
 
-def _staging(table: str, columns: Sequence[str]) -> str:
-    """Return the name of the table for what is staged, in the table's schema: another one for other columns, whose types are the output's."""
+def _staging(table: str, columns: Iterable[tuple[str, str]]) -> str:
+    """Return the name of the table for what is staged, in the table's schema: another one for other columns, or other types of them, which round what is staged."""
     schema, dot, _ = table.rpartition(".")
-    digest = hashlib.sha256("\0".join([table, *columns]).encode()).hexdigest()[:16]
+    digest = hashlib.sha256("\0".join([table, *itertools.chain(*columns)]).encode()).hexdigest()[:16]
     return f"{schema}{dot}lowwater_staged_{digest}"
 
 

@@ -102,6 +102,10 @@ RAISE: Final = (
     _LIFE
     + _ROWS
     + """
+-- A guard that is evicted alone would leave the rows to the next zombie, which raises over nothing. Keys of a guard do not expire, so volatile policies leave them.
+local memory = redis.call('INFO', 'memory')
+local policy, most = string.match(memory, 'maxmemory_policy:([%w-]+)'), string.match(memory, 'maxmemory:(%d+)')
+if most ~= '0' and policy ~= 'noeviction' and string.sub(policy, 1, 9) ~= 'volatile-' then return {'evicts', policy, most} end
 -- KEYS: the row of slot 0, then those of the claim. ARGV: how many slots the guard has; the claim; the number before the first batch.
 local made, server, computation, incarnation, token, nonce, configuration, before, identity =
   ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
@@ -164,7 +168,9 @@ for i = 1, slots do
 end
 if done > 0 and new > 0 then return {'half', found()} end
 if done > 0 then return {'done'} end
-if not redis.acl_check_cmd('HSET', KEYS[1], 'batch', '0', 'digest', digest) then return {'denied', 'HSET', KEYS[1]} end
+for i = 1, slots do
+  if not redis.acl_check_cmd('HSET', KEYS[i], 'batch', '0', 'digest', digest) then return {'denied', 'HSET', KEYS[i]} end
+end
 local commands, now = {}, {}
 while at < #ARGV do
   local first, last, kind = at + 3, at + 2 + tonumber(ARGV[at + 1]), ARGV[at + 2]
@@ -236,7 +242,8 @@ class RedisGuard:
     def raise_(self, claim: Claim, *, bounds: Iterable[bytes] = (b"", b""), begin: int = 0) -> RedisWriter:
         """Raise a claim that the authority has acknowledged, and return its writer. From now on no older claim writes, and all that one wrote is there to be read.
 
-        As :meth:`lowwater_pipeline.guard.postgres.PostgresGuard.raise_`, but there is nobody to wait for, and it raises InDoubt when Redis did not answer.
+        As :meth:`lowwater_pipeline.guard.postgres.PostgresGuard.raise_`, but there is nobody to wait for, and it raises InDoubt when Redis did not answer, and
+        Unfit when Redis may evict keys that do not expire.
         """
         slots = slots_between(bounds, self.slots)
         if type(begin) is not int or not 0 <= begin <= MAX_BATCH:
@@ -257,6 +264,12 @@ class RedisGuard:
         verdict, *said = self._run(self._raise, keys, arguments)
         if verdict == "slots":
             raise damaged(f"the guard {self.name}", f"it was made with {said[0]} slots and is opened with {self.slots}")
+        if verdict == "evicts":
+            msg = (
+                f"the guard {self.name}: Redis may evict it at any time, by maxmemory-policy {said[0]} and maxmemory {said[1]}, and keep what it guards. Set the policy to noeviction "
+                "or to a volatile one, or maxmemory to 0; then raise again. Nothing was written."
+            )
+            raise Unfit(msg)
         if verdict == "damaged":
             raise damaged(f"the guard {self.name}", said[0])
         life, rows = self._found(slots, said[0])
@@ -426,7 +439,12 @@ def _digits(number: int) -> str:
 
 
 def _is_score(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False
 
 
 def _text(value: str | bytes) -> str:

@@ -111,16 +111,23 @@ def refused_raise(row: Row | None, claim: Claim, life: str, where: str) -> Guard
 
 
 def judge(
-    rows: Mapping[int, Row | None], claim: Claim, life: str, steps: Mapping[int, int], digest: str, guard: str
+    rows: Mapping[int, Row | None],
+    claim: Claim,
+    life: str,
+    steps: Mapping[int, int],
+    digest: str,
+    guard: str,
+    after: int | None = None,
 ) -> bool:
     """Return whether a batch is to be written; False when it stands there already. Raises a GuardError when it must not be.
 
-    ``steps`` has the number of the batch for each slot that it touches. Costs O(slots touched).
+    ``steps`` has the number of the batch for each slot that it touches; ``after`` is the last one that its writer has noted as written, by default the number before. Costs
+    O(slots touched).
     """
     done = set()
     for slot in sorted(steps):
         row, where = rows[slot], f"slot {slot} of the guard {guard}"
-        problem = refused(row, claim, life, steps[slot], digest, where)
+        problem = refused(row, claim, life, steps[slot], digest, where, after)
         if problem is not None:
             raise problem
         assert row is not None
@@ -134,7 +141,9 @@ def judge(
     return done == {False}
 
 
-def refused(row: Row | None, claim: Claim, life: str, batch: int, digest: str, where: str) -> GuardError | None:
+def refused(
+    row: Row | None, claim: Claim, life: str, batch: int, digest: str, where: str, after: int | None = None
+) -> GuardError | None:
     """Return why a batch must not be written over a row, None if it may be, or stands there already."""
     if row is None:
         return NotRaised(f"nothing was ever raised for {where}. {_ANEW}")
@@ -155,13 +164,15 @@ def refused(row: Row | None, claim: Claim, life: str, batch: int, digest: str, w
             f"{where} has batch {batch} already, of other content (digest {row.digest}, not {digest}): the writer's own state is older than the store, or was copied. "
             "Restore both from one moment."
         )
-    if row.batch != batch - 1:
-        lost = (
-            "the store has lost its tail" if row.batch < batch - 1 else "the writer's own state is older than the store"
+    before = batch - 1 if after is None else after
+    if row.batch != before:
+        lost = "the store has lost its tail" if row.batch < before else "the writer's own state is older than the store"
+        skipped = (
+            ", or a batch was left out: write one under every number, also one without rows" if after is None else ""
         )
         return Rewound(
-            f"{where} has the batches up to {row.batch}, and batch {batch} does not follow: {lost}. Restore both from one moment, or begin a new incarnation of "
-            f"{row.computation}."
+            f"{where} has the batches up to {row.batch}, and batch {batch} follows {before}: it does not follow. {lost[0].upper()}{lost[1:]}{skipped}. Restore both from one "
+            f"moment, or begin a new incarnation of {row.computation}."
         )
     return None
 

@@ -10,8 +10,9 @@ from lowwater_pipeline.guard.errors import Unclaimed
 
 if TYPE_CHECKING:
     import lowwater_spark as lws
+    from lowwater_pipeline.guard.row import Row
 
-__all__ = ["claim_of", "first_batch", "output_of"]
+__all__ = ["batch_before", "claim_of", "first_batch", "output_of"]
 
 
 def claim_of(batch: lws.Batch, configuration: int, where: str) -> Claim:
@@ -34,6 +35,17 @@ def claim_of(batch: lws.Batch, configuration: int, where: str) -> Claim:
 def first_batch(batch: lws.Batch, guard: str) -> int:
     """Return the number that a guard without a row begins at: this batch, for an output that is new to the checkpoint. Of one that it knows, a guard that is not there was lost."""
     return batch.id if batch.newest_in(output_of(guard)) is None else 0
+
+
+def batch_before(batch: lws.Batch, guard: str, found: Row) -> int:
+    """Return the last batch that a guarded output should have before this one, by what the checkpoint has noted of it: the function may have left out batches in between.
+
+    ``found`` is the row as the run's raise has left it. Where nothing is noted, and nothing was written, it is where the guard begins.
+    """
+    noted = batch.newest_in(output_of(guard))
+    if noted is not None:
+        return noted
+    return batch.id - 1 if found.digest else found.batch
 
 
 def output_of(guard: str) -> str:
