@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka demo-dedup demo-year daily-close two-partitions test test-long simulate mutants chaos chaos-kafka floors lint fmt gen bench soak clean \
+.PHONY: help setup demo demo-kafka demo-dedup demo-year daily-close two-partitions zombie test test-long simulate mutants chaos chaos-kafka floors lint fmt gen bench soak clean \
 	check-style check-pyright check-mypy check-public check-generated
 
 RUN := . .tools/env &&
@@ -30,6 +30,7 @@ help:
 	@echo "make demo-year   the whole year through plain Python workers, every window checked"
 	@echo "make daily-close a day of event time is closed once, whoever sleeps over it (some seconds)"
 	@echo "make two-partitions   what Spark's own watermark drops, attached and driven (about a minute)"
+	@echo "make zombie      a delayed write of a zombie, in stores with a guard and without"
 	@echo "make test        every check, and every test but the long ones"
 	@echo "make test-long   the tests that show what shorter ones show, in more ways"
 	@echo "make simulate    simulated worlds under chaos, every value checked; SEED=... STEPS=..."
@@ -67,6 +68,10 @@ daily-close: setup
 
 two-partitions: setup
 	@$(RUN) python -m examples.two_partitions $(ARGS)
+
+zombie: setup
+	@scripts/setup.sh --bench
+	@$(RUN) python -m examples.zombie $(ARGS)
 
 test: lint
 	@scripts/setup.sh --tests

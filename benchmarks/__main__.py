@@ -15,6 +15,7 @@ from benchmarks import (
     dedup,
     depth,
     failover,
+    guarded,
     herd,
     incident,
     ingest,
@@ -46,6 +47,7 @@ BENCHMARKS: Final[dict[str, Callable[..., list[result.Result]]]] = {
     "incident": incident.run,
     "listing": listings.run,
     "skew": skew.run,
+    "guarded": guarded.run,
     "dedup": dedup.run,
 }
 
@@ -84,6 +86,8 @@ machine, take turns by rounds, and the median round counts: read the ratio, not 
             against the same without what it knows of them, and against their names alone  about a minute
   skew      one partition of Kafka falls 24 hours behind: the state of hourly windows and the heap of their JVM,
             with skew_limit, against the same without; needs scripts/setup.sh --tests    some minutes
+  guarded   10,000 rows written into PostgreSQL and into Redis under a claim that the store checks,
+            against the same rows without                                              about half a minute
   dedup     messages that a core passes on with deduplication over Kafka, against a plain loop with one look-up a
             message, and a copy without ids; needs scripts/setup.sh --tests              about two minutes
 """

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Brings what `make` needs: uv, a Python 3.11+, a Java 17+ runtime, and the environment in .venv; with --tests a C
-# compiler, openssl, Chromium, Prometheus, zsh, fish, a Redis server, Maven, the jars of scripts/jars.py and the S3 server of scripts/s3_server.py, with --bench the Redis
-# server.
+# compiler, openssl, Chromium, Prometheus, zsh, fish, a Redis server, PostgreSQL, Maven, the jars of scripts/jars.py and the S3 server of scripts/s3_server.py, with --bench the Redis
+# server and PostgreSQL.
 #
 # What the system lacks is installed by apt as root or by password-less sudo, after saying so. Without those rights, or
 # without apt, it stops and prints the command to run. A second run finds its stamp and returns at once.
@@ -174,6 +174,11 @@ install_redis() {
     command -v redis-server >/dev/null || install_packages redis-server
 }
 
+# PostgreSQL, 13 or newer: guarded writes are tested on it, by servers of the tests' own.
+install_postgresql() {
+    compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || command -v initdb >/dev/null || install_packages postgresql
+}
+
 # What only the tests need: a C compiler, for the small shim that watches the journal's disk; a Redis server, and openssl
 # for its certificate; Chromium, for the status page; Prometheus with promtool, for the metrics and the alerts; zsh and fish,
 # for the completion scripts; Maven, for the jars of a Kafka broker and of Spark's connectors.
@@ -186,6 +191,7 @@ install_test_tools() {
     command -v fish >/dev/null || install_packages fish
     command -v mvn >/dev/null || install_packages maven
     install_redis
+    install_postgresql
 }
 
 # Brings what the tests run beside the packages: jars, into the user's cache, and a server of S3.
@@ -238,7 +244,10 @@ make_environment() {
 main() {
     case ${1:-} in
         --tests) install_test_tools ;;
-        --bench) install_redis ;;
+        --bench)
+            install_redis
+            install_postgresql
+            ;;
     esac
     ready || make_environment
     [[ ${1:-} != --tests ]] || fetch_servers

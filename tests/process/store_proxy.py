@@ -14,6 +14,8 @@ class StoreProxy:
 
     def __init__(self, port: int) -> None:
         self._port = port
+        self.held = 0
+        """How often bytes were held back."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._passes = threading.Event()
         self._passes.set()
@@ -72,6 +74,8 @@ class StoreProxy:
     def _pump(self, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
-                self._passes.wait()
+                if not self._passes.is_set():
+                    self.held += 1
+                    self._passes.wait()
                 target.sendall(data)
         self._end(target)

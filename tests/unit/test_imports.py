@@ -28,6 +28,7 @@ SPARK = {
 PIPELINE: Mapping[str, set[str]] = {
     "command": {"dedup"},
     "dedup": set(),
+    "guard": set(),
 }
 """The same: what runs beside what else is in a folder of its own, which stands on no other."""
 

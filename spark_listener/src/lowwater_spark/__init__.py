@@ -24,7 +24,7 @@ from lowwater_spark.drive.watermark import WatermarkLost
 from lowwater_spark.errors import CheckpointMismatch, StateLost, Unsupported
 from lowwater_spark.sidecar.watch import Sidecar, track
 from lowwater_spark.stages import Stage, injector, stage
-from lowwater_spark.track.batch import Batch
+from lowwater_spark.track.batch import Batch, Claimed
 from lowwater_spark.track.query import TrackedQuery
 from lowwater_spark.track.status import KeyRange, Status
 from lowwater_spark.track.update import Update, UpdateResult
@@ -34,6 +34,7 @@ __all__ = [
     "Attachment",
     "Batch",
     "CheckpointMismatch",
+    "Claimed",
     "Completeness",
     "KeyRange",
     "Sidecar",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
 import lowwater
 from lowwater.watermark import MAX, MIN
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from lowwater_spark.track.rows import Actions, Rows
 
-__all__ = ["Batch", "Keyed", "Outcome"]
+__all__ = ["Batch", "Claimed", "Keyed", "Outcome"]
 
 logger = logging.getLogger("lowwater.spark")
 
@@ -143,6 +143,19 @@ class Ground:
     """Where the stage stands by what is committed: the least of its ranges."""
 
 
+class Claimed(NamedTuple):
+    """The claim that a run writes under: what another store needs to refuse the writes of whoever does not own the stage any more."""
+
+    server_token: str
+    """The deployment of the authority."""
+    computation: str
+    """Its full name."""
+    identity: str
+    """The query's checkpoint, as the authority knows it."""
+    incarnation: int
+    sequencer: int
+
+
 @dataclass(slots=True)
 class Outcome:
     """What a batch leaves behind, for the driver's side of the protocol."""
@@ -182,6 +195,7 @@ class Batch:
         writer: str = "",
         ground: Callable[[], Ground] = Ground,
         vouch: Callable[[int], bool] = lambda _: False,
+        claimed: Callable[[], Claimed | None] = lambda: None,
         removals: dict[Path, Removal] | None = None,
         topics: dict[Path, KafkaOut] | None = None,
         stages: Mapping[str, Batch] | None = None,
@@ -206,6 +220,7 @@ class Batch:
         self._writer = writer or destination.computation
         self._ground = ground
         self._vouch = vouch
+        self._claimed = claimed
         self._outcome = Outcome()
         self._probe = probe
         self._stages: Mapping[str, Batch] = {destination.computation: self} if stages is None else stages
@@ -249,6 +264,26 @@ class Batch:
     def heuristic(self) -> Mapping[float, lowwater.Watermark]:
         """The heuristic watermarks by share, read together with :attr:`low`. A share of records, not a promise."""
         return {share / 1_000_000: lowwater.Watermark(t) for share, t in self._entry.reading.heuristics.items()}
+
+    @property
+    def digest(self) -> str:
+        """What tells the batch from another one of its number: the digest of its plan, the same in every replay."""
+        return self._entry.digest
+
+    @property
+    def claimed(self) -> Claimed | None:
+        """The claim that the run has at this moment; None before the authority has acknowledged one. Nobody but a store that compares it keeps a zombie from writing."""
+        return self._claimed()
+
+    @_ends_the_batch
+    def newest_in(self, output: str) -> int | None:
+        """Return the newest batch that was noted of an output by :meth:`note_in`, in this checkpoint; None when none was."""
+        return remembered(self._place.manifest, self._writer, output)
+
+    @_ends_the_batch
+    def note_in(self, output: str) -> None:
+        """Note, durably, that the batch stands in an output of another package, which has a name of its own."""
+        remember(self._place.manifest, self._writer, output, self.id)
 
     @property
     def previous_frontier(self) -> lowwater.Watermark:

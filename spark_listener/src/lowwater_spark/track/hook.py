@@ -26,7 +26,7 @@ from lowwater_spark.sources.base import NONE, Line, OpenSource
 from lowwater_spark.sources.kafka import KAFKA, PACE, KafkaSource, OpenKafka, Partition, unread, vector_of
 from lowwater_spark.sources.paced import Pace
 from lowwater_spark.sources.ticks import Ticks
-from lowwater_spark.track.batch import Batch, Ground, Outcome
+from lowwater_spark.track.batch import Batch, Claimed, Ground, Outcome
 from lowwater_spark.track.batch_log import BatchEntry
 from lowwater_spark.track.frontier import Seen, look
 from lowwater_spark.track.inputs import UNREAD, Reading, fold
@@ -317,6 +317,7 @@ class Hook:
                 writer=part.authority.full_name,
                 ground=functools.partial(self._ground, part, running),
                 vouch=functools.partial(self._vouch, part, running),
+                claimed=functools.partial(self._claimed, part),
                 stages=made,
                 earlier=[each.name for each in part.earlier],
                 actions=self._actions,
@@ -337,6 +338,20 @@ class Hook:
             if current and reader is not None and part.reads and reading.low != MIN:
                 current = part.translated(reading, reader).low != MIN
             return Ground(claim, current, min(progress.values(progress.reading), default=MIN))
+
+    def _claimed(self, part: Part) -> Claimed | None:
+        """Return the claim of a stage, whether or not it has lost it meanwhile."""
+        with self.run.lock:
+            authority = part.authority
+            if authority.lease is None:
+                return None
+            return Claimed(
+                authority.client.server_token,
+                authority.full_name,
+                authority.registration.identity,
+                authority.lease.incarnation,
+                authority.lease.sequencer,
+            )
 
     def _vouch(self, part: Part, running: _Running, low: int) -> bool:
         """Return whether an output of a batch may say of a stage that it is complete through ``low``: the authority knows it before."""

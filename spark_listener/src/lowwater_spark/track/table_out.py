@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-__all__ = ["append"]
+__all__ = ["append", "check_table", "sync_versions"]
 
 logger = logging.getLogger("lowwater.spark")
 
@@ -56,7 +56,7 @@ def append(
     """
     spark = frame.sparkSession
     before = log.table()
-    _check(spark, log, before)
+    check_table(spark, log, before)
     apps = {} if before.version < 0 else log.apps()
     last = apps.get(app, -1)
     if last >= batch:
@@ -67,7 +67,7 @@ def append(
                 "output, or a newer run has taken this one's place. Restore both from one moment."
             )
             raise CheckpointMismatch(msg)
-        _sync(log, before, found.version, found.version)
+        sync_versions(log, before, found.version, found.version)
         return False
     lost = {app: f"its last batch of this writer is {last}, and {newest} had been written"} if last < newest else {}
     complete, news = follow(app, standing, history_of(log, before.version, apps, lost))
@@ -79,39 +79,39 @@ def append(
     after = log.table()
     # Delta says nothing when it has skipped the write, since another run had come first.
     found = _must_match(_find(log, app, batch, after.version, down_to=before.version + 1), log, batch, mark)
-    _sync(log, after, before.version + 1, found.version)
+    sync_versions(log, after, before.version + 1, found.version)
     return bool(found.mark.get("run") == mark["run"])
 
 
-def _check(spark: SparkSession, log: DeltaLog, table: Table) -> None:
-    """Raise Unsupported where a batch could be written twice, or nobody could tell whether it was written."""
+def check_table(spark: SparkSession, log: DeltaLog, table: Table, what: str = "batch.write_table()") -> None:
+    """Raise Unsupported where a batch could be written twice, or nobody could tell whether it was written. ``what`` writes, in words."""
     if str(spark.conf.get(_COMMIT_INFO, "true")).lower() != "true":
         raise Unsupported(
-            f"batch.write_table() in a session where {_COMMIT_INFO} is false",
+            f"{what} in a session where {_COMMIT_INFO} is false",
             "a version does not say then which plan it was made from",
             "Set it to true, its default.",
         )
     if table.version < 0 and log.beside_iceberg:
         raise Unsupported(
-            f"batch.write_table() to {log.path}",
+            f"{what} to {log.path}",
             "a table of Iceberg is there, which this session cannot read by its path, and rows of Delta beside it are none of its rows",
             "Name it as its catalog does, in a session with Iceberg's runtime; for a table of Delta name another directory.",
         )
     if table.refusal:
         raise Unsupported(
-            f"batch.write_table() to the Delta table {log.path}",
+            f"{what} to the Delta table {log.path}",
             f"{table.refusal}, and what was written could not be found again",
             "Write to a table whose own log has all commits.",
         )
     if table.on_s3:
         raise Unsupported(
-            f"batch.write_table() to the Delta table {log.path} on S3",
+            f"{what} to the Delta table {log.path} on S3",
             "two drivers that write there at a time may both be told that they have committed, and one version is lost",
             "Write to a table on HDFS, on another store, or in a local directory.",
         )
     if _RETENTION in table.properties:
         raise Unsupported(
-            f"batch.write_table() to the Delta table {log.path} with the property {_RETENTION}",
+            f"{what} to the Delta table {log.path} with the property {_RETENTION}",
             "it forgets which batches it has, and one that runs again would be written twice",
             "Unset the property.",
         )
@@ -145,7 +145,7 @@ def _must_match(found: Commit | None, log: DeltaLog, batch: int, mark: Mapping[s
     return found
 
 
-def _sync(log: DeltaLog, table: Table, first: int, last: int) -> None:
+def sync_versions(log: DeltaLog, table: Table, first: int, last: int) -> None:
     """Make versions of a table durable, with the files that the last of them adds. Only in local directories: elsewhere the store keeps what it acknowledged."""
     place = urlsplit(table.location)
     if place.scheme not in ("", "file"):

@@ -1,0 +1,288 @@
+"""Guarded writes into a Delta table, by the options that Delta's own writer has.
+
+Delta writes a version once for each ``txnAppId`` and ``txnVersion``, and a lower number than the last one not at all. That is a fence, if the numbers are chosen well:
+
+    txnVersion = raise << 40 | batch + 1          the raises of a guard count densely: 1, 2, 3, ...
+
+A raise is a version without rows at ``raise << 40``. What an older owner writes has a lower number from then on: if Delta reads the table after the raise, it skips the write, and if it has read it
+before, the commit conflicts. It skips *without a word*, so after each save the writer looks for its own mark in the log.
+
+With the number of the batch alone, a copied checkpoint would be skipped as well, or would make Delta skip the live one: its rows would be lost, silently.
+
+The row of the guard stands in the ``userMetadata`` of the newest version that the guard has written. Needs the extra ``lowwater-pipeline[spark]``, and a session with Delta.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from lowwater_pipeline.guard.claim import Claim
+from lowwater_pipeline.guard.errors import Damaged, GuardError, InDoubt, Unfit
+from lowwater_pipeline.guard.row import Row, check_steps, judge, raised
+from lowwater_pipeline.guard.run import batch_before, claim_of, first_batch, output_of
+from lowwater_spark.sources.delta import DELTA, Commit, Table, app_id, marked
+from lowwater_spark.sources.delta_log import DeltaLog, path_of
+from lowwater_spark.track.table_out import check_table, sync_versions
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    import lowwater_spark as lws
+
+__all__ = ["DeltaGuard", "DeltaOutput", "DeltaWriter"]
+
+BATCH_BITS: Final = 40
+MOST_BATCHES: Final = (1 << BATCH_BITS) - 1
+
+_TRIES: Final = 20
+"""How often a save is made that others come before."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """What the log says of a guard."""
+
+    table: Table
+    number: int
+    """The last ``txnVersion``; 0 before the first raise."""
+    row: Row | None
+    version: int
+    """Of the table, that has it."""
+
+    @property
+    def ordinal(self) -> int:
+        """How many raises there were."""
+        return self.number >> BATCH_BITS
+
+
+class DeltaGuard:
+    """One guard in one Delta table, which is there. Several may stand in one table, and know nothing of each other.
+
+    ``table`` is an absolute path, or a name in the session's catalog. ``name`` is the guard's, ``computation`` the full name of the computation whose output it is: readers see it as the writer.
+    It has one slot: a Spark query owns the whole key space. Not for several threads at a time.
+    """
+
+    def __init__(self, spark: SparkSession, table: str, name: str, *, computation: str) -> None:
+        if not name or {":", "\0"} & set(name):
+            msg = f"name={name!r}: it is a text that is not empty, without a colon"
+            raise Unfit(msg)
+        self.spark = spark
+        self.name = name
+        self.computation = computation
+        self.log = DeltaLog(spark, path_of(spark, table))
+        self.app = app_id(computation, f"guard-{name}")
+        """Under which name the table counts."""
+        self.probe: Callable[[str], None] = lambda point: None
+        """Called at the named points of a write; for tests."""
+
+    def raise_(self, claim: Claim, *, begin: int = 0) -> DeltaWriter:
+        """Raise a claim that the authority has acknowledged, and return its writer. From now on no older claim writes, and all that one wrote is there to be read.
+
+        As :meth:`lowwater_pipeline.guard.postgres.PostgresGuard.raise_`. Costs one version of the table, and the reading of those since the guard's last one. Raises Unfit when the table is not
+        there, lowwater_spark.Unsupported for one that could not tell, OSError when its log cannot be read, InDoubt when others came before again and again.
+        """
+        if claim.computation != self.computation:
+            msg = f"{self._where} is made for {self.computation}, and the claim is of {claim.computation}"
+            raise Unfit(msg)
+        for _ in range(_TRIES):
+            stands = self.standing()
+            row = raised(stands.row, claim, stands.table.id, begin, self._where)
+            if row == stands.row:
+                self._settle(stands)
+                return DeltaWriter(self, claim, stands.ordinal, row)
+            ordinal = stands.ordinal + 1
+            nothing = self.spark.read.format(DELTA).load(self.log.path).limit(0)
+            if self._save(nothing, stands, ordinal << BATCH_BITS, row):
+                return DeltaWriter(self, claim, ordinal, row)
+        raise self._crowded()
+
+    def standing(self) -> _Standing:
+        """Return what the log says of the guard now. Raises Damaged, Unfit, Unsupported, OSError."""
+        table = self.log.table()
+        if table.version < 0:
+            msg = f"there is no Delta table at {self.log.path}: create it first, with the columns that will be written"
+            raise Unfit(msg)
+        check_table(self.spark, self.log, table, f"the guard {self.name}, which writes")
+        number = self.log.apps().get(self.app, 0)
+        if not number:
+            return _Standing(table, 0, None, -1)
+        # Asked once more: what was counted may be newer than the first answer.
+        table = self.log.table()
+        for version in range(table.version, -1, -1):
+            commit = self.log.commit(version)
+            if commit is None:
+                raise self._damaged(
+                    f"version {version} of {self.log.path} is not in its log any more, and the guard has written none since: the log is kept for "
+                    "delta.logRetentionDuration, 30 days by default"
+                )
+            if commit.operation == "RESTORE":
+                raise self._damaged(f"{commit} may have taken rows away that it counts")
+            if commit.batches.get(self.app, -1) >= number:
+                return _Standing(table, commit.batches[self.app], self._row(commit), version)
+        raise self._damaged(f"no version of {self.log.path} has its number {number}")
+
+    def write(self, writer: DeltaWriter, batch: int, digest: str, frame: DataFrame, after: int | None = None) -> bool:
+        """Do what :meth:`DeltaWriter.write` says."""
+        for _ in range(_TRIES):
+            stands = self.standing()
+            if not judge({0: stands.row}, writer.claim, stands.table.id, {0: batch}, digest, self.name, after):
+                self._settle(stands)
+                return False
+            assert stands.row is not None
+            self.probe("checked")
+            row = replace(stands.row, batch=batch, digest=digest)
+            if self._save(frame, stands, writer.ordinal << BATCH_BITS | batch + 1, row):
+                return True
+        raise self._crowded()
+
+    def _save(self, frame: DataFrame, stands: _Standing, number: int, row: Row) -> bool:
+        """Save a version; False when somebody else came before. Durable when it is true."""
+        own = secrets.token_hex(16)
+        mark = {**_said(row), "guard": self.name, "save": own}
+        writer = frame.write.format(DELTA).mode("append").option("txnAppId", self.app).option("txnVersion", str(number))
+        try:
+            writer.option("userMetadata", marked(self.computation, **mark)).save(self.log.path)
+        except Exception as failure:
+            if _conflicts(failure):
+                return False
+            raise
+        self.probe("saved")
+        after = self.log.table()
+        if not self._found(own, after, stands.table.version + 1):
+            return False
+        sync_versions(self.log, after, stands.table.version + 1, after.version)
+        return True
+
+    def _settle(self, stands: _Standing) -> None:
+        """Make durable what is there already: who wrote it may have been killed before it did."""
+        sync_versions(self.log, stands.table, stands.version, stands.version)
+
+    def _found(self, own: str, table: Table, first: int) -> bool:
+        """Return whether the log has a save. Delta does not say when it has skipped one."""
+        for version in range(table.version, first - 1, -1):
+            commit = self.log.commit(version)
+            if commit is not None and commit.mark.get("save") == own:
+                return True
+        return False
+
+    def _row(self, commit: Commit) -> Row:
+        said = commit.mark
+        try:
+            return Row(
+                said["server_token"],
+                said["computation"],
+                said["identity"],
+                int(said["incarnation"]),
+                int(said["token"]),
+                said["nonce"],
+                int(said["configuration"]),
+                said["life"],
+                int(said["last"]),
+                said["digest"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._damaged(f"{commit} of {self.log.path} does not say what stands there: {error!r}") from error
+
+    def _damaged(self, what: str) -> Damaged:
+        return Damaged(
+            f"{self._where} cannot be read: {what}. Nothing was written. Go on with a guard of another name, from a new checkpoint or with what was lost written again."
+        )
+
+    def _crowded(self) -> GuardError:
+        return InDoubt(
+            f"the guard {self.name}: others have written into {self.log.path} before, {_TRIES} times. Make the same write again."
+        )
+
+    @property
+    def _where(self) -> str:
+        return f"the guard {self.name} of the Delta table {self.log.path}"
+
+
+class DeltaWriter:
+    """The owner of an output, from its raise until the next one: what :meth:`DeltaGuard.raise_` returns."""
+
+    def __init__(self, guard: DeltaGuard, claim: Claim, ordinal: int, row: Row) -> None:
+        self.guard = guard
+        self.claim = claim
+        self.ordinal = ordinal
+        """The number of its raise."""
+        self.found: Mapping[int, Row] = {0: row}
+        """The row as the raise has left it: up to which batch the table is written."""
+
+    def write(self, batch: int, digest: str, frame: DataFrame, *, after: int | None = None) -> bool:
+        """Append the rows of a batch as one version, once; False when it stands there already. Durable when it returns, in local directories by syncing what was written.
+
+        ``batch``, ``digest`` and ``after`` as for :meth:`lowwater_pipeline.guard.postgres.PostgresWriter.write`. The frame runs again when another guard of the table came before it. Raises Fenced when a newer
+        claim was raised, another GuardError, OSError when the log cannot be read, and what Spark raises. Costs the reading of the versions since the guard's last one, twice.
+        """
+        check_steps(range(1), {0: batch}, digest, self.guard.name)
+        if batch >= MOST_BATCHES:
+            msg = f"batch {batch}: a Delta table counts up to {MOST_BATCHES:,}"
+            raise Unfit(msg)
+        return self.guard.write(self, batch, digest, frame, after)
+
+
+class DeltaOutput:
+    """One Delta table that one tracked stage appends to, under its claim. Make one for each output, beside the stage; it serves all runs of the process.
+
+    ``table``, ``name`` as for :class:`DeltaGuard`; ``configuration`` as for :class:`lowwater_pipeline.guard.Claim`.
+    """
+
+    def __init__(self, table: str, name: str, *, configuration: int = 0) -> None:
+        self.table = table
+        self.name = name
+        self.configuration = configuration
+        self.probe: Callable[[str], None] = lambda point: None
+        """Called at the named points of a write; for tests."""
+        self._claim: Claim | None = None
+        """Kept from before its raise: one whose answer was lost is repeated with the same nonce."""
+        self._writer: DeltaWriter | None = None
+        self._last: tuple[DeltaWriter, int] | None = None
+
+    def own(self, batch: lws.Batch, spark: SparkSession) -> DeltaWriter:
+        """Raise the claim of the batch's run, once, and return its writer. Raises Unclaimed, Fenced and what :meth:`DeltaGuard.raise_` raises."""
+        claim = claim_of(batch, self.configuration, self.table)
+        if self._claim is None or not self._claim.same_grant(claim):
+            self._claim, self._writer = claim, None
+        if self._writer is None:
+            guard = DeltaGuard(spark, self.table, self.name, computation=claim.computation)
+            guard.probe = self.probe
+            self._writer = guard.raise_(self._claim, begin=first_batch(batch, self.name))
+        return self._writer
+
+    def write(self, batch: lws.Batch, frame: DataFrame) -> bool:
+        """Append the rows of a batch, once and whole; False if they were there. The function may leave batches out. Raises and costs as :meth:`own` and :meth:`DeltaWriter.write`."""
+        writer = self.own(batch, frame.sparkSession)
+        if self._last == (writer, batch.id):
+            msg = f"batch {batch.id} has been written to {self.table} already; a second write would be skipped. Unite the rows first."
+            raise Unfit(msg)
+        made = writer.write(batch.id, batch.digest, frame, after=batch_before(batch, self.name, writer.found[0]))
+        self._last = writer, batch.id
+        batch.note_in(output_of(self.name))
+        return made
+
+
+def _said(row: Row) -> dict[str, Any]:
+    """Return a row as a version has it. Numbers of 64 bits are texts: who reads JSON into doubles would make two of them one."""
+    return {
+        "server_token": row.server_token,
+        "identity": row.identity,
+        "incarnation": str(row.incarnation),
+        "token": str(row.token),
+        "nonce": row.nonce,
+        "configuration": str(row.configuration),
+        "life": row.life,
+        "last": str(row.batch),
+        "digest": row.digest,
+    }
+
+
+def _conflicts(failure: Exception) -> bool:
+    """Return whether Delta has refused a commit because another one came before."""
+    said = f"{type(failure).__name__} {failure}"
+    return any(
+        kind in said for kind in ("ConcurrentTransactionException", "DELTA_CONCURRENT_TRANSACTION", "ConcurrentAppend")
+    )

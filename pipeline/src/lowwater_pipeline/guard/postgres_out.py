@@ -1,0 +1,239 @@
+"""A tracked Spark stage whose rows PostgreSQL takes only from the run that owns it.
+
+    hourly = PostgresOutput(dsn, "hourly")
+
+    def write_batch(rows, batch):
+        hourly.write(batch, rows.groupBy("carrier").count())
+
+    stage.foreach_batch(stream, write_batch, checkpoint=...)
+
+Tasks only *stage*: each attempt inserts its rows, under a name of its own, into a table beside the output, and returns that name. Spark returns the names of exactly one attempt a
+partition, so the driver knows which count. It moves their rows into the output, in the transaction that checks the run's claim and its batch
+(:mod:`lowwater_pipeline.guard.postgres`). What failed attempts, and zombies, have staged is never moved, and removed later.
+
+The run raises its claim when it writes first. So a function that reads the output calls :meth:`PostgresOutput.own` before: what it reads then is what no zombie changes any more.
+
+Needs the extras ``lowwater-pipeline[postgres,spark]``, the first on the executors as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from psycopg import sql
+
+from lowwater_pipeline.guard.claim import Claim
+from lowwater_pipeline.guard.errors import StagingLost, Unfit
+from lowwater_pipeline.guard.postgres import PATIENCE, PostgresGuard, PostgresWriter
+from lowwater_pipeline.guard.run import batch_before, claim_of, first_batch, output_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    import lowwater_spark as lws
+
+__all__ = ["PostgresOutput"]
+
+_STAGED: Final = "attempt string, rows long"
+
+_MARKS: Final = ("lowwater_guard", "lowwater_batch", "lowwater_partition", "lowwater_attempt")
+"""The columns that a staged row has beside its own."""
+
+_WITHOUT_ZONE: Final = 1114
+_WITH_ZONE: Final = 1184
+"""PostgreSQL's types of timestamps."""
+
+_TYPES: Final = """
+SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped
+"""
+"""What each column of a table takes, as numeric(10,2)."""
+
+
+class PostgresOutput:
+    """One table of PostgreSQL that one tracked stage appends to. Make one for each output, beside the stage; it serves all runs of the process.
+
+    ``dsn`` says how to connect, as libpq understands it: from the driver and from the executors, so it travels with the tasks. Keep a password out of it, in ``PGPASSFILE``.
+    ``table`` has at least the frame's columns, in any order, and may have a schema before its name. ``name`` is the guard's, by default the table's; two stages that write
+    into one table have guards of their own. ``configuration`` is the version of what the rows are made by: see :class:`lowwater_pipeline.guard.Claim`. ``patience`` as for
+    :class:`lowwater_pipeline.guard.postgres.PostgresGuard`.
+    """
+
+    def __init__(
+        self, dsn: str, table: str, *, name: str | None = None, configuration: int = 0, patience: float = PATIENCE
+    ) -> None:
+        self.dsn = dsn
+        self.table = table
+        self.configuration = configuration
+        self.guard = PostgresGuard(dsn, table if name is None else name, patience=patience)
+        self.probe: Callable[[str], None] = lambda point: None
+        """Called at the named points of a batch; for tests."""
+        self._claim: Claim | None = None
+        """Kept from before its raise: one whose answer was lost is repeated with the same nonce."""
+        self._writer: PostgresWriter | None = None
+        self._last: tuple[PostgresWriter, int] | None = None
+
+    def close(self) -> None:
+        """Let the connection go. The next batch makes another one."""
+        self.guard.close()
+
+    def own(self, batch: lws.Batch) -> PostgresWriter:
+        """Raise the claim of the batch's run, once, and return its writer. From now on no older run writes into the output.
+
+        Costs a transaction for each run. Raises Unclaimed when the authority has not acknowledged a claim of the run yet, Fenced when a newer run was raised, and another
+        GuardError.
+        """
+        claim = claim_of(batch, self.configuration, self.table)
+        if self._claim is None or not self._claim.same_grant(claim):
+            self._claim, self._writer = claim, None
+        if self._writer is None:
+            self._writer = self.guard.raise_(self._claim, begin=first_batch(batch, self.guard.name))
+        return self._writer
+
+    def write(self, batch: lws.Batch, frame: DataFrame) -> bool:
+        """Append the rows of a batch, once and whole; False if they were there. Durable when it returns, as far as the database keeps what it has acknowledged.
+
+        The frame runs once; its rows may be anything but repeatable. Its columns are of types that PostgreSQL has: no structs and no maps. Call it once in a batch, or, if there is
+        nothing to write, not at all.
+
+        Raises what :meth:`own` and :meth:`lowwater_pipeline.guard.postgres.PostgresWriter.write` raise, Unfit for a table or columns that do not fit, and StagingLost when the
+        server was started anew after the rows were staged. Costs one Spark job, a COPY for each task, and a transaction that moves the rows.
+        """
+        writer = self.own(batch)
+        if self._last == (writer, batch.id):
+            msg = f"batch {batch.id} has been written to {self.table} already; a second write would be skipped. Unite the rows first."
+            raise Unfit(msg)
+        after = batch_before(batch, self.guard.name, writer.found[0])
+        if writer.found[0].batch == batch.id:
+            # An earlier run has written it, or it is refused: nothing is staged for that.
+            made = writer.write(batch.id, batch.digest, _nothing, after=after)
+        else:
+            made = self._append(writer, batch, frame, after)
+        self._last = writer, batch.id
+        batch.note_in(output_of(self.guard.name))
+        return made
+
+    def _append(self, writer: PostgresWriter, batch: lws.Batch, frame: DataFrame, after: int) -> bool:
+        """Have the tasks stage the rows, and move them."""
+        columns = tuple(frame.columns)
+        staging = self._prepare(frame)
+        task = partial(stage_rows, self.dsn, staging, (*_MARKS, *columns), self.guard.name, batch.id)
+        staged = {row.attempt: row.rows for row in frame.mapInArrow(task, _STAGED).collect()}
+        self.probe("staged")
+        move = partial(self._move, staging, columns, batch.id, staged)
+        made = writer.write(batch.id, batch.digest, move, after=after)
+        self.probe("written")
+        return made
+
+    def _prepare(self, frame: DataFrame) -> str:
+        """Make the table for what is staged, if it is not there, and return its name. Raises Unfit for columns that do not fit."""
+        columns = tuple(frame.columns)
+        with psycopg.connect(self.dsn) as connection:
+            try:
+                said = connection.execute(
+                    sql.SQL("SELECT {} FROM {} LIMIT 0").format(_names(columns), _table(self.table))
+                ).description
+            except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
+                msg = f"{self.table} cannot take the columns {', '.join(columns)}: {error}. Make the table with them, or select those that it has."
+                raise Unfit(msg) from error
+            for field, column in zip(frame.schema.fields, said or (), strict=True):
+                _check_type(self.table, field.name, field.dataType.typeName(), column.type_code)
+            # The output may have been altered since the last batch.
+            types: dict[str, str] = dict(connection.execute(_TYPES, (_table(self.table).as_string(connection),)))
+            staging = _staging(self.table, [(column, types[column]) for column in columns])
+            connection.execute(
+                sql.SQL(
+                    "CREATE UNLOGGED TABLE IF NOT EXISTS {} AS SELECT ''::text AS lowwater_guard, 0::bigint AS lowwater_batch, "
+                    "0 AS lowwater_partition, ''::text AS lowwater_attempt, {} FROM {} WITH NO DATA"
+                ).format(_table(staging), _names(columns), _table(self.table))
+            )
+        return staging
+
+    def _move(
+        self, staging: str, columns: Sequence[str], batch: int, staged: Mapping[str, int], cursor: psycopg.Cursor[Any]
+    ) -> None:
+        """Move what the accepted attempts have staged, and remove what others have."""
+        place, names = _table(staging), _names(columns)
+        cursor.execute(
+            sql.SQL(
+                "INSERT INTO {} ({}) SELECT {} FROM {} WHERE lowwater_guard = %s AND lowwater_attempt = ANY(%s)"
+            ).format(_table(self.table), names, names, place),
+            (self.guard.name, list(staged)),
+        )
+        expected = sum(staged.values())
+        if cursor.rowcount != expected:
+            msg = (
+                f"{self.table}: the tasks of batch {batch} have staged {expected:,} rows, and {cursor.rowcount:,} of them are there: PostgreSQL was started anew meanwhile, or somebody has "
+                f"removed some from {staging}. Start the query again: the batch runs again."
+            )
+            raise StagingLost(msg)
+        cursor.execute(
+            sql.SQL("DELETE FROM {} WHERE lowwater_guard = %s AND lowwater_batch <= %s").format(place),
+            (self.guard.name, batch),
+        )
+
+
+def stage_rows(
+    dsn: str,
+    staging: str,
+    columns: Sequence[str],
+    guard: str,
+    batch: int,
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """Insert one attempt's rows into the table for what is staged, and return its name and how many they are. Runs in an executor's task."""
+    import pyarrow as pa
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    attempt, rows = secrets.token_hex(16), 0
+    marks = (guard, batch, 0 if context is None else context.partitionId(), attempt)
+    copy_into = sql.SQL("COPY {} ({}) FROM STDIN").format(_table(staging), _names(columns))
+    with psycopg.connect(dsn) as connection, connection.cursor() as cursor:
+        with cursor.copy(copy_into) as copy:
+            for each in batches:
+                for row in zip(*(column.to_pylist() for column in each.columns), strict=True):
+                    copy.write_row((*marks, *row))
+                rows += each.num_rows
+    yield pa.RecordBatch.from_pydict({"attempt": [attempt], "rows": pa.array([rows], pa.int64())})
+
+
+def _nothing(cursor: psycopg.Cursor[Any]) -> None:
+    """Write nothing: the batch is there."""
+    msg = "a batch that was there when the claim was raised is not there any more"
+    raise AssertionError(msg)
+
+
+def _staging(table: str, columns: Iterable[tuple[str, str]]) -> str:
+    """Return the name of the table for what is staged, in the table's schema: another one for other columns, or other types of them, which round what is staged."""
+    schema, dot, _ = table.rpartition(".")
+    digest = hashlib.sha256("\0".join([table, *itertools.chain(*columns)]).encode()).hexdigest()[:16]
+    return f"{schema}{dot}lowwater_staged_{digest}"
+
+
+def _table(name: str) -> sql.Identifier:
+    return sql.Identifier(*name.split("."))
+
+
+def _names(columns: Iterable[str]) -> sql.Composed:
+    return sql.SQL(", ").join(map(sql.Identifier, columns))
+
+
+def _check_type(table: str, column: str, of_spark: str, of_postgres: int) -> None:
+    """Refuse what would be written as something else. Raises Unfit."""
+    if of_spark in ("struct", "map", "variant"):
+        msg = f"the column {column} is a {of_spark}, which PostgreSQL has not: write it as text, by to_json()"
+        raise Unfit(msg)
+    if (of_spark, of_postgres) in (("timestamp", _WITHOUT_ZONE), ("timestamp_ntz", _WITH_ZONE)):
+        has, needs = ("without", "with") if of_postgres == _WITHOUT_ZONE else ("with", "without")
+        msg = (
+            f"the column {column} of {table} is a timestamp {has} time zone, and the frame's is one {needs}: PostgreSQL would pass over the zone. Make it a "
+            f"timestamp {needs} time zone, or cast the frame's column."
+        )
+        raise Unfit(msg)

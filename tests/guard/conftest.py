@@ -1,0 +1,75 @@
+"""The servers that the tests of guarded writes share, and a store of its own for each test."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract.redis_server import DURABLE, RedisServer
+from tests.guard.stores import CoreStore, FileStore, PostgresStore, RedisStore, Store
+from tests.kit.postgres import Postgres
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """One PostgreSQL for all; each test has a database of its own in it."""
+    with Postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """One Redis for all; each test finds it empty."""
+    with RedisServer(tmp_path_factory.mktemp("redis"), *DURABLE) as server:
+        yield server.start()
+
+
+@pytest.fixture
+def in_postgres(postgres: Postgres) -> Iterator[PostgresStore]:
+    """A database, and patience of a test."""
+    store = PostgresStore(postgres, f"test_{next(_numbers)}", patience=0.3)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def in_redis(redis_server: RedisServer) -> Iterator[RedisStore]:
+    """An empty Redis."""
+    store = RedisStore(redis_server)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def in_files(tmp_path: Path) -> FileStore:
+    """A folder."""
+    return FileStore(tmp_path / "guarded")
+
+
+@pytest.fixture(params=["core", "postgres", "redis", "files"])
+def store(request: pytest.FixtureRequest) -> Store:
+    """Each kind of store."""
+    if request.param == "core":
+        return CoreStore()
+    found: Store = request.getfixturevalue(f"in_{request.param}")
+    return found
+
+
+@pytest.fixture
+def new_store(request: pytest.FixtureRequest) -> Callable[[str], Store]:
+    """Gives an empty store of a kind, as often as it is called; for property tests."""
+    made: dict[str, Store] = {}
+
+    def make(kind: str) -> Store:
+        if kind == "core" or kind not in made:
+            made[kind] = CoreStore() if kind == "core" else request.getfixturevalue(f"in_{kind}")
+        found = made[kind]
+        found.clear()
+        return found
+
+    return make

@@ -1,0 +1,312 @@
+"""The stores that check writes, behind one face, for the tests that all of them must pass.
+
+What a batch writes is a few numbers at the end of the guard's own list, so that what is lost, doubled or out of order shows.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import psycopg
+import redis
+
+from lowwater_pipeline.guard import Claim, Row
+from lowwater_pipeline.guard.claim import slots_between
+from lowwater_pipeline.guard.files import FileGuard, FileWriter
+from lowwater_pipeline.guard.postgres import PostgresGuard, PostgresWriter
+from lowwater_pipeline.guard.redis import RedisGuard, RedisWriter
+from lowwater_pipeline.guard.row import check_steps, judge, raised
+from tests.contract.redis_server import RedisServer
+from tests.kit.postgres import Postgres
+
+WHOLE: Sequence[bytes] = (b"", b"")
+
+Steps = int | Mapping[int, int]
+
+
+def claim(token: int, nonce: str = "", **said: Any) -> Claim:
+    """A claim of the tests' one computation. The nonce is another for each token, if it is not said."""
+    return replace(Claim("deployment", "default/hourly", 1, token, nonce or f"of {token}"), **said)
+
+
+class Writer(Protocol):
+    """Who has raised a claim."""
+
+    found: dict[int, Row]
+
+
+class Store(Protocol):
+    """A store with guards in it."""
+
+    def raise_(
+        self, claim: Claim, *, guard: str = "hourly", slots: int = 1, bounds: Iterable[bytes] = WHOLE, begin: int = 0
+    ) -> Writer:
+        """Raise a claim."""
+        ...
+
+    def unraised(
+        self, claim: Claim, *, guard: str = "hourly", slots: int = 1, bounds: Iterable[bytes] = WHOLE
+    ) -> Writer:
+        """A writer that believes to have raised its claim."""
+        ...
+
+    def write(self, writer: Any, batch: Steps, digest: str, values: Sequence[int]) -> bool:
+        """Write a batch by a writer."""
+        ...
+
+    def values(self, guard: str = "hourly") -> list[int]:
+        """What was written, in order."""
+        ...
+
+    def rows(self, guard: str = "hourly", slots: int = 1) -> dict[int, Row | None]:
+        """What stands in the guard."""
+        ...
+
+    def forge(self, field: str, value: Any, *, guard: str = "hourly", slot: int = 0) -> None:
+        """Change what stands in the guard behind its back; None takes it away."""
+        ...
+
+    def clear(self) -> None:
+        """Empty it, guards and all."""
+        ...
+
+    def close(self) -> None:
+        """Let connections go."""
+        ...
+
+
+class CoreStore:
+    """No store: the judgement alone, over a dictionary."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, int], Row | None] = {}
+        self._values: dict[str, list[int]] = {}
+
+    def raise_(
+        self, claim: Claim, *, guard: str = "hourly", slots: int = 1, bounds: Iterable[bytes] = WHOLE, begin: int = 0
+    ) -> CoreWriter:
+        touched = slots_between(bounds, slots)
+        made = {
+            slot: raised(self._rows.get((guard, slot)), claim, "life", begin, f"slot {slot} of the guard {guard}")
+            for slot in touched
+        }
+        self._rows |= {(guard, slot): row for slot, row in made.items()}
+        return CoreWriter(guard, claim, touched, made)
+
+    def unraised(
+        self, claim: Claim, *, guard: str = "hourly", slots: int = 1, bounds: Iterable[bytes] = WHOLE
+    ) -> CoreWriter:
+        return CoreWriter(guard, claim, slots_between(bounds, slots), {})
+
+    def write(self, writer: CoreWriter, batch: Steps, digest: str, values: Sequence[int]) -> bool:
+        steps = dict.fromkeys(writer.slots, batch) if isinstance(batch, int) else dict(batch)
+        check_steps(writer.slots, steps, digest, writer.guard)
+        rows = {slot: self._rows.get((writer.guard, slot)) for slot in steps}
+        if not judge(rows, writer.claim, "life", steps, digest, writer.guard):
+            return False
+        for slot, row in rows.items():
+            assert row is not None
+            self._rows[writer.guard, slot] = replace(row, batch=steps[slot], digest=digest)
+        self._values.setdefault(writer.guard, []).extend(values)
+        return True
+
+    def values(self, guard: str = "hourly") -> list[int]:
+        return self._values.get(guard, [])
+
+    def rows(self, guard: str = "hourly", slots: int = 1) -> dict[int, Row | None]:
+        return {slot: self._rows.get((guard, slot)) for slot in range(slots)}
+
+    def forge(self, field: str, value: Any, *, guard: str = "hourly", slot: int = 0) -> None:
+        row = self._rows[guard, slot]
+        assert row is not None
+        self._rows[guard, slot] = replace(row, **{field: value})
+
+    def clear(self) -> None:
+        self._rows.clear()
+        self._values.clear()
+
+    def close(self) -> None:
+        pass
+
+
+class CoreWriter:
+    def __init__(self, guard: str, claim: Claim, slots: range, found: dict[int, Row]) -> None:
+        self.guard, self.claim, self.slots, self.found = guard, claim, slots, found
+
+
+class PostgresStore:
+    """A database of its own on a server that is there."""
+
+    def __init__(self, server: Postgres, database: str, *, patience: float = 10.0, there: bool = False) -> None:
+        if not there:
+            server.execute(f'CREATE DATABASE "{database}"')
+        self.database = database
+        self.dsn = f"{server.dsn} dbname={database}"
+        self.patience = patience
+        self._guards: list[PostgresGuard] = []
+        self._beside = psycopg.connect(self.dsn, autocommit=True)
+        if not there:
+            self.ask("CREATE TABLE written (id bigserial PRIMARY KEY, guard text, value integer)")
+
+    @classmethod
+    def again(cls, server: Postgres, database: str) -> PostgresStore:
+        """One that is there: the server was started anew, or has taken over."""
+        return cls(server, database, there=True)
+
+    def guard(self, name: str = "hourly", slots: int = 1) -> PostgresGuard:
+        made = PostgresGuard(self.dsn, name, slots=slots, patience=self.patience)
+        self._guards.append(made)
+        return made
+
+    def raise_(
+        self, claim: Claim, *, guard: str = "hourly", slots: int = 1, bounds: Iterable[bytes] = WHOLE, begin: int = 0
+    ) -> PostgresWriter:
+        return self._shared(guard, slots).raise_(claim, bounds=bounds, begin=begin)
+
+    def unraised(
+        self, claim: Claim, *, guard: str = "hourly", slots: int = 1, bounds: Iterable[bytes] = WHOLE
+    ) -> PostgresWriter:
+        return PostgresWriter(self._shared(guard, slots), claim, slots_between(bounds, slots), {})
+
+    def _shared(self, name: str, slots: int) -> PostgresGuard:
+        """One connection for all whose transactions do not overlap."""
+        found = [each for each in self._guards if (each.name, each.slots) == (name, slots)]
+        return found[0] if found else self.guard(name, slots)
+
+    def write(self, writer: PostgresWriter, batch: Steps, digest: str, values: Sequence[int]) -> bool:
+        name = writer.guard.name
+
+        def fill(cursor: psycopg.Cursor[Any]) -> None:
+            cursor.executemany(
+                "INSERT INTO written (guard, value) VALUES (%s, %s)", [(name, value) for value in values]
+            )
+
+        return writer.write(batch, digest, fill)
+
+    def values(self, guard: str = "hourly") -> list[int]:
+        return [row[0] for row in self.ask("SELECT value FROM written WHERE guard = %s ORDER BY id", guard)]
+
+    def rows(self, guard: str = "hourly", slots: int = 1) -> dict[int, Row | None]:
+        with PostgresGuard(self.dsn, guard, slots=slots) as beside:
+            return dict.fromkeys(range(slots)) | beside.rows()
+
+    def forge(self, field: str, value: Any, *, guard: str = "hourly", slot: int = 0) -> None:
+        self.ask(f"UPDATE lowwater_guard SET {field} = %s WHERE guard = %s AND slot = %s", value, guard, slot)
+
+    def ask(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        cursor = self._beside.execute(statement.encode(), values or None)
+        return cursor.fetchall() if cursor.description else []
+
+    def clear(self) -> None:
+        self.ask("DROP TABLE IF EXISTS lowwater_guard")
+        self.ask("TRUNCATE written RESTART IDENTITY")
+
+    def close(self) -> None:
+        for each in self._guards:
+            each.close()
+        self._beside.close()
+
+
+class RedisStore:
+    """A Redis that is there, emptied."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self.server = server
+        self.client = redis.Redis(port=server.port, decode_responses=True)
+        self.clear()
+
+    def guard(self, name: str = "hourly", slots: int = 1, client: redis.Redis | None = None) -> RedisGuard:
+        return RedisGuard(client or self.client, name, slots=slots)
+
+    def raise_(
+        self, claim: Claim, *, guard: str = "hourly", slots: int = 1, bounds: Iterable[bytes] = WHOLE, begin: int = 0
+    ) -> RedisWriter:
+        return self.guard(guard, slots).raise_(claim, bounds=bounds, begin=begin)
+
+    def unraised(
+        self, claim: Claim, *, guard: str = "hourly", slots: int = 1, bounds: Iterable[bytes] = WHOLE
+    ) -> RedisWriter:
+        return RedisWriter(self.guard(guard, slots), claim, slots_between(bounds, slots), {})
+
+    def write(self, writer: RedisWriter, batch: Steps, digest: str, values: Sequence[int]) -> bool:
+        key = f"written:{writer.guard.tag}"
+        return writer.write(batch, digest, [("RPUSH", key, *values)] if values else [])
+
+    def values(self, guard: str = "hourly") -> list[int]:
+        found: Any = self.client.lrange(f"written:{{{guard}}}", 0, -1)
+        return [int(value) for value in found]
+
+    def rows(self, guard: str = "hourly", slots: int = 1) -> dict[int, Row | None]:
+        return self.guard(guard, slots).rows()
+
+    def forge(self, field: str, value: Any, *, guard: str = "hourly", slot: int = 0) -> None:
+        key = self.guard(guard).key(slot)
+        if value is None:
+            self.client.hdel(key, field)
+        else:
+            self.client.hset(key, field, str(value))
+
+    def clear(self) -> None:
+        self.client.flushall()
+
+    def close(self) -> None:
+        self.client.close()
+
+
+class FileStore:
+    """A folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def guard(self, name: str = "hourly", slots: int = 1) -> FileGuard:
+        return FileGuard(self.folder, name, slots=slots)
+
+    def raise_(
+        self, claim: Claim, *, guard: str = "hourly", slots: int = 1, bounds: Iterable[bytes] = WHOLE, begin: int = 0
+    ) -> FileWriter:
+        return self.guard(guard, slots).raise_(claim, bounds=bounds, begin=begin)
+
+    def unraised(
+        self, claim: Claim, *, guard: str = "hourly", slots: int = 1, bounds: Iterable[bytes] = WHOLE
+    ) -> FileWriter:
+        return FileWriter(self.guard(guard, slots), claim, slots_between(bounds, slots), {})
+
+    def write(self, writer: FileWriter, batch: Steps, digest: str, values: Sequence[int]) -> bool:
+        def fill(directory: Path) -> None:
+            (directory / "values").write_text("".join(f"{value}\n" for value in values))
+
+        return writer.write(batch, digest, fill)
+
+    def values(self, guard: str = "hourly") -> list[int]:
+        slots = self._slots(guard)
+        directories = self.guard(guard, slots).directories() if slots else []
+        return [int(line) for each in directories for line in (each / "values").read_text().splitlines()]
+
+    def rows(self, guard: str = "hourly", slots: int = 1) -> dict[int, Row | None]:
+        return self.guard(guard, slots).rows()
+
+    def forge(self, field: str, value: Any, *, guard: str = "hourly", slot: int = 0) -> None:
+        newest = max(self.guard(guard).log.iterdir())
+        entry = json.loads(newest.read_bytes())
+        if value is None:
+            del entry["rows"][str(slot)][field]
+        else:
+            entry["rows"][str(slot)][field] = str(value)
+        newest.write_text(json.dumps(entry))
+
+    def _slots(self, guard: str) -> int:
+        """With how many slots a guard was made; 0: there is none."""
+        log = self.guard(guard).log
+        return int(json.loads(max(log.iterdir()).read_bytes())["slots"]) if log.exists() and any(log.iterdir()) else 0
+
+    def clear(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,184 @@
+"""Guarded writes into directories: what a log of entries that are linked once orders, and what is left when somebody dies."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from lowwater_pipeline.guard import Damaged, Fenced, StoreReplaced, Unfit, files
+from lowwater_pipeline.guard.files import FileGuard, FileWriter
+from lowwater_spark.checkpoint.durable import write_once, write_over
+from tests.guard.stores import FileStore, claim
+from tests.property.switches import off
+
+ROOT = Path(__file__).parents[2]
+
+
+def figure_12(store: FileStore) -> None:
+    """The zombie's files are written, and its entry is delayed until its successor has raised and scanned."""
+    zombie = store.guard().raise_(claim(5))
+    there, go = threading.Event(), threading.Event()
+
+    def probe(point: str) -> None:
+        there.set()
+        go.wait()
+
+    zombie.guard.probe = probe
+    with ThreadPoolExecutor(1) as pool:
+        written = pool.submit(store.write, zombie, 0, "a", [1])
+        there.wait()
+        successor = store.raise_(claim(6))
+        scanned = store.values()
+        go.set()
+        outcome = written.exception()
+    assert store.values() == scanned == []
+    assert isinstance(outcome, Fenced)
+    assert store.write(successor, 0, "b", [2])
+    assert store.values() == [2]
+    assert len(list((store.folder / "rows").iterdir())) == 1, "the zombie's files are gone"
+
+
+def test_figure_12_the_delayed_entry_of_a_zombie_is_never_named(in_files: FileStore) -> None:
+    figure_12(in_files)
+
+
+@off("linked once")
+def test_figure_12_with_entries_that_are_renamed(in_files: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rename takes the place of what is there. So the zombie's entry takes the place of the raise."""
+    newest = FileGuard._newest
+
+    def renamed(path: Path, data: bytes) -> bool:
+        write_over(path, data)
+        return True
+
+    def stale(guard: FileGuard) -> object:
+        known = guard._known
+        found = newest(guard)
+        return found if known < 0 or found.number == known else files._Entry(known, guard._read(known)[0])
+
+    monkeypatch.setattr(files, "write_once", renamed)
+    monkeypatch.setattr(FileGuard, "_newest", stale)  # it was read before the raise
+    figure_12(in_files)
+
+
+def test_a_rename_onto_an_empty_directory_replaces_it_without_a_word(tmp_path: Path) -> None:
+    """Why the batch has no directory by its number alone."""
+    for name in ("one", "batch=0"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "one" / "values").write_text("1\n")
+    (tmp_path / "one").rename(tmp_path / "batch=0")
+    assert [path.name for path in (tmp_path / "batch=0").iterdir()] == ["values"]
+
+
+def test_what_the_caller_raises_leaves_nothing(in_files: FileStore) -> None:
+    writer = in_files.raise_(claim(5))
+
+    def fill(directory: Path) -> None:
+        (directory / "half").touch()
+        raise RuntimeError("the caller's own")
+
+    with pytest.raises(RuntimeError, match="own"):
+        writer.write(0, "a", fill)
+    assert list((in_files.folder / "rows").iterdir()) == []
+    assert in_files.write(writer, 0, "a", [1])
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_kill_9_before_and_after_the_entry(in_files: FileStore, named: bool) -> None:
+    """What has no entry is not there, and is written again. What has one is there."""
+    program = f"""
+import os, signal, sys
+from lowwater_pipeline.guard import files
+from tests.guard.stores import FileStore, claim
+from pathlib import Path
+store = FileStore(Path(sys.argv[1]))
+writer = store.raise_(claim(5))
+link = files.write_once
+def killed(path, data):
+    {"link(path, data)" if named else "pass"}
+    os.kill(os.getpid(), signal.SIGKILL)
+files.write_once = killed
+store.write(writer, 0, "a", [1])
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(in_files.folder)], cwd=ROOT, check=False)
+    assert done.returncode == -9
+    assert in_files.values() == ([1] if named else [])
+    assert in_files.write(in_files.raise_(claim(6)), 0, "a", [1]) is not named
+    assert in_files.values() == [1]
+
+
+def test_a_link_whose_answer_was_lost_counts(in_files: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As over NFS: the name is taken, by the very file that was to take it."""
+    writer = in_files.raise_(claim(5))
+    link = write_once
+    monkeypatch.setattr(files, "write_once", lambda path, data: link(path, data) and False)
+    assert in_files.write(writer, 0, "a", [1])
+    assert in_files.values() == [1]
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_a_log_that_lacks_an_entry_is_damaged_and_nobody_raises_over_it(in_files: FileStore, gone: int) -> None:
+    """It would read as if it ended before, and a zombie would find nothing that is newer."""
+    writer, neighbour = in_files.raise_(claim(9)), in_files.raise_(claim(5), guard="daily")
+    for batch in range(2):
+        in_files.write(writer, batch, f"digest {batch}", [batch])
+    (in_files.guard().log / f"{gone:020}").unlink()
+    for refused in (lambda: in_files.raise_(claim(8)), in_files.guard().directories, in_files.guard().rows):
+        with pytest.raises(Damaged, match=f"the entry {gone} is not there, and 2 is"):
+            refused()
+    assert in_files.write(neighbour, 0, "a", [1])
+
+
+def test_a_folder_that_was_copied_is_another_life(in_files: FileStore, tmp_path: Path) -> None:
+    in_files.write(in_files.raise_(claim(5)), 0, "a", [1])
+    subprocess.run(["cp", "-a", str(in_files.folder), str(tmp_path / "copy")], check=True)
+    copy = FileStore(tmp_path / "copy")
+    with pytest.raises(StoreReplaced):
+        copy.write(copy.unraised(claim(5)), 1, "b", [2])
+    assert copy.write(copy.raise_(claim(6)), 1, "b", [2])
+    assert (in_files.values(), copy.values()) == ([1], [1, 2])
+
+
+def test_owners_that_follow_each_other_in_many_threads_leave_one_directory_a_batch(in_files: FileStore) -> None:
+    tokens, everybody = iter(range(1, 13)), threading.Lock()
+
+    def own() -> None:
+        while True:
+            with everybody:
+                token = next(tokens, None)
+            if token is None:
+                return
+            try:
+                writer = in_files.raise_(claim(token))
+                last = writer.found[0].batch
+                for batch in range(last + 1, last + 5):
+                    in_files.write(writer, batch, f"{batch} by {token}", [batch])
+            except Fenced:
+                pass
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(own) for _ in range(4)]:
+            done.result()
+    values = in_files.values()
+    assert values == list(range(len(values)))
+    assert len(list((in_files.folder / "rows").iterdir())) == len(values)
+
+
+@pytest.mark.parametrize("name", ["", ".hidden", "a/b", "a\0"])
+def test_what_is_no_name_of_a_directory_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(Unfit, match="name of a directory"):
+        FileGuard(tmp_path, name)
+    with pytest.raises(Unfit, match="absolute"):
+        FileGuard("relative", "hourly")
+
+
+def test_the_writer_says_how_far_it_is(in_files: FileStore) -> None:
+    writer: FileWriter = in_files.raise_(claim(5), begin=3)
+    assert writer.found[0].batch == 2
+    assert in_files.write(writer, 3, "a", [1])
+    assert in_files.raise_(claim(6)).found[0].batch == 3

@@ -1,0 +1,337 @@
+"""What every store refuses, and what it lets pass: the rules of a guard, one by one, in each."""
+
+from __future__ import annotations
+
+import pytest
+
+from lowwater_pipeline.guard import (
+    Damaged,
+    Fenced,
+    NonceMismatch,
+    NotRaised,
+    OldConfiguration,
+    Rewound,
+    StoreReplaced,
+    Unaligned,
+    Unfit,
+    WrongOwner,
+)
+from tests.guard.stores import Store, claim
+
+LARGE = 2**63
+"""Here two neighbours are one and the same double."""
+
+
+def test_figure_12_a_zombie_that_comes_late_is_refused_and_what_its_successor_has_scanned_stays_true(
+    store: Store,
+) -> None:
+    zombie = store.raise_(claim(5))
+    assert store.write(zombie, 0, "a", [1, 2])
+    successor = store.raise_(claim(6))
+    scanned = store.values()
+    with pytest.raises(Fenced, match="taken over by claim 6"):
+        store.write(zombie, 1, "b", [3])
+    assert store.values() == scanned == [1, 2]
+    assert store.write(successor, 1, "c", [4])
+    assert store.values() == [1, 2, 4]
+
+
+def test_a_raise_goes_up_only(store: Store) -> None:
+    store.raise_(claim(6))
+    with pytest.raises(Fenced):
+        store.raise_(claim(5))
+    assert store.rows()[0] == store.raise_(claim(6)).found[0]
+
+
+def test_a_repeated_raise_changes_nothing(store: Store) -> None:
+    writer = store.raise_(claim(5))
+    assert store.write(writer, 0, "a", [1])
+    before = store.rows()
+    again = store.raise_(claim(5))
+    assert store.rows() == before
+    assert again.found == before
+    assert store.write(again, 1, "b", [2])
+
+
+def test_who_has_not_raised_does_not_write(store: Store) -> None:
+    with pytest.raises(NotRaised):
+        store.write(store.unraised(claim(5)), 0, "a", [1])
+    store.raise_(claim(5))
+    with pytest.raises(NotRaised, match="claim 6 was not raised"):
+        store.write(store.unraised(claim(6)), 0, "a", [1])
+    assert store.values() == []
+
+
+def test_two_tokens_that_are_equal_as_doubles_are_two(store: Store) -> None:
+    assert float(LARGE + 1) == float(LARGE + 2)
+    zombie = store.raise_(claim(LARGE + 1, "one nonce"))
+    successor = store.raise_(claim(LARGE + 2, "one nonce"))
+    with pytest.raises(Fenced):
+        store.write(zombie, 0, "a", [1])
+    with pytest.raises(Fenced):
+        store.raise_(claim(LARGE + 1, "one nonce"))
+    assert store.write(successor, 0, "b", [2])
+    assert store.values() == [2]
+
+
+@pytest.mark.parametrize("token", [0, 1, 2**53 + 1, 2**64 - 1])
+def test_every_token_of_64_bits_is_kept_as_it_is(store: Store, token: int) -> None:
+    assert store.write(store.raise_(claim(token)), 0, "a", [1])
+    row = store.rows()[0]
+    assert row is not None
+    assert row.token == token
+
+
+def test_an_equal_token_after_a_lost_epoch_does_not_let_the_zombie_pass(store: Store) -> None:
+    zombie, successor = claim(5, "before"), claim(5, "after")
+    raised = store.raise_(zombie)
+    with pytest.raises(NonceMismatch, match="Claim again"):
+        store.raise_(successor)
+    assert store.write(raised, 0, "a", [1])
+    newer = store.raise_(claim(6, "after"))
+    with pytest.raises(Fenced):
+        store.write(raised, 1, "b", [2])
+    assert store.write(newer, 1, "c", [3])
+
+
+def test_an_equal_token_with_another_nonce_does_not_write(store: Store) -> None:
+    store.raise_(claim(5, "after"))
+    with pytest.raises(NonceMismatch):
+        store.write(store.unraised(claim(5, "before")), 0, "a", [1])
+    assert store.values() == []
+
+
+def test_a_batch_is_written_once(store: Store) -> None:
+    writer = store.raise_(claim(5))
+    assert store.write(writer, 0, "a", [1])
+    assert not store.write(writer, 0, "a", [1])
+    assert not store.write(store.raise_(claim(6)), 0, "a", [1])
+    assert store.values() == [1]
+
+
+def test_other_content_under_the_same_number_is_refused_and_not_skipped(store: Store) -> None:
+    writer = store.raise_(claim(5))
+    store.write(writer, 0, "a", [1])
+    with pytest.raises(Rewound, match="other content"):
+        store.write(writer, 0, "b", [2])
+    assert store.values() == [1]
+
+
+def test_a_batch_that_was_left_out_is_refused_and_the_message_says_what_to_write(store: Store) -> None:
+    writer = store.raise_(claim(5))
+    store.write(writer, 0, "a", [1])
+    with pytest.raises(Rewound, match="write one under every number, also one without rows"):
+        store.write(writer, 2, "c", [3])
+    assert store.write(writer, 1, "b", [])
+    assert store.write(writer, 2, "c", [3])
+
+
+@pytest.mark.parametrize("batch", [0, 1, 4, 9])
+def test_a_batch_that_does_not_follow_is_refused(store: Store, batch: int) -> None:
+    writer = store.raise_(claim(5))
+    for number in range(3):
+        store.write(writer, number, f"digest {number}", [number])
+    with pytest.raises(Rewound, match="does not follow"):
+        store.write(writer, batch, "another", [9])
+    assert store.values() == [0, 1, 2]
+
+
+def test_a_store_that_has_lost_its_tail_is_seen(store: Store) -> None:
+    writer = store.raise_(claim(5))
+    for number in range(3):
+        store.write(writer, number, f"digest {number}", [number])
+    store.forge("batch", 1)
+    store.forge("digest", "digest 1")
+    with pytest.raises(Rewound, match="lost its tail"):
+        store.write(writer, 3, "digest 3", [3])
+
+
+def test_a_checkpoint_that_was_copied_writes_nothing(store: Store) -> None:
+    """The copy claims later, so the original is fenced, and then goes on from where it was copied."""
+    original = store.raise_(claim(5))
+    for number in range(3):
+        store.write(original, number, f"original {number}", [number])
+    copy = store.raise_(claim(6))
+    with pytest.raises(Rewound):
+        store.write(copy, 1, "copy 1", [9])
+    assert not store.write(copy, 2, "original 2", [2])
+    with pytest.raises(Fenced):
+        store.write(original, 3, "original 3", [3])
+    assert store.values() == [0, 1, 2]
+
+
+def test_the_first_batch_may_have_any_number_that_is_said(store: Store) -> None:
+    writer = store.raise_(claim(5), begin=57)
+    with pytest.raises(Rewound):
+        store.write(writer, 0, "a", [1])
+    assert store.write(writer, 57, "a", [1])
+    again = store.raise_(claim(6), begin=0)
+    assert again.found[0].batch == 57
+
+
+def test_another_identity_counts_anew_in_a_new_incarnation_and_an_old_one_never_again(store: Store) -> None:
+    store.write(store.raise_(claim(5, identity="checkpoint"), begin=57), 57, "a", [1])
+    with pytest.raises(WrongOwner, match="in the same incarnation"):
+        store.raise_(claim(6, identity="another"))
+    anew = store.raise_(claim(6, identity="another", incarnation=2))
+    assert anew.found[0].batch == -1
+    assert store.write(anew, 0, "b", [2])
+    with pytest.raises(Fenced):
+        store.raise_(claim(7, identity="another", incarnation=1))
+
+
+def test_the_same_identity_goes_on_counting_in_a_new_incarnation(store: Store) -> None:
+    store.write(store.raise_(claim(5, identity="checkpoint")), 0, "a", [1])
+    reset = store.raise_(claim(6, identity="checkpoint", incarnation=2))
+    assert not store.write(reset, 0, "a", [1])
+    assert store.write(reset, 1, "b", [2])
+
+
+def test_a_configuration_is_changed_by_a_raise_and_the_old_one_stops(store: Store) -> None:
+    old = store.raise_(claim(5, configuration=1))
+    assert store.write(old, 0, "a", [1])
+    new = store.raise_(claim(6, configuration=2))
+    with pytest.raises(Fenced):
+        store.write(old, 1, "b", [2])
+    assert store.write(new, 1, "c", [3])
+
+
+def test_another_configuration_is_refused_by_name(store: Store) -> None:
+    store.raise_(claim(5, configuration=2))
+    with pytest.raises(OldConfiguration, match="raised with configuration 2, and this writer works by 1"):
+        store.write(store.unraised(claim(5, configuration=1)), 0, "a", [1])
+    with pytest.raises(OldConfiguration, match="raised with configuration 2, and this writer works by 3"):
+        store.raise_(claim(5, configuration=3))
+    with pytest.raises(OldConfiguration, match="start it with the newer one"):
+        store.raise_(claim(6, configuration=1))
+    assert store.values() == []
+
+
+def test_a_new_life_of_the_store_needs_a_new_claim(store: Store) -> None:
+    writer = store.raise_(claim(5))
+    store.write(writer, 0, "a", [1])
+    store.forge("life", "of before")
+    with pytest.raises(StoreReplaced, match="Claim again"):
+        store.write(writer, 1, "b", [2])
+    with pytest.raises(StoreReplaced):
+        store.raise_(claim(5))
+    assert store.write(store.raise_(claim(6)), 1, "b", [2])
+
+
+@pytest.mark.parametrize("field", ["server_token", "computation"])
+def test_a_guard_of_somebody_else_is_refused(store: Store, field: str) -> None:
+    store.write(store.raise_(claim(5)), 0, "a", [1])
+    stranger = claim(6, **{field: "another"})
+    with pytest.raises(WrongOwner, match="another"):
+        store.raise_(stranger)
+    with pytest.raises(WrongOwner, match="another"):
+        store.write(store.unraised(stranger), 1, "b", [2])
+    assert store.values() == [1]
+
+
+# -- slots --------------------------------------------------------------------------------------------------------------
+
+FORTY, SIXTY, EIGHTY = b"\x40", b"\x60", b"\x80"
+
+
+def test_40_to_80_is_split_and_the_zombie_of_all_of_it_is_fenced_in_the_part_that_was_taken(store: Store) -> None:
+    """Were there a row by the start of each claim, the zombie would look at its own, which nobody has touched."""
+    zombie = store.raise_(claim(5), slots=8, bounds=[FORTY, EIGHTY])
+    assert store.write(zombie, 0, "a", [1])
+    upper = store.raise_(claim(6), slots=8, bounds=[SIXTY, EIGHTY])
+    with pytest.raises(Fenced, match="slot 3"):
+        store.write(zombie, {3: 1}, "b", [2])
+    with pytest.raises(Fenced, match="slot 3"):
+        store.write(zombie, 1, "b", [2])
+    assert store.write(upper, 1, "c", [3])
+    assert store.write(zombie, {2: 1}, "d", [4])
+    assert store.values() == [1, 3, 4]
+
+
+def test_a_raise_over_several_slots_is_whole_or_not_at_all(store: Store) -> None:
+    store.raise_(claim(7), slots=8, bounds=[SIXTY, EIGHTY])
+    with pytest.raises(Fenced, match="slot 3"):
+        store.raise_(claim(6), slots=8, bounds=[FORTY, EIGHTY])
+    assert store.rows(slots=8)[2] is None
+
+
+def test_slots_that_stand_at_different_batches_are_written_together(store: Store) -> None:
+    lower = store.raise_(claim(5), slots=8, bounds=[FORTY, SIXTY])
+    upper = store.raise_(claim(6), slots=8, bounds=[SIXTY, EIGHTY])
+    store.write(lower, 0, "a", [1])
+    store.write(lower, 1, "b", [2])
+    store.write(upper, 0, "c", [3])
+    both = store.raise_(claim(7), slots=8, bounds=[FORTY, EIGHTY])
+    assert {slot: row.batch for slot, row in both.found.items()} == {2: 1, 3: 0}
+    assert store.write(both, {2: 2, 3: 1}, "d", [4])
+    assert not store.write(both, {3: 1, 2: 2}, "d", [4])
+    with pytest.raises(Rewound):
+        store.write(both, {2: 3, 3: 3}, "e", [5])
+    assert store.values() == [1, 2, 3, 4]
+
+
+def test_a_batch_in_one_slot_and_not_in_the_other_is_refused(store: Store) -> None:
+    both = store.raise_(claim(7), slots=8, bounds=[FORTY, EIGHTY])
+    store.write(both, 0, "a", [1])
+    store.forge("batch", -1, slot=3)
+    with pytest.raises(Rewound, match="in some of its slots"):
+        store.write(both, 0, "a", [1])
+
+
+@pytest.mark.parametrize("bounds", [(b"\x41", EIGHTY), (FORTY, b"\x81"), (EIGHTY, FORTY), (b"\x50", b"\x58")])
+def test_claims_that_are_not_made_of_whole_slots_are_refused(store: Store, bounds: tuple[bytes, bytes]) -> None:
+    with pytest.raises(Unaligned, match="whole slots of 8"):
+        store.raise_(claim(5), slots=8, bounds=bounds)
+
+
+def test_only_slots_of_the_writer_are_touched(store: Store) -> None:
+    lower = store.raise_(claim(5), slots=8, bounds=[FORTY, SIXTY])
+    with pytest.raises(Unfit, match="slots 2 to 2"):
+        store.write(lower, {3: 0}, "a", [1])
+    with pytest.raises(Unfit):
+        store.write(lower, {}, "a", [1])
+
+
+# -- bad input, and neighbours ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("batch", "digest"), [(-1, "a"), (2**63, "a"), (0, ""), (0, "x" * 257), (0, "a\0"), (True, "a")]
+)
+def test_what_is_no_batch_is_refused_and_changes_nothing(store: Store, batch: int, digest: str) -> None:
+    writer = store.raise_(claim(5))
+    before = store.rows()
+    with pytest.raises(Unfit):
+        store.write(writer, batch, digest, [1])
+    assert (store.rows(), store.values()) == (before, [])
+
+
+def test_a_guard_that_is_fenced_changes_nothing_for_its_neighbour(store: Store) -> None:
+    mine, other = store.raise_(claim(5)), store.raise_(claim(5), guard="daily")
+    store.raise_(claim(9))
+    with pytest.raises(Fenced):
+        store.write(mine, 0, "a", [1])
+    assert store.write(other, 0, "a", [2])
+    assert (store.values(), store.values("daily")) == ([], [2])
+
+
+@pytest.mark.parametrize("kind", ["postgres", "redis", "files"])
+def test_a_guard_that_is_damaged_changes_nothing_for_its_neighbour(kind: str, request: pytest.FixtureRequest) -> None:
+    store: Store = request.getfixturevalue(f"in_{kind}")
+    mine, other = store.raise_(claim(5)), store.raise_(claim(5), guard="daily")
+    store.forge("nonce", None)
+    with pytest.raises(Damaged, match="the guard hourly cannot be read"):
+        store.write(mine, 0, "a", [1])
+    with pytest.raises(Damaged, match="the guard hourly cannot be read"):
+        store.raise_(claim(6))
+    assert store.write(other, 0, "a", [2])
+    assert store.write(store.raise_(claim(6), guard="daily"), 1, "b", [3])
+    assert store.values("daily") == [2, 3]
+
+
+@pytest.mark.parametrize("kind", ["postgres", "redis", "files"])
+def test_the_number_of_slots_stays(kind: str, request: pytest.FixtureRequest) -> None:
+    store: Store = request.getfixturevalue(f"in_{kind}")
+    store.raise_(claim(5), slots=8)
+    with pytest.raises(Damaged, match="made with 8 slots and is opened with 4"):
+        store.raise_(claim(6), slots=4)

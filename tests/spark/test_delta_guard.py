@@ -1,0 +1,345 @@
+"""A Delta table that takes the versions of a stage only from the run that owns it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import lowwater
+import lowwater_spark as lws
+from lowwater_pipeline.guard import (
+    Claim,
+    Damaged,
+    Fenced,
+    GuardError,
+    InDoubt,
+    NonceMismatch,
+    NotRaised,
+    OldConfiguration,
+    Rewound,
+    Unfit,
+    WrongOwner,
+)
+from lowwater_pipeline.guard.delta import DeltaGuard, DeltaOutput, DeltaWriter
+from lowwater_spark.errors import Unsupported
+from tests.guard.stores import claim
+from tests.kit import delta
+from tests.kit.eventually import eventually
+from tests.kit.times import mark
+from tests.property.switches import off
+from tests.spark.flow import Flow
+from tests.spark.session import QUICK, spark_session
+from tests.spark.support import SETTINGS, Upstream, low, row
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+LARGE = 2**63
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    session = spark_session("lowwater-delta-guard", "local[2,3]", SETTINGS | QUICK | delta.SETTINGS)
+    yield session
+    for query in session.streams.active:
+        query.stop()
+
+
+class Guarded:
+    """A table of numbers, and guards in it."""
+
+    def __init__(self, spark: SparkSession, path: Path) -> None:
+        self.spark, self.path = spark, path
+        spark.sql(f"CREATE TABLE delta.`{path}` (value INT) USING delta")
+
+    def guard(self, name: str = "hourly") -> DeltaGuard:
+        return DeltaGuard(self.spark, str(self.path), name, computation="default/hourly")
+
+    def raise_(self, claim: Claim, name: str = "hourly", begin: int = 0) -> DeltaWriter:
+        return self.guard(name).raise_(claim, begin=begin)
+
+    def write(self, writer: DeltaWriter, batch: int, digest: str, *values: int) -> bool:
+        return writer.write(batch, digest, self.frame(*values))
+
+    def frame(self, *values: int) -> DataFrame:
+        return self.spark.createDataFrame([(value,) for value in values], "value INT")
+
+    def values(self) -> list[int]:
+        return sorted(r.value for r in self.spark.read.format("delta").load(str(self.path)).collect())
+
+
+@pytest.fixture
+def table(spark: SparkSession, tmp_path: Path) -> Guarded:
+    return Guarded(spark, tmp_path / "table")
+
+
+def refused(kind: type[GuardError], call: Callable[[], object], why: str | None = None) -> None:
+    with pytest.raises(kind, match=why):
+        call()
+
+
+# -- the rules ----------------------------------------------------------------------------------------------------------
+
+
+def test_figure_12_a_zombie_that_comes_late_is_refused_and_what_its_successor_has_scanned_stays_true(
+    table: Guarded,
+) -> None:
+    zombie = table.raise_(claim(LARGE + 1))
+    assert table.write(zombie, 0, "a", 1, 2)
+    assert not table.write(zombie, 0, "a", 1, 2)
+    successor = table.raise_(claim(LARGE + 2))
+    assert successor.found[0].batch == 0
+    refused(Fenced, lambda: table.write(zombie, 1, "b", 3), "taken over by claim 9223372036854775810")
+    refused(Fenced, lambda: table.raise_(claim(LARGE + 1)))
+    assert table.write(successor, 1, "c", 4)
+    assert table.values() == [1, 2, 4]
+
+
+def delayed(table: Guarded, point: str) -> object:
+    """A zombie is checked, and then its save is delayed until its successor has raised and scanned. Return what its write comes to."""
+    zombie = table.raise_(claim(5))
+    there, go = threading.Event(), threading.Event()
+
+    def probe(reached: str) -> None:
+        if reached == point and not there.is_set():
+            there.set()
+            go.wait()
+
+    zombie.guard.probe = probe
+    with ThreadPoolExecutor(1) as pool:
+        written = pool.submit(table.write, zombie, 0, "a", 1)
+        there.wait()
+        table.raise_(claim(6))
+        scanned = table.values()
+        go.set()
+        outcome = written.exception() or written.result()
+    assert table.values() == scanned == []
+    return outcome
+
+
+def test_figure_12_a_save_that_delta_skips_without_a_word_is_seen(table: Guarded) -> None:
+    assert isinstance(delayed(table, "checked"), Fenced)
+
+
+@off("verify")
+def test_without_a_look_at_the_log_a_skipped_write_counts_as_written(
+    table: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DeltaGuard, "_found", lambda *_: True)
+    assert isinstance(delayed(table, "checked"), Fenced)
+
+
+def test_figure_12_a_save_under_way_conflicts_with_the_raise(table: Guarded, tmp_path: Path) -> None:
+    """Delta has read the table before the raise, and its tasks still run."""
+    began, go = tmp_path / "began", tmp_path / "go"
+
+    def slow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        began.touch()
+        eventually(go.exists)
+        yield from batches
+
+    zombie = table.raise_(claim(5))
+    frame = table.frame(1).coalesce(1).mapInArrow(slow, "value INT")
+    with ThreadPoolExecutor(1) as pool:
+        written = pool.submit(zombie.write, 0, "a", frame)
+        eventually(began.exists)
+        successor = table.raise_(claim(6))
+        scanned = table.values()
+        go.touch()
+        assert isinstance(written.exception(), Fenced)
+    assert table.values() == scanned == []
+    assert table.write(successor, 0, "b", 2)
+
+
+def test_who_has_not_raised_does_not_write_and_equal_tokens_are_told_apart(table: Guarded) -> None:
+    writer = table.raise_(claim(5, "before", configuration=1))
+    for kind, other in (
+        (NotRaised, claim(6)),
+        (NonceMismatch, claim(5, "after")),
+        (OldConfiguration, claim(5, "before", configuration=2)),
+        (WrongOwner, claim(6, server_token="another")),
+    ):
+        stranger = DeltaWriter(table.guard(), other, writer.ordinal, writer.found[0])
+        refused(kind, lambda stranger=stranger: table.write(stranger, 0, "a", 1))  # type: ignore[misc]
+    refused(NonceMismatch, lambda: table.raise_(claim(5, "after")))
+    refused(OldConfiguration, lambda: table.raise_(claim(6)))
+    assert table.values() == []
+    assert table.write(writer, 0, "a", 1)
+
+
+def test_a_copied_checkpoint_is_refused_and_the_live_batch_is_not_skipped(table: Guarded) -> None:
+    live = table.raise_(claim(5))
+    for batch in range(3):
+        table.write(live, batch, f"live {batch}", batch)
+    copy = table.raise_(claim(6))
+    refused(Rewound, lambda: table.write(copy, 1, "copy 1", 9), "does not follow")
+    refused(Rewound, lambda: table.write(copy, 2, "copy 2", 9), "other content")
+    refused(Fenced, lambda: table.write(live, 3, "live 3", 3))
+    again = table.raise_(claim(7))
+    assert table.write(again, 3, "live 3", 3)
+    assert table.values() == [0, 1, 2, 3]
+
+
+@off("ordinal")
+def test_by_the_number_of_the_batch_alone_the_live_batch_is_lost(table: Guarded) -> None:
+    """Delta by itself: a copy has gone on to batch 3, and the live run's batch 3 is skipped without a word."""
+
+    def append(batch: int, value: int) -> None:
+        options = {"txnAppId": "query", "txnVersion": str(batch)}
+        table.frame(value).write.format("delta").mode("append").options(**options).save(str(table.path))
+
+    for batch in range(3):
+        append(batch, batch)
+    append(3, 9)
+    append(3, 3)
+    assert 3 in table.values()
+
+
+def test_a_repeated_raise_changes_nothing_and_a_new_guard_begins_where_it_is_told(table: Guarded) -> None:
+    writer = table.raise_(claim(5), begin=57)
+    before = delta.head(table.path)
+    assert table.raise_(claim(5)).found == writer.found
+    assert delta.head(table.path) == before
+    assert table.write(writer, 57, "a", 1)
+    refused(Unfit, lambda: table.write(writer, 2**40 - 1, "b", 1), "counts up to")
+    anew = table.raise_(claim(6, incarnation=2, identity="another"))
+    assert table.write(anew, 0, "b", 2)
+
+
+def test_raises_at_the_same_time_have_numbers_of_their_own(table: Guarded) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        outcomes = [pool.submit(table.raise_, claim(token)) for token in (1, 2, 3)]
+        failures = [each.exception() for each in outcomes]
+    assert failures[2] is None
+    assert all(failure is None or isinstance(failure, Fenced) for failure in failures)
+    row = table.guard().standing().row
+    assert row is not None
+    assert row.token == 3
+
+
+def test_neighbours_in_one_table_go_on(table: Guarded) -> None:
+    """Other guards, and writers without one, come between: nothing of it concerns the guard. One that is damaged neither."""
+    mine, other = table.raise_(claim(5)), table.raise_(claim(5), "daily")
+    table.frame(7).write.format("delta").mode("append").save(str(table.path))
+    assert table.write(mine, 0, "a", 1)
+    table.raise_(claim(6))
+    refused(Fenced, lambda: table.write(mine, 1, "b", 2))
+    assert table.write(other, 0, "a", 3)
+    options = {"txnAppId": mine.guard.app, "txnVersion": str(9 << 40)}
+    table.frame().write.format("delta").mode("append").options(**options).save(str(table.path))
+    refused(Damaged, lambda: table.write(mine, 1, "b", 2), "does not say what stands there")
+    refused(Damaged, lambda: table.raise_(claim(7)))
+    assert table.write(other, 1, "b", 4)
+    assert table.values() == [1, 3, 4, 7]
+
+
+def test_a_restore_is_seen(table: Guarded) -> None:
+    writer = table.raise_(claim(5))
+    for batch in range(2):
+        table.write(writer, batch, "a", batch)
+    table.spark.sql(f"RESTORE TABLE delta.`{table.path}` TO VERSION AS OF {delta.head(table.path) - 1}")
+    refused(Damaged, lambda: table.write(writer, 2, "a", 2), "RESTORE")
+
+
+def test_a_table_that_is_not_there_or_forgets_is_refused(table: Guarded, spark: SparkSession, tmp_path: Path) -> None:
+    absent = DeltaGuard(spark, str(tmp_path / "absent"), "hourly", computation="default/hourly")
+    refused(Unfit, lambda: absent.raise_(claim(5)), "create it first")
+    with pytest.raises(Unfit, match="without a colon"):
+        table.guard("a:b")
+    spark.sql(
+        f"ALTER TABLE delta.`{table.path}` SET TBLPROPERTIES ('delta.setTransactionRetentionDuration' = 'interval 1 day')"
+    )
+    with pytest.raises(Unsupported, match="forgets which batches it has"):
+        table.raise_(claim(5))
+
+
+# -- a stage ------------------------------------------------------------------------------------------------------------
+
+
+def test_each_batch_of_a_stage_is_one_version_wherever_the_driver_ends_and_a_run_that_was_taken_over_ends(
+    table: Guarded, flow: Flow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    table.spark.sql(f"CREATE TABLE delta.`{flow.folder / 'out'}` (key STRING, t TIMESTAMP) USING delta")
+    returned: list[tuple[int, bool]] = []
+    at: dict[tuple[str, int], Callable[[], object]] = {}
+    outputs: list[DeltaOutput] = []
+    doubts: list[str] = []
+    now = itertools.count()
+
+    def lost(point: str) -> None:
+        if point == "saved" and not doubts:
+            doubts.append(point)
+            raise InDoubt("no answer")
+
+    def start() -> None:
+        output = DeltaOutput(str(flow.folder / "out"), "stage")
+        outputs.append(output)
+
+        def write(rows: DataFrame, batch: lws.Batch) -> None:
+            def probe(point: str) -> None:
+                at.pop((point, batch.id), lambda: None)()
+
+            # The first raise is committed, and its answer is lost: the same is done again.
+            output.probe = lost
+            with suppress(InDoubt):
+                output.own(batch, rows.sparkSession)
+            output.own(batch, rows.sparkSession).guard.probe = probe
+            if rows.filter("key = 'left out'").isEmpty():
+                returned.append((batch.id, output.write(batch, rows)))
+
+        flow.start(write, ranges=2)
+
+    def committed(minute: int) -> None:
+        flow.eventually(lambda: low(lw, "stage") == mark(10, minute), "all is committed")
+
+    def feed() -> None:
+        minute = next(now)
+        flow.feed.put([row(f"{minute}", 10, minute)])
+        upstream.at(10, minute)
+        committed(minute)
+
+    def ends(kind: type[Exception]) -> None:
+        flow.feed.put([row("last", 10, 50)])
+        upstream.at(10, 50)
+        with pytest.raises(kind):
+            flow.queries[-1].await_termination(120)
+        flow.queries.clear()
+
+    def fail() -> None:
+        raise ConnectionResetError("the driver ends here")
+
+    def take_over() -> None:
+        writer: Any = outputs[-1]._writer
+        newer = replace(writer.claim, token=writer.claim.token + 1, nonce="newer")
+        DeltaGuard(table.spark, str(flow.folder / "out"), "stage", computation=newer.computation).raise_(newer)
+
+    start()
+    feed()
+    at["saved", 1] = fail
+    ends(ConnectionResetError)
+    start()
+    committed(50)
+    for minute, key in ((51, "left out"), (52, "after it")):
+        flow.feed.put([row(key, 10, minute)])
+        upstream.at(10, minute)
+        committed(minute)
+    at["checked", 4] = take_over
+    flow.feed.put([row("zombie's", 10, 55)])
+    upstream.at(10, 55)
+    with pytest.raises(Fenced):
+        flow.queries[-1].await_termination(120)
+    flow.queries.clear()
+    keys = sorted(r.key for r in table.spark.read.format("delta").load(str(flow.folder / "out")).collect())
+    assert keys == ["0", "after it", "last"]
+    assert returned == [(0, True), (1, False), (3, True)]
+    assert at == {}
+    assert doubts == ["saved"]
