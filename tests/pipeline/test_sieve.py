@@ -67,13 +67,15 @@ def test_every_row_goes_where_the_oracle_says(steps: list[tuple[list[Row], int]]
     state, low = None, MIN
     for number, (rows, step) in enumerate([*steps, ([("id0", 5)], 0)]):
         low = end if end is not None and number == len(steps) else max(low, 0) + step if number else low
-        expected = oracle.decide(rows, low)
+        expected, floor = oracle.decide(rows, low), sieve.floor(low)
         state, out, counts = sieve.sift(state, table(rows), low, number)
         assert sorted(out[ROUTE].to_pylist()) == sorted(route for route in expected if route)
         if len({name for name, _ in rows}) == len(rows):
             routes = dict(zip(out["n"].to_pylist(), out[ROUTE].to_pylist(), strict=True))
             assert [routes.get(row, "") for row in range(len(rows))] == expected
-        assert dict(zip(state["id"].to_pylist(), state["micros"].to_pylist(), strict=True)) == oracle.seen
+        known = dict(zip(state["id"].to_pylist(), state["micros"].to_pylist(), strict=True))
+        assert known.pop(None) == max(floor, MIN), "and up to where ids are forgotten"
+        assert known == oracle.seen
         main, late, undecidable, copies = (expected.count(each) for each in ("main", "late", "undecidable", ""))
         assert counts == Counts(main, late, undecidable, copies, remembered=len(oracle.seen))
 
@@ -132,6 +134,44 @@ def test_once_breaks_when_ids_are_forgotten_by_a_newer_watermark_than_rows_are_a
 
     assert twice(Sieve("id", "t")) == ["main"]
     assert twice(Ahead("id", "t")) == ["undecidable", "undecidable"], "the original is called late"
+
+
+def test_what_was_forgotten_is_not_admitted_again_with_more_slack_or_by_a_lower_watermark() -> None:
+    """A stage may be started with more slack, or with other inputs, whose low watermark is not known yet."""
+    row = table([("a", 10)])
+    state, first, _ = Sieve("id", "t").sift(None, row, 10, 0)
+    assert first[ROUTE].to_pylist() == ["main"]
+    state, _, counts = Sieve("id", "t").sift(state, table([]), 20, 1)
+    assert counts.remembered == 0
+    for slack, low in ((15, 20), (0, MIN)):
+        _, again, _ = Sieve("id", "t", timedelta(microseconds=slack)).sift(state, row, low, 2)
+        assert again[ROUTE].to_pylist() == ["undecidable"]
+    _, new, _ = Sieve("id", "t", timedelta(microseconds=15)).sift(state, table([("b", 19), ("c", 20)]), MIN, 2)
+    assert new[ROUTE].to_pylist() == ["undecidable", "main"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        (
+            {"id": pa.array([1.5]), "t": pa.array([EPOCH])},
+            "ids are text, bytes or integers, and the column id is of double",
+        ),
+        (
+            {"id": pa.array(["a"]), "t": pa.array([EPOCH.replace(tzinfo=None)])},
+            "timestamps with a zone, and the column t is of timestamp",
+        ),
+        ({"id": pa.array(["a"]), "t": pa.array([5])}, "timestamps with a zone, and the column t is of int64"),
+        (
+            {"id": pa.array([5]), "t": pa.array([EPOCH])},
+            "of int64 now, and the ids that are remembered are of large_string",
+        ),
+    ],
+)
+def test_a_column_of_another_type_is_refused(columns: dict[str, pa.Array], said: str) -> None:
+    state, _, _ = Sieve("id", "t").sift(None, table([("a", 1)]), 0, 0)
+    with pytest.raises(ValueError, match=said):
+        Sieve("id", "t").sift(state, pa.table(columns), 0, 1)
 
 
 def test_a_bound_refuses_or_forgets_and_counts() -> None:

@@ -33,7 +33,7 @@ class _Sifted:
 
     def __call__(
         self, _handle: int, state: pa.Table | None, rows: pa.Table, low: lowwater.Watermark
-    ) -> tuple[pa.Table | None, pa.Table | None, None, list[Any]]:
+    ) -> tuple[pa.Table, pa.Table, None, list[Any]]:
         import pyarrow as pa
 
         kept, out, counts = self.sieve.sift(state, rows, low.micros, self.batch)
@@ -41,11 +41,9 @@ class _Sifted:
         out = out.append_column(_COUNTS, pa.nulls(out.num_rows, counted))
         summary = {name: pa.nulls(1, type_) for name, type_ in zip(out.column_names, out.schema.types, strict=True)}
         summary[_COUNTS] = pa.array([list(counts)], counted)
-        unchanged = state is not None and not counts.main and not counts.late and kept.num_rows == state.num_rows
-        nothing = state is None and not kept.num_rows
         emitted = pa.concat_tables([out, pa.table(summary)], promote_options="permissive")
         # It emits on arrival: it holds no record back.
-        return None if nothing else state if unchanged else kept, emitted, None, []
+        return state if kept == state else kept, emitted, None, []
 
 
 @dataclass(frozen=True, slots=True)
