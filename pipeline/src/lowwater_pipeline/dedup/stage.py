@@ -1,0 +1,113 @@
+"""Deduplication in a tracked stage of Spark: what its senders may send twice passes once, and ids are forgotten by the senders' low watermark.
+
+The ids are the stage's own state (``batch.stateful``): a version for each batch, durable before the output and one with it, one file for each key range. So a batch that runs again finds what it
+has decided, and a restart finds all ids. It needs ``lowwater-spark`` and, in the executors, pyarrow and numpy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from lowwater_pipeline.dedup.sieve import ROUTE, Counts, Route, Sieve
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    import lowwater
+    from lowwater_spark import Batch
+
+__all__ = ["Deduplicated", "Deduplication"]
+
+_COUNTS: Final = "lowwater_counts"
+
+
+@dataclass(frozen=True, slots=True)
+class _Sifted:
+    """What every key range does with its rows of a batch; see ``Batch.stateful``. Travels in the closure."""
+
+    sieve: Sieve
+    batch: int
+
+    def __call__(
+        self, _handle: int, state: pa.Table | None, rows: pa.Table, low: lowwater.Watermark
+    ) -> tuple[pa.Table, pa.Table, None, list[Any]]:
+        import pyarrow as pa
+
+        kept, out, counts = self.sieve.sift(state, rows, low.micros, self.batch)
+        counted = pa.list_(pa.int64())
+        out = out.append_column(_COUNTS, pa.nulls(out.num_rows, counted))
+        summary = {name: pa.nulls(1, type_) for name, type_ in zip(out.column_names, out.schema.types, strict=True)}
+        summary[_COUNTS] = pa.array([list(counts)], counted)
+        emitted = pa.concat_tables([out, pa.table(summary)], promote_options="permissive")
+        # It emits on arrival: it holds no record back.
+        return state if kept == state else kept, emitted, None, []
+
+
+@dataclass(frozen=True, slots=True)
+class Deduplicated:
+    """The rows of a batch, by what has become of them. Write all that you want to keep in the same batch."""
+
+    main: DataFrame
+    """The first of each id."""
+    late: DataFrame
+    """The first of each id below the senders' low watermark: into another output than :attr:`main`, whose watermark has passed them."""
+    undecidable: DataFrame
+    """Rows so late that their ids are forgotten: originals and copies look alike."""
+    _counts: DataFrame
+
+    def counts(self) -> Counts:
+        """Return how many rows were of each kind, over all key ranges. One small job of Spark."""
+        columns = zip(*(row[0] for row in self._counts.collect()), strict=True)
+        return Counts(*(sum(column) for column in columns))
+
+
+class Deduplication:
+    """Lets each record through once, behind senders that send until they are acknowledged (MillWheel 6.1.1, 6.1.2)."""
+
+    def __init__(
+        self,
+        id: str,  # noqa: A002  # it is the column of that name in most schemas
+        event_time: str,
+        *,
+        slack: timedelta = timedelta(0),
+        most: int = 0,
+        forget: bool = False,
+    ) -> None:
+        """Say how ids are told apart.
+
+        Args:
+            id: The column of the ids. Key the stage by it, or by a column that every copy has the same value of.
+            event_time: The column of the event times, the stage's. Every copy of a record must have the same: it is fixed where the record is made, not where it is sent.
+            slack: For how much longer than the senders' low watermark asks for ids are remembered, so that late rows can be told from copies.
+            most: How many ids a key range remembers at most; 0: all that W asks for. The stage has as many ranges as it was declared with.
+            forget: With ``most``: whether the ids that came first are pushed out (a copy of one passes once more, and ``counts().forgotten_early`` says how many);
+                else the batch fails, and nothing is lost.
+
+        Raises ValueError.
+        """
+        self._sieve = Sieve(id, event_time, slack, most, forget)
+
+    def of(self, batch: Batch, rows: DataFrame) -> Deduplicated:
+        """Return the rows of a batch without copies. Call it once in every batch, with all of its rows.
+
+        It takes the place of ``batch.stateful``, and costs what that does: each key range reads and writes its ids. Raises what that raises, and ValueError, through the
+        query, for a row without id or event time, and WindowFull.
+        """
+        from pyspark.sql import functions as sf
+        from pyspark.sql.types import ArrayType, LongType, StringType, StructType
+
+        for name in (ROUTE, _COUNTS):
+            if name in rows.columns:
+                msg = f"the rows have a column {name} already; rename it before they are deduplicated"
+                raise ValueError(msg)
+        out = StructType()
+        for field in rows.schema.fields:
+            out.add(field.name, field.dataType)  # and nothing where a row says what there was
+        out.add(ROUTE, StringType()).add(_COUNTS, ArrayType(LongType()))
+        sifted = batch.stateful(rows, _Sifted(self._sieve, batch.id), out)
+        routed = {route: sifted.where(sf.col(ROUTE) == route.value).drop(ROUTE, _COUNTS) for route in Route}
+        counts = sifted.where(sf.col(_COUNTS).isNotNull()).select(_COUNTS)
+        return Deduplicated(routed[Route.MAIN], routed[Route.LATE], routed[Route.UNDECIDABLE], counts)

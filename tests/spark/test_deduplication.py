@@ -1,0 +1,133 @@
+"""Deduplication in a tracked stage: behind senders that repeat themselves each record comes out once, whatever dies, and what is remembered follows the low watermark."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame
+
+import lowwater
+import lowwater_spark as lws
+from lowwater_pipeline.dedup.sieve import Counts
+from lowwater_pipeline.dedup.stage import Deduplication
+from tests.kit.times import mark
+from tests.spark.flow import Flow
+from tests.spark.support import Upstream, low, row
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+ROUTES = ("main", "late", "undecidable")
+
+
+class Dedup:
+    """A stage that writes what is new, what is late and what is undecidable, each into an output of its own."""
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
+        self.counts: list[Counts] = []
+
+    def start(self, dedup: Deduplication, **options: Any) -> lws.TrackedQuery:
+        def write(rows: DataFrame, batch: lws.Batch) -> None:
+            done = dedup.of(batch, rows)
+            for route in ROUTES:
+                batch.write(getattr(done, route), self.flow.folder / route)
+            self.counts.append(done.counts())
+
+        return self.flow.start(write, ranges=2, **options)
+
+    def out(self, route: str = "main") -> Counter[str]:
+        read = self.flow.spark.read.option("recursiveFileLookup", "true").schema("key string, t timestamp")
+        return Counter(each.key for each in read.parquet(str(self.flow.folder / route)).collect())
+
+
+@pytest.fixture
+def dedup(flow: Flow) -> Dedup:
+    return Dedup(flow)
+
+
+def test_records_come_out_once_whatever_dies_and_ids_are_forgotten_by_the_low_watermark(
+    dedup: Dedup, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """Copies come in the same batch, in later ones, and in those that run again: the driver dies when the state is there, and when the rows are."""
+    left = [("state", 1), ("written", 2)]
+
+    def fail(reached: str, number: int) -> None:
+        if (reached, number) in left:
+            left.remove((reached, number))
+            raise ConnectionResetError(reached)
+
+    flow = dedup.flow
+    dedup.start(Deduplication("key", "t"), probe=fail)
+    sent: list[str] = []
+    for hour in range(4):
+        names = [f"{hour}-{number}" for number in range(20)]
+        # Those of the hour before are not acknowledged yet, and are sent again.
+        again = [f"{hour - 1}-{number}" for number in range(20)] if hour else []
+        flow.feed.put(
+            [*(row(name, 10 + hour) for name in [*names, *names[:5]]), *(row(name, 9 + hour) for name in again)]
+        )
+        sent += names
+        upstream.at(9 + hour)
+        if hour in (1, 2):
+            with pytest.raises(Exception, match="state" if hour == 1 else "written"):
+                flow.queries[-1].await_termination(120)
+            flow.queries.clear()
+            dedup.start(Deduplication("key", "t"), probe=fail)
+        flow.eventually(lambda: low(lw, "stage") == mark(9 + hour), f"batch {hour}")  # noqa: B023
+    upstream.at(13)
+    flow.eventually(lambda: low(lw, "stage") == mark(13), "nothing older will come")
+    flow.feed.put([row("3-0", 13), row("0-0", 10)])
+    flow.eventually(lambda: dedup.counts[-1].undecidable, "two copies: one is still remembered, and one is not")
+    upstream.at(14)
+    flow.eventually(lambda: low(lw, "stage") == mark(14), "both are committed")
+    assert left == []
+    assert dedup.out() == Counter(sent)
+    assert dedup.out("late") == Counter()
+    assert dedup.out("undecidable") == Counter(["0-0"])
+    [copies] = [each for each in dedup.counts if each.undecidable]
+    assert copies == Counts(undecidable=1, duplicates=1, remembered=20), "those of thirteen o'clock"
+
+
+def test_late_rows_go_beside_and_a_record_is_told_from_its_copy_within_the_slack(
+    dedup: Dedup, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    flow = dedup.flow
+    dedup.start(Deduplication("key", "t", slack=timedelta(hours=2)))
+    flow.feed.put([row("a", 10)])
+    flow.eventually(lambda: Counts(main=1, remembered=1) in dedup.counts, "the first")
+    upstream.at(12)
+    flow.eventually(lambda: low(lw, "stage") == mark(12), "it is read")
+    flow.feed.put([row("a", 10), row("b", 11), row("c", 9)])
+    told = Counts(late=1, undecidable=1, duplicates=1, remembered=2)
+    flow.eventually(lambda: told in dedup.counts, "a copy, a late row, and one of which nobody knows")
+    upstream.at(12, 30)
+    flow.eventually(lambda: low(lw, "stage") == mark(12, 30), "they are committed")
+    assert [dedup.out(route) for route in ROUTES] == [Counter("a"), Counter("b"), Counter("c")]
+
+
+def test_bad_rows_end_the_query_and_lose_nothing(dedup: Dedup, lw: lowwater.Client, upstream: Upstream) -> None:
+    """One without an id; more ids than are allowed. A neighbour goes on."""
+    flow = dedup.flow
+    flow.start(flow.plain, "neighbour", checkpoint="other", ranges=2)
+    flow.feed.put([row("a", 10), row("b", 10), row("c", 10)])
+    upstream.at(9)
+    for wrong, said, given in (
+        (Deduplication("key", "t", most=1), "most allows 1", None),
+        (Deduplication("key", "t"), r"1 of 1 rows have no id \(column key\)", {"t": row("x", 10)["t"]}),
+    ):
+        if given is not None:
+            dedup.start(Deduplication("key", "t", most=3))
+            flow.eventually(lambda: low(lw, "stage") == mark(9), "the bound is raised")
+            flow.queries.pop().stop()
+            flow.feed.put([given])
+            upstream.at(10)
+        query = dedup.start(wrong)
+        with pytest.raises(Exception, match=said):
+            query.await_termination(120)
+        flow.queries.remove(query)
+    assert low(lw, "stage") == mark(9)
+    assert dedup.out() == Counter("abc")
+    flow.eventually(lambda: low(lw, "neighbour") == mark(10), "the neighbour")
