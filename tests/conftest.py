@@ -22,6 +22,7 @@ ORDER = (
     *("unit", "property", "contract", "simulation"),
     *(
         "cluster",
+        "pipeline",
         "floors",
         "iceberg",
         "spark",
@@ -31,7 +32,6 @@ ORDER = (
         "browser",
         "monitoring",
         "guard",
-        "pipeline",
         "process",
     ),
 )
