@@ -28,6 +28,7 @@ NOT_ASKED = {
     "Kafka, its brokers declared": "tests/spark/test_kafka.py",
     "`batch.write_table`": "tests/spark/test_table_out.py",
     "`batch.write_kafka`": "tests/spark/test_kafka_out.py",
+    "`PostgresOutput`, `DeltaOutput` of `lowwater-pipeline`": "tests/spark/test_postgres_out.py, test_delta_guard.py",
     "Kinesis, Pub/Sub": "Spark alone does not have them, and `rate` is a source of their kind",
     "Delta tables": "tests/spark/test_delta.py",
     "Iceberg tables": "tests/iceberg",
