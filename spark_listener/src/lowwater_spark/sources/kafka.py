@@ -1,6 +1,6 @@
 """Kafka as a source: topics of a cluster whose brokers are declared, for a stage with inputs; of any cluster, for an injector.
 
-The head is the end of each partition, or what its writers have marked. The end is told as ``READ_UNCOMMITTED`` tells it, the high watermark. The last stable offset, which readers of transactions go by, may
+The head is the end of each partition, or what its writers have marked. The end is the one that ``READ_UNCOMMITTED`` gives, the high watermark. The last stable offset, which readers of transactions go by, may
 stand below rows that are committed, and a head of it would lead. An open transaction of anybody then holds: nothing is known of it yet.
 
 An end is listed between two descriptions of the topics, which must agree with each other and with what was pinned before the query's first batch: the
