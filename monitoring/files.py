@@ -8,6 +8,7 @@ from typing import Final
 
 from monitoring import (
     authority_alerts,
+    deduplicators,
     grafana,
     internals,
     lag,
@@ -33,14 +34,19 @@ MARK: Final = "<!-- {} the part that `python -m monitoring` writes -->"
 
 def boards(settings: Settings) -> tuple[Board, ...]:
     """Return all dashboards."""
-    return (lag.board(settings), internals.board(), workloads.board())
+    return (lag.board(settings), internals.board(), workloads.board(), deduplicators.board())
 
 
 def groups(settings: Settings) -> dict[str, tuple[Group, ...]]:
     """Return all groups of rules by the file they go to."""
     return {
         "recording": (recordings.watermarks(settings), recordings.processes()),
-        "alerts": (pipeline_alerts.alerts(settings), authority_alerts.alerts(settings), workload_alerts.alerts()),
+        "alerts": (
+            pipeline_alerts.alerts(settings),
+            authority_alerts.alerts(settings),
+            workload_alerts.alerts(),
+            deduplicators.alerts(),
+        ),
     }
 
 

@@ -36,7 +36,7 @@ def board(settings: Settings) -> Board:
         " it. A click on a series opens the computation on the status page.",
         AUTHORITIES,
         (NAMESPACE, COMPUTATION),
-        (_late(settings, minutes), _guilty(), _system(), _holders()),
+        (_late(settings, minutes), _guilty(), _system(), _holders(), _tasks()),
     )
 
 
@@ -214,3 +214,41 @@ def _holders() -> Row:
             ),
         ),
     )
+
+
+def _tasks() -> Row:
+    return Row(
+        "Tasks",
+        (
+            Panel(
+                "Tasks that wait and tasks in work",
+                "Tasks of each group that nobody has taken, and those that a worker has under a lease. A line of waiting ones that only"
+                " rises has too few workers, or none.",
+                (
+                    Query(_grouped('lowwater_tasks{COMPUTATIONS, state="ready"}'), "{{computation}} {{group}} wait"),
+                    Query(
+                        _grouped('lowwater_tasks{COMPUTATIONS, state="leased"}'), "{{computation}} {{group}} in work"
+                    ),
+                ),
+                to_page=True,
+            ),
+            Panel(
+                "Age of what is closed",
+                "How old the event time is below which every task of a group is done: with intervals, how far the close has come. A saw of"
+                " the interval's length is its health.",
+                (
+                    Query(
+                        f"time() - {_grouped('lowwater_tasks_closed_timestamp_seconds{COMPUTATIONS}')}",
+                        "{{computation}} {{group}}",
+                    ),
+                ),
+                Unit.SECONDS,
+                to_page=True,
+            ),
+        ),
+    )
+
+
+def _grouped(selected: str) -> str:
+    """Take a figure of groups of tasks from the shard that serves them, of the computations that the reader chose."""
+    return f"max by (job, computation, group) ({newest(selected.replace('COMPUTATIONS', COMPUTATIONS))})"

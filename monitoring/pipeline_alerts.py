@@ -63,6 +63,12 @@ def ranges(states: str) -> str:
     return f"sum by ({COMPUTATION}) ({counted})"
 
 
+def tasks(state: str) -> str:
+    """Count the tasks of each group that are in a state."""
+    counted = newest(f'lowwater_tasks{{state="{state}"}}')
+    return f"max by ({COMPUTATION}, group) ({counted})"
+
+
 def burn(settings: Settings, long: str, short: str, factor: float, lasting: str, severity: str) -> Alert:
     """Tell that the promise is broken so often that the objective cannot be kept.
 
@@ -154,6 +160,15 @@ def alerts(settings: Settings) -> Group:
                 "Reports with impossible timestamps are refused ({{ $labels.reason }})",
                 "The ranges that they are about hold where they were. One bad timestamp of a record is enough: find the worker in"
                 " the log of the authority.",
+            ),
+            Alert(
+                "LowwaterTasksNotTaken",
+                f"{tasks('ready')} > 0\nunless {tasks('leased')} > 0",
+                "15m",
+                "warning",
+                "{{ $value }} tasks of {{ $labels.group }} wait, and nobody works on any",
+                "They were created under {{ $labels.computation }}, and for a quarter of an hour no worker has had one under a lease: the"
+                " workers of the group are away, or ask for another group.",
             ),
             Alert(
                 "LowwaterEstimateLate",

@@ -423,7 +423,12 @@ class Streams:
         order = self.orders / f"driver-{self._next():04}.{name}.{self.random.choice(STEPS[name])}"
         order.touch()
         yield
-        eventually(order.with_suffix(".taken").exists, f"the driver takes {order.name}", seconds=PATIENCE)
+        taken = order.with_suffix(".taken")
+        process = application.process
+        assert process is not None
+        self.await_that(lambda: taken.exists() or process.poll() is not None, f"the driver takes {order.name}")
+        if not taken.exists():
+            application.check()  # it has ended by itself
         killed = application.wait() == -signal.SIGKILL
         before = self.outputs[name].commits()
         self.start_stage(name)

@@ -62,6 +62,11 @@ def seen(state: str) -> str:
     return f'lowwater_spark_attach_authority{{job="spark", instance="d:1", state="{state}"}}'
 
 
+def dedup(name: str) -> str:
+    """A series of a partition that a deduplicator has."""
+    return f'lowwater_dedup_{name}{{job="dedup", instance="p:1", topic="orders", partition="0"}}'
+
+
 def flowing(t: float) -> float:
     """The source: a minute behind the clock."""
     return max(t - 60, 0)
@@ -148,6 +153,10 @@ def healthy() -> Exported:
     exported['lowwater_client_acknowledged_reports_total{job="worker", instance="w:1"}'] = lambda t: t
     exported['lowwater_client_unserved_computations{job="worker", instance="w:1"}'] = lambda t: 0
     exported['process_start_time_seconds{job="worker", instance="w:1"}'] = lambda t: 0
+    exported[of("tasks", "flights", ', group="close", state="ready"')] = lambda t: float(t % 3600 < 300)
+    exported[of("tasks", "flights", ', group="close", state="leased"')] = lambda t: float(300 <= t % 3600 < 600)
+    exported[dedup("running")] = lambda t: 1
+    exported[dedup("refused")] = lambda t: 0
     exported[query("late_rows_total")] = lambda t: 0
     exported[query("holding")] = lambda t: 0
     exported |= {seen("answers"): lambda t: 1, seen("away"): lambda t: 0, seen("left_alone"): lambda t: 0}

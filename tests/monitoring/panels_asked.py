@@ -16,6 +16,7 @@ CHOSEN: Final = {
     "$namespace": "(.*/)?",
     "$computation": ".*",
     "$query": ".*",
+    "$topic": ".*",
     "$__rate_interval": "15s",
 }
 """What a reader chooses who chooses nothing, on one deployment."""

@@ -72,6 +72,8 @@ class Pipeline:
         left.advance(None, oldest=now(), frontier=now())
         left.flush(30)
         left.release()
+        # Each second of flights is a task, and nobody takes one.
+        lw.tasks("flights").create_group("close", every=10**6, start=(now() // 10**6 - 10) * 10**6)
         source, guess = lw.worker("flights", name="source").claim(), lw.worker("guess", name="guess").claim()
         self._run(lambda: self._inject(source))
         self._run(lambda: guess.advance(None, oldest=None, frontier=now() - 10**7))

@@ -302,6 +302,24 @@ def test_reports_with_bad_timestamps_fire(tmp_path: Path) -> None:
     )
 
 
+def waiting(leased: Value) -> Exported:
+    """Tasks of flights wait from a moment on."""
+    exported = healthy()
+    exported[of("tasks", "flights", ', group="close", state="ready"')] = lambda t: 3.0 * (t >= FAULT)
+    exported[of("tasks", "flights", ', group="close", state="leased"')] = leased
+    return exported
+
+
+def test_tasks_that_nobody_takes_fire_after_a_quarter_of_an_hour(tmp_path: Path) -> None:
+    group = {"job": "lowwater", "computation": "flights", "group": "close"}
+    expected: Expected = {"LowwaterTasksNotTaken": {FAULT + 870: [], FAULT + 900: [group]}}
+    check(tmp_path, waiting(lambda t: 0), expected)
+
+
+def test_tasks_that_wait_while_somebody_works_are_no_fault(tmp_path: Path) -> None:
+    check(tmp_path, waiting(lambda t: float(t % 900 < 600)), quiet(AFTER))
+
+
 def test_an_estimate_alerts_as_an_estimate_and_never_as_exact(tmp_path: Path) -> None:
     # It is older than 5,400 s at 03:28:30 and older for a quarter of an hour at 03:43:30; what stands behind it stands too.
     exported = estimated(silent())

@@ -108,6 +108,11 @@ def test_a_memory_says_what_its_filters_spared(tmp_path: Path) -> None:
         assert spared > 400, "of 500, but for some that the filter takes for known"
         assert found == 500
         assert memory.size > 0
+    with Memory(tmp_path / "memory") as memory:
+        memory.known([b"%d" % each for each in range(1500)])
+        spared, found = memory.looks()
+        assert found >= 1000, "and one at its start, for how far it goes"
+        assert spared > 400, "one that is opened again says so, too"
 
 
 @given(

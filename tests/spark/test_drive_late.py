@@ -1,14 +1,17 @@
-"""Approximate driving: windows follow a heuristic watermark, and what it has passed is kept."""
+"""What a watermark has passed is kept: of one that is exact, and of a heuristic one that windows follow."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 import lowwater
+from lowwater_spark.drive import watermark as watermark_module
+from lowwater_spark.drive.late import LateRule
 from tests.kit.times import at
-from tests.spark.drive_support import HOUR, Driven, counts, driven, record
+from tests.spark.drive_support import CARE, HOUR, Driven, counts, driven, millis, record, say
 from tests.spark.support import Upstream
 
 __all__ = ["driven"]
@@ -73,3 +76,35 @@ def test_late_rows_of_two_queries_are_not_mixed(driven: Driven, upstream: Upstre
     other = driven.hourly(driven.drive(approximate=0.5, late=tmp_path / "late"))
     with pytest.raises(ValueError, match="late rows of another query"):
         driven.start(other, stamp=HOUR, name="other", checkpoint="other")
+
+
+MILLI = timedelta(milliseconds=1)
+
+
+@CARE
+def test_what_comes_after_its_id_was_forgotten_is_kept(
+    care: bool, driven: Driven, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark's own deduplication under the senders' exact watermark: each row comes out, is a copy, or stands with the late ones, where nobody can tell."""
+    if not care:  # the rule of windows alone, of which there are none
+        monkeypatch.setattr(
+            watermark_module, "LateRule", lambda checkpoint, windows, at: LateRule(checkpoint, windows, at=False)
+        )
+    first = [record("a", at(9)), record("b", at(9, 10)), record("a", at(9))]
+    driven.feed().put(first)
+    frame = driven.drive(within=timedelta(0), step=MILLI, late=driven.folder / "late").dropDuplicatesWithinWatermark(
+        ["key"]
+    )
+    driven.start(frame)
+    driven.await_read(1)
+    say(upstream, at(9, 10))
+    driven.await_watermark(millis(at(9, 10)) - 1)
+    # A copy of a that was acknowledged long ago, or an original whose sender has broken its promise; a copy of b in time; and what is the first of its id, exactly at W.
+    driven.feed().put(
+        [record("a", at(9)), record("zombie", at(9, 9, 59)), record("b", at(9, 10)), record("c", at(9, 10))]
+    )
+    driven.await_read(2)
+    driven.eventually(lambda: any(key == "c" for key, _ in driven.rows), "the batch is written")
+    assert [key for key, _, _ in kept(driven)] == ["a", "zombie"]
+    assert sorted(key for key, _ in driven.rows) == ["a", "b", "c"]
+    assert not lw.topology().computations["stage"].estimated, "its watermark is exact"

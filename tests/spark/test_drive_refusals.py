@@ -178,7 +178,6 @@ def test_every_input_is_named_twice(refused: Driven) -> None:
         ({"within": timedelta(-1)}, "within is a whole number"),
         ({"approximate": 99, "late": "/tmp"}, "approximate is a share"),
         ({"approximate": 0.99}, "would drop those without a trace. Pass late=PATH"),
-        ({"late": "/tmp"}, "late is for approximate"),
     ],
 )
 def test_wrong_arguments_are_named(options: dict[str, Any], reason: str, refused: Driven) -> None:

@@ -210,6 +210,31 @@ def half(out: Out) -> None:
     out.done()
 
 
+def test_a_controller_that_freezes_while_a_batch_is_written_does_not_end_the_query(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asked it before waits for it without end, and hears of no other: the question is asked anew."""
+    soon = {"broker.session.timeout.ms": 3000, "broker.heartbeat.interval.ms": 500}
+    with Kafka(tmp_path / "kafka", brokers=3, settings=soon) as three:
+        out = Out(three, flow, tmp_path.name, lw, upstream)
+        monkeypatch.setattr(kafka_out, "publish_slots", out.ends.publish)
+        controllers = [three.admin.describe_cluster().result(ANSWERS_WITHIN).controller.id]
+
+        def freeze(reached: str, number: int) -> None:
+            if (reached, number) == ("rows published", 1):
+                three.brokers[controllers[0] - 1].pause()
+
+        out.start(probe=freeze)
+        out.feed()
+        out.done()
+        out.feed()
+        out.done()
+        three.brokers[controllers[0] - 1].resume()
+        out.once()
+        for query in flow.queries:
+            query.stop()
+
+
 # -- what is refused -----------------------------------------------------------------------------------------------------
 
 

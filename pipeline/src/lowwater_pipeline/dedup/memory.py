@@ -77,7 +77,8 @@ class Memory:
         self._options = _options()
         self._looks = (0, 0)
         with _damage():
-            self._db = Rdict(str(directory), self._options)
+            # Without the second, the options of whoever made it would count, and its figures go nowhere.
+            self._db = Rdict(str(directory), self._options, {"default": self._options})
         try:
             with _damage():
                 self._standing = self._read()

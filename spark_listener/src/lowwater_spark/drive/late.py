@@ -1,4 +1,4 @@
-"""Keeps the rows that an approximate watermark has passed: a step right above the data that writes down what Spark is about to drop.
+"""Keeps the rows that the watermark has passed: a step right above the data that writes down what Spark is about to drop.
 
 The step lets every row through and copies those that a stateful operator will drop, or drop from some of their windows, to
 ``late/batch=N/part-<partition>.parquet``. It finds out by itself which those are: Spark's late filter in batch N is the watermark of
@@ -78,7 +78,7 @@ def reserve_late(drive: Drive, identity: str) -> None:
     make_directory(own)
     write_once(own / "owner", identity.encode())
     if (own / "owner").read_text(encoding="ascii") != identity:
-        msg = f"the late rows of another query stand in {folder}; every drive() with approximate= needs a directory of its own"
+        msg = f"the late rows of another query stand in {folder}; every drive() with late= needs a directory of its own"
         raise ValueError(msg)
 
 

@@ -141,10 +141,10 @@ class Driving:
 
         drives = {number: drive_of(control.directory) for number, control in checked.controls.items()}
         if drives:
-            if any(drive.share is not None for drive in drives.values()):
+            if any(drive.late is not None for drive in drives.values()):
                 # The tasks read there by which watermark Spark drops rows.
-                fix = "Put it on a local file system or NFS, or drive the query without approximate=."
-                local(checkpoint, "The checkpoint of an approximate query in", fix)
+                fix = "Put it on a local file system or NFS, or drive the query without late=."
+                local(checkpoint, "The checkpoint of a query that keeps its late rows in", fix)
             check_ending(trigger)
             check_driven(spark, frame, checked, drives, inputs)
         check_checkpoint(checkpoint, checked.sources)

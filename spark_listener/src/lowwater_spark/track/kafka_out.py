@@ -77,6 +77,12 @@ _BY: Final[Mapping[str, str]] = {
 """What librdkafka has for options of Kafka's own client."""
 
 
+_ANSWERS_WITHIN: Final = 5.0
+"""Seconds that one client has for an answer, before another one is made."""
+
+_SILENT: Final = frozenset({"_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN", "REQUEST_TIMED_OUT"})
+"""The names of what a client says when no broker answers it."""
+
 _keeping: Final = threading.Lock()
 """Threads of one function may begin with several topics at once, and each adds its own to what is kept."""
 
@@ -394,27 +400,36 @@ class KafkaOut:
             raise _not_taken("these options", error, "") from error
 
     def _cluster(self) -> str:
-        return str(self._asked(self._admin.describe_cluster()).cluster_id)
+        found = self._asked(lambda admin: admin.describe_cluster(request_timeout=_ANSWERS_WITHIN))
+        return str(found.cluster_id)
 
     def _describe(self, topic: str) -> _Topic | None:
         """Return what Kafka says of a topic; None when there is none. Raises OSError."""
-        library = confluent()
-        future = self._admin.describe_topics(library.TopicCollection([topic]))[topic]
-        found = self._asked(future, but="UNKNOWN_TOPIC_OR_PART")
+        asked = confluent().TopicCollection([topic])
+        found = self._asked(
+            lambda admin: admin.describe_topics(asked, request_timeout=_ANSWERS_WITHIN)[topic],
+            but="UNKNOWN_TOPIC_OR_PART",
+        )
         if found is None:
             return None
         return _Topic(same_id(str(found.topic_id)), len(found.partitions), len(found.partitions[0].replicas))
 
-    def _asked(self, future: Any, *, but: str = "") -> Any:
-        """Return an answer; None for the error of this name. Raises OSError for any other."""
+    def _asked(self, ask: Callable[[Any], Any], *, but: str = "") -> Any:
+        """Return what the admin client's future brings; None for the error of this name. Raises OSError for any other, after :data:`PATIENCE` when Kafka is silent."""
         library = confluent()
-        try:
-            return future.result(PATIENCE)
-        except library.KafkaException as error:
-            if error.args[0].name() == but:
-                return None
-            msg = f"Kafka at {self.settings['bootstrap.servers']} does not answer: {error.args[0].str()}"
-            raise OSError(msg) from error
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return ask(self._admin).result(PATIENCE)
+            except library.KafkaException as error:
+                name = error.args[0].name()
+                if name == but:
+                    return None
+                if name not in _SILENT or time.monotonic() >= deadline:
+                    msg = f"Kafka at {self.settings['bootstrap.servers']} does not answer: {error.args[0].str()}"
+                    raise OSError(msg) from error
+            # A client stays with a broker that has stopped answering, and does not hear who has taken its place.
+            self._admin = library.admin.AdminClient(self.settings)
 
     def _confirm(self) -> None:
         """Make sure that the topic is still the one that was written. Raises CheckpointMismatch, OSError."""
@@ -476,7 +491,7 @@ class KafkaOut:
     def _topic_settings(self, topic: str) -> Mapping[str, str]:
         admin = confluent().admin
         place = admin.ConfigResource(admin.ConfigResource.Type.TOPIC, topic)
-        found = self._asked(self._admin.describe_configs([place])[place])
+        found = self._asked(lambda admin: admin.describe_configs([place], request_timeout=_ANSWERS_WITHIN)[place])
         return {name: str(entry.value) for name, entry in found.items()}
 
     # -- those that are gone --------------------------------------------------------------------------------------------
