@@ -8,17 +8,19 @@ import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import lowwater
-from examples.daily_close import closer
-from examples.daily_close.closer import GROUP, Row
+from examples.daily_close import closer, spark_closer
+from examples.daily_close.closer import GROUP, Row, Work
 from examples.daily_close.injector import FLIGHTS, inject
 from examples.flights import data
 from examples.flights.data import DAY, SLICE_END, SLICE_START, Flight
 from examples.flights.server import serving
-from examples.session import clear
+from examples.session import clear, spark_session
 from lowwater import TaskState, TaskView
 
 WORKERS = ("closer-1", "closer-2", "sleeper")
@@ -49,13 +51,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.daily_close", description=main.__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/daily-close"), help="files of the run")
     parser.add_argument("--days", type=int, choices=range(1, 5), default=4, help="how many days (default: 4)")
+    parser.add_argument("--spark", action="store_true", help="add each day up with a batch of Spark")
     options = parser.parse_args(arguments)
     out = options.out.resolve()
     clear(out, "daily-close", parser)
     end = SLICE_START + timedelta(days=options.days)
     flights = data.load(SLICE_START, min(end, SLICE_END))
-    with serving(out / "authority") as address:
-        tasks = run(address, flights, out)
+    landing = out / "landing"
+    with ExitStack() as open_:
+        if options.spark:
+            session = open_.enter_context(spark_session("daily close", out, {}))
+            work = spark_closer.work(session, landing)
+        else:
+            work = partial(closer.close_day, landing)
+        tasks = run(open_.enter_context(serving(out / "authority")), flights, out, work)
     wrong = differences(tasks, flights, out / "closes")
     for task in tasks:
         rows = closer.read(out / "closes" / task.outputs[0])
@@ -66,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(bool(wrong))
 
 
-def run(address: str, flights: Sequence[Flight], out: Path) -> list[TaskView]:
+def run(address: str, flights: Sequence[Flight], out: Path, work: Work) -> list[TaskView]:
     """Inject the flights while three workers close their days; return the tasks, all of them done."""
     clients = [lowwater.connect(address) for _ in (*WORKERS, "injector")]
     try:
@@ -75,12 +84,12 @@ def run(address: str, flights: Sequence[Flight], out: Path) -> list[TaskView]:
         lw.tasks(FLIGHTS).create_group(GROUP, every=timedelta(days=1), start=SLICE_START, lease=LEASE)
         sleep = Sleep(clients[2])
         with ThreadPoolExecutor(len(clients)) as pool:
-            folders = (out / "landing", out / "closes")
-            closing = [pool.submit(closer.close, clients[2], WORKERS[2], *folders, sleep)]
+            closes = out / "closes"
+            closing = [pool.submit(closer.close, clients[2], WORKERS[2], closes, work, sleep)]
             injecting = pool.submit(inject, lw, flights, out / "landing")
             sleep.over.wait(60)
             closing += [
-                pool.submit(closer.close, client, name, *folders, lambda _: None)
+                pool.submit(closer.close, client, name, closes, work, lambda _: None)
                 for client, name in zip(clients[:2], WORKERS[:2], strict=True)
             ]
             injecting.result()

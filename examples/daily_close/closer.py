@@ -16,10 +16,11 @@ GROUP = "daily"
 Row = tuple[str, int, int, int]
 """Origin, flights, cancelled, minutes of delay at departure."""
 
+Work = Callable[[lowwater.TaskLease, Path], bytes]
+"""Adds up the day of a lease, writes it to a path, and returns its digest."""
 
-def close(
-    lw: lowwater.Client, name: str, landing: Path, closes: Path, pause: Callable[[lowwater.TaskLease], None]
-) -> int:
+
+def close(lw: lowwater.Client, name: str, closes: Path, work: Work, pause: Callable[[lowwater.TaskLease], None]) -> int:
     """Close days until nothing is left of the data, and return how many. ``pause`` is called between taking a day and adding it up.
 
     The task says that every flight of the day is in its file: it was made when the low watermark passed the day. Another worker may have the
@@ -34,7 +35,7 @@ def close(
             continue
         pause(lease)
         output = lease.output("close.csv")
-        written = write(closes / output, add_up(landing, lease))
+        written = work(lease, closes / output)
         try:
             lease.commit([output], digest=written)
         except lowwater.StaleLease as late:
@@ -43,17 +44,23 @@ def close(
             closed += 1
 
 
-def add_up(landing: Path, lease: lowwater.TaskLease) -> list[Row]:
-    """Add up the flights of a task's interval by origin."""
-    task = lease.task
+def files(landing: Path, task: lowwater.TaskView) -> list[Path]:
+    """Return the files that hold the flights of a task's interval."""
     if task.until.finished:  # whatever there is from here on
-        paths = [path for path in sorted(landing.iterdir()) if path >= day_file(landing, task.at.micros)]
-    else:
-        paths = [day_file(landing, day) for day in range(task.at.micros, task.until.micros, DAY)]
+        return [path for path in sorted(landing.iterdir()) if path >= day_file(landing, task.at.micros)]
+    days = [day_file(landing, day) for day in range(task.at.micros, task.until.micros, DAY)]
+    return [path for path in days if path.exists()]
+
+
+def close_day(landing: Path, lease: lowwater.TaskLease, path: Path) -> bytes:
+    """Do the work in plain Python."""
+    return write(path, add_up(landing, lease.task))
+
+
+def add_up(landing: Path, task: lowwater.TaskView) -> list[Row]:
+    """Add up the flights of a task's interval by origin."""
     sums: dict[str, list[int]] = {}
-    for path in paths:
-        if not path.exists():
-            continue
+    for path in files(landing, task):
         with path.open(encoding="utf-8", newline="") as file:
             for _, departure, origin, cancelled, delay in csv.reader(file):
                 if lowwater.Watermark(int(departure)) < task.until:
@@ -71,8 +78,9 @@ def write(path: Path, rows: list[Row]) -> bytes:
 
 
 def read(path: Path) -> list[Row]:
-    """Read a close."""
-    with path.open(encoding="utf-8", newline="") as file:
-        return [
-            (origin, int(flights), int(cancelled), int(delay)) for origin, flights, cancelled, delay in csv.reader(file)
-        ]
+    """Read a close: a file, or a directory of Spark's."""
+    rows: list[Row] = []
+    for part in sorted(path.glob("part-*")) if path.is_dir() else [path]:
+        with part.open(encoding="utf-8", newline="") as file:
+            rows += [(origin, *map(int, each)) for origin, *each in csv.reader(file)]  # type: ignore[misc]  # three of them
+    return rows

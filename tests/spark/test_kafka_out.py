@@ -210,6 +210,7 @@ def half(out: Out) -> None:
     out.done()
 
 
+@pytest.mark.long
 def test_a_controller_that_freezes_while_a_batch_is_written_does_not_end_the_query(
     flow: Flow, lw: lowwater.Client, upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

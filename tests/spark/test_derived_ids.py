@@ -1,0 +1,94 @@
+"""Ids that are derived from where a record comes from: the same each time, another one for each record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from lowwater_pipeline.dedup.derived import pane_id, record_id, staged_id
+from tests.kit.times import at
+
+pytestmark = pytest.mark.spark
+
+LIVES = {"orders": "first", "returns": "second"}
+
+
+def rows(spark: SparkSession) -> DataFrame:
+    """Twelve places in Kafka."""
+    places = [(topic, partition, offset) for topic in LIVES for partition in range(2) for offset in range(3)]
+    return spark.createDataFrame(places, "topic string, partition int, offset long")
+
+
+def ids(frame: DataFrame, made: Column, *order: str) -> Sequence[Any]:
+    found = frame.select(*order, made.alias("id")).orderBy(*order).collect()
+    return [None if each.id is None else bytes(each.id) for each in found]
+
+
+def test_a_row_of_kafka_has_an_id_of_its_own_however_often_and_in_whatever_order_it_is_read(
+    spark: SparkSession,
+) -> None:
+    frame = rows(spark)
+    first = ids(frame, record_id(LIVES), "topic", "partition", "offset")
+    assert len({*first}) == 12
+    assert {len(each) for each in first} == {16}
+    again = ids(frame.orderBy(sf.rand()).repartition(5), record_id(LIVES), "topic", "partition", "offset")
+    assert first == again
+
+
+def test_a_topic_that_is_made_anew_has_other_ids_and_an_unknown_one_has_none(spark: SparkSession) -> None:
+    frame, order = rows(spark), ("topic", "partition", "offset")
+    before = ids(frame, record_id(LIVES), *order)
+    anew = ids(frame, record_id({**LIVES, "orders": "third"}), *order)
+    assert not {*anew[:6]} & {*before}
+    assert anew[6:] == before[6:]
+    assert ids(frame, record_id({"orders": "first"}), *order) == [*before[:6], *[None] * 6]
+    with pytest.raises(ValueError, match="id of each topic by its name"):
+        record_id({})
+
+
+def test_what_one_row_becomes_is_told_apart_by_its_index(spark: SparkSession) -> None:
+    frame = rows(spark).select("*", sf.explode(sf.array(sf.lit(0), sf.lit(1))).alias("place"))
+    found = ids(frame, record_id(LIVES, index="place"), "topic", "partition", "offset", "place")
+    assert len({*found}) == 24
+
+
+def test_a_result_of_an_aggregation_is_known_by_stage_window_key_and_pane(spark: SparkSession) -> None:
+    made = [(at(9), "a", "bc", 0), (at(9), "ab", "c", 0), (at(10), "a", "bc", 0), (at(9), "a", "bc", 1)]
+    frame = spark.createDataFrame(made, "start timestamp, left string, right string, pane int")
+    found = ids(frame, pane_id("hourly", "start", "left", "right", pane="pane"), "start", "left", "pane")
+    assert len({*found}) == 4, "the borders of the parts count"
+    other = ids(frame, pane_id("daily", "start", "left", "right", pane="pane"), "start", "left", "pane")
+    assert not {*found} & {*other}
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        assert ids(frame, pane_id("hourly", "start", "left", "right", pane="pane"), "start", "left", "pane") == found
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone or "UTC")
+    windows = frame.groupBy(sf.window("start", "1 hour").alias("w"), "left").count()
+    assert len({*ids(windows, pane_id("hourly", "w", "left"), "w", "left")}) == 3
+
+
+def test_an_id_with_a_part_that_is_null_is_null(spark: SparkSession) -> None:
+    frame = spark.createDataFrame([(at(9), None), (at(9), "a")], "start timestamp, key string")
+    assert [each is None for each in ids(frame, pane_id("hourly", "start", "key"), "key")] == [True, False]
+
+
+def test_rows_that_were_written_first_have_their_places_as_ids(spark: SparkSession, tmp_path: Path) -> None:
+    for batch in range(2):
+        made = spark.range(40).select(sf.rand().alias("chance")).repartition(2)
+        made.write.parquet(str(tmp_path / "out" / f"batch={batch}"))
+
+    def read(folder: Path) -> Sequence[Any]:
+        found = spark.read.parquet(str(folder))
+        return ids(found.select("chance", "_metadata"), staged_id("sender, first life"), "chance")
+
+    first = read(tmp_path / "out")
+    assert len({*first}) == 80
+    (tmp_path / "out").rename(tmp_path / "moved")
+    assert read(tmp_path / "moved") == first
