@@ -280,21 +280,9 @@ def test_segments_are_linked_from_version_to_version_and_outlive_the_one_that_ma
     assert [each.rows for each in before.segments] == [2, 1, 1, 1, 1, 1, 1]
     assert [each.facts for each in before.segments] == [(1, 2), (), *[(7, -1)] * 5]
     assert before.facts == (5, MIN)
-    filters = [None if found is None else found.to_pybytes() for found in map(before.filter, before.segments)]
-    assert filters == [None, None, b"1", b"2", b"3", b"4", b"5"]
+    assert [before.filter(each) for each in before.segments] == [b"", b"", b"1", b"2", b"3", b"4", b"5"]
     oldest = Path(before.folder, before.segments[0].name)
     assert oldest.stat().st_nlink == 2 * 3, "two attempts in each of three versions"
-
-
-def test_a_filter_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
-    before = Segments(str(tmp_path), segmented(tmp_path, Segments(""), 1, "a", "b"))
-    (tmp_path / "00000-1-0.filter").unlink()
-    (tmp_path / "00000-1-1.filter").write_bytes(b"")
-    missing, empty = (before.filter(each) for each in before.segments)
-    assert missing is None
-    assert empty is None or not empty.size
-    [one, _] = segmented(tmp_path, before, 2)
-    assert Segments(str(tmp_path)).read(one)["name"].to_pylist() == ["a"]
 
 
 def test_versions_of_releases_without_segments_are_read_and_written_as_they_were(tmp_path: Path) -> None:

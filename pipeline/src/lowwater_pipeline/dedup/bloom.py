@@ -89,12 +89,12 @@ def bloom(hashes: Hashes) -> bytes:
     return np.packbits(bits, bitorder="little").tobytes()
 
 
-def is_bloom(data: pa.Buffer | bytes | None, ids: int) -> bool:
+def is_bloom(data: bytes, ids: int) -> bool:
     """Return whether this is the filter of so many ids, by its size: one that is missing, cut off or of another set is not."""
-    return data is not None and ids > 0 and len(data) == _size(ids)
+    return ids > 0 and len(data) == _size(ids)
 
 
-def perhaps_in(data: pa.Buffer | bytes, hashes: Hashes) -> NDArray[np.bool_]:
+def perhaps_in(data: bytes, hashes: Hashes) -> NDArray[np.bool_]:
     """Return which of the hashes may be among those that a filter was made of. O(hashes)."""
     content = np.frombuffer(data, np.uint8)
     perhaps = np.ones(len(hashes), np.bool_)

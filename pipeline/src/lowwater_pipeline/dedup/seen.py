@@ -31,6 +31,8 @@ _NARROWEST: Final = 20
 """Slices are two to this many microseconds wide at least: a second."""
 _PARTS: Final = 3
 """And two to this many in the distance at which they begin."""
+_FACTOR: Final = 4
+"""A piece that is not so many times as large as what comes to its slice is merged with it. A smaller factor has more pieces, a larger one merges more."""
 
 
 class Looks(NamedTuple):
@@ -55,9 +57,8 @@ class PieceFacts(NamedTuple):
     first: int
     last: int
     """Arrivals in it."""
-    start: int
-    width: int
-    """Its slice."""
+    slice: int
+    """What names its slice."""
     size: int
     """Bytes, its filter included; about."""
 
@@ -70,13 +71,13 @@ class Piece:
     facts: PieceFacts
     read: Callable[[], pa.Table]
     """Returns the table: hash, id, event time in microseconds, number of the arrival."""
-    filter: Callable[[], Any]
-    """Returns the filter's bytes, None when there are none."""
+    filter: Callable[[], bytes]
+    """Returns its filter, empty when there is none."""
     source: Any = None
     """By what a store knows it; None: it is new."""
 
     @classmethod
-    def of(cls, table: pa.Table, start: int, width: int, *, filters: bool) -> Piece:
+    def of(cls, table: pa.Table, slice_: int, *, filters: bool) -> Piece:
         """Return the piece of a slice that has these ids. O(n log n)."""
         table = table.take(np.argsort(table[HASH].to_numpy(), kind="stable")).combine_chunks()
         times, arrivals = _numbers(table, TIME), _numbers(table, ARRIVAL)
@@ -86,8 +87,7 @@ class Piece:
             int(times.max()),
             int(arrivals.min()),
             int(arrivals.max()),
-            start,
-            width,
+            slice_,
             table.nbytes + len(data),
         )
         return cls(table.num_rows, facts, lambda: table, lambda: data)
@@ -139,7 +139,7 @@ class Seen:
     """All ids that a key range remembers, and what it forgets by. A value: each batch makes the next one."""
 
     pieces: Sequence[Piece] = field(default=())
-    """Those of a slice in the order in which they were made, each at least twice as large as the next."""
+    """Those of a slice in the order in which they were made, each at least four times as large as the next."""
     floor: int = MIN
     """Ids below this event time were forgotten."""
     highest: int = MIN
@@ -189,7 +189,7 @@ class Seen:
             if not everywhere:
                 asks &= (times >= piece.facts.least) & (times <= piece.facts.greatest)
             looked = np.flatnonzero(asks)
-            asked, filter_ = len(looked), piece.filter() if len(looked) else None
+            asked, filter_ = len(looked), piece.filter() if len(looked) else b""
             filtered = is_bloom(filter_, piece.rows)
             if filtered:
                 looked = looked[perhaps_in(filter_, hashes[looked])]
@@ -215,36 +215,35 @@ class Seen:
         import pyarrow as pa
 
         numbers = np.arange(self.arrivals, self.arrivals + len(new.ids))
-        starts, widths = _by_arrival(numbers, each) if each else self._by_time(new.times)
+        slices = numbers // each * each if each else self._slices(new.times)
         columns = {HASH: hashed(new.ids), ID: new.ids, TIME: new.times, ARRIVAL: numbers}
         table = pa.table({name: pa.array(column) for name, column in columns.items()})
         pieces = list(self.pieces)
-        slices, place = np.unique(np.stack([starts, widths]), axis=1, return_inverse=True)
-        for number, (start, width) in enumerate(slices.T.tolist()):
-            added = table.filter(pa.array(place.ravel() == number))
-            own = [piece for piece in pieces if (piece.facts.start, piece.facts.width) == (start, width)]
-            while own and own[-1].rows < 2 * added.num_rows:
+        for slice_ in np.unique(slices).tolist():
+            added = table.filter(pa.array(slices == slice_))
+            own = [piece for piece in pieces if piece.facts.slice == slice_]
+            while own and own[-1].rows < _FACTOR * added.num_rows:
                 piece = own.pop()
                 pieces.remove(piece)
                 held = piece.read()
                 if not piece.whole(floor, self.since):
                     held = held.filter(pa.array(piece.live(floor, self.since)))
                 added = pa.concat_tables([held, added])
-            pieces.append(Piece.of(added, start, width, filters=filters))
+            pieces.append(Piece.of(added, slice_, filters=filters))
         return replace(self, pieces=pieces, arrivals=self.arrivals + len(new.ids))
 
-    def _by_time(self, times: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the slices of event times: where they begin, and how wide they are."""
+    def _slices(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the slices of event times: where each begins, and added to it the power of two that is its width."""
         if not len(times):
-            return times, times
+            return times
         # As long as nothing is forgotten, from the oldest that there is.
         end = (
             min([int(times.min()), *(piece.facts.least for piece in self.pieces)]) if self.floor == MIN else self.floor
         )
         distance = times.view(np.uint64) - np.array(end).view(np.uint64)
-        bits = np.frexp(distance.astype(np.float64))[1] - 1 - _PARTS
-        widths = np.maximum(bits, _NARROWEST).astype(np.int64)
-        return (times >> widths) << widths, np.int64(1) << widths
+        power = np.frexp(distance.astype(np.float64))[1].astype(np.int64) - 1 - _PARTS
+        power = np.maximum(power, _NARROWEST)
+        return (times >> power << power) + power
 
     def first_of(self, floor: int, over: int) -> int:
         """Return the number of the arrival before which there are ``over`` ids that are remembered. O(ids of the pieces with the oldest)."""
@@ -276,7 +275,3 @@ def _numbers(table: pa.Table, name: str) -> NDArray[Any]:
     """Return a column of a piece, which is in one chunk, as it lies in memory."""
     found: NDArray[Any] = table[name].chunk(0).to_numpy()
     return found
-
-
-def _by_arrival(numbers: NDArray[np.int64], each: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    return numbers // each * each, np.full(len(numbers), each)

@@ -1,8 +1,8 @@
 """State of a key range as immutable files, its *segments*: a batch adds a small one and links the others, so that it pays for what it changes and not for what is held.
 
 A version names the segments of each range. What they hold and when they are merged or dropped is the update's affair: here they are written, linked from the version before, and read by
-memory map. With each go a few whole numbers of the update, and perhaps a filter: bytes in a file beside it, which say what it surely does not hold. Both are written with the segment and never
-changed, so a filter cannot be of another version than what it speaks of.
+memory map. With each go a few whole numbers of the update, and perhaps a filter: bytes that say what it surely does not hold. It stands in the segment's file, so it cannot be of another version
+than what it speaks of.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["FreshSegment", "NextSegments", "Segment", "SegmentUpdate", "Segments", "load", "save", "write_segments"]
 
 _SEGMENT: Final = ".segment"
-_FILTER: Final = ".filter"
+_FILTER: Final = b"filter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +66,16 @@ class Segments:
         """Return a segment, mapped into memory: what is not looked at is not read."""
         import pyarrow as pa
 
-        with pa.memory_map(os.fspath(Path(self.folder, segment.name))) as file:
+        with pa.memory_map(f"{self.folder}/{segment.name}") as file:
             return pa.ipc.open_file(file).read_all()
 
-    def filter(self, segment: Segment) -> pa.Buffer | None:
-        """Return its filter, mapped into memory; None when it cannot be read, which says nothing about the segment."""
+    def filter(self, segment: Segment) -> bytes:
+        """Return its filter, empty when it has none. O(filter); the rows are not read."""
         import pyarrow as pa
 
-        try:
-            with pa.memory_map(os.fspath(_filter_of(Path(self.folder, segment.name)))) as file:
-                return file.read_buffer()
-        except (OSError, pa.ArrowInvalid):  # an empty file cannot be mapped
-            return None
+        with pa.memory_map(f"{self.folder}/{segment.name}") as file:
+            metadata = pa.ipc.open_file(file).get_batch_with_custom_metadata(0).custom_metadata
+            return b"" if metadata is None else metadata.get(_FILTER, b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,24 +105,15 @@ def write_segments(after: NextSegments, before: Segments, folder: str, prefix: s
     """
     written = []
     for number, segment in enumerate(after.segments):
-        path = Path(folder, f"{prefix}-{number}{_SEGMENT}")
+        name = f"{prefix}-{number}{_SEGMENT}"
         if isinstance(segment, Segment):
-            source = Path(before.folder, segment.name)
-            os.link(source, path)
-            if _filter_of(source).exists():
-                os.link(_filter_of(source), _filter_of(path))
+            os.link(f"{before.folder}/{segment.name}", f"{folder}/{name}")
             rows = segment.rows
         else:
-            save(segment.table, path)
-            if segment.filter:
-                _filter_of(path).write_bytes(segment.filter)
+            save(segment.table, Path(folder, name), segment.filter)
             rows = segment.table.num_rows
-        written.append(Segment(path.name, rows, segment.facts))
+        written.append(Segment(name, rows, segment.facts))
     return tuple(written)
-
-
-def _filter_of(segment: Path) -> Path:
-    return segment.with_suffix(_FILTER)
 
 
 def load(path: str) -> pa.Table | None:
@@ -137,9 +126,13 @@ def load(path: str) -> pa.Table | None:
         return pa.ipc.open_file(file).read_all()
 
 
-def save(table: pa.Table, path: Path) -> None:
-    """Write a table. O(table)."""
+def save(table: pa.Table, path: Path, filter_: bytes = b"") -> None:
+    """Write a table, in one piece when there is a filter. O(table)."""
     import pyarrow as pa
 
     with pa.OSFile(os.fspath(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table)
+        if filter_:
+            [batch] = table.combine_chunks().to_batches()
+            writer.write_batch(batch, {_FILTER: filter_})
+        else:
+            writer.write_table(table)
