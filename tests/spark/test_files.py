@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from lowwater.watermark import MIN
@@ -21,6 +22,7 @@ from lowwater_spark.track import handover
 from lowwater_spark.track.batch_log import BatchEntry, BatchLog
 from lowwater_spark.track.handover import publish_directory, sweep
 from lowwater_spark.track.inputs import Reading
+from lowwater_spark.track.segments import FreshSegment, NextSegments, Segment, Segments, write_segments
 from lowwater_spark.track.state import RangeEntry, StateStore, Version
 from tests.spark.support import place
 
@@ -242,6 +244,60 @@ def test_state_versions_build_on_each_other_and_are_never_changed(tmp_path: Path
         store.build(batch, f"digest{batch}", partial(made, batch))
     store.purge(committed=7)
     assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["6", "7", "8"]
+
+
+def segmented(folder: Path, before: Segments, attempt: int, *names: str) -> tuple[Segment, ...]:
+    """Keep all segments, and add one for each name."""
+    new = [FreshSegment(pa.table({"name": [name]}), (7, -1), name.encode()) for name in names]
+    return write_segments(NextSegments([*before.segments, *new]), before, str(folder), f"00000-{attempt}")
+
+
+def test_segments_are_linked_from_version_to_version_and_outlive_the_one_that_made_them(tmp_path: Path) -> None:
+    """Attempts do not meet in a directory, and what only they have named does not count."""
+    store = StateStore.opened(place(tmp_path), tmp_path / "state", 2, batch=0, ordinal=1)
+    first = (FreshSegment(pa.table({"name": ["first", "too"]}), (1, 2)), FreshSegment(pa.table({"name": ["x"]})))
+
+    def fill(folder: Path, batch: int, before: Segments) -> Version:
+        if batch == 0:
+            made = write_segments(NextSegments(first), before, str(folder), "00000-1")
+        else:
+            segmented(folder, before, 1, "of an attempt that failed")
+            made = segmented(folder, before, 2, str(batch))
+        return Version(batch, f"d{batch}", 5, [RangeEntry(segments=made, facts=(batch, MIN)), RangeEntry("w.state")])
+
+    before = Segments("")
+    for batch in range(6):
+        made = store.build(batch, f"d{batch}", partial(fill, batch=batch, before=before))
+        assert made == store.version(batch)
+        before = Segments(store.file(batch, ""), made.ranges[0].segments, made.ranges[0].facts)
+        store.purge(batch - 1)
+    assert not (tmp_path / "state/2").exists()
+    assert [before.read(each)["name"].to_pylist() for each in before.segments] == [
+        ["first", "too"],
+        ["x"],
+        *([str(batch)] for batch in range(1, 6)),
+    ]
+    assert [each.rows for each in before.segments] == [2, 1, 1, 1, 1, 1, 1]
+    assert [each.facts for each in before.segments] == [(1, 2), (), *[(7, -1)] * 5]
+    assert before.facts == (5, MIN)
+    assert [before.filter(each) for each in before.segments] == [b"", b"", b"1", b"2", b"3", b"4", b"5"]
+    oldest = Path(before.folder, before.segments[0].name)
+    assert oldest.stat().st_nlink == 2 * 3, "two attempts in each of three versions"
+
+
+def test_versions_of_releases_without_segments_are_read_and_written_as_they_were(tmp_path: Path) -> None:
+    """So a stage that has none may go back to such a release; one that has some is refused by it."""
+    store = StateStore.opened(place(tmp_path), tmp_path / "state", 2, batch=4, ordinal=1)
+    store.build(4, "digest4", partial(made, 4))
+    written = json.loads((tmp_path / "state/4/manifest.json").read_bytes())
+    assert (written["format"], written["ranges"]) == (1, [["4.state", "", 5, 2], ["", "", None, 0]])
+    segments = (Segment("a.segment", 3, (1, 2)),)
+    store.build(5, "digest5", lambda _: Version(5, "digest5", 14, [RangeEntry(segments=segments, facts=(9,))]))
+    written = json.loads((tmp_path / "state/5/manifest.json").read_bytes())
+    assert (written["format"], written["ranges"]) == (2, [["", "", None, 0, [["a.segment", 3, 1, 2]], [9]]])
+    (tmp_path / "state/5/manifest.json").write_text(json.dumps({**written, "format": 3}))
+    with pytest.raises(CheckpointMismatch, match="of format 3; this release reads 1 and 2"):
+        store.version(5)
 
 
 def test_state_that_moved_or_was_cut_otherwise_is_refused(tmp_path: Path) -> None:

@@ -5,31 +5,39 @@ is forgotten. That is sound because a record that its sender has not got an ackn
 copy has the event time of the original. A copy of a forgotten id is below W, and looks like a late original there: it is *undecidable*, and set aside.
 
 What was forgotten is not admitted again: W and what lies below it only grow, also when the stage is started with more slack, or with other inputs whose W is lower. So both are
-part of the state, in a row without an id.
+part of the state.
 
 With ``slack`` ids are kept that much longer, so that rows between ``W - slack`` and W can still be told: those whose id is not known are *late*. They must not go where the others go,
 since the output's own low watermark has passed them.
+
+A window by size believes no watermark: it remembers the last so many ids of a key range. What W says of a row decides then only whether it is late, and an id that was pushed out is admitted again.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
+
 from lowwater.watermark import MAX, MIN
+from lowwater_pipeline.dedup.bloom import hashed
+from lowwater_pipeline.dedup.seen import Newcomers, Seen
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ROUTE", "Counts", "Route", "Sieve", "WindowFull"]
+__all__ = ["ROUTE", "Counts", "Route", "Sieve", "Window", "WindowFull"]
 
 ROUTE: Final = "lowwater_route"
 """The column that says what has become of a row."""
 
 _MICRO: Final = timedelta(microseconds=1)
-_ID, _TIME, _BATCH = "id", "micros", "batch"
+_ID, _TIME = "id", "micros"
+_SLICES: Final = 8
+"""Slices of a window by size: what stays longer than it has to is one of them at most."""
 
 
 class Route(StrEnum):
@@ -48,7 +56,7 @@ class WindowFull(ValueError):  # what has happened, as the others of the pipelin
 
 
 class Counts(NamedTuple):
-    """What became of the rows of a batch in one key range."""
+    """What became of the rows of a batch, and what is remembered behind it. Of several key ranges the sums."""
 
     main: int = 0
     late: int = 0
@@ -56,9 +64,56 @@ class Counts(NamedTuple):
     duplicates: int = 0
     """Rows whose id had passed before; they are dropped."""
     forgotten_early: int = 0
-    """Ids that the bound has pushed out while copies of them could still come: such a copy passes once more."""
+    """Ids at or above W that the bound has pushed out: a copy of one passes into ``main`` once more."""
     remembered: int = 0
     """Ids that are in the state now."""
+    state_bytes: int = 0
+    """What they and their filters take, about; what is forgotten and not yet removed is counted as well."""
+    looks: int = 0
+    """Looks of a row into a segment of the state that has a filter."""
+    passed: int = 0
+    """Of these: those that the filter did not spare."""
+    found: int = 0
+    """Of these: those that found the id."""
+
+    @property
+    def duplicate_rate(self) -> float:
+        """The share of copies among the rows of which that could be said; 0 without any."""
+        return _share(self.duplicates, self.main + self.late + self.duplicates)
+
+    @property
+    def filter_hit_rate(self) -> float:
+        """The share of the looks that filters have spared."""
+        return _share(self.looks - self.passed, self.looks)
+
+    @property
+    def false_positive_rate(self) -> float:
+        """The share of the looks for what was not there that filters have not spared."""
+        return _share(self.passed - self.found, self.looks - self.found)
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+class Window(StrEnum):
+    """By what ids are forgotten."""
+
+    WATERMARK = "watermark"
+    """When W, less ``slack``, has passed them."""
+    SIZE = "size"
+    """When ``most`` others have come to the key range after them."""
+    BOTH = "both"
+    """By W, and there are ``most`` at most."""
+
+    @classmethod
+    def of(cls, text: str) -> Window:
+        """Return the window of that name. Raises ValueError."""
+        try:
+            return cls(text)
+        except ValueError:
+            msg = f"window is one of {', '.join(cls)}: {text!r}"
+            raise ValueError(msg) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,63 +123,79 @@ class Sieve:
     id: str
     """The column of the ids: text, bytes or integers."""
     event_time: str
-    """The column of the event times, timestamps with a zone (Spark's timestamp). Every copy of a record has the same."""
+    """The column of the event times, timestamps with a zone (Spark's timestamp). Every copy of a record has the same, or with windows by size need not."""
+    window: Window = Window.WATERMARK
     slack: timedelta = timedelta(0)
     """For how long below W an id is still remembered."""
     most: int = 0
-    """Ids that one key range remembers at most; 0: as many as there are."""
+    """Ids that one key range remembers at most."""
     forget: bool = False
-    """Whether the ids that came first are forgotten when there are more, and counted; else the batch is refused."""
+    """With windows by both: whether the ids that came first are forgotten when there are more, and counted; else the batch is refused."""
+    filters: bool = True
+    """Whether there are Bloom filters. Nothing but time depends on them."""
 
     def __post_init__(self) -> None:
         """Refuse what means nothing. Raises ValueError."""
+        window = self.window
         if self.slack < timedelta(0):
             msg = f"slack is how much longer ids are remembered, and cannot be negative: {self.slack}"
             raise ValueError(msg)
-        if self.most < 0:
-            msg = f"most is a number of ids, 0 for no bound: {self.most}"
+        if window is Window.WATERMARK and (self.most or self.forget):
+            msg = 'most and forget bound how many ids are remembered, which the low watermark alone does not: pass window="both", or window="size"'
             raise ValueError(msg)
-        if self.forget and not self.most:
-            msg = "forget says what happens when there are more ids than most: pass most as well"
+        if window is not Window.WATERMARK and self.most < 1:
+            msg = f'window="{window}" needs most, the number of ids that a key range remembers, at least 1: {self.most}'
+            raise ValueError(msg)
+        if window is Window.SIZE and (self.slack or self.forget):
+            msg = 'window="size" forgets what came first, and nothing by time: leave slack and forget out, or pass window="both"'
             raise ValueError(msg)
 
     def floor(self, low: int) -> int:
-        """Return the event time, in microseconds, below which ids are forgotten when the senders' low watermark is ``low``."""
+        """Return the event time, in microseconds, below which ids are forgotten when the senders' low watermark is ``low``. Not with windows by size."""
         return low if low in (MIN, MAX) else max(MIN, low - self.slack // _MICRO)
 
-    def sift(self, state: pa.Table | None, rows: pa.Table, low: int, batch: int) -> tuple[pa.Table, pa.Table, Counts]:
+    def sift(self, seen: Seen, rows: pa.Table, low: int) -> tuple[Seen, pa.Table, Counts]:
         """Return the ids to remember, the rows that are not dropped with their :data:`ROUTE`, and how many there were of each.
 
-        ``state`` is what the batch before returned, None for nothing. O(ids remembered + rows). Raises ValueError for a row without id or event time, and
+        ``seen`` is what the batch before returned. O(rows x log ids), and now and then what is merged. Raises ValueError for a row without id or event time, and
         WindowFull.
         """
-        import numpy as np
         import pyarrow as pa
         import pyarrow.compute as pc
 
         ids, times = self._ids(rows), self._times(rows)
-        before, (floor, highest) = self._before(state, ids.type)
-        floor, low = max(self.floor(low), floor), max(low, highest)
-        below, late = np.asarray(times) < floor, np.asarray(times) < low
-        candidates = np.flatnonzero(~below & ~np.asarray(pc.is_in(ids, value_set=before[_ID].combine_chunks())))
+        seen = self._of_kind(seen, ids.type)
+        by_size = self.window == Window.SIZE
+        floor, low = max(self.floor(low), seen.floor), max(low, seen.highest)
+        if by_size:
+            floor = MIN  # nothing is forgotten by time, and what was before stays noted
+        seen = replace(seen, highest=low, floor=max(floor, seen.floor))
+        micros = np.asarray(times)
+        below, late = micros < floor, micros < low
+        candidates = np.flatnonzero(~below)
+        asked = ids.take(pa.array(candidates))
+        known, looks = seen.known(asked, hashed(asked), micros[candidates], floor, everywhere=by_size)
+        candidates = candidates[~known]
         # Of copies in one batch the oldest passes: they ought to be the same.
-        named = pa.table({_ID: ids, _TIME: times}).take(candidates)
+        named = pa.table({_ID: ids, _TIME: times}).take(pa.array(candidates))
         ranked = candidates[np.asarray(pc.sort_indices(named, [(_ID, "ascending"), (_TIME, "ascending")]), np.int64)]
         names = ids.take(pa.array(ranked))
         new = np.ones(len(ranked), bool)
         new[1:] = np.asarray(pc.not_equal(names[1:], names[:-1]))
+        passes = ranked[new]
         first = np.zeros(len(ids), bool)
-        first[ranked[new]] = True
+        first[passes] = True
 
         route = np.full(len(ids), "", object)
         route[first] = Route.MAIN.value
         route[first & late] = Route.LATE.value
         route[below] = Route.UNDECIDABLE.value
-        passed = pa.array(first)
-        arrived = pa.array(np.full(int(first.sum()), batch, np.int64))
-        added = pa.table({_ID: ids.filter(passed), _TIME: times.filter(passed), _BATCH: arrived})
-        kept = pa.concat_tables([before, added])
-        kept, early = self._bounded(kept.filter(pc.greater_equal(kept[_TIME], pa.scalar(floor, pa.int64()))))
+        # They arrive by time and id: the order of the rows is another one in every replay.
+        passes = passes[np.argsort(micros[passes], kind="stable")]
+        newcomers = Newcomers(ids.take(pa.array(passes)), micros[passes])
+        each = max(1, self.most // _SLICES) if by_size else 0
+        kept, early = self._bounded(seen.joined(newcomers, floor, each, filters=self.filters), floor, low)
+        kept = kept.without_gone(floor)
         stays = route != ""
         out = rows.filter(pa.array(stays)).append_column(ROUTE, pa.array(route[stays].tolist(), pa.string()))
         counts = Counts(
@@ -133,25 +204,53 @@ class Sieve:
             undecidable=int(below.sum()),
             duplicates=int((~first & ~below).sum()),
             forgotten_early=early,
-            remembered=kept.num_rows,
+            remembered=kept.remembered(floor),
+            state_bytes=kept.size,
+            looks=looks.asked,
+            passed=looks.passed,
+            found=looks.found,
         )
-        bounds = pa.table({_ID: pa.nulls(1, ids.type), _TIME: [floor], _BATCH: [low]}, schema=kept.schema)
-        return pa.concat_tables([bounds, kept]), out, counts
+        return kept, out, counts
 
-    def _before(self, state: pa.Table | None, ids: pa.DataType) -> tuple[pa.Table, tuple[int, int]]:
-        """Return the ids that are remembered, and below what was forgotten and called late so far, which the row without an id says."""
+    def adopted(self, table: pa.Table) -> Seen:
+        """Return the state of a release that kept it in one table. Raises ValueError for one that no deduplication has made."""
         import pyarrow as pa
-        import pyarrow.compute as pc
 
-        if state is None:
-            schema = pa.schema([(_ID, ids), (_TIME, pa.int64()), (_BATCH, pa.int64())])
-            return schema.empty_table(), (MIN, MIN)
-        if state.schema.field(_ID).type != ids:
-            msg = f"the column {self.id} is of {ids} now, and the ids that are remembered are of {state.schema.field(_ID).type}. Cast it as it was, or start from a new checkpoint"
+        if table.column_names != [_ID, _TIME, "batch"]:
+            msg = (
+                f"the state of this stage has the columns {', '.join(table.column_names)}, and is not that of a deduplication. Give the deduplication a stage of its own, or "
+                "begin a new checkpoint, with adopt=True"
+            )
             raise ValueError(msg)
-        named = pc.is_valid(state[_ID])
-        bounds = state.filter(pc.invert(named))
-        return state.filter(named), (bounds[_TIME][0].as_py(), bounds[_BATCH][0].as_py())
+        return Seen.adopted(table, _kinds().index(pa.schema(table.schema).field(_ID).type), filters=self.filters)
+
+    def _of_kind(self, seen: Seen, ids: pa.DataType) -> Seen:
+        """Return the state with the type of the ids. Raises ValueError when it has ids of another one."""
+        kinds = _kinds()
+        kind = kinds.index(ids)
+        if seen.pieces and seen.kind != kind:
+            msg = f"the column {self.id} is of {ids} now, and the ids that are remembered are of {kinds[seen.kind]}. Cast it as it was, or start from a new checkpoint"
+            raise ValueError(msg)
+        return replace(seen, kind=kind)
+
+    def _bounded(self, seen: Seen, floor: int, low: int) -> tuple[Seen, int]:
+        """Return what the bound leaves, and how many ids at or above W it has pushed out. Those that came first go first."""
+        if self.window == Window.WATERMARK:
+            return seen, 0
+        if self.window == Window.SIZE:
+            since = max(seen.since, seen.arrivals - self.most)
+        else:
+            remembered = seen.remembered(floor)
+            if remembered <= self.most:
+                return seen, 0
+            if not self.forget:
+                msg = (
+                    f"{remembered} ids are to be remembered in a key range, and most allows {self.most}: the low watermark of the senders stands, or there are more records "
+                    "than expected. Raise most, or pass forget=True, and a copy that comes after its id was pushed out passes once more"
+                )
+                raise WindowFull(msg)
+            since = seen.first_of(floor, remembered - self.most)
+        return replace(seen, since=since), seen.pushed_out(since, floor, low)
 
     def _ids(self, rows: pa.Table) -> pa.Array:
         """Return the ids, in one type for each kind. Raises ValueError."""
@@ -198,15 +297,9 @@ class Sieve:
             raise ValueError(msg)
         return found
 
-    def _bounded(self, kept: pa.Table) -> tuple[pa.Table, int]:
-        """Return what the bound leaves, and how many ids it has pushed out. Those that came first go first."""
-        over = kept.num_rows - self.most
-        if not self.most or over <= 0:
-            return kept, 0
-        if not self.forget:
-            msg = (
-                f"{kept.num_rows} ids are to be remembered in a key range, and most allows {self.most}: the low watermark of the senders stands, or there are more records "
-                "than expected. Raise most, or pass forget=True, and a copy that comes after its id was pushed out passes once more"
-            )
-            raise WindowFull(msg)
-        return kept.sort_by([(_BATCH, "ascending"), (_TIME, "ascending"), (_ID, "ascending")]).slice(over), over
+
+def _kinds() -> list[pa.DataType]:
+    """Return the types of ids. The state has their places in the list."""
+    import pyarrow as pa
+
+    return [pa.large_string(), pa.large_binary(), pa.int64()]

@@ -1,16 +1,19 @@
 """Deduplication in a tracked stage of Spark: what its senders may send twice passes once, and ids are forgotten by the senders' low watermark.
 
-The ids are the stage's own state (``batch.stateful``): a version for each batch, durable before the output and one with it, one file for each key range. So a batch that runs again finds what it
-has decided, and a restart finds all ids. It needs ``lowwater-spark`` and, in the executors, pyarrow and numpy.
+The ids are the stage's own state (``batch.stateful``): a version for each batch, durable before the output and one with it. So a batch that runs again finds what it
+has decided, and a restart finds all ids. A version has segments for each key range (:mod:`lowwater_spark.track.segments`), of which a batch writes a few small ones. It needs ``lowwater-spark`` and, in the executors, pyarrow and numpy.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from lowwater_pipeline.dedup.sieve import ROUTE, Counts, Route, Sieve
+from lowwater_pipeline.dedup.seen import Piece, PieceFacts, Seen
+from lowwater_pipeline.dedup.sieve import ROUTE, Counts, Route, Sieve, Window
+from lowwater_spark.track.segments import FreshSegment, NextSegments, Segments
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,25 +28,38 @@ _COUNTS: Final = "lowwater_counts"
 
 
 @dataclass(frozen=True, slots=True)
-class _Sifted:
+class IdUpdate:
     """What every key range does with its rows of a batch; see ``Batch.stateful``. Travels in the closure."""
 
     sieve: Sieve
-    batch: int
 
-    def __call__(
-        self, _handle: int, state: pa.Table | None, rows: pa.Table, low: lowwater.Watermark
-    ) -> tuple[pa.Table, pa.Table, None, list[Any]]:
+    def update_segments(
+        self, before: Segments, rows: pa.Table, low: lowwater.Watermark
+    ) -> tuple[NextSegments, pa.Table, None, list[Any]]:
         import pyarrow as pa
 
-        kept, out, counts = self.sieve.sift(state, rows, low.micros, self.batch)
+        seen, out, counts = self.sieve.sift(self._seen(before), rows, low.micros)
+        segments = [
+            piece.source or FreshSegment(piece.read(), tuple(piece.facts), piece.filter()) for piece in seen.pieces
+        ]
         counted = pa.list_(pa.int64())
         out = out.append_column(_COUNTS, pa.nulls(out.num_rows, counted))
         summary = {name: pa.nulls(1, type_) for name, type_ in zip(out.column_names, out.schema.types, strict=True)}
         summary[_COUNTS] = pa.array([list(counts)], counted)
         emitted = pa.concat_tables([out, pa.table(summary)], promote_options="permissive")
         # It emits on arrival: it holds no record back.
-        return state if kept == state else kept, emitted, None, []
+        return NextSegments(segments, seen.facts), emitted, None, []
+
+    def _seen(self, before: Segments) -> Seen:
+        """Return the ids that the batch before has left."""
+        whole = before.table()
+        if whole is not None:
+            return self.sieve.adopted(whole)
+        pieces = [
+            Piece(each.rows, PieceFacts(*each.facts), partial(before.read, each), partial(before.filter, each), each)
+            for each in before.segments
+        ]
+        return Seen(pieces, *before.facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +71,7 @@ class Deduplicated:
     late: DataFrame
     """The first of each id below the senders' low watermark: into another output than :attr:`main`, whose watermark has passed them."""
     undecidable: DataFrame
-    """Rows so late that their ids are forgotten: originals and copies look alike."""
+    """Rows so late that their ids are forgotten: originals and copies look alike. None with windows by size."""
     _counts: DataFrame
 
     def counts(self) -> Counts:
@@ -72,29 +88,32 @@ class Deduplication:
         id: str,  # noqa: A002  # it is the column of that name in most schemas
         event_time: str,
         *,
+        window: Literal["watermark", "size", "both"] = "watermark",
         slack: timedelta = timedelta(0),
         most: int = 0,
         forget: bool = False,
     ) -> None:
-        """Say how ids are told apart.
+        """Say how ids are told apart, and when they are forgotten.
 
         Args:
             id: The column of the ids. Key the stage by it, or by a column that every copy has the same value of.
             event_time: The column of the event times, the stage's. Every copy of a record must have the same: it is fixed where the record is made, not where it is sent.
-            slack: For how much longer than the senders' low watermark asks for ids are remembered, so that late rows can be told from copies.
-            most: How many ids a key range remembers at most; 0: all that W asks for. The stage has as many ranges as it was declared with.
-            forget: With ``most``: whether the ids that came first are pushed out (a copy of one passes once more, and ``counts().forgotten_early`` says how many);
+            window: By what ids are forgotten. ``"watermark"``: when W, the low watermark of the senders, has passed them, which is exact. ``"size"``: when ``most`` others have come to the key
+                range, whatever W; a copy that comes after that is admitted again. ``"both"``: by W, and ``most`` is a bound beside it.
+            slack: With W: for how much longer than it asks for ids are remembered, so that late rows can be told from copies.
+            most: With a size: how many ids a key range remembers. The stage has as many ranges as it was declared with.
+            forget: With ``"both"``: whether the ids that came first are pushed out when there are more (a copy of one passes once more, and ``counts().forgotten_early`` says how many);
                 else the batch fails, and nothing is lost.
 
         Raises ValueError.
         """
-        self._sieve = Sieve(id, event_time, slack, most, forget)
+        self._sieve = Sieve(id, event_time, Window.of(window), slack, most, forget)
 
     def of(self, batch: Batch, rows: DataFrame) -> Deduplicated:
         """Return the rows of a batch without copies. Call it once in every batch, with all of its rows.
 
-        It takes the place of ``batch.stateful``, and costs what that does: each key range reads and writes its ids. Raises what that raises, and ValueError, through the
-        query, for a row without id or event time, and WindowFull.
+        It takes the place of ``batch.stateful``. Each key range reads the segments in which its rows' ids can be, and writes what is new. Raises what that raises, and ValueError,
+        through the query, for a row without id or event time, and WindowFull.
         """
         from pyspark.sql import functions as sf
         from pyspark.sql.types import ArrayType, LongType, StringType, StructType
@@ -107,7 +126,7 @@ class Deduplication:
         for field in rows.schema.fields:
             out.add(field.name, field.dataType)  # and nothing where a row says what there was
         out.add(ROUTE, StringType()).add(_COUNTS, ArrayType(LongType()))
-        sifted = batch.stateful(rows, _Sifted(self._sieve, batch.id), out)
+        sifted = batch.stateful(rows, IdUpdate(self._sieve), out)
         routed = {route: sifted.where(sf.col(ROUTE) == route.value).drop(ROUTE, _COUNTS) for route in Route}
         counts = sifted.where(sf.col(_COUNTS).isNotNull()).select(_COUNTS)
         return Deduplicated(routed[Route.MAIN], routed[Route.LATE], routed[Route.UNDECIDABLE], counts)

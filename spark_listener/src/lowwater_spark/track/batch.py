@@ -37,6 +37,7 @@ from lowwater_spark.track.plan import refuse_pattern
 from lowwater_spark.track.ranges import key_text, key_zone
 from lowwater_spark.track.receipt import Destination, Receipt
 from lowwater_spark.track.removal import Removal
+from lowwater_spark.track.segments import SegmentUpdate
 from lowwater_spark.track.state import Place, StateStore, Version
 from lowwater_spark.track.update import Update, build_version, restage, rows_of
 
@@ -528,7 +529,7 @@ class Batch:
     def stateful(
         self,
         frame: DataFrame,
-        update: Update,
+        update: Update | SegmentUpdate,
         schema: StructType | str,
         path: str | os.PathLike[str] | None = None,
     ) -> DataFrame:
@@ -543,7 +544,8 @@ class Batch:
 
         It returns ``(state, emitted, oldest, pending)``: the new state (the same object when it did not change), a Table with
         ``schema``'s columns or None, the oldest stamp that the range still holds (None: it holds nothing), and the event
-        times of the records it still holds. It must depend on nothing else: an interrupted batch calls it again.
+        times of the records it still holds. It must depend on nothing else: an interrupted batch calls it again. An
+        object that keeps its state in segments (``lowwater_spark.track.segments``) may stand in its place.
 
         The new version is durable when this returns, and has the emitted rows only for this batch: write what is returned, in the same
         batch. A frame with rows that no action has read is told as a warning. Call it once per batch, in every batch, with the same ``path`` (an absolute

@@ -1,4 +1,4 @@
-"""Keyed state of a stage: a new version per batch, one file per key range, named as one directory before the output.
+"""Keyed state of a stage: a new version per batch, files per key range, named as one directory before the output.
 
 Version N is built from version N - 1, which is never changed, and holds three things: the state of each range, the rows that the
 batch emits, and a manifest of what each range still holds. Keeping the emitted rows in the version makes a replay simple: whatever
@@ -6,7 +6,8 @@ was interrupted after the version had been named finds it and takes the rows fro
 was interrupted before finds only N - 1 and computes N again, with the same plan and the same durable W.
 
 Files are named by task attempt and counted only when the manifest names them, so a retried, doubled or forgotten task cannot
-disturb a version. State that a batch did not change is linked, not copied.
+disturb a version. State that a batch did not change is linked, not copied: a range's one file, or each of its segments (:mod:`~lowwater_spark.track.segments`).
+So a version that is deleted takes nothing from the others.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ from lowwater_spark.checkpoint.location import Location, way
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, StateLost
 from lowwater_spark.track.handover import publish_directory, sweep
+from lowwater_spark.track.segments import Segment
 
 __all__ = ["Place", "RangeEntry", "StateStore", "Version"]
 
-_FORMAT: Final = 1
+_WHOLE: Final = 1
+_SEGMENTED: Final = 2
+"""Formats of a manifest. One without segments is written as releases read it that know none."""
 _MANIFEST: Final = "manifest.json"
 
 KEPT_VERSIONS: Final = 3
@@ -46,6 +50,30 @@ class RangeEntry:
     """The oldest stamp that it still holds, microseconds."""
     records: int = 0
     """How many records it still holds."""
+    segments: tuple[Segment, ...] = ()
+    """Its state, when that is in segments."""
+    facts: tuple[int, ...] = ()
+    """What the update has noted of the range beside its segments."""
+
+    @property
+    def segmented(self) -> bool:
+        """Whether its state is in segments."""
+        return bool(self.segments or self.facts)
+
+    def columns(self) -> list[Any]:
+        """Return it as JSON has it."""
+        whole: list[Any] = [self.state, self.emitted, self.oldest, self.records]
+        if not self.segmented:
+            return whole
+        return [*whole, [[each.name, each.rows, *each.facts] for each in self.segments], self.facts]
+
+    @classmethod
+    def of(cls, columns: Sequence[Any]) -> RangeEntry:
+        """Return what :meth:`columns` has told."""
+        state, emitted, oldest, records, *segmented = columns
+        segments, facts = segmented or ((), ())
+        named = tuple(Segment(name, rows, tuple(of_it)) for name, rows, *of_it in segments)
+        return cls(state, emitted, oldest, records, named, tuple(facts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +224,8 @@ class StateStore:
             entry = json.loads((self.root / str(batch) / _MANIFEST).read_bytes())
         except FileNotFoundError:
             return None
-        if entry["format"] != _FORMAT:
-            msg = f"version {batch} in {self.root} is of format {entry['format']}; this release reads {_FORMAT}"
+        if entry["format"] not in (_WHOLE, _SEGMENTED):
+            msg = f"version {batch} in {self.root} is of format {entry['format']}; this release reads {_WHOLE} and {_SEGMENTED}"
             raise CheckpointMismatch(msg)
         return _manifest(entry)
 
@@ -265,11 +293,11 @@ def _struct(schema: Mapping[str, str]) -> str:
 
 def _entry(manifest: Version) -> dict[str, Any]:
     return {
-        "format": _FORMAT,
+        "format": _SEGMENTED if any(entry.segmented for entry in manifest.ranges) else _WHOLE,
         "batch": manifest.batch,
         "digest": manifest.digest,
         "low": manifest.low,
-        "ranges": [[entry.state, entry.emitted, entry.oldest, entry.records] for entry in manifest.ranges],
+        "ranges": [entry.columns() for entry in manifest.ranges],
         "pending": [list(manifest.pending[0]), list(manifest.pending[1])],
         "finished": manifest.finished,
         "late": manifest.late,
@@ -283,7 +311,7 @@ def _manifest(entry: Mapping[str, Any]) -> Version:
         batch=entry["batch"],
         digest=entry["digest"],
         low=entry["low"],
-        ranges=[RangeEntry(*columns) for columns in entry["ranges"]],
+        ranges=[RangeEntry.of(columns) for columns in entry["ranges"]],
         pending=(entry["pending"][0], entry["pending"][1]),
         finished=entry["finished"],
         late=entry["late"],

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import lowwater
 from lowwater.watermark import MAX, all_to_micros
+from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.track.inputs import floor_stamp
 from lowwater_spark.track.ranges import range_column
 from lowwater_spark.track.receipt import RECEIPT, Destination, Part, Receipt, receipt_of, stage_part
 from lowwater_spark.track.rows import event_micros
+from lowwater_spark.track.segments import Segments, SegmentUpdate, load, save, write_segments
 from lowwater_spark.track.state import RangeEntry, StateStore, Version
 
 if TYPE_CHECKING:
@@ -55,12 +57,14 @@ _DETAIL: Final = ("finished", "late")
 class _Job:
     """What a task needs to know. Travels in the closure."""
 
-    update: Update
+    update: Update | SegmentUpdate
     destination: Destination
     folder: str
     """Where the version is being made."""
+    base: str
+    """Where the version is that it builds on."""
     before: Sequence[RangeEntry]
-    """Per range, what it builds on; the state's name is a whole path here."""
+    """Per range, what it builds on."""
     schema: Any
     """pyarrow schema of the rows to emit."""
     low: int
@@ -75,7 +79,7 @@ class _Job:
 def build_version(
     store: StateStore,
     frame: DataFrame,
-    update: Update,
+    update: Update | SegmentUpdate,
     schema: StructType,
     *,
     key: Sequence[str | Column],
@@ -91,6 +95,12 @@ def build_version(
     """Return version N of the state and the receipts of the job that made it; no receipts when it had been made before."""
     batch = destination.batch
     before = store.before(batch)
+    if before is not None and not isinstance(update, SegmentUpdate) and any(each.segmented for each in before.ranges):
+        msg = (
+            f"the state in {store.root} is in segments, which lowwater_pipeline's deduplication has made, and this function would not find them: all that is remembered "
+            "would be lost. Deduplicate in this stage again, or begin a new checkpoint, with adopt=True."
+        )
+        raise CheckpointMismatch(msg)
     receipts: list[Receipt] = []
 
     def fill(folder: Path) -> Version:
@@ -98,9 +108,8 @@ def build_version(
             update=update,
             destination=destination,
             folder=os.fspath(folder),
-            before=[replace(entry, state=entry.state and store.file(batch - 1, entry.state)) for entry in before.ranges]
-            if before is not None
-            else [RangeEntry()] * store.ranges,
+            base=store.file(batch - 1, ""),
+            before=[RangeEntry()] * store.ranges if before is None else before.ranges,
             schema=_arrow_schema(schema),
             low=low,
             promised=promised,
@@ -186,7 +195,7 @@ def _manifest_of(receipts: Sequence[Receipt], job: _Job, digest: str, ranges: in
     totals = dict.fromkeys(_DETAIL, 0)
     for receipt in receipts:
         detail = receipt.detail
-        entries.update((handle, RangeEntry(*columns)) for handle, *columns in detail["ranges"])
+        entries.update((handle, RangeEntry.of(columns)) for handle, *columns in detail["ranges"])
         for start, count in zip(*detail["pending"], strict=True):
             pending[start] = pending.get(start, 0) + count
         for name in _DETAIL:
@@ -256,7 +265,7 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
         finished=finished,
     )
     detail = {
-        "ranges": [[handle, entry.state, entry.emitted, entry.oldest, entry.records] for handle, entry in made.items()],
+        "ranges": [[handle, *entry.columns()] for handle, entry in made.items()],
         "pending": [starts, counts],
         "finished": part.finished,
         "late": late,
@@ -302,19 +311,30 @@ def least_record(pending: Sequence[int], state: pa.Table | None, event_time: str
 def _update_range(
     job: _Job, handle: int, rows: pa.Table, attempt: int
 ) -> tuple[RangeEntry, list[int], int, pa.Table | None]:
-    """Return what the range is in the new version, the records it holds, how many rows it emits, and its state."""
-    state = _load(job.before[handle].state)
-    new_state, emitted, oldest, held = job.update(handle, state, rows, lowwater.Watermark(job.low))
-    pending = held_micros(held)
+    """Return what the range is in the new version, the records it holds, how many rows it emits, and its state if that is a table."""
+    before = job.before[handle]
+    whole = before.state and os.fspath(Path(job.base, before.state))
     name = f"{handle:05}-{attempt}"
-    entry = RangeEntry(oldest=None if oldest is None else lowwater.Watermark.of(oldest).micros, records=len(pending))
-    if new_state is not None and new_state.num_rows:
-        entry = replace(entry, state=f"{name}.state")
-        path = Path(job.folder, entry.state)
-        if new_state is state:
-            os.link(job.before[handle].state, path)
-        else:
-            _save(new_state, path)
+    entry = RangeEntry()
+    new_state = None
+    if isinstance(job.update, SegmentUpdate):
+        segments = Segments(job.base, before.segments, before.facts, whole)
+        after, emitted, oldest, held = job.update.update_segments(segments, rows, lowwater.Watermark(job.low))
+        entry = replace(entry, segments=write_segments(after, segments, job.folder, name), facts=tuple(after.facts))
+    else:
+        state = load(whole)
+        new_state, emitted, oldest, held = job.update(handle, state, rows, lowwater.Watermark(job.low))
+        if new_state is not None and new_state.num_rows:
+            entry = replace(entry, state=f"{name}.state")
+            path = Path(job.folder, entry.state)
+            if new_state is state:
+                os.link(whole, path)
+            else:
+                save(new_state, path)
+    pending = held_micros(held)
+    entry = replace(
+        entry, oldest=None if oldest is None else lowwater.Watermark.of(oldest).micros, records=len(pending)
+    )
     if emitted is not None and emitted.num_rows:
         import pyarrow.parquet
 
@@ -336,22 +356,6 @@ def held_micros(held: Any) -> list[int]:
     if pa.types.is_timestamp(kind) and kind.unit == "us" and kind.tz is not None:
         held = held.cast(pa.int64())
     return all_to_micros(held.to_pylist())
-
-
-def _load(path: str) -> pa.Table | None:
-    import pyarrow as pa
-
-    if not path:
-        return None
-    with pa.OSFile(path) as file:
-        return pa.ipc.open_file(file).read_all()
-
-
-def _save(table: pa.Table, path: Path) -> None:
-    import pyarrow as pa
-
-    with pa.OSFile(os.fspath(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table)
 
 
 def _by_handle(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:

@@ -1,0 +1,119 @@
+"""The ids on disk, as a stage of Spark keeps them, without Spark: versions, attempts that die, filters that are lost."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import lowwater
+from lowwater.watermark import MIN
+from lowwater_pipeline.dedup.sieve import ROUTE, Counts, Sieve, WindowFull
+from lowwater_pipeline.dedup.stage import IdUpdate
+from lowwater_spark.track.segments import Segments, save, write_segments
+from tests.kit.times import SECOND
+from tests.pipeline.test_sieve import TIMES, Oracle, Row, sieve, sieves, steps, table
+
+
+class Disk:
+    """A key range's versions, each in a directory. Only the last two stay."""
+
+    def __init__(self, folder: Path, sieve: Sieve) -> None:
+        self.folder = folder
+        self.update = IdUpdate(sieve)
+        self.batch = -1
+        self.last = Segments(str(folder))
+
+    def run(self, rows: Sequence[Row], low: int, *, killed: bool = False) -> tuple[Counter[tuple[str, str]], Counts]:
+        """Make the next version, once more after an attempt that was killed. Returns the rows by route, and the counts."""
+        self.batch += 1
+        (self.folder / str(self.batch)).mkdir()
+        if killed:
+            self._attempt(rows, low, 0)
+        self.last, emitted = self._attempt(rows, low, 1)
+        shutil.rmtree(self.folder / str(self.batch - 2), ignore_errors=True)
+        found = emitted.to_pylist()
+        counts = Counts(*found[-1]["lowwater_counts"])
+        return Counter((row["id"], row[ROUTE]) for row in found[:-1]), counts
+
+    def _attempt(self, rows: Sequence[Row], low: int, number: int) -> tuple[Segments, pa.Table]:
+        folder = str(self.folder / str(self.batch))
+        after, emitted, _, _ = self.update.update_segments(self.last, table(rows), lowwater.Watermark(low))
+        written = write_segments(after, self.last, folder, f"00000-{number}")
+        return Segments(folder, written, tuple(after.facts)), emitted
+
+    def files(self) -> list[Path]:
+        return sorted(Path(self.last.folder).glob("*.segment"))
+
+
+@settings(max_examples=60)
+@given(steps, sieves, st.randoms(use_true_random=False))
+def test_ids_are_found_again_whatever_dies(steps: list[tuple[list[str], int]], sieve: Sieve, chance: Random) -> None:
+    """Every version is read from its files. Attempts die behind their last file, and some segments have no filters."""
+    with tempfile.TemporaryDirectory() as folder:
+        disk, oracle = Disk(Path(folder), sieve), Oracle(sieve)
+        low = 0
+        for names, step in steps:
+            rows = [(name, TIMES[name]) for name in names]
+            low += step * SECOND
+            try:
+                expected = oracle.decide(rows, low)
+            except WindowFull:
+                return
+            routed, counts = disk.run(rows, low, killed=chance.random() < 0.3)
+            assert routed == Counter((name, said) for (name, _), said in zip(rows, expected, strict=True) if said)
+            assert counts.remembered == len(oracle.seen)
+            disk.update = IdUpdate(replace(sieve, filters=chance.random() < 0.7))
+
+
+def test_a_batch_writes_what_is_new_and_links_the_rest(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, sieve())
+    _, counts = disk.run([(f"old{number}", number) for number in range(10_000)], 0)
+    [large] = disk.files()
+    inode, size = large.stat().st_ino, large.stat().st_size
+    assert abs(counts.state_bytes - size) < size / 100
+    for batch in range(3):
+        disk.run([(f"new{batch}-{number}", number) for number in range(10)], 0)
+        small = [[10], [20], [30]][batch]
+        assert [each.rows for each in disk.last.segments] == [10_000, *small]
+        assert disk.files()[0].stat().st_ino == inode
+    routed, counts = disk.run([("old1", 1), ("new0-1", 1), ("new2-1", 1), ("other", 1)], 0)
+    assert (routed, counts.duplicates) == (Counter({("other", "main"): 1}), 3)
+    _, counts = disk.run([], 10_001)
+    assert (disk.last.segments, counts.remembered, counts.state_bytes) == ((), 0, 0), "forgotten as a whole"
+    assert disk.last.facts[:2] == (10_001, 10_001)
+    routed, _ = disk.run([("old1", 1)], 5)
+    assert routed == Counter({("old1", "undecidable"): 1}), "for what was forgotten stays"
+
+
+def test_without_filters_there_are_none(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, Sieve("id", "t", filters=False))
+    disk.run([("a", 1)], 0)
+    _, counts = disk.run([("a", 1), ("b", 1)], 0)
+    assert (counts.duplicates, counts.looks, counts.passed, counts.found) == (1, 0, 0, 0)
+    assert [disk.last.filter(each) for each in disk.last.segments] == [b""]
+
+
+def test_the_state_of_a_release_without_segments_goes_on(tmp_path: Path) -> None:
+    """Its one file is taken over into segments by the first batch, and rows of that batch are looked for in it."""
+    kept = {"id": [None, "a", "b"], "micros": [4, 5, 900 * SECOND], "batch": [6, 3, 3]}
+    schema = pa.schema([("id", pa.large_string()), ("micros", pa.int64()), ("batch", pa.int64())])
+    save(pa.table(kept, schema), tmp_path / "00000-7.state")
+    disk = Disk(tmp_path, sieve())
+    disk.last = Segments(str(tmp_path), whole=str(tmp_path / "00000-7.state"))
+    rows = [("a", 5), ("b", 900 * SECOND), ("c", 5), ("d", 3), ("e", 7)]
+    routed, counts = disk.run(rows, MIN, killed=True)
+    assert routed == Counter({("c", "late"): 1, ("d", "undecidable"): 1, ("e", "main"): 1})
+    assert (counts.duplicates, counts.remembered) == (2, 4)
+    assert disk.last.whole == ""
+    assert len(disk.last.segments) == 2, "in two slices"
+    routed, _ = disk.run(rows, MIN)
+    assert routed == Counter({("d", "undecidable"): 1})
