@@ -37,6 +37,7 @@ from lowwater_authority.engine.rounds import Round
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import GRAPH, JournalCorrupt, JournalFailed, Ownership, contract, frames
 from lowwater_authority.journal.contract import Held
+from lowwater_pipeline.guard import row as guard_row
 from tests.kit import memory_journal as memory
 from tests.kit.memory_journal import MemoryJournal, StoredLog
 from tests.property import switches, task_switches
@@ -44,6 +45,7 @@ from tests.simulation.careless import SENDERS
 from tests.simulation.chaos import is_careless, is_rotten, is_sharded, is_weak
 from tests.simulation.closes import is_closing
 from tests.simulation.runs import MOVES, live
+from tests.simulation.writes import is_writing
 
 SEEDS: Final = 40
 """Worlds tried at most for one bug."""
@@ -364,6 +366,75 @@ def let_the_older_process_have_the_address(planted: Planted) -> None:
     planted.setattr(Cluster, "_has_rival", unordered)
 
 
+def _believe(planted: Planted, **taken: str) -> None:
+    """Judge a write by a row that has the writer's own values in these fields (row: claim)."""
+    refused = guard_row.refused
+
+    def credulous(row: Any, claim: Any, *rest: Any, **more: Any) -> Any:
+        believed = row and replace(row, **{name: getattr(claim, said) for name, said in taken.items()})
+        return refused(believed, claim, *rest, **more)
+
+    planted.setattr(guard_row, "refused", credulous)
+
+
+def let_a_zombie_write(planted: Planted) -> None:
+    """A guard does not ask whether a newer claim was raised (the write is refused to nobody that was superseded)."""
+    _believe(planted, token="token", nonce="nonce", configuration="configuration")
+
+
+def take_a_higher_token_for_a_raise(planted: Planted) -> None:
+    """A write needs no equality: a higher token is as good (so a writer may skip its raise)."""
+    refused = guard_row.refused
+
+    def at_least(row: Any, claim: Any, *rest: Any, **more: Any) -> Any:
+        if row is not None and row.token < claim.token:
+            row = replace(row, token=claim.token, nonce=claim.nonce, configuration=claim.configuration, life=rest[0])
+        return refused(row, claim, *rest, **more)
+
+    planted.setattr(guard_row, "refused", at_least)
+
+
+def raise_a_guard_downwards(planted: Planted) -> None:
+    """An older claim may be raised over a newer one."""
+    refused_raise = guard_row.refused_raise
+
+    def down(row: Any, claim: Any, *rest: Any) -> Any:
+        return None if row is not None and row.token > claim.token else refused_raise(row, claim, *rest)
+
+    planted.setattr(guard_row, "refused_raise", down)
+
+
+def pass_over_the_life_of_a_store(planted: Planted) -> None:
+    """A guard does not notice that its store came back as another."""
+    refused = guard_row.refused
+
+    def same(row: Any, claim: Any, life: str, *rest: Any, **more: Any) -> Any:
+        return refused(row, claim, row.life if row is not None else life, *rest, **more)
+
+    planted.setattr(guard_row, "refused", same)
+
+
+def count_no_batches(planted: Planted) -> None:
+    """A guard takes any batch for the next one, also one that it has."""
+    refused = guard_row.refused
+
+    def uncounted(row: Any, claim: Any, life: str, batch: int, *rest: Any, **more: Any) -> Any:
+        return refused(row and replace(row, batch=batch - 1, digest=""), claim, life, batch, *rest, **more)
+
+    planted.setattr(guard_row, "refused", uncounted)
+
+
+def write_again_what_is_there(planted: Planted) -> None:
+    """A guard writes a batch that it knows to have."""
+    judge = guard_row.judge
+
+    def again(*arguments: Any) -> bool:
+        judge(*arguments)
+        return True
+
+    planted.setattr(guard_row, "judge", again)
+
+
 MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
     plant.__name__: plant
     for plant in (
@@ -396,6 +467,12 @@ MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
         task_switches.versions_count_for_nothing,
         task_switches.intervals_lead,
         task_switches.snapshots_forget_intervals,
+        let_a_zombie_write,
+        take_a_higher_token_for_a_raise,
+        raise_a_guard_downwards,
+        pass_over_the_life_of_a_store,
+        count_no_batches,
+        write_again_what_is_there,
     )
 }
 
@@ -436,6 +513,16 @@ CLOSING: Final = (
 )
 """Bugs of leases and tasks, that only show where intervals are closed."""
 
+WRITING: Final = (
+    let_a_zombie_write,
+    take_a_higher_token_for_a_raise,
+    raise_a_guard_downwards,
+    pass_over_the_life_of_a_store,
+    count_no_batches,
+    write_again_what_is_there,
+)
+"""Bugs of guards, that only show where guarded writes are made."""
+
 RETENTIVE: Final = (keep_no_number_of_what_changes_nothing, forget_the_first_sender)
 """Those of them that need a store that keeps its word: careless clients say nothing late where nobody can know any more what was newer."""
 
@@ -450,6 +537,7 @@ def worlds(name: str) -> Iterator[int]:
             and (plant not in CARELESS or is_careless(seed))
             and (plant not in ROTTEN or is_rotten(seed))
             and (plant not in CLOSING or (is_closing(seed) and not is_weak(seed)))
+            and (plant not in WRITING or is_writing(seed))
             and (plant not in RETENTIVE or not is_weak(seed))
         ):
             yield seed

@@ -15,6 +15,7 @@ from lowwater._core.surroundings import Surroundings
 from tests.simulation.careless import Careless
 from tests.simulation.storage import Fenced, Storage
 from tests.simulation.truth import MAX, MIN, Node, Pipeline, Record
+from tests.simulation.writes import WRITTEN, Writes, write
 
 if TYPE_CHECKING:
     from lowwater.aio import Lease, Worker
@@ -45,6 +46,8 @@ class Place:
     """Where the authority is, as clients are told."""
     careless: Careless | None = None
     """What careless workers do; None: there are none."""
+    writes: Writes | None = None
+    """The store of guarded writes; None: none are made."""
 
     def random(self, process: Process) -> Random:
         """The randomness of a process."""
@@ -119,7 +122,15 @@ async def work(place: Place, process: Process, name: str, share: Share) -> None:
                 await place.careless.use_a_request_id_twice(process, place.addresses)
             try:
                 await place.storage.open(name, share.cells, lease.sequencer)
-                if node.inputs:
+                if place.writes is not None and name == WRITTEN:
+                    following = asyncio.ensure_future(_follow(place, process, lw, worker, lease, node, share))
+                    writing = asyncio.ensure_future(write(place.writes, process, lw, lease, share.cells))
+                    ended, others = await asyncio.wait([following, writing], return_when=asyncio.FIRST_COMPLETED)
+                    for other in others:
+                        other.cancel()
+                    for task in ended:
+                        task.result()
+                elif node.inputs:
                     await _follow(place, process, lw, worker, lease, node, share)
                 else:
                     await _inject(place, process, lease, node, share)

@@ -16,7 +16,7 @@ from lowwater import errors
 from lowwater_authority.core import computation, tasks
 from lowwater_authority.engine import holdings, logs
 from lowwater_authority.journal import GRAPH
-from tests.simulation import batches, closes, points, programs
+from tests.simulation import batches, closes, points, programs, writes
 from tests.simulation.careless import SENDERS, Careless
 from tests.simulation.chaos import Move, is_careless, is_sharded, is_weak, length
 from tests.simulation.deployment import Deployment, Seat
@@ -138,6 +138,9 @@ class World:
         if closes.is_closing(seed):
             self.closes = closes.Closes(self.oracle, weak=self.weak)
             sim.network.taps.append(self.closes.sent)
+        if writes.is_writing(seed):
+            slots = [writes.Slot() for _ in self.pipeline.nodes[writes.WRITTEN].cells]
+            self.place.writes = writes.Writes(self.place, self.oracle, slots)
         sim.network.taps.append(self.oracle.sent)
 
     def run(self) -> Result:
@@ -179,6 +182,8 @@ class World:
         if known is not None:
             for number in range(3):
                 self._read(f"closer-{number}", lambda process: closes.close(place, known, process))
+        if place.writes is not None:
+            self.later(place.writes.forget)
         self.later(self._supervise)
         if self.weak and self.deployment.sharded:
             self.later(self.havoc.upheaval.keep_backups)
@@ -303,6 +308,9 @@ class World:
         self.settled = self.sim.now - started
         if self.oracle.violations:
             return
+        guarded = self.place.writes
+        if guarded is not None:
+            await self._arrive("the guarded store", guarded.complete)
         self.place.finishing = True
         await self._arrive("the end", lambda: all(self.oracle.published(name) == MAX for name in self.pipeline.nodes))
         self.oracle.keeps_the_graph()
