@@ -13,6 +13,7 @@ from typing import Final
 from benchmarks import (
     attach,
     dedup,
+    dedup_spark,
     depth,
     failover,
     guarded,
@@ -49,6 +50,7 @@ BENCHMARKS: Final[dict[str, Callable[..., list[result.Result]]]] = {
     "skew": skew.run,
     "guarded": guarded.run,
     "dedup": dedup.run,
+    "dedup_spark": dedup_spark.run,
 }
 
 ABOUT: Final = """\
@@ -90,6 +92,9 @@ machine, take turns by rounds, and the median round counts: read the ratio, not 
             against the same rows without                                              about half a minute
   dedup     messages that a core passes on with deduplication over Kafka, against a plain loop with one look-up a
             message, and a copy without ids; needs scripts/setup.sh --tests              about two minutes
+  dedup_spark
+            a micro-batch of 20,000 rows that a tracked stage deduplicates with a million ids, with and without
+            filters, against the same without deduplication and a rewrite of all ids      about four minutes
 """
 
 MORE: Final = """\

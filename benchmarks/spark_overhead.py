@@ -63,7 +63,7 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
     size = QUICK if quick else FULL
     with ExitStack() as stack:
         server = stack.enter_context(child.authority(folder / "authority"))
-        spark = stack.enter_context(_session())
+        spark = stack.enter_context(session())
         lw = stack.enter_context(lowwater.connect(server.address))
         lw.register("source")
         lease = lw.worker("source", identity="benchmark").claim()
@@ -95,19 +95,20 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
 
 
 @contextmanager
-def _session() -> Iterator[SparkSession]:
+def session() -> Iterator[SparkSession]:
+    """Start a Spark of two cores, and stop it."""
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[2]").appName("lowwater-benchmark")
     for name, value in SETTINGS.items():
         builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
     try:
-        yield session
+        yield spark
     finally:
-        session.stop()
+        spark.stop()
 
 
 def _files(spark: SparkSession, folder: Path, rows: int) -> list[Path]:

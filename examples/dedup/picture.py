@@ -13,6 +13,9 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from examples.dedup import hour
     from examples.dedup.__main__ import Sample
 
 _BLUE: Final = "#2563a8"
@@ -38,6 +41,47 @@ def draw(samples: Sequence[Sample], kills: Sequence[float], path: Path) -> None:
             axes.axvline(at, color=_GREY, linestyle=":", linewidth=1)
     for at in kills:
         rate.annotate("kill -9", (at, 0), xytext=(3, 3), textcoords="offset points", fontsize=8, color=_GREY)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def draw_hour(stages: Mapping[str, Sequence[hour.Sample]], path: Path) -> None:
+    """Write what a stage remembers that follows its senders, beside one that knows of none; as a PNG."""
+    figure, (size, behind, rates) = plt.subplots(
+        3, 1, figsize=(9, 7.2), sharex=True, layout="constrained", height_ratios=(3, 2, 2)
+    )
+    for (name, samples), color in zip(stages.items(), (_BLUE, _GREY), strict=True):
+        minutes = [each.minute for each in samples]
+        size.plot(minutes, [each.counts.remembered for each in samples], color=color, label=f"W of {name}")
+    size.set_ylabel("remembered ids")
+    size.set_title("An hour of replay: what is remembered follows the senders' low watermark", loc="left", fontsize=11)
+    size.legend(frameon=False)
+    size.set_ylim(0)
+    bytes_ = size.twinx()
+    [samples, *_] = stages.values()
+    minutes = [each.minute for each in samples]
+    bytes_.plot(minutes, [each.counts.state_bytes / 1024 for each in samples], color=_ORANGE, linewidth=1)
+    bytes_.set_ylabel("its state, KiB", color=_ORANGE)
+    bytes_.set_ylim(0)
+    bytes_.spines["top"].set_visible(False)
+    behind.plot(minutes, [each.behind for each in samples], color=_BLUE)
+    behind.set_ylabel("W behind the\nsender, minutes")
+    behind.set_ylim(0)
+    rates.plot(
+        minutes, [100 * each.counts.duplicate_rate for each in samples], color=_BLUE, label="copies among the rows"
+    )
+    rates.plot(
+        minutes,
+        [100 * each.counts.filter_hit_rate for each in samples],
+        color=_ORANGE,
+        label="looks that filters spared",
+    )
+    rates.set_ylabel("%")
+    rates.set_ylim(0, 105)
+    rates.set_xlabel("minutes of event time")
+    rates.legend(frameon=False, loc="center right")
+    for axes in (size, behind, rates):
+        axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)
     plt.close(figure)
 

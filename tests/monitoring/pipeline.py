@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from datetime import timedelta
 from types import TracebackType
 from typing import Final, Self
 
@@ -73,7 +74,7 @@ class Pipeline:
         left.flush(30)
         left.release()
         # Each second of flights is a task, and nobody takes one.
-        lw.tasks("flights").create_group("close", every=10**6, start=(now() // 10**6 - 10) * 10**6)
+        lw.tasks("flights").create_group("close", every=timedelta(seconds=1), start=(now() // 10**6 - 10) * 10**6)
         source, guess = lw.worker("flights", name="source").claim(), lw.worker("guess", name="guess").claim()
         self._run(lambda: self._inject(source))
         self._run(lambda: guess.advance(None, oldest=None, frontier=now() - 10**7))

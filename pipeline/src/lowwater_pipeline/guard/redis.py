@@ -213,13 +213,13 @@ _FIELDS: Final = (
 class RedisGuard:
     """One guard in one Redis. Several may stand in one Redis, and know nothing of each other.
 
-    ``client`` is the caller's, and stays it: of a single server, or of the master that a Sentinel names. ``name`` and ``slots`` as for
+    ``client`` is the caller's, and stays it: of a single server, of the master that a Sentinel names, or of a Cluster. ``name`` and ``slots`` as for
     :class:`lowwater_pipeline.guard.postgres.PostgresGuard`; the name is the hash tag of all keys, so it has no braces.
 
     Each call is one script. Not for several threads at a time.
     """
 
-    def __init__(self, client: redis.Redis, name: str, *, slots: int = 1) -> None:
+    def __init__(self, client: redis.Redis | redis.RedisCluster, name: str, *, slots: int = 1) -> None:
         slot_bounds(slots)
         if not name or {"{", "}", "\0"} & set(name):
             msg = f"name={name!r}: it is a text that is not empty, without braces: it is the hash tag of the keys"
