@@ -77,6 +77,7 @@ def test_a_script_that_arrives_late_is_found_by_who_makes_the_same_write_again(
     """The connection is lost while the script is on the wire. It arrives all the same."""
     writer = over(wire, in_redis, 5)
     with on_the_wire(wire, in_redis, writer, 0, 1) as late:
+        assert isinstance(writer.guard.client, redis.Redis)
         writer.guard.client.connection_pool.disconnect()
         with pytest.raises(InDoubt, match="it is done once"):
             late.result()
