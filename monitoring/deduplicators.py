@@ -47,7 +47,7 @@ def _passed() -> Row:
                 "Partitions",
                 "A partition works, is held (it is tried again by itself), or has refused to go on for a reason that the log has: it"
                 " needs somebody.",
-                (Query(f"{dedup('running')} + 2 * {dedup('refused')}", PARTITION),),
+                (Query(f"max by ({BY_PARTITION}) ({dedup('running')} + 2 * {dedup('refused')})", PARTITION),),
                 kind=Kind.STATES,
                 states=("held", "works", "refused"),
             ),
@@ -148,17 +148,30 @@ def alerts() -> Group:
                 "1m",
                 "critical",
                 "The deduplicator of {{ $labels.topic }} has stopped partition {{ $labels.partition }}",
-                "It cannot go on without losing or doubling a message, and waits for somebody. The other partitions go on. The log of the"
-                " process says why and what to do.",
+                "It cannot go on without losing or doubling a message, and waits for somebody. The other partitions go on; a process of which"
+                " all have stopped ends. The log says why and what to do.",
             ),
             Alert(
                 "LowwaterDedupHeld",
-                f"max by ({BY_PARTITION}) (lowwater_dedup_running) == 0\nunless max by ({BY_PARTITION}) (lowwater_dedup_refused) == 1",
+                f"(\nmax by ({BY_PARTITION}) (lowwater_dedup_running) == 0\n"
+                f"or max by ({BY_PARTITION}) (increase(lowwater_dedup_commits_total[5m])) == 0\n"
+                f"and max by ({BY_PARTITION}) (min_over_time(lowwater_dedup_running[5m])) == 0\n)\n"
+                f"unless max by ({BY_PARTITION}) (lowwater_dedup_refused) == 1",
                 "10m",
                 "warning",
                 "Partition {{ $labels.partition }} of {{ $labels.topic }} is held",
-                "Nobody passes its messages on. It is tried again by itself: a broker that is away, a transaction that somebody has"
-                " open, or a memory that is being read again.",
+                "Nothing of it was passed on lately, and it was taken again and again: a broker that is away, too few replicas, a transaction"
+                " that somebody has open, or a memory that is being read again.",
+            ),
+            Alert(
+                "LowwaterDedupAbsent",
+                f"max by ({BY_PARTITION}) (max_over_time(lowwater_dedup_running[1h]))\n"
+                f"unless max by ({BY_PARTITION}) (lowwater_dedup_running)",
+                "5m",
+                "critical",
+                "Nobody deduplicates partition {{ $labels.partition }} of {{ $labels.topic }} any more",
+                "A process had it within the last hour, and none has it now: it was killed, it cannot start, or it has ended since all of its"
+                " partitions have refused to go on.",
             ),
         ),
     )

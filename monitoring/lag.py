@@ -15,6 +15,7 @@ from monitoring.recordings import (
     STANDING,
     broken,
     by_computation,
+    by_group,
     due,
     newest,
 )
@@ -225,9 +226,12 @@ def _tasks() -> Row:
                 "Tasks of each group that nobody has taken, and those that a worker has under a lease. A line of waiting ones that only"
                 " rises has too few workers, or none.",
                 (
-                    Query(_grouped('lowwater_tasks{COMPUTATIONS, state="ready"}'), "{{computation}} {{group}} wait"),
                     Query(
-                        _grouped('lowwater_tasks{COMPUTATIONS, state="leased"}'), "{{computation}} {{group}} in work"
+                        by_group(f'lowwater_tasks{{{COMPUTATIONS}, state="ready"}}'), "{{computation}} {{group}} wait"
+                    ),
+                    Query(
+                        by_group(f'lowwater_tasks{{{COMPUTATIONS}, state="leased"}}'),
+                        "{{computation}} {{group}} in work",
                     ),
                 ),
                 to_page=True,
@@ -238,7 +242,7 @@ def _tasks() -> Row:
                 " the interval's length is its health.",
                 (
                     Query(
-                        f"time() - {_grouped('lowwater_tasks_closed_timestamp_seconds{COMPUTATIONS}')}",
+                        f"time() - {by_group(chosen('lowwater_tasks_closed_timestamp_seconds'))}",
                         "{{computation}} {{group}}",
                     ),
                 ),
@@ -247,8 +251,3 @@ def _tasks() -> Row:
             ),
         ),
     )
-
-
-def _grouped(selected: str) -> str:
-    """Take a figure of groups of tasks from the shard that serves them, of the computations that the reader chose."""
-    return f"max by (job, computation, group) ({newest(selected.replace('COMPUTATIONS', COMPUTATIONS))})"

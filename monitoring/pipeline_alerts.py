@@ -15,6 +15,7 @@ from monitoring.recordings import (
     STANDING,
     broken,
     by_computation,
+    by_group,
     newest,
 )
 from monitoring.rules import COMPUTATION, Alert, Group
@@ -61,12 +62,6 @@ def ranges(states: str) -> str:
     """Count the key ranges of each computation that are in one of some states."""
     counted = newest(f'lowwater_ranges{{state=~"{states}"}}')
     return f"sum by ({COMPUTATION}) ({counted})"
-
-
-def tasks(state: str) -> str:
-    """Count the tasks of each group that are in a state."""
-    counted = newest(f'lowwater_tasks{{state="{state}"}}')
-    return f"max by ({COMPUTATION}, group) ({counted})"
 
 
 def burn(settings: Settings, long: str, short: str, factor: float, lasting: str, severity: str) -> Alert:
@@ -163,12 +158,14 @@ def alerts(settings: Settings) -> Group:
             ),
             Alert(
                 "LowwaterTasksNotTaken",
-                f"{tasks('ready')} > 0\nunless {tasks('leased')} > 0",
+                by_group('lowwater_tasks{state="ready"}') + " > 0\n"
+                "unless " + by_group('lowwater_tasks{state="leased"}') + " > 0\n"
+                f"unless max by ({COMPUTATION}, group) (changes(lowwater_tasks_closed_timestamp_seconds[5m])) > 0",
                 "15m",
                 "warning",
                 "{{ $value }} tasks of {{ $labels.group }} wait, and nobody works on any",
-                "They were created under {{ $labels.computation }}, and for a quarter of an hour no worker has had one under a lease: the"
-                " workers of the group are away, or ask for another group.",
+                "They were created under {{ $labels.computation }}, and for a quarter of an hour no worker was seen with one under a lease, nor"
+                " was anything closed: the workers of the group are away, or ask for another group.",
             ),
             Alert(
                 "LowwaterEstimateLate",

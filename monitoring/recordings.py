@@ -53,6 +53,11 @@ def by_computation(metric: str) -> str:
     return f"max by ({COMPUTATION}) ({newest(metric)})"
 
 
+def by_group(metric: str) -> str:
+    """Take a metric of a group of tasks from the shard that serves its computation."""
+    return f"max by ({COMPUTATION}, group) ({newest(metric)})"
+
+
 def newest(metric: str) -> str:
     """Leave out what processes say of computations that were taken over from them."""
     return f"{metric} and on (job, instance, computation) {NEWEST}"

@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ExitStack() as open_:
         if options.spark:
             session = open_.enter_context(spark_session("daily close", out, {}))
-            work = spark_closer.work(session, landing)
+            work = partial(spark_closer.close_day, session, landing)
         else:
             work = partial(closer.close_day, landing)
         tasks = run(open_.enter_context(serving(out / "authority")), flights, out, work)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import lowwater
-from examples.daily_close.closer import Work, files
+from examples.daily_close.closer import files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -16,13 +15,8 @@ if TYPE_CHECKING:
 SCHEMA = "id string, departure long, origin string, cancelled int, delay int"
 
 
-def work(spark: SparkSession, landing: Path) -> Work:
-    """Return the work of a closer that runs in a session; several may share one."""
-    return partial(close_day, spark, landing)
-
-
 def close_day(spark: SparkSession, landing: Path, lease: lowwater.TaskLease, path: Path) -> bytes:
-    """Add up the day of a lease into a directory of its own. A batch that is slow or runs twice is in nobody's way: each lease has another directory."""
+    """Add up the day of a lease into a directory of its own. The batch of a lease that has ended is in nobody's way: each lease has another directory. Closers may share a session."""
     from pyspark.sql import functions as sf
 
     task = lease.task
@@ -30,7 +24,7 @@ def close_day(spark: SparkSession, landing: Path, lease: lowwater.TaskLease, pat
     if not task.until.finished:
         flights = flights.where(sf.col("departure") < task.until.micros)
     sums = flights.groupBy("origin").agg(sf.count("*"), sf.sum("cancelled"), sf.sum("delay"))
-    sums.orderBy("origin").coalesce(1).write.csv(str(path))
+    sums.coalesce(1).sortWithinPartitions("origin").write.csv(str(path))
     digest = sha256()
     for part in sorted(path.glob("part-*")):
         digest.update(part.read_bytes())

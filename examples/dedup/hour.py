@@ -140,9 +140,11 @@ def replay(spark: SparkSession, address: str, out: Path, until: int) -> Mapping[
 def write(path: Path, records: Sequence[Record]) -> None:
     """Write a file of records, there at once."""
     beside = path.with_name(f".{path.name}")
-    epoch = lowwater.Watermark
     beside.write_text(
-        "".join(f'{{"id": "{name}", "t": "{epoch(START + at).datetime().isoformat()}"}}\n' for name, at in records)
+        "".join(
+            f'{{"id": "{name}", "t": "{lowwater.Watermark(START + at).datetime().isoformat()}"}}\n'
+            for name, at in records
+        )
     )
     beside.rename(path)
 

@@ -157,6 +157,7 @@ def healthy() -> Exported:
     exported[of("tasks", "flights", ', group="close", state="leased"')] = lambda t: float(300 <= t % 3600 < 600)
     exported[dedup("running")] = lambda t: 1
     exported[dedup("refused")] = lambda t: 0
+    exported[dedup("commits_total")] = lambda t: t
     exported[query("late_rows_total")] = lambda t: 0
     exported[query("holding")] = lambda t: 0
     exported |= {seen("answers"): lambda t: 1, seen("away"): lambda t: 0, seen("left_alone"): lambda t: 0}

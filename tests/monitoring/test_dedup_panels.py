@@ -54,7 +54,7 @@ def test_every_panel_of_deduplicators_has_data(tmp_path: Path) -> None:
                         for each in selectors(rule["expr"])
                         if "lowwater_dedup_" in each
                     }
-                    assert len(wanted) == 2
+                    assert len(wanted) == 3
                     assert [each for each in wanted if not prometheus.series(each)] == []
             finally:
                 stopping.set()

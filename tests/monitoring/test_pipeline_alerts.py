@@ -320,6 +320,13 @@ def test_tasks_that_wait_while_somebody_works_are_no_fault(tmp_path: Path) -> No
     check(tmp_path, waiting(lambda t: float(t % 900 < 600)), quiet(AFTER))
 
 
+def test_workers_that_are_quick_are_not_taken_for_none(tmp_path: Path) -> None:
+    """Each has its task for a second, so no scrape sees one."""
+    exported = waiting(lambda t: 0)
+    exported[of("tasks_closed_timestamp_seconds", "flights", ', group="close"')] = flowing
+    check(tmp_path, exported, quiet(AFTER))
+
+
 def test_an_estimate_alerts_as_an_estimate_and_never_as_exact(tmp_path: Path) -> None:
     # It is older than 5,400 s at 03:28:30 and older for a quarter of an hour at 03:43:30; what stands behind it stands too.
     exported = estimated(silent())

@@ -75,7 +75,8 @@ class Oracle:
             raise WindowFull
         self.arrivals += len(taken)
         newest = sorted(seen, key=lambda name: seen[name][1])[-self.sieve.most :]
-        self.early = len([name for name in seen.keys() - set(newest) if seen[name][0] >= low])
+        least = low if by_size else floor
+        self.early = len([name for name in seen.keys() - set(newest) if seen[name][0] >= least])
         self.seen = {name: seen[name] for name in newest}
         return said
 
@@ -258,6 +259,57 @@ def test_what_is_forgotten_decides_nothing_while_it_is_still_there() -> None:
     assert sieve().sift(replace(seen, floor=MIN), anew, MIN)[1].num_rows == 0
 
 
+@pytest.mark.parametrize("slack", [0, 3])
+def test_a_copy_that_was_stamped_anew_within_the_slack_is_known(slack: int) -> None:
+    """Wherever the stamps of its neighbours are. The twin has no slack, and lets it through."""
+    once = sieve(slack=slack)
+    seen, _, _ = once.sift(Seen(), table([("a", 10 * SECOND)]), 0)
+    for apart in (-3, -1, 1, 3):
+        _, _, counts = once.sift(seen, table([("a", (10 + apart) * SECOND)]), 0)
+        assert counts.duplicates == (slack > 0)
+    _, _, counts = once.sift(seen, table([("a", 14 * SECOND)]), 0)
+    assert counts.main == 1, "further than the slack"
+
+
+@given(st.data())
+def test_a_sender_that_stamps_anew_within_the_slack_gets_each_record_into_main_once(data: st.DataObject) -> None:
+    """As long as a stamp is at or above what it has promised, and within the slack of the first one that came."""
+    slack = data.draw(st.integers(0, 4))
+    once, seen, low = sieve(slack=slack), Seen(), 0
+    first: dict[str, int] = {}
+    passed: Counter[str] = Counter()
+    for _ in range(data.draw(st.integers(1, 8))):
+        low += data.draw(st.integers(0, 3))
+        rows = []
+        for name in data.draw(st.lists(st.sampled_from(IDS), unique=True)):
+            at = first.setdefault(name, data.draw(st.integers(low, low + 5)))
+            rows.append((name, (at + data.draw(st.integers(-slack, slack)) if name in passed else at) * SECOND))
+        seen, out, _ = once.sift(seen, table(rows), low * SECOND)
+        for name, route in zip(out["id"].to_pylist(), out[ROUTE].to_pylist(), strict=True):
+            passed[name] += route == "main"
+        for name, _ in rows:
+            passed.setdefault(name, 0)
+    assert not passed or max(passed.values()) <= 1
+
+
+def test_a_batch_that_is_larger_than_a_window_by_size_makes_a_few_pieces() -> None:
+    """What the rest of its batch pushes out is not written first."""
+    by_size = sieve("size", most=16)
+    seen, _, counts = by_size.sift(Seen(), table([(f"{number}", number) for number in range(5_000)]), 4_900)
+    assert (counts.main, counts.late, counts.remembered, counts.forgotten_early) == (100, 4_900, 16, 84)
+    assert (len(seen.pieces), seen.arrivals, seen.since) == (8, 5_000, 4_984)
+
+
+def test_what_a_bound_pushes_out_within_the_slack_is_counted() -> None:
+    """A copy of it is late once more."""
+    bounded = sieve("both", slack=100, most=1, forget=True)
+    seen, _, counts = bounded.sift(Seen(), table([("a", 50 * SECOND)]), 100 * SECOND)
+    seen, _, counts = bounded.sift(seen, table([("b", 150 * SECOND)]), 100 * SECOND)
+    assert counts.forgotten_early == 1
+    _, out, _ = bounded.sift(seen, table([("a", 50 * SECOND)]), 100 * SECOND)
+    assert out[ROUTE].to_pylist() == ["late"]
+
+
 def test_a_copy_that_was_stamped_anew_passes() -> None:
     """An id is looked for where its event time can be. In one batch, and in a window by size, the id alone counts."""
     rows, anew = table([("a", SECOND)]), table([("a", 1000 * SECOND)])
@@ -298,11 +350,11 @@ def test_what_a_filter_excludes_is_not_read() -> None:
     looked = [(f"new{number}", 0) for number in range(1000)]
     spared = [row for row in looked if not perhaps_in(piece.filter(), hashed(pa.array([row[0]], pa.large_string())))[0]]
     assert len(spared) > 980
-    found, _, looks = 0, 0, shut.known(*asked(spared), MIN, everywhere=False)[1]
+    found, _, looks = 0, 0, shut.known(*asked(spared), MIN, 0)[1]
     assert (looks.asked, looks.passed, looks.found) == (len(spared), 0, found)
     with pytest.raises(AssertionError, match="it was read"):
-        shut.known(*asked([("old1", 1)]), MIN, everywhere=False)
-    _, looks = seen.known(*asked([("old1", 1), *looked]), MIN, everywhere=False)
+        shut.known(*asked([("old1", 1)]), MIN, 0)
+    _, looks = seen.known(*asked([("old1", 1), *looked]), MIN, 0)
     assert (looks.asked, looks.found) == (1001, 1)
     counts = Counts(looks=1001, passed=looks.passed, found=1)
     assert counts.filter_hit_rate > 0.98

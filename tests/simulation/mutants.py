@@ -366,20 +366,16 @@ def let_the_older_process_have_the_address(planted: Planted) -> None:
     planted.setattr(Cluster, "_has_rival", unordered)
 
 
-def _believe(planted: Planted, **taken: str) -> None:
-    """Judge a write by a row that has the writer's own values in these fields (row: claim)."""
+def let_a_zombie_write(planted: Planted) -> None:
+    """A guard does not ask whether a newer claim was raised (the write is refused to nobody that was superseded)."""
     refused = guard_row.refused
 
     def credulous(row: Any, claim: Any, *rest: Any, **more: Any) -> Any:
-        believed = row and replace(row, **{name: getattr(claim, said) for name, said in taken.items()})
-        return refused(believed, claim, *rest, **more)
+        if row is not None and row.token > claim.token:
+            row = replace(row, token=claim.token, nonce=claim.nonce, configuration=claim.configuration)
+        return refused(row, claim, *rest, **more)
 
     planted.setattr(guard_row, "refused", credulous)
-
-
-def let_a_zombie_write(planted: Planted) -> None:
-    """A guard does not ask whether a newer claim was raised (the write is refused to nobody that was superseded)."""
-    _believe(planted, token="token", nonce="nonce", configuration="configuration")
 
 
 def take_a_higher_token_for_a_raise(planted: Planted) -> None:
@@ -435,6 +431,16 @@ def write_again_what_is_there(planted: Planted) -> None:
     planted.setattr(guard_row, "judge", again)
 
 
+WRITING: Final = (
+    let_a_zombie_write,
+    take_a_higher_token_for_a_raise,
+    raise_a_guard_downwards,
+    pass_over_the_life_of_a_store,
+    count_no_batches,
+    write_again_what_is_there,
+)
+"""Bugs of guards, that only show where guarded writes are made."""
+
 MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
     plant.__name__: plant
     for plant in (
@@ -467,12 +473,7 @@ MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
         task_switches.versions_count_for_nothing,
         task_switches.intervals_lead,
         task_switches.snapshots_forget_intervals,
-        let_a_zombie_write,
-        take_a_higher_token_for_a_raise,
-        raise_a_guard_downwards,
-        pass_over_the_life_of_a_store,
-        count_no_batches,
-        write_again_what_is_there,
+        *WRITING,
     )
 }
 
@@ -512,16 +513,6 @@ CLOSING: Final = (
     task_switches.snapshots_forget_intervals,
 )
 """Bugs of leases and tasks, that only show where intervals are closed."""
-
-WRITING: Final = (
-    let_a_zombie_write,
-    take_a_higher_token_for_a_raise,
-    raise_a_guard_downwards,
-    pass_over_the_life_of_a_store,
-    count_no_batches,
-    write_again_what_is_there,
-)
-"""Bugs of guards, that only show where guarded writes are made."""
 
 RETENTIVE: Final = (keep_no_number_of_what_changes_nothing, forget_the_first_sender)
 """Those of them that need a store that keeps its word: careless clients say nothing late where nobody can know any more what was newer."""

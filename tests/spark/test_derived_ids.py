@@ -33,27 +33,72 @@ def test_a_row_of_kafka_has_an_id_of_its_own_however_often_and_in_whatever_order
     spark: SparkSession,
 ) -> None:
     frame = rows(spark)
-    first = ids(frame, record_id(LIVES), "topic", "partition", "offset")
+    first = ids(frame, record_id("enrich", LIVES), "topic", "partition", "offset")
     assert len({*first}) == 12
     assert {len(each) for each in first} == {16}
-    again = ids(frame.orderBy(sf.rand()).repartition(5), record_id(LIVES), "topic", "partition", "offset")
+    again = ids(frame.orderBy(sf.rand()).repartition(5), record_id("enrich", LIVES), "topic", "partition", "offset")
     assert first == again
 
 
 def test_a_topic_that_is_made_anew_has_other_ids_and_an_unknown_one_has_none(spark: SparkSession) -> None:
     frame, order = rows(spark), ("topic", "partition", "offset")
-    before = ids(frame, record_id(LIVES), *order)
-    anew = ids(frame, record_id({**LIVES, "orders": "third"}), *order)
+    before = ids(frame, record_id("enrich", LIVES), *order)
+    anew = ids(frame, record_id("enrich", {**LIVES, "orders": "third"}), *order)
     assert not {*anew[:6]} & {*before}
     assert anew[6:] == before[6:]
-    assert ids(frame, record_id({"orders": "first"}), *order) == [*before[:6], *[None] * 6]
+    assert ids(frame, record_id("enrich", {"orders": "first"}), *order) == [*before[:6], *[None] * 6]
     with pytest.raises(ValueError, match="id of each topic by its name"):
-        record_id({})
+        record_id("enrich", {})
+
+
+def test_a_topic_has_one_id_in_whatever_spelling(spark: SparkSession) -> None:
+    """Java and librdkafka write two of the 64 letters differently."""
+    frame, order = rows(spark), ("topic", "partition", "offset")
+    java, librdkafka = (
+        {"orders": each, "returns": "x"} for each in ("8D8PQYpcQdiR_blXzNt-6Q", "8D8PQYpcQdiR/blXzNt+6Q")
+    )
+    assert ids(frame, record_id("enrich", java), *order) == ids(frame, record_id("enrich", librdkafka), *order)
+
+
+def test_two_programs_over_one_topic_make_records_of_their_own(spark: SparkSession) -> None:
+    frame, order = rows(spark), ("topic", "partition", "offset")
+    assert not {*ids(frame, record_id("enrich", LIVES), *order)} & {*ids(frame, record_id("join", LIVES), *order)}
+
+
+def test_parts_that_differ_by_a_microsecond_or_a_byte_have_ids_of_their_own(spark: SparkSession) -> None:
+    """Whatever their type, and within a struct as well; and what Java would read as the same text has none."""
+    moments = [
+        "timestamp_ntz'2013-01-07 09:00:00.0001'",
+        "timestamp'2013-01-07 09:00:00.0001Z'",
+        "time'09:00:00.0001'",
+        "interval '0.0001' second",
+        "1.10bd",
+        "x'ff'",
+    ]
+    others = [
+        "timestamp_ntz'2013-01-07 09:00:00.0002'",
+        "timestamp'2013-01-07 09:00:00.0002Z'",
+        "time'09:00:00.0002'",
+        "interval '0.0002' second",
+        "1.11bd",
+        "x'fe'",
+    ]
+    for one, other in zip(moments, others, strict=True):
+        for made in ("{}", "named_struct('a', {})"):
+            pair = [made.format(each) for each in (one, other)]
+            found = spark.range(1).select(
+                *(pane_id("s", sf.lit(0), sf.expr(each)).alias(f"i{n}") for n, each in enumerate(pair))
+            )
+            [row] = found.collect()
+            assert None not in row, pair
+            assert row[0] != row[1], pair
+    [row] = spark.range(1).select(pane_id("s", sf.lit(0), sf.expr("cast(x'ff' as string)")).alias("i")).collect()
+    assert row.i is None
 
 
 def test_what_one_row_becomes_is_told_apart_by_its_index(spark: SparkSession) -> None:
     frame = rows(spark).select("*", sf.explode(sf.array(sf.lit(0), sf.lit(1))).alias("place"))
-    found = ids(frame, record_id(LIVES, index="place"), "topic", "partition", "offset", "place")
+    found = ids(frame, record_id("enrich", LIVES, index="place"), "topic", "partition", "offset", "place")
     assert len({*found}) == 24
 
 

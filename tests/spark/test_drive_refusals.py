@@ -185,6 +185,14 @@ def test_wrong_arguments_are_named(options: dict[str, Any], reason: str, refused
         lws.drive(refused.read(), **{"inputs": ["source"], "event_time": "t", **options})
 
 
+def test_late_rows_that_were_kept_are_not_kept_again_under_one_name(refused: Driven) -> None:
+    """Their directory would have two columns of it, and nobody could read it."""
+    again = refused.read(schema="key string, t timestamp, Lowwater_Watermark timestamp")
+    refused.drive(again)
+    with pytest.raises(ValueError, match=r"the frame has a column lowwater_watermark.*rename it"):
+        refused.drive(again, late=refused.folder / "late")
+
+
 def test_an_event_time_that_is_no_moment(refused: Driven) -> None:
     for kind in ("timestamp_ntz", "long"):
         with pytest.raises(TypeError, match="it must be a timestamp"):

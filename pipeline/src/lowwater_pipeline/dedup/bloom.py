@@ -90,7 +90,7 @@ def bloom(hashes: Hashes) -> bytes:
 
 
 def is_bloom(data: bytes, ids: int) -> bool:
-    """Return whether this is the filter of so many ids, by its size: one that is missing, cut off or of another set is not."""
+    """Return whether this is the filter of so many ids, by its size: one that is missing or cut off is not, nor one of more or fewer ids."""
     return ids > 0 and len(data) == _size(ids)
 
 

@@ -1,7 +1,8 @@
 """Ids for records that bring none, derived from where they come from: a sender that runs again derives the same ones (MillWheel 6.1.1).
 
 Each is a function of its columns alone, 16 bytes of a SHA-256, so that two records have one id by chance once in 2^64 records. Where a part is null the id is null, and
-:class:`~lowwater_pipeline.dedup.stage.Deduplication` refuses the record.
+:class:`~lowwater_pipeline.dedup.stage.Deduplication` refuses the record. So it is where a text is not valid UTF-8, since several such texts would look alike: leave keys of bytes binary. A part is no floating-point
+number: how one is written depends on the version of Java.
 
 An id is only as good as what makes the records: where a program would make *other* records of the same input, as with a random number, a clock or an order that Spark does
 not promise, their places say nothing. Such a sender writes what it makes first (``batch.write``), and sends from there, with :func:`staged_id`.
@@ -12,22 +13,35 @@ Needs PySpark; every function returns a column and costs a hash a row.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from lowwater_spark.sources.kafka_marks import same_id
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
 __all__ = ["pane_id", "record_id", "staged_id"]
 
-_FILE = r"([^/]+/[^/]+)$"
+_FILE: Final = r"([^/]+/[^/]+)$"
 """The directory of a batch and the file in it; where they stand may change."""
 
+_AS_TEXT: Final = {
+    # Times are written as what they are, to the microsecond, and not as the session's zone shows them.
+    "timeZone": "UTC",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+    "ignoreNullFields": "false",
+}
+_NO_UTF8: Final = "\ufffd"
+"""What Java makes of bytes that are no UTF-8."""
 
-def record_id(lives: Mapping[str, str], *, index: str | Column | None = None) -> Column:
+
+def record_id(stage: str, lives: Mapping[str, str], *, index: str | Column | None = None) -> Column:
     """Return the id of what a deterministic program makes of a row that Spark has read from Kafka.
 
     Args:
-        lives: The id of each topic by its name, as ``kafka-topics.sh --describe`` and :attr:`~lowwater_pipeline.dedup.topics.Topic.id` say it: a topic that is deleted and made anew counts its offsets
+        stage: The name of the program: another one that reads the same rows makes other records of them. Give it another name when it is changed so that it makes other ones.
+        lives: The id of each topic by its name, in the spelling of ``kafka-topics.sh --describe`` or of librdkafka: a topic that is deleted and made anew counts its offsets
             from 0 again. A row of another topic has no id.
         index: Where one row becomes several: the place of each among them (``posexplode``), which has to be the same each time.
 
@@ -38,9 +52,9 @@ def record_id(lives: Mapping[str, str], *, index: str | Column | None = None) ->
     if not lives:
         msg = "lives has the id of each topic by its name; without one no row has an id"
         raise ValueError(msg)
-    known = sf.create_map(*(sf.lit(each) for pair in sorted(lives.items()) for each in pair))
+    known = sf.create_map(*(sf.lit(each) for name, life in sorted(lives.items()) for each in (name, same_id(life))))
     place = [sf.try_element_at(known, sf.col("topic")), sf.col("partition"), sf.col("offset")]
-    return _digest("record", *place, *([] if index is None else [_column(index)]))
+    return _digest("record", sf.lit(stage), *place, *([] if index is None else [_column(index)]))
 
 
 def pane_id(stage: str, window: str | Column, *key: str | Column, pane: str | Column | None = None) -> Column:
@@ -76,16 +90,12 @@ def _column(named: str | Column) -> Column:
 
 
 def _digest(kind: str, *parts: Column) -> Column:
-    """Hash parts with their borders: ("a", "bc") is not ("ab", "c"). Null when one of them is."""
+    """Hash parts with their borders: ("a", "bc") is not ("ab", "c"). Null when one of them is, or has a text that is not UTF-8."""
     from pyspark.sql import functions as sf
 
     fields = [sf.lit(kind).alias("0"), *(part.alias(str(number)) for number, part in enumerate(parts, 1))]
-    # Times are written as what they are, not as the session's zone shows them.
-    text = sf.to_json(
-        sf.struct(*fields),
-        {"timeZone": "UTC", "ignoreNullFields": "false", "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"},
-    )
-    whole = sf.lit(col=True)
+    text = sf.to_json(sf.struct(*fields), _AS_TEXT)
+    whole = ~sf.contains(text, sf.lit(_NO_UTF8))
     for part in parts:
         whole &= part.isNotNull()
     return sf.when(whole, sf.unhex(sf.substring(sf.sha2(text, 256), 1, 32)))

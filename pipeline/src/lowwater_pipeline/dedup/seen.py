@@ -1,7 +1,7 @@
 """The ids that a key range remembers, in pieces that are never changed: sorted tables, each of the ids of one slice.
 
-A slice is an interval of event time. Every copy of a record has the event time of the original, so an id is looked for only in the pieces whose times its own lies between, and in none
-that is surely without it (:mod:`~lowwater_pipeline.dedup.bloom`). A piece whose greatest time is below what is forgotten goes as a whole. The others may have ids below that: none of those decides
+A slice is an interval of event time. A copy of a record has the event time of the original, or one that is as near as the slack allows, so an id is looked for only in the pieces whose times are
+as near to its own, and in none that is surely without it (:mod:`~lowwater_pipeline.dedup.bloom`). A piece whose greatest time is below what is forgotten goes as a whole. The others may have ids below that: none of those decides
 anything, nor does one that was pushed out.
 
 Slices are the narrower the nearer they were to the end of the memory when their ids came: an eighth of that distance at most. So what stays longer than it has to is an eighth at most, a
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lowwater.watermark import MIN
+from lowwater.watermark import MAX, MIN
 from lowwater_pipeline.dedup.bloom import Hashes, bloom, hashed, is_bloom, perhaps_in
 
 if TYPE_CHECKING:
@@ -42,10 +42,6 @@ class Looks(NamedTuple):
     passed: int = 0
     """The filter did not exclude it."""
     found: int = 0
-
-    def __add__(self, other: tuple[int, ...]) -> Looks:  # type: ignore[override]
-        """Return the sums."""
-        return Looks(*(a + b for a, b in zip(self, other, strict=True)))
 
 
 class PieceFacts(NamedTuple):
@@ -176,31 +172,38 @@ class Seen:
         return empty.joined(Newcomers(ids[ID].chunk(0), np.asarray(ids[TIME])), MIN, filters=filters)
 
     def known(
-        self, ids: pa.Array, hashes: Hashes, times: NDArray[np.int64], floor: int, *, everywhere: bool
+        self, ids: pa.Array, hashes: Hashes, times: NDArray[np.int64], floor: int, apart: int | None
     ) -> tuple[NDArray[np.bool_], Looks]:
-        """Return which ids are remembered, and how the filters did. ``everywhere``: also where an id's own time cannot be. O(ids x pieces that may have them)."""
+        """Return which ids are remembered, and how the filters did. O(ids x pieces that may have them).
+
+        ``apart``: how far from its original's a copy's event time may be, microseconds; None: anywhere.
+        """
         import pyarrow as pa
 
-        known, looks = np.zeros(len(ids), np.bool_), Looks()
+        known = np.zeros(len(ids), np.bool_)
+        asked = passed = hits = 0
         for piece in self.pieces:
             if piece.gone(floor, self.since):
                 continue
             asks = ~known
-            if not everywhere:
-                asks &= (times >= piece.facts.least) & (times <= piece.facts.greatest)
+            if apart is not None:
+                least, greatest = max(MIN, piece.facts.least - apart), min(MAX, piece.facts.greatest + apart)
+                asks &= (times >= least) & (times <= greatest)
             looked = np.flatnonzero(asks)
-            asked, filter_ = len(looked), piece.filter() if len(looked) else b""
+            if not len(looked):
+                continue
+            filter_ = piece.filter()
             filtered = is_bloom(filter_, piece.rows)
             if filtered:
+                asked += len(looked)
                 looked = looked[perhaps_in(filter_, hashes[looked])]
             if not len(looked):
-                looks += (asked, 0, 0)
                 continue
             found = looked[piece.has(ids.take(pa.array(looked)), hashes[looked], floor, self.since)]
             known[found] = True
             if filtered:
-                looks += (asked, len(looked), len(found))
-        return known, looks
+                passed, hits = passed + len(looked), hits + len(found)
+        return known, Looks(asked, passed, hits)
 
     def remembered(self, floor: int) -> int:
         """Return how many ids are remembered. O(pieces, and the ids of those of which some are forgotten)."""
@@ -257,12 +260,12 @@ class Seen:
         numbers = np.sort(np.concatenate([np.zeros(0, np.int64), *counted]))
         return int(numbers[over]) if over < len(numbers) else self.arrivals
 
-    def pushed_out(self, since: int, floor: int, low: int) -> int:
-        """Return how many ids at or above ``low`` are remembered now, and are not when those before ``since`` are forgotten. O(ids of their pieces)."""
+    def pushed_out(self, since: int, least: int) -> int:
+        """Return how many ids at or above ``least`` are remembered now, and are not when those before ``since`` are forgotten. O(ids of their pieces)."""
         out = 0
         for piece in self.pieces:
-            if piece.facts.first < since and not piece.gone(max(floor, low), self.since):
-                numbers = _numbers(piece.read(), ARRIVAL)[piece.live(max(floor, low), self.since)]
+            if piece.facts.first < since and not piece.gone(least, self.since):
+                numbers = _numbers(piece.read(), ARRIVAL)[piece.live(least, self.since)]
                 out += int((numbers < since).sum())
         return out
 

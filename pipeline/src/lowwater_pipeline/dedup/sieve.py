@@ -7,7 +7,8 @@ copy has the event time of the original. A copy of a forgotten id is below W, an
 What was forgotten is not admitted again: W and what lies below it only grow, also when the stage is started with more slack, or with other inputs whose W is lower. So both are
 part of the state.
 
-With ``slack`` ids are kept that much longer, so that rows between ``W - slack`` and W can still be told: those whose id is not known are *late*. They must not go where the others go,
+With ``slack`` ids are kept that much longer, so that rows between ``W - slack`` and W can still be told: those whose id is not known are *late*. A copy that its sender has stamped anew, by no more than
+that, is known, too: above W its original is not forgotten yet. They must not go where the others go,
 since the output's own low watermark has passed them.
 
 A window by size believes no watermark: it remembers the last so many ids of a key range. What W says of a row decides then only whether it is late, and an id that was pushed out is admitted again.
@@ -64,7 +65,7 @@ class Counts(NamedTuple):
     duplicates: int = 0
     """Rows whose id had passed before; they are dropped."""
     forgotten_early: int = 0
-    """Ids at or above W that the bound has pushed out: a copy of one passes into ``main`` once more."""
+    """Ids that the bound has pushed out and W, less the slack, has not passed: a copy of one passes once more. With windows by size those at or above W, whose copies pass into ``main``."""
     remembered: int = 0
     """Ids that are in the state now."""
     state_bytes: int = 0
@@ -123,10 +124,10 @@ class Sieve:
     id: str
     """The column of the ids: text, bytes or integers."""
     event_time: str
-    """The column of the event times, timestamps with a zone (Spark's timestamp). Every copy of a record has the same, or with windows by size need not."""
+    """The column of the event times, timestamps with a zone (Spark's timestamp). A copy of a record has the same, or one that is ``slack`` apart at most; with windows by size any."""
     window: Window = Window.WATERMARK
     slack: timedelta = timedelta(0)
-    """For how long below W an id is still remembered."""
+    """For how long below W an id is still remembered, and how far from its original's a copy's event time may be."""
     most: int = 0
     """Ids that one key range remembers at most."""
     forget: bool = False
@@ -174,7 +175,8 @@ class Sieve:
         below, late = micros < floor, micros < low
         candidates = np.flatnonzero(~below)
         asked = ids.take(pa.array(candidates))
-        known, looks = seen.known(asked, hashed(asked), micros[candidates], floor, everywhere=by_size)
+        apart = None if by_size else self.slack // _MICRO
+        known, looks = seen.known(asked, hashed(asked), micros[candidates], floor, apart)
         candidates = candidates[~known]
         # Of copies in one batch the oldest passes: they ought to be the same.
         named = pa.table({_ID: ids, _TIME: times}).take(pa.array(candidates))
@@ -192,9 +194,13 @@ class Sieve:
         route[below] = Route.UNDECIDABLE.value
         # They arrive by time and id: the order of the rows is another one in every replay.
         passes = passes[np.argsort(micros[passes], kind="stable")]
+        early = 0
+        if by_size and len(passes) > self.most:  # the others of their batch push them out
+            gone, passes = passes[: -self.most], passes[-self.most :]
+            seen, early = replace(seen, arrivals=seen.arrivals + len(gone)), int((micros[gone] >= low).sum())
         newcomers = Newcomers(ids.take(pa.array(passes)), micros[passes])
         each = max(1, self.most // _SLICES) if by_size else 0
-        kept, early = self._bounded(seen.joined(newcomers, floor, each, filters=self.filters), floor, low)
+        kept, pushed_out = self._bounded(seen.joined(newcomers, floor, each, filters=self.filters), floor, low)
         kept = kept.without_gone(floor)
         stays = route != ""
         out = rows.filter(pa.array(stays)).append_column(ROUTE, pa.array(route[stays].tolist(), pa.string()))
@@ -203,7 +209,7 @@ class Sieve:
             late=int((first & late).sum()),
             undecidable=int(below.sum()),
             duplicates=int((~first & ~below).sum()),
-            forgotten_early=early,
+            forgotten_early=early + pushed_out,
             remembered=kept.remembered(floor),
             state_bytes=kept.size,
             looks=looks.asked,
@@ -234,11 +240,11 @@ class Sieve:
         return replace(seen, kind=kind)
 
     def _bounded(self, seen: Seen, floor: int, low: int) -> tuple[Seen, int]:
-        """Return what the bound leaves, and how many ids at or above W it has pushed out. Those that came first go first."""
+        """Return what the bound leaves, and how many ids it has pushed out that :attr:`Counts.forgotten_early` counts. Those that came first go first."""
         if self.window == Window.WATERMARK:
             return seen, 0
         if self.window == Window.SIZE:
-            since = max(seen.since, seen.arrivals - self.most)
+            since, least = max(seen.since, seen.arrivals - self.most), low
         else:
             remembered = seen.remembered(floor)
             if remembered <= self.most:
@@ -249,8 +255,8 @@ class Sieve:
                     "than expected. Raise most, or pass forget=True, and a copy that comes after its id was pushed out passes once more"
                 )
                 raise WindowFull(msg)
-            since = seen.first_of(floor, remembered - self.most)
-        return replace(seen, since=since), seen.pushed_out(since, floor, low)
+            since, least = seen.first_of(floor, remembered - self.most), floor
+        return replace(seen, since=since), seen.pushed_out(since, least)
 
     def _ids(self, rows: pa.Table) -> pa.Array:
         """Return the ids, in one type for each kind. Raises ValueError."""

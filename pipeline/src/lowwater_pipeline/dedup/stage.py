@@ -100,7 +100,8 @@ class Deduplication:
             event_time: The column of the event times, the stage's. Every copy of a record must have the same: it is fixed where the record is made, not where it is sent.
             window: By what ids are forgotten. ``"watermark"``: when W, the low watermark of the senders, has passed them, which is exact. ``"size"``: when ``most`` others have come to the key
                 range, whatever W; a copy that comes after that is admitted again. ``"both"``: by W, and ``most`` is a bound beside it.
-            slack: With W: for how much longer than it asks for ids are remembered, so that late rows can be told from copies.
+            slack: With W: for how much longer than it asks for ids are remembered, so that late rows can be told from copies, and so that a copy is known whose sender stamps it anew by no more
+                than that. One that is further from its original passes.
             most: With a size: how many ids a key range remembers. The stage has as many ranges as it was declared with.
             forget: With ``"both"``: whether the ids that came first are pushed out when there are more (a copy of one passes once more, and ``counts().forgotten_early`` says how many);
                 else the batch fails, and nothing is lost.

@@ -25,7 +25,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lowwater_spark.drive.late import keep_late
+from lowwater_spark.drive.late import MET, keep_late
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.control import DIRECTORY, FORMAT, Drive, check_version
 from lowwater_spark.track.plan import check_classic
@@ -85,6 +85,9 @@ def drive(
     spark = df.sparkSession
     _check_session(spark)
     _check_column(df, event_time)
+    if late is not None and MET in [name.lower() for name in df.columns]:
+        msg = f"the frame has a column {MET}, which is to say of late rows which watermark each met: rename it before lws.drive()"
+        raise ValueError(msg)
     kept = None if late is None else str(Path(late).resolve())
     directory = str(Path(_root().name, uuid.uuid4().hex))
     declared = Drive(directory, tuple(inputs), event_time, step, approximate, kept, within)

@@ -78,7 +78,10 @@ _BY: Final[Mapping[str, str]] = {
 
 
 _ANSWERS_WITHIN: Final = 5.0
-"""Seconds that one client has for an answer, before another one is made."""
+"""Seconds that a client has for its first answer."""
+
+_PAUSE: Final = 0.1
+"""Seconds between two rounds of asking."""
 
 _SILENT: Final = frozenset({"_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN", "REQUEST_TIMED_OUT"})
 """The names of what a client says when no broker answers it."""
@@ -400,36 +403,56 @@ class KafkaOut:
             raise _not_taken("these options", error, "") from error
 
     def _cluster(self) -> str:
-        found = self._asked(lambda admin: admin.describe_cluster(request_timeout=_ANSWERS_WITHIN))
+        found = self._asked(lambda admin, within: admin.describe_cluster(request_timeout=within))
         return str(found.cluster_id)
 
     def _describe(self, topic: str) -> _Topic | None:
         """Return what Kafka says of a topic; None when there is none. Raises OSError."""
         asked = confluent().TopicCollection([topic])
         found = self._asked(
-            lambda admin: admin.describe_topics(asked, request_timeout=_ANSWERS_WITHIN)[topic],
+            lambda admin, within: admin.describe_topics(asked, request_timeout=within)[topic],
             but="UNKNOWN_TOPIC_OR_PART",
         )
         if found is None:
             return None
         return _Topic(same_id(str(found.topic_id)), len(found.partitions), len(found.partitions[0].replicas))
 
-    def _asked(self, ask: Callable[[Any], Any], *, but: str = "") -> Any:
-        """Return what the admin client's future brings; None for the error of this name. Raises OSError for any other, after :data:`PATIENCE` when Kafka is silent."""
+    def _asked(self, ask: Callable[[Any, float], Any], *, but: str = "") -> Any:
+        """Return what Kafka answers; None for the error of this name. Raises OSError for any other, and when it is silent."""
+        try:
+            return self._answer(ask)
+        except confluent().KafkaException as error:
+            if error.args[0].name() == but:
+                return None
+            msg = f"Kafka at {self.settings['bootstrap.servers']} refuses: {error.args[0].str()}"
+            raise OSError(msg) from error
+
+    def _answer(self, ask: Callable[[Any, float], Any]) -> Any:
+        """Return what the future of a call brings, which gets an admin client and the seconds that it may take. Raises KafkaException for an answer that is an error, OSError when nobody answers.
+
+        A client stays with a broker that has stopped answering, and does not hear who has taken its place: so a new one is asked in turn with it, which knows only the addresses of the
+        options. Each time they have longer.
+        """
         library = confluent()
-        deadline = time.monotonic() + PATIENCE
+        deadline, within = time.monotonic() + PATIENCE, _ANSWERS_WITHIN
+        clients = [self._admin]
         while True:
-            try:
-                return ask(self._admin).result(PATIENCE)
-            except library.KafkaException as error:
-                name = error.args[0].name()
-                if name == but:
-                    return None
-                if name not in _SILENT or time.monotonic() >= deadline:
-                    msg = f"Kafka at {self.settings['bootstrap.servers']} does not answer: {error.args[0].str()}"
-                    raise OSError(msg) from error
-            # A client stays with a broker that has stopped answering, and does not hear who has taken its place.
-            self._admin = library.admin.AdminClient(self.settings)
+            silent: Exception | None = None
+            for client in clients:
+                try:
+                    answer = ask(client, within).result(PATIENCE)
+                except library.KafkaException as error:
+                    if error.args[0].name() not in _SILENT:
+                        raise
+                    silent = error
+                else:
+                    self._admin = client
+                    return answer
+            if time.monotonic() >= deadline:
+                msg = f"Kafka at {self.settings['bootstrap.servers']} does not answer: {silent}"
+                raise OSError(msg) from silent
+            time.sleep(_PAUSE)
+            clients, within = [clients[0], library.admin.AdminClient(self.settings)], 2 * within
 
     def _confirm(self) -> None:
         """Make sure that the topic is still the one that was written. Raises CheckpointMismatch, OSError."""
@@ -476,7 +499,11 @@ class KafkaOut:
             name, num_partitions=partitions, replication_factor=copies, config=dict(settings)
         )
         try:
-            self._admin.create_topics([asked], operation_timeout=PATIENCE)[name].result(PATIENCE)
+            self._answer(
+                lambda admin, within: admin.create_topics([asked], operation_timeout=PATIENCE, request_timeout=within)[
+                    name
+                ]
+            )
         except library.KafkaException as error:
             if error.args[0].name() == "TOPIC_ALREADY_EXISTS":
                 return
@@ -491,7 +518,7 @@ class KafkaOut:
     def _topic_settings(self, topic: str) -> Mapping[str, str]:
         admin = confluent().admin
         place = admin.ConfigResource(admin.ConfigResource.Type.TOPIC, topic)
-        found = self._asked(lambda admin: admin.describe_configs([place], request_timeout=_ANSWERS_WITHIN)[place])
+        found = self._asked(lambda admin, within: admin.describe_configs([place], request_timeout=within)[place])
         return {name: str(entry.value) for name, entry in found.items()}
 
     # -- those that are gone --------------------------------------------------------------------------------------------
