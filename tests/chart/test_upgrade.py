@@ -43,6 +43,7 @@ UPGRADES: dict[str, tuple[list[str], list[str], set[str]]] = {
             "+ PrometheusRule/lw-lowwater-alerts",
             "+ PrometheusRule/lw-lowwater-recording",
             "+ ConfigMap/lw-lowwater-dashboard-authority",
+            "+ ConfigMap/lw-lowwater-dashboard-dedup",
             "+ ConfigMap/lw-lowwater-dashboard-lag",
             "+ ConfigMap/lw-lowwater-dashboard-workloads",
         },

@@ -78,6 +78,8 @@ class Broker(Program):
             "transaction.state.log.min.isr": max(copies - 1, 1),
             # A test names the topics that it has, and its first consumer does not wait for others.
             "auto.create.topics.enable": "false",
+            # Rows come with the times that a test gives them; old ones would go within minutes.
+            "log.retention.ms": -1,
             "group.initial.rebalance.delay.ms": 0,
         }
         self._properties = directory / "server.properties"

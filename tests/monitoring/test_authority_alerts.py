@@ -47,7 +47,7 @@ def slow(name: str, until: float = 20 * HOURS, seconds: float = 0.8) -> Exported
 def down() -> Exported:
     """The authority does not answer: Prometheus keeps no series of a target that is down."""
     exported = healthy()
-    paused(exported, FAULT, 20 * HOURS, "lowwater_", "process_")
+    paused(exported, FAULT, 20 * HOURS, 'instance="one:7421"')
     exported[own("up")] = lambda t: 0 if t >= FAULT else 1
     return exported
 
