@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import lowwater
 from lowwater.watermark import MIN
+from lowwater_pipeline.dedup.bloom import is_bloom
 from lowwater_pipeline.dedup.sieve import ROUTE, Counts, Sieve, WindowFull
 from lowwater_pipeline.dedup.stage import IdUpdate
 from lowwater_spark.track.segments import Segments, save, write_segments
@@ -51,7 +52,7 @@ class Disk:
         return Segments(folder, written, tuple(after.facts)), emitted
 
     def files(self) -> list[Path]:
-        return sorted(Path(self.last.folder).glob("*.segment"))
+        return sorted(Path(self.last.folder).glob("*.segments"))
 
 
 @settings(max_examples=60)
@@ -84,7 +85,8 @@ def test_a_batch_writes_what_is_new_and_links_the_rest(tmp_path: Path) -> None:
         disk.run([(f"new{batch}-{number}", number) for number in range(10)], 0)
         small = [[10], [20], [30]][batch]
         assert [each.rows for each in disk.last.segments] == [10_000, *small]
-        assert disk.files()[0].stat().st_ino == inode
+        assert Path(disk.last.folder, disk.last.segments[0].name).stat().st_ino == inode
+        assert len(disk.files()) == 2, "of one batch in one file"
     routed, counts = disk.run([("old1", 1), ("new0-1", 1), ("new2-1", 1), ("other", 1)], 0)
     assert (routed, counts.duplicates) == (Counter({("other", "main"): 1}), 3)
     _, counts = disk.run([], 10_001)
@@ -92,6 +94,29 @@ def test_a_batch_writes_what_is_new_and_links_the_rest(tmp_path: Path) -> None:
     assert disk.last.facts[:2] == (10_001, 10_001)
     routed, _ = disk.run([("old1", 1)], 5)
     assert routed == Counter({("old1", "undecidable"): 1}), "for what was forgotten stays"
+
+
+def test_files_are_at_most_twice_what_is_named_in_them(tmp_path: Path) -> None:
+    """Ids of many slices come in one batch, and most slices are forgotten or merged later: what is left of a file is written anew, with its filters."""
+    disk = Disk(tmp_path, sieve())
+    disk.run([(f"old{number}", (number + 1) * 60 * SECOND) for number in range(200)], 0)
+    assert len(disk.files()) == 1
+    assert len(disk.last.segments) > 10
+    copied = 0
+    for minute in range(10, 200, 10):
+        before = {each.facts for each in disk.last.segments}
+        disk.run([(f"new{minute}", 300 * 60 * SECOND)], minute * 60 * SECOND)
+        copied += sum(each.name.endswith("-0.segments") and each.facts in before for each in disk.last.segments)
+        named = Counter[str]()
+        for each in disk.last.segments:
+            named[each.name] += each.rows
+            assert disk.last.read(each).num_rows == each.rows
+            assert is_bloom(disk.last.filter(each), each.rows)
+        assert all(2 * named[each.name] >= each.of for each in disk.last.segments)
+        assert len(named) == len(disk.files())
+        routed, counts = disk.run([("old198", 199 * 60 * SECOND), ("old199", 200 * 60 * SECOND)], minute * 60 * SECOND)
+        assert (routed, counts.duplicates) == (Counter(), 2)
+    assert copied
 
 
 def test_without_filters_there_are_none(tmp_path: Path) -> None:

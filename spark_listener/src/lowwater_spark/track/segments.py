@@ -1,15 +1,19 @@
-"""State of a key range as immutable files, its *segments*: a batch adds a small one and links the others, so that it pays for what it changes and not for what is held.
+"""State of a key range in *segments*, tables that are never changed: a batch writes new ones and links the others, so that it pays for what it changes and not for what is held.
 
 A version names the segments of each range. What they hold and when they are merged or dropped is the update's affair: here they are written, linked from the version before, and read by
 memory map. With each go a few whole numbers of the update, and perhaps a filter: bytes that say what it surely does not hold. It stands in the segment's file, so it cannot be of another version
 than what it speaks of.
+
+A batch writes all new segments of a range into one file, since a file has to be synced, which takes longer than to write a small one. A file is linked as long as half of its rows are still named;
+then the segments that are left of it go into the file of the batch. So files take at most twice what the segments do, and a row is copied once more at most for each time that it is written.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
@@ -20,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FreshSegment", "NextSegments", "Segment", "SegmentUpdate", "Segments", "load", "save", "write_segments"]
 
-_SEGMENT: Final = ".segment"
+_SUFFIX: Final = ".segments"
 _FILTER: Final = b"filter"
 
 
@@ -30,7 +34,11 @@ class Segment:
 
     name: str
     """Of its file, in the version's directory."""
+    part: int
+    """Which one in the file it is, from 0."""
     rows: int
+    of: int
+    """How many rows the file has."""
     facts: tuple[int, ...] = ()
     """What the update has noted of it, such as the least and greatest event time in it."""
 
@@ -57,6 +65,8 @@ class Segments:
     """What the update has noted of the range."""
     whole: str = ""
     """The path of the state in one file, as updates that know no segments keep it; empty when there is none."""
+    _files: dict[str, pa.RecordBatchFileReader] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Those that were looked into."""
 
     def table(self) -> pa.Table | None:
         """Return the state in one file, None when there is none."""
@@ -66,16 +76,19 @@ class Segments:
         """Return a segment, mapped into memory: what is not looked at is not read."""
         import pyarrow as pa
 
-        with pa.memory_map(f"{self.folder}/{segment.name}") as file:
-            return pa.ipc.open_file(file).read_all()
+        return pa.Table.from_batches([self._file(segment.name).get_batch(segment.part)])
 
     def filter(self, segment: Segment) -> bytes:
         """Return its filter, empty when it has none. O(filter); the rows are not read."""
+        metadata = self._file(segment.name).get_batch_with_custom_metadata(segment.part).custom_metadata
+        return b"" if metadata is None else metadata.get(_FILTER, b"")
+
+    def _file(self, name: str) -> pa.RecordBatchFileReader:
         import pyarrow as pa
 
-        with pa.memory_map(f"{self.folder}/{segment.name}") as file:
-            metadata = pa.ipc.open_file(file).get_batch_with_custom_metadata(0).custom_metadata
-            return b"" if metadata is None else metadata.get(_FILTER, b"")
+        if name not in self._files:
+            self._files[name] = pa.ipc.open_file(pa.memory_map(f"{self.folder}/{name}"))
+        return self._files[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +112,46 @@ class SegmentUpdate(Protocol):
 
 
 def write_segments(after: NextSegments, before: Segments, folder: str, prefix: str) -> tuple[Segment, ...]:
-    """Write or link the segments of a range into a version that is being made, under names that begin with ``prefix``. O(what is new + segments).
+    """Write or link the segments of a range into a version that is being made, in files whose names begin with ``prefix``. O(what is written + segments).
 
-    Each attempt has a prefix of its own, so two of them do not meet. Nothing is durable before the version is.
+    All that are written have one schema. Each attempt has a prefix of its own, so two of them do not meet. Nothing is durable before the version is.
     """
-    written = []
-    for number, segment in enumerate(after.segments):
-        name = f"{prefix}-{number}{_SEGMENT}"
-        if isinstance(segment, Segment):
-            os.link(f"{before.folder}/{segment.name}", f"{folder}/{name}")
-            rows = segment.rows
-        else:
-            save(segment.table, Path(folder, name), segment.filter)
-            rows = segment.table.num_rows
-        written.append(Segment(name, rows, segment.facts))
-    return tuple(written)
+    live: Counter[str] = Counter()
+    for each in after.segments:
+        if isinstance(each, Segment):
+            live[each.name] += each.rows
+    links: dict[str, str] = {}
+    for each in after.segments:
+        if isinstance(each, Segment) and each.name not in links and 2 * live[each.name] >= each.of:
+            links[each.name] = f"{prefix}-{len(links) + 1}{_SUFFIX}"
+            os.link(f"{before.folder}/{each.name}", f"{folder}/{links[each.name]}")
+    own = f"{prefix}-0{_SUFFIX}"
+    fresh: list[FreshSegment] = []
+    placed: list[Segment] = []
+    for each in after.segments:
+        if isinstance(each, Segment) and each.name in links:
+            placed.append(replace(each, name=links[each.name]))
+            continue
+        written = (
+            FreshSegment(before.read(each), each.facts, before.filter(each)) if isinstance(each, Segment) else each
+        )
+        placed.append(Segment(own, len(fresh), written.table.num_rows, 0, written.facts))
+        fresh.append(written)
+    if not fresh:
+        return tuple(placed)
+    _save(fresh, f"{folder}/{own}")
+    rows = sum(each.table.num_rows for each in fresh)
+    return tuple(replace(each, of=rows) if each.name == own else each for each in placed)
+
+
+def _save(segments: Sequence[FreshSegment], path: str) -> None:
+    """Write segments into a file, each as a batch of its own. O(rows)."""
+    import pyarrow as pa
+
+    with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, segments[0].table.schema) as writer:
+        for each in segments:
+            [batch] = each.table.combine_chunks().to_batches()
+            writer.write_batch(batch, {_FILTER: each.filter} if each.filter else None)
 
 
 def load(path: str) -> pa.Table | None:
@@ -126,13 +164,9 @@ def load(path: str) -> pa.Table | None:
         return pa.ipc.open_file(file).read_all()
 
 
-def save(table: pa.Table, path: Path, filter_: bytes = b"") -> None:
-    """Write a table, in one piece when there is a filter. O(table)."""
+def save(table: pa.Table, path: Path) -> None:
+    """Write a table into a file of its own. O(table)."""
     import pyarrow as pa
 
     with pa.OSFile(os.fspath(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-        if filter_:
-            [batch] = table.combine_chunks().to_batches()
-            writer.write_batch(batch, {_FILTER: filter_})
-        else:
-            writer.write_table(table)
+        writer.write_table(table)
