@@ -1,4 +1,4 @@
-"""One broker for the tests of a process; each of them has topics of its own."""
+"""One broker for the tests of a process here; each of them has topics of its own. Tests of other folders are not to run beside it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.pipeline.case import Case
 _numbers = itertools.count(1)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     with Kafka(tmp_path_factory.mktemp("pipeline") / "kafka") as running:
         yield running

@@ -1,0 +1,365 @@
+"""A record's whole life, cut off at every point of it: what comes out equals the batch answer, and what is late is somewhere.
+
+Senders send until they are acknowledged, which is when the authority has counted the batch. The function that answers a record never makes the same row twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+
+import lowwater
+import lowwater_spark as lws
+from lowwater_pipeline.dedup.stage import Deduplicated
+from tests.kit.eventually import eventually
+from tests.kit.kafka import Kafka, Row
+from tests.kit.times import at, mark
+from tests.spark.flow import Flow
+from tests.spark.life import POINTS, Doom, Killed, Place, doomed, start
+from tests.spark.support import Upstream, low
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[2]
+PARTITIONS = 2
+RECORDS = 8
+"""New ones in a round."""
+AGES = 5
+"""Minutes that are longer than the slack."""
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    with Kafka(tmp_path_factory.mktemp("kafka")) as running:
+        yield running
+
+
+class Outcome(NamedTuple):
+    """What is wrong with the outputs."""
+
+    lost: int
+    doubled: int
+    wrong: int
+    """Rows with a value that is not theirs, records in an output that is not theirs, or the answers of two lives to one record."""
+
+
+class Senders:
+    """Send each record until it is acknowledged, and now and then again after that."""
+
+    def __init__(self, kafka: Kafka, place: Place, upstream: Upstream, seed: int) -> None:
+        self.kafka, self.place, self.upstream = kafka, place, upstream
+        self.chance = random.Random(seed)
+        self.minute = 0
+        self.records: dict[str, dict[str, Any]] = {}
+        self.offsets = [0] * PARTITIONS
+        self.waiting: dict[str, tuple[int, int]] = {}
+        """Where the last copy of each is that is not acknowledged."""
+        self.late: Counter[str] = Counter()
+        self.undecidable: Counter[str] = Counter()
+
+    def round(self) -> None:
+        """Send new records, and again what is not acknowledged; and what a sender sends that has promised not to."""
+        self._listen()
+        oldest = min([self.minute, *(self.records[each]["minute"] for each in self.waiting)])
+        self.upstream.at(10, oldest)
+        self.minute += 1
+        again = [each for each in self.waiting if not self.undecidable[each]]
+        fresh = [self._made(self.minute - 1) for _ in range(RECORDS)]
+        self._send(
+            self.chance.sample(
+                [*again, *fresh, *self.chance.sample(fresh, RECORDS // 2)], len(again) + RECORDS * 3 // 2
+            )
+        )
+
+    def stray(self) -> None:
+        """Send a record that comes too late, twice, and a copy of one that is forgotten, once: nobody could drop another one. All before is acknowledged."""
+        assert not self.waiting
+        late = self._made(self.minute - 2, ahead=False)
+        self.late[late] = 1
+        old = [each["id"] for each in self.records.values() if each["minute"] < self.minute - AGES]
+        forgotten = self.chance.choice([each for each in old if not self.late[each] and not self.undecidable[each]])
+        self.undecidable[forgotten] = 1
+        self._send([late, forgotten, late])
+
+    def acknowledged(self) -> bool:
+        """Return whether nothing waits."""
+        self._listen()
+        if not self.waiting:
+            self.upstream.at(10, self.minute)
+        return not self.waiting
+
+    def _made(self, minute: int, *, ahead: bool = True) -> str:
+        number = len(self.records)
+        name = f"record-{number}"
+        second = self.chance.randrange(60)
+        self.records[name] = {"id": name, "n": number, "t": at(10, minute, second).isoformat(), "minute": minute}
+        return name
+
+    def _send(self, names: list[str]) -> None:
+        rows = []
+        for name in names:
+            partition = self.records[name]["n"] % PARTITIONS
+            value = json.dumps({key: self.records[name][key] for key in ("id", "n", "t")})
+            rows.append(Row(value.encode(), name.encode(), partition))
+            self.waiting[name] = partition, self.offsets[partition]
+            self.offsets[partition] += 1
+        self.kafka.put(self.place.incoming, rows)
+
+    def _listen(self) -> None:
+        """Take the acknowledgements. A driver may have died in the middle of the last one."""
+        with contextlib.suppress(FileNotFoundError):
+            for line in self.place.acknowledged.read_text().splitlines():
+                reached = json.loads(line)
+                self.waiting = {
+                    name: (partition, offset)
+                    for name, (partition, offset) in self.waiting.items()
+                    if offset >= reached.get(str(partition), 0)
+                }
+
+
+class Life:
+    """A pipeline, its senders, and what ends it."""
+
+    def __init__(self, kafka: Kafka, flow: Flow, lw: lowwater.Client, upstream: Upstream, seed: int = 0) -> None:
+        self.kafka, self.flow, self.lw = kafka, flow, lw
+        name = f"life-{flow.folder.name}-{seed}"
+        folder = flow.folder / name
+        folder.mkdir()
+        self.place = Place(flow.address, str(folder), kafka.address, f"{name}-in", f"{name}-out")
+        for topic in (self.place.incoming, self.place.outgoing):
+            kafka.create(topic, PARTITIONS)
+        self.doom = Doom(folder / "doom")
+        self.senders = Senders(kafka, self.place, upstream, seed)
+        self.died: Counter[str] = Counter()
+
+    # -- a life ---------------------------------------------------------------------------------------------------------
+
+    def run(self, points: list[str], driver: Driver) -> None:
+        """Cut off one life after the other, each at the next point; between them nothing, or all that was sent, is acknowledged."""
+        driver.start()
+        for turn, point in enumerate(points):
+            if turn > AGES and self.senders.acknowledged():
+                self.senders.stray()
+            self.doom.plan(point)
+            self.senders.round()
+            driver.died(point)
+            self.died[point] += 1
+            self.doom.forgive()
+            driver.start()
+            if turn % 2:
+                self.settled(driver)
+        self.settled(driver)
+        driver.stop()
+
+    def settled(self, driver: Driver) -> None:
+        """Wait until every record is acknowledged, and the low watermark has passed them."""
+        eventually(self.senders.acknowledged, "all is acknowledged", seconds=300, check=driver.check)
+        reached = mark(10, self.senders.minute)
+        eventually(
+            lambda: low(self.lw, "stage") == reached, "the low watermark has passed it", seconds=300, check=driver.check
+        )
+
+    # -- the batch answer -----------------------------------------------------------------------------------------------
+
+    def outcome(self) -> Outcome:
+        """Compare the outputs with what a look at all that was sent says at once: each record that was not late, once; and the others, beside."""
+        senders = self.senders
+        wanted = {
+            "main": Counter({name: 1 for name in senders.records if not senders.late[name]}),
+            "late": senders.late,
+            "undecidable": senders.undecidable,
+        }
+        rows = [json.loads(each.value) for each in self.kafka.rows(self.place.outgoing)]
+        found = {
+            "main": Counter(row["id"] for row in rows),
+            **{name: self._beside(name) for name in ("late", "undecidable")},
+        }
+        lost = sum((wanted[name] - found[name]).total() for name in wanted)
+        doubled = sum(sum(count - 1 for count in found[name].values() if count > 1) for name in wanted)
+        strange = sum(len(found[name].keys() - wanted[name].keys()) for name in wanted)
+        wrong = sum(row["square"] != senders.records[row["id"]]["n"] ** 2 for row in rows)
+        return Outcome(lost, doubled, wrong + strange)
+
+    def _beside(self, name: str) -> Counter[str]:
+        files = Path(self.place.folder, name).glob("batch=*/*.parquet")
+        return Counter(row["id"] for file in files for row in pq.read_table(file).to_pylist())
+
+    def table(self) -> str:
+        """Return what was done, point by point."""
+        lines = [f"{self.died[point]:5}  {point:20} {said}" for point, said in POINTS.items()]
+        return "\n".join([*lines, f"{self.died.total()} kills, {len(self.senders.records)} records: {self.outcome()}"])
+
+
+class Driver:
+    """What runs the pipeline."""
+
+    def start(self) -> None:
+        """Start one more."""
+        raise NotImplementedError
+
+    def died(self, point: str) -> None:
+        """Wait until it has died of a point."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Fail when it has ended."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """End it."""
+        raise NotImplementedError
+
+
+class Thread(Driver):
+    """A query in the process of the tests, which fails where it is to die."""
+
+    def __init__(self, life: Life, **options: Any) -> None:
+        self.life, self.options = life, options
+
+    def start(self) -> None:
+        life = self.life
+        life.flow.queries.append(start(life.flow.spark, life.place, life.doom, **self.options))
+
+    def died(self, point: str) -> None:
+        [query] = self.life.flow.queries
+        with pytest.raises(Exception, match=f"{Killed.__name__}.*{point}|^{point}$"):
+            assert not query.await_termination(180), f"it ended by itself, and not at: {point}"
+        self.life.flow.queries.clear()
+
+    def check(self) -> None:
+        self.life.flow.check()
+
+    def stop(self) -> None:
+        self.life.flow.stop()
+
+
+class Process(Driver):
+    """A driver in a process of its own, and one more that is ready to take its place."""
+
+    def __init__(self, life: Life) -> None:
+        self.life = life
+        self.log = Path(life.place.folder, "driver.log")
+        self.running: subprocess.Popen[bytes] | None = None
+        self.spare = self._spare()
+
+    def _spare(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "tests.spark.life_driver", *self.life.place, str(self.life.doom.file)]
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def start(self) -> None:
+        self.running, self.spare = self.spare, self._spare()
+        assert self.running.stdin is not None
+        self.running.stdin.write(b"\n")
+        self.running.stdin.flush()
+
+    def died(self, point: str) -> None:
+        assert self.running is not None
+        assert self.running.wait(300) == -signal.SIGKILL, f"{point}: {self.log.read_text()[-3000:]}"
+
+    def check(self) -> None:
+        assert self.running is not None
+        assert self.running.poll() is None, self.log.read_text()[-3000:]
+
+    def stop(self) -> None:
+        for each in (self.running, self.spare):
+            if each is not None and each.poll() is None:
+                os.killpg(each.pid, signal.SIGKILL)
+                each.wait(30)
+
+
+@pytest.fixture
+def life(kafka: Kafka, flow: Flow, lw: lowwater.Client, upstream: Upstream) -> Life:
+    return Life(kafka, flow, lw, upstream)
+
+
+def test_a_life_that_is_cut_off_at_any_point_of_it_ends_as_it_would_have(
+    life: Life, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with doomed(life.doom):
+        life.run([*POINTS], Thread(life))
+    with capsys.disabled():
+        print(life.table())
+    assert life.outcome() == Outcome(0, 0, 0)
+    assert life.died == Counter(POINTS.keys())
+    assert life.senders.late
+    assert life.senders.undecidable
+
+
+def test_the_page_has_every_point() -> None:
+    rows = re.findall(r"^\| (.*?) \| 10 \| 0 \| 0 \| 0 \|$", (ROOT / "docs/exactly-once.md").read_text(), re.MULTILINE)
+    assert rows == [*POINTS.values()]
+
+
+# -- what the table is worth -----------------------------------------------------------------------------------------
+
+
+def without(_: lws.Batch, rows: DataFrame) -> Deduplicated:
+    """No deduplication."""
+    none = rows.where("false")
+    return Deduplicated(rows, none, none, none)
+
+
+def apart(file: Path) -> Callable[[lws.Batch, DataFrame], Deduplicated]:
+    """Deduplication whose ids are durable by themselves, and not with the rows of their batch."""
+
+    def sift(_: lws.Batch, rows: DataFrame) -> Deduplicated:
+        known = file.read_text().split() if file.exists() else []
+        fresh = rows.dropDuplicates(["id"]).where(~sf.col("id").isin(known)).persist()
+        with file.open("a") as more:
+            more.writelines(f"{row.id}\n" for row in fresh.collect())
+        none = rows.where("false")
+        return Deduplicated(fresh, none, none, none)
+
+    return sift
+
+
+def test_without_deduplication_rows_come_twice(life: Life) -> None:
+    with doomed(life.doom):
+        life.run(["written"], Thread(life, dedup=without))
+    assert life.outcome().doubled
+
+
+def test_ids_that_are_not_one_with_their_rows_lose_some(life: Life) -> None:
+    with doomed(life.doom):
+        life.run(["function begun"], Thread(life, dedup=apart(Path(life.place.folder, "known"))))
+    assert life.outcome().lost
+
+
+# -- real kills ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(1, 11))
+def test_a_driver_that_is_killed_with_all_its_processes_at_any_point(
+    kafka: Kafka, flow: Flow, lw: lowwater.Client, upstream: Upstream, seed: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    life = Life(kafka, flow, lw, upstream, seed)
+    driver = Process(life)
+    try:
+        life.run(random.Random(seed).sample([*POINTS], len(POINTS)), driver)
+    finally:
+        driver.stop()
+    with capsys.disabled():
+        print(life.table())
+    assert life.outcome() == Outcome(0, 0, 0)
+    assert life.died == Counter(POINTS.keys())
