@@ -161,7 +161,7 @@ class Life:
             self.died[point] += 1
             self.doom.forgive()
             driver.start()
-            if turn % 2:
+            if turn % 4 == 3:
                 self.settled(driver)
         self.settled(driver)
         driver.stop()
