@@ -178,7 +178,7 @@ def _stages() -> Row:
             ),
             Panel(
                 "Ids that stages remember",
-                "They fall when the low watermark of the senders moves; a line that only rises is a sender whose low watermark stands.",
+                "As of the last batch. They fall when the low watermark of the senders moves; a line that only rises is a sender whose low watermark stands.",
                 (Query(stage("remembered_ids"), "{{computation}}"),),
                 width=8,
             ),
