@@ -1,4 +1,4 @@
-"""The dashboard and the alerts of deduplicators: what `lowwater-pipeline dedup` exports about its partitions."""
+"""The dashboard and the alerts of deduplicators: what `lowwater-pipeline dedup` exports about its partitions, and drivers about stages that deduplicate."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from monitoring.rules import Alert, Group
 TOPICS: Final = 'job=~"$job", topic=~"$topic"'
 PARTITION: Final = "{{topic}} [{{partition}}]"
 BY_PARTITION: Final = "job, topic, partition"
+STAGES: Final = 'job=~"$job", computation=~"$computation"'
 
 
 def dedup(name: str) -> str:
@@ -22,16 +23,31 @@ def rate(name: str) -> str:
     return f"sum by (job, topic) (rate({dedup(name)}[$__rate_interval]))"
 
 
+def stage(name: str, matcher: str = "") -> str:
+    """Select a figure of stages that deduplicate, of those that the reader chose."""
+    return f"lowwater_dedup_stage_{name}{{{STAGES}{matcher}}}"
+
+
+def stage_rate(name: str, matcher: str = "", by: str = "") -> str:
+    """Count events of each stage a second."""
+    return f"sum by (job, computation{by}) (rate({stage(name, matcher)}[$__rate_interval]))"
+
+
 def board() -> Board:
     """Build the dashboard of deduplicators."""
     return Board(
         "lowwater-dedup",
         "Lowwater / Deduplicators",
         "What lowwater-pipeline dedup passes on, drops and remembers, by input topic. Read it from the top: does each partition work, does"
-        " it keep up, how many copies come, and does what is remembered stay bounded.",
-        "label_values(lowwater_dedup_running, job)",
-        (Choice("topic", "Input topic", 'label_values(lowwater_dedup_running{job=~"$job"}, topic)'),),
-        (_passed(), _remembered()),
+        " it keep up, how many copies come, and does what is remembered stay bounded. Below the same of tracked stages of Spark.",
+        'label_values({__name__=~"lowwater_dedup_(running|stage_remembered_ids)"}, job)',
+        (
+            Choice("topic", "Input topic", 'label_values(lowwater_dedup_running{job=~"$job"}, topic)'),
+            Choice(
+                "computation", "Stage", 'label_values(lowwater_dedup_stage_remembered_ids{job=~"$job"}, computation)'
+            ),
+        ),
+        (_passed(), _remembered(), _stages()),
         several_jobs=True,
     )
 
@@ -131,6 +147,54 @@ def _remembered() -> Row:
                 "Transactions a second. None while messages wait is a broker that is away, or a partition that is held.",
                 (Query(rate("commits_total"), "{{topic}}"),),
                 Unit.PER_SECOND,
+            ),
+        ),
+    )
+
+
+def _stages() -> Row:
+    copies, told = ', route="duplicate"', ', route!="undecidable"'
+    copied = f"{stage_rate('rows_total', copies)} / {stage_rate('rows_total', told)}"
+    filtered = ', outcome="filtered"'
+    spared = f"{stage_rate('lookups_total', filtered)} / {stage_rate('lookups_total')}"
+    return Row(
+        "Tracked stages",
+        (
+            Panel(
+                "Rows of stages",
+                "Rows a second: first ones of their id, late ones, copies, and undecidable ones, which are so late that their ids are forgotten."
+                " Ids that a bound has pushed out early may pass once more: raise most=.",
+                (
+                    Query(stage_rate("rows_total", by=", route"), "{{computation}} {{route}}"),
+                    Query(stage_rate("forgotten_early_ids_total"), "{{computation}} ids forgotten early"),
+                ),
+                Unit.PER_SECOND,
+            ),
+            Panel(
+                "Share of copies in stages",
+                "How many of the rows had come before, of those of which that can be said. A jump is a sender that repeats itself.",
+                (Query(copied, "{{computation}}"),),
+                Unit.SHARE,
+            ),
+            Panel(
+                "Ids that stages remember",
+                "As of the last batch. They fall when the low watermark of the senders moves; a line that only rises is a sender whose low watermark stands.",
+                (Query(stage("remembered_ids"), "{{computation}}"),),
+                width=8,
+            ),
+            Panel(
+                "State of stages",
+                "Bytes of the ids and their filters. It follows the ids with a delay: what is forgotten goes with the segment that it is in.",
+                (Query(stage("state_bytes"), "{{computation}}"),),
+                Unit.BYTES,
+                width=8,
+            ),
+            Panel(
+                "Looks that the filters of stages spared",
+                "The share of looks into a segment that its Bloom filter has answered with no. New rows make it high, copies make it low.",
+                (Query(spared, "{{computation}}"),),
+                Unit.SHARE,
+                width=8,
             ),
         ),
     )

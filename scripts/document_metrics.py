@@ -15,6 +15,7 @@ import lowwater_spark.prometheus
 from lowwater.prometheus import Figure
 from lowwater_authority.ops import computation_figures, metrics, shard_figures
 from lowwater_pipeline.dedup import figures as dedup_figures
+from lowwater_pipeline.dedup import stage_figures
 from scripts import tables
 
 PAGE: Final = Path(__file__).resolve().parent.parent / "docs/metrics.md"
@@ -33,6 +34,7 @@ TABLES: Final[dict[str, Sequence[Figure]]] = {
     "client": lowwater.prometheus.FIGURES,
     "spark": lowwater_spark.prometheus.FIGURES,
     "dedup": dedup_figures.FIGURES,
+    "dedup_stages": stage_figures.FIGURES,
 }
 """By the name in the page's markers."""
 

@@ -37,7 +37,9 @@ def test_every_panel_of_deduplicators_has_data(tmp_path: Path) -> None:
                 with Prometheus(
                     tmp_path / "prometheus", {"dedup": [f"127.0.0.1:{exporter.server_port}"]}
                 ) as prometheus:
-                    queries = asked("lowwater-dedup", ".+")
+                    queries = [
+                        each for each in asked("lowwater-dedup", ".+") if "lowwater_dedup_stage_" not in each.expr
+                    ]
                     assert len(queries) == 14
                     missing = queries
 

@@ -14,6 +14,7 @@ import pytest
 from lowwater.prometheus import FIGURES as CLIENT
 from lowwater_authority.ops.metrics import FIGURES as AUTHORITY
 from lowwater_pipeline.dedup.figures import FIGURES as DEDUP
+from lowwater_pipeline.dedup.stage_figures import FIGURES as DEDUP_STAGES
 from lowwater_spark.prometheus import FIGURES as SPARK
 from monitoring.files import GENERATED, HERE, PAGE, generate, groups, page
 from monitoring.grafana import COLUMNS
@@ -30,7 +31,7 @@ LABELS: Final = {"job", "instance", "le"}
 def exported() -> dict[str, set[str]]:
     """Every metric that something exports or records, and its labels; of a histogram its three series."""
     found: dict[str, set[str]] = {name: set() for name in PROCESS}
-    for figure in (*AUTHORITY, *CLIENT, *SPARK, *DEDUP):
+    for figure in (*AUTHORITY, *CLIENT, *SPARK, *DEDUP, *DEDUP_STAGES):
         names = [f"{figure.name}{end}" for end in ("_bucket", "_sum", "_count")]
         for name in names if figure.kind == "histogram" else [figure.name]:
             found[name] = set(figure.labels)

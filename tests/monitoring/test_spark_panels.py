@@ -1,7 +1,8 @@
-"""Every query of a panel and every alert about Spark jobs, against a real Prometheus that scrapes a real driver."""
+"""Every query of a panel and every alert about Spark jobs and their stages that deduplicate, against a real Prometheus that scrapes a real driver."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +13,8 @@ from pyspark.sql.functions import window
 
 import lowwater
 import lowwater_spark as lws
+from lowwater_pipeline.dedup import stage_figures
+from lowwater_pipeline.dedup.stage import Deduplication
 from lowwater_spark.prometheus import register
 from tests.kit.eventually import eventually
 from tests.monitoring.panels_asked import asked, rules, selectors
@@ -73,6 +76,48 @@ def test_every_panel_of_spark_jobs_has_data(spark: SparkSession, tmp_path: Path)
             assert [each for each in wanted if not prometheus.series(each)] == []
             for query in spark.streams.active:
                 query.stop()
+    finally:
+        exporter.shutdown()
+        exporter.server_close()
+        thread.join()
+
+
+def test_every_panel_of_stages_that_deduplicate_has_data(spark: SparkSession, tmp_path: Path) -> None:
+    registry = CollectorRegistry()
+    feed, numbers = Feed(tmp_path / "in"), itertools.count()
+    figures, once = stage_figures.register(registry), Deduplication("key", "t")
+
+    def unique(rows: DataFrame, batch: lws.Batch) -> None:
+        found = once.of(batch, rows)
+        batch.write(found.main, tmp_path / "out")
+        figures.count("unique", batch, found.counts())
+
+    (tmp_path / "authority").mkdir()
+    exporter, thread = start_http_server(0, "127.0.0.1", registry)
+    try:
+        with (
+            serving(tmp_path / "authority") as server,
+            lowwater.connect(server.address) as lw,
+            Prometheus(tmp_path / "prometheus", {"spark": [f"127.0.0.1:{exporter.server_port}"]}) as prometheus,
+        ):
+            Upstream(lw).at(10)
+            stage = lws.stage(
+                spark, "unique", inputs=["source"], key="key", event_time="t", ranges=1, address=server.address
+            )
+            frame = spark.readStream.schema(SCHEMA).json(str(feed.folder))
+            query = stage.foreach_batch(frame, unique, checkpoint=tmp_path / "ck")
+            queries = [each for each in asked("lowwater-dedup", ".+") if "lowwater_dedup_stage_" in each.expr]
+            assert len(queries) == 6
+            missing = queries
+
+            def none_missing() -> bool:
+                nonlocal missing
+                feed.put([row("a", 11), row(f"fresh-{next(numbers)}", 11)])
+                missing = [each for each in missing if not prometheus.series(each.expr)]
+                return not missing
+
+            eventually(none_missing, seconds=120, seen=lambda: (missing, query.query.exception()))
+            query.stop()
     finally:
         exporter.shutdown()
         exporter.server_close()

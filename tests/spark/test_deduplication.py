@@ -8,12 +8,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame
 
 import lowwater
 import lowwater_spark as lws
 from lowwater_pipeline.dedup.sieve import Counts
 from lowwater_pipeline.dedup.stage import Deduplication
+from lowwater_pipeline.dedup.stage_figures import register
 from tests.kit.times import mark
 from tests.spark.flow import Flow
 from tests.spark.support import Upstream, low, row
@@ -29,15 +31,23 @@ class Dedup:
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
         self.counts: list[Counts] = []
+        self.last = Counts()
+        self.registry = CollectorRegistry()
+        self.figures = register(self.registry)
 
     def start(self, dedup: Deduplication, **options: Any) -> lws.TrackedQuery:
         def write(rows: DataFrame, batch: lws.Batch) -> None:
             done = dedup.of(batch, rows)
             for route in ROUTES:
                 batch.write(getattr(done, route), self.flow.folder / route)
-            self.counts.append(Counts(*done.counts()[:6]))  # the rest depends on how many rows make a batch
+            self.last = done.counts()
+            self.figures.count("stage", batch, self.last)
+            self.counts.append(Counts(*self.last[:6]))  # the rest depends on how many rows make a batch
 
         return self.flow.start(write, ranges=2, **options)
+
+    def figure(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(f"lowwater_dedup_stage_{name}", {"computation": "stage", **labels})
 
     def out(self, route: str = "main") -> Counter[str]:
         read = self.flow.spark.read.option("recursiveFileLookup", "true").schema("key string, t timestamp")
@@ -90,6 +100,13 @@ def test_records_come_out_once_whatever_dies_and_ids_are_forgotten_by_the_low_wa
     assert dedup.out("undecidable") == Counter(["0-0"])
     [copies] = [each for each in dedup.counts if each.undecidable]
     assert copies == Counts(undecidable=1, duplicates=1, remembered=20), "those of thirteen o'clock"
+    routes = {route: dedup.figure("rows_total", route=route) for route in (*ROUTES, "duplicate")}
+    assert routes == {"main": 80, "late": 0, "undecidable": 1, "duplicate": 4 * 5 + 3 * 20 + 1}
+    assert sum(each.duplicates for each in dedup.counts) > 81, "a batch that was counted has run again"
+    outcomes = {outcome: dedup.figure("lookups_total", outcome=outcome) for outcome in ("filtered", "found", "vain")}
+    assert outcomes == {"filtered": 0, "found": 3 * 20 + 1, "vain": 0}, "no other row is of an hour that has a segment"
+    assert dedup.figure("forgotten_early_ids_total") == 0
+    assert (dedup.figure("remembered_ids"), dedup.figure("state_bytes")) == (20, dedup.last.state_bytes)
 
 
 def test_late_rows_go_beside_and_a_record_is_told_from_its_copy_within_the_slack(

@@ -1,0 +1,81 @@
+"""Figures of stages that deduplicate: sums of what batches counted, each batch once, in the families that are declared. A real stage: tests/spark/test_deduplication.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from lowwater_pipeline.dedup.sieve import Counts
+from lowwater_pipeline.dedup.stage_figures import FIGURES, StageCollector, register
+
+if TYPE_CHECKING:
+    from lowwater_spark import Batch
+
+FIRST = Counts(10, 1, 2, 3, 4, 100, 5000, 30, 12, 7)
+SECOND = Counts(20, 2, 4, 6, 8, 50, 2000, 60, 24, 14)
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def figures(registry: CollectorRegistry) -> StageCollector:
+    return register(registry)
+
+
+def batch(number: int, digest: str = "a") -> Batch:
+    return cast("Batch", SimpleNamespace(id=number, digest=digest))
+
+
+def exported(registry: CollectorRegistry, computation: str = "unique") -> list[int]:
+    """Everything of a stage, in the order of the families."""
+    found = [sample for family in registry.collect() for sample in family.samples]
+    return [int(each.value) for each in found if each.labels["computation"] == computation]
+
+
+def test_counters_are_sums_and_gauges_are_of_the_last_batch(
+    registry: CollectorRegistry, figures: StageCollector
+) -> None:
+    figures.count("unique", batch(0), FIRST)
+    assert exported(registry) == [10, 1, 2, 3, 4, 18, 7, 5, 100, 5000]
+    figures.count("unique", batch(1), SECOND)
+    assert exported(registry) == [30, 3, 6, 9, 12, 54, 21, 15, 50, 2000]
+
+
+def test_a_batch_counts_once_and_one_of_another_plan_is_another(
+    registry: CollectorRegistry, figures: StageCollector
+) -> None:
+    """A checkpoint that begins anew numbers from 0 again."""
+    for each in (batch(0), batch(0), batch(0, "b"), batch(0, "b")):
+        figures.count("unique", each, FIRST)
+    assert exported(registry)[0] == 20
+
+
+def test_stages_of_one_query_count_apart(registry: CollectorRegistry, figures: StageCollector) -> None:
+    """Their batches have the same number and digest."""
+    figures.count("unique", batch(0), FIRST)
+    figures.count("again", batch(0), SECOND)
+    assert (exported(registry)[0], exported(registry, "again")[0]) == (10, 20)
+
+
+def test_what_is_exported_is_what_is_declared(registry: CollectorRegistry, figures: StageCollector) -> None:
+    figures.count("unique", batch(0), FIRST)
+    seen = {(sample.name, tuple(sample.labels)) for family in registry.collect() for sample in family.samples}
+    assert seen == {(figure.name, figure.labels) for figure in FIGURES}
+
+
+def test_neither_spark_nor_kafka_is_imported_for_figures_and_prometheus_client_not_for_stages() -> None:
+    for module, unasked in (
+        ("stage_figures", {"pyspark", "confluent_kafka", "rocksdict"}),
+        ("stage", {"prometheus_client"}),
+    ):
+        check = f"import sys, lowwater_pipeline.dedup.{module}; print({unasked!r} & set(sys.modules))"
+        done = subprocess.run([sys.executable, "-c", check], check=True, capture_output=True, text=True, timeout=60)
+        assert done.stdout == "set()\n", module
