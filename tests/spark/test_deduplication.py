@@ -158,7 +158,7 @@ def test_a_checkpoint_of_a_release_without_segments_goes_on(
     flow.queries.remove(query)
     state = flow.folder / "ck/lowwater/state"
     assert list(state.glob("*/*.state"))
-    assert not list(state.glob("*/*.segment"))
+    assert not list(state.glob("*/*.segments"))
     query = dedup.start(Deduplication("key", "t"))
     flow.feed.put([*(row(name, 10) for name in names), row("new", 11), row("ancient", 9)])
     flow.eventually(lambda: Counts(1, 0, 1, 20, 0, 21) in dedup.counts, "all of them are known, and what is below 9:30")
@@ -168,7 +168,7 @@ def test_a_checkpoint_of_a_release_without_segments_goes_on(
     flow.eventually(lambda: Counts(duplicates=1, remembered=1) in dedup.counts, "the others are forgotten")
     assert dedup.out() == Counter([*names, "new"])
     newest = max(state.iterdir(), key=lambda each: int(each.name) if each.name.isdecimal() else -1)
-    assert (len([*newest.glob("*.segment")]), len([*newest.glob("*.state")])) == (1, 0)
+    assert (len([*newest.glob("*.segments")]), len([*newest.glob("*.state")])) == (1, 0)
     query.stop()
     flow.queries.remove(query)
     query = flow.start(before, ranges=2)

@@ -267,8 +267,8 @@ class Process(Driver):
     def start(self) -> None:
         self.running, self.spare = self.spare, self._spare()
         assert self.running.stdin is not None
-        self.running.stdin.write(b"\n")
-        self.running.stdin.flush()
+        with self.running.stdin as told:
+            told.write(b"\n")
 
     def died(self, point: str) -> None:
         assert self.running is not None
@@ -280,9 +280,10 @@ class Process(Driver):
 
     def stop(self) -> None:
         for each in (self.running, self.spare):
-            if each is not None and each.poll() is None:
-                os.killpg(each.pid, signal.SIGKILL)
-                each.wait(30)
+            if each is not None:
+                if each.poll() is None:
+                    os.killpg(each.pid, signal.SIGKILL)
+                each.communicate(timeout=30)
 
 
 @pytest.fixture
@@ -304,7 +305,7 @@ def test_a_life_that_is_cut_off_at_any_point_of_it_ends_as_it_would_have(
 
 
 def test_the_page_has_every_point() -> None:
-    rows = re.findall(r"^\| (.*?) \| 10 \| 0 \| 0 \| 0 \|$", (ROOT / "docs/exactly-once.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| (.*?) \| 5 \| 0 \| 0 \| 0 \|$", (ROOT / "docs/exactly-once.md").read_text(), re.MULTILINE)
     assert rows == [*POINTS.values()]
 
 
@@ -349,7 +350,7 @@ def test_ids_that_are_not_one_with_their_rows_lose_some(life: Life) -> None:
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("seed", range(1, 11))
+@pytest.mark.parametrize("seed", range(1, 6))
 def test_a_driver_that_is_killed_with_all_its_processes_at_any_point(
     kafka: Kafka, flow: Flow, lw: lowwater.Client, upstream: Upstream, seed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
