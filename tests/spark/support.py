@@ -21,8 +21,9 @@ from tests.kit.times import at
 if TYPE_CHECKING:
     from lowwater_spark import TrackedQuery
 
-LIGHT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Short-lived JVMs on few cores: compiling less is faster."""
+LIGHT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m -XX:MetaspaceSize=256m"
+"""JVMs on few cores: compiling less is faster. One that runs hundreds of queries fills the 48 MB that it has for code then, and forgets and compiles
+without end."""
 if sys.platform == "linux":
     # Hadoop starts a program for each file whose mode it sets: at once, and not by way of another program.
     LIGHT += " -Djdk.lang.Process.launchMechanism=VFORK"
