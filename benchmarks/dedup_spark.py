@@ -163,7 +163,7 @@ def _on(rows: DataFrame, batch: lws.Batch, *, filters: bool = True) -> Passed:
     once = Deduplication("id", "t")
     once._sieve = Sieve("id", "t", filters=filters)
     found = once.of(batch, rows)
-    return found.main, [found.counts()]
+    return found.main, [found.counts]
 
 
 def _unfiltered(rows: DataFrame, batch: lws.Batch) -> Passed:

@@ -69,7 +69,7 @@ class Stage:
         self.passed.update(row.id for row in found.main.select("id").collect())
         low = batch.low
         behind = 0.0 if low.unknown or low.finished else (START + self.now - low.micros) / MINUTE
-        self.samples.append(Sample(self.now / MINUTE, behind, found.counts()))
+        self.samples.append(Sample(self.now / MINUTE, behind, found.counts))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

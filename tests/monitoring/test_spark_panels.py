@@ -90,7 +90,7 @@ def test_every_panel_of_stages_that_deduplicate_has_data(spark: SparkSession, tm
     def unique(rows: DataFrame, batch: lws.Batch) -> None:
         found = once.of(batch, rows)
         batch.write(found.main, tmp_path / "out")
-        figures.count("unique", batch, found.counts())
+        figures.count("unique", batch, found.counts)
 
     (tmp_path / "authority").mkdir()
     exporter, thread = start_http_server(0, "127.0.0.1", registry)

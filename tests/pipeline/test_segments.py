@@ -15,11 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lowwater
-from lowwater.watermark import MIN
 from lowwater_pipeline.dedup.bloom import is_bloom
 from lowwater_pipeline.dedup.sieve import ROUTE, Counts, Sieve, WindowFull
 from lowwater_pipeline.dedup.stage import IdUpdate
-from lowwater_spark.track.segments import Segments, save, write_segments
+from lowwater_spark.track.segments import Segments, write_segments
 from tests.kit.times import SECOND
 from tests.pipeline.test_sieve import TIMES, Oracle, Row, sieve, sieves, steps, table
 
@@ -41,9 +40,8 @@ class Disk:
             self._attempt(rows, low, 0)
         self.last, emitted = self._attempt(rows, low, 1)
         shutil.rmtree(self.folder / str(self.batch - 2), ignore_errors=True)
-        found = emitted.to_pylist()
-        counts = Counts(*found[-1]["lowwater_counts"])
-        return Counter((row["id"], row[ROUTE]) for row in found[:-1]), counts
+        counts = Counts(*self.last.facts[-len(Counts._fields) :])
+        return Counter((row["id"], row[ROUTE]) for row in emitted.to_pylist()), counts
 
     def _attempt(self, rows: Sequence[Row], low: int, number: int) -> tuple[Segments, pa.Table]:
         folder = str(self.folder / str(self.batch))
@@ -125,20 +123,3 @@ def test_without_filters_there_are_none(tmp_path: Path) -> None:
     _, counts = disk.run([("a", 1), ("b", 1)], 0)
     assert (counts.duplicates, counts.looks, counts.passed, counts.found) == (1, 0, 0, 0)
     assert [disk.last.filter(each) for each in disk.last.segments] == [b""]
-
-
-def test_the_state_of_a_release_without_segments_goes_on(tmp_path: Path) -> None:
-    """Its one file is taken over into segments by the first batch, and rows of that batch are looked for in it."""
-    kept = {"id": [None, "a", "b"], "micros": [4, 5, 900 * SECOND], "batch": [6, 3, 3]}
-    schema = pa.schema([("id", pa.large_string()), ("micros", pa.int64()), ("batch", pa.int64())])
-    save(pa.table(kept, schema), tmp_path / "00000-7.state")
-    disk = Disk(tmp_path, sieve())
-    disk.last = Segments(str(tmp_path), whole=str(tmp_path / "00000-7.state"))
-    rows = [("a", 5), ("b", 900 * SECOND), ("c", 5), ("d", 3), ("e", 7)]
-    routed, counts = disk.run(rows, MIN, killed=True)
-    assert routed == Counter({("c", "late"): 1, ("d", "undecidable"): 1, ("e", "main"): 1})
-    assert (counts.duplicates, counts.remembered) == (2, 4)
-    assert disk.last.whole == ""
-    assert len(disk.last.segments) == 2, "in two slices"
-    routed, _ = disk.run(rows, MIN)
-    assert routed == Counter({("d", "undecidable"): 1})

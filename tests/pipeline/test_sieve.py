@@ -426,27 +426,6 @@ def test_a_stage_may_get_another_window() -> None:
     assert dict(zip(out["id"].to_pylist(), out[ROUTE].to_pylist(), strict=True)) == dict.fromkeys("ad", "undecidable")
 
 
-def test_a_state_in_one_table_is_taken_over() -> None:
-    """Releases before kept ids in the order of nothing, and what was forgotten in a row without an id."""
-    columns = {
-        "id": ["b", None, "a", "c"],
-        "micros": [12 * SECOND, 10 * SECOND, 11 * SECOND, 500 * SECOND],
-        "batch": [2, 20 * SECOND, 2, 1],
-    }
-    whole = pa.table(columns, pa.schema([("id", pa.large_string()), ("micros", pa.int64()), ("batch", pa.int64())]))
-    by_both = sieve("both", 10, 3, forget=True)
-    seen = by_both.adopted(whole)
-    assert (seen.floor, seen.highest) == (10 * SECOND, 20 * SECOND)
-    assert remembered(seen, MIN) == {"c": (500 * SECOND, 0), "a": (11 * SECOND, 1), "b": (12 * SECOND, 2)}
-    rows = table([("a", 11 * SECOND), ("b", 12 * SECOND), ("c", 500 * SECOND), ("d", 13 * SECOND), ("e", 9 * SECOND)])
-    seen, out, counts = by_both.sift(seen, rows, 0)
-    assert dict(zip(out["id"].to_pylist(), out[ROUTE].to_pylist(), strict=True)) == {"d": "late", "e": "undecidable"}
-    assert (counts.duplicates, counts.forgotten_early, counts.remembered) == (3, 1, 3), "c came first"
-    assert sieve().adopted(whole.slice(1, 1)).facts == (10 * SECOND, 20 * SECOND, 0, 0, 0)
-    with pytest.raises(ValueError, match="has the columns key, n, and is not that of a deduplication"):
-        sieve().adopted(pa.table({"key": ["a"], "n": [1]}))
-
-
 @pytest.mark.parametrize(
     ("columns", "said"),
     [

@@ -40,7 +40,7 @@ class Dedup:
             done = dedup.of(batch, rows)
             for route in ROUTES:
                 batch.write(getattr(done, route), self.flow.folder / route)
-            self.last = done.counts()
+            self.last = done.counts
             self.figures.count("stage", batch, self.last)
             self.counts.append(Counts(*self.last[:6]))  # the rest depends on how many rows make a batch
 
@@ -126,54 +126,44 @@ def test_late_rows_go_beside_and_a_record_is_told_from_its_copy_within_the_slack
     assert [dedup.out(route) for route in ROUTES] == [Counter("a"), Counter("b"), Counter("c")]
 
 
-def in_one_table(_: int, state: pa.Table | None, rows: pa.Table, low: lowwater.Watermark) -> lws.UpdateResult:
-    """Pass all rows, and keep their ids as the release without segments did: in one file for each range, which has what was forgotten in a row without an id."""
-    schema = pa.schema([("id", pa.large_string()), ("micros", pa.int64()), ("batch", pa.int64())])
-    bounds = pa.table({"id": [None], "micros": [low.micros], "batch": [low.micros]}, schema)
-    times = rows["t"].cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-    new = pa.table({"id": rows["key"], "micros": times, "batch": [0] * rows.num_rows}).cast(schema)
-    kept = pa.concat_tables([bounds, *([] if state is None else [state.slice(1)]), new])
-    counts = pa.nulls(rows.num_rows, pa.list_(pa.int64()))
-    route = pa.array(["main"] * rows.num_rows)
-    return kept, rows.append_column("lowwater_route", route).append_column("lowwater_counts", counts), None, ()
+def passed(_: int, state: pa.Table | None, rows: pa.Table, _low: lowwater.Watermark) -> lws.UpdateResult:
+    """Pass all rows, and keep something."""
+    return pa.table({"n": [1]}), rows.append_column("lowwater_route", pa.array(["main"] * rows.num_rows)), None, ()
 
 
-def test_a_checkpoint_of_a_release_without_segments_goes_on(
-    dedup: Dedup, lw: lowwater.Client, upstream: Upstream
+@pytest.mark.parametrize("first", ["function", "deduplication"])
+def test_what_another_function_has_made_is_refused(
+    dedup: Dedup, lw: lowwater.Client, upstream: Upstream, first: str
 ) -> None:
-    """It has one file for each range. Then there are segments, which a function that knows none does not pass over."""
+    """Neither goes on with the state of the other: what is remembered would be lost."""
     flow = dedup.flow
-    rows = "key string, t timestamp, lowwater_route string, lowwater_counts array<bigint>"
 
-    def before(frame: DataFrame, batch: lws.Batch) -> None:
-        batch.write(batch.stateful(frame, in_one_table, rows).select("key", "t"), flow.folder / "main")
+    def function() -> lws.TrackedQuery:
+        def write(frame: DataFrame, batch: lws.Batch) -> None:
+            batch.write(
+                batch.stateful(frame, passed, "key string, t timestamp, lowwater_route string"), flow.folder / "main"
+            )
 
-    query = flow.start(before, ranges=2)
-    names = [f"old{number}" for number in range(20)]
-    flow.feed.put([row(name, 10) for name in names])
-    flow.eventually(lambda: query.query.recentProgress and dedup.out() == Counter(names), "they are written")
+        return flow.start(write, ranges=2)
+
+    def deduplication() -> lws.TrackedQuery:
+        return dedup.start(Deduplication("key", "t"))
+
+    begin, other = (function, deduplication) if first == "function" else (deduplication, function)
+    query = begin()
+    flow.feed.put([row("a", 10)])
     upstream.at(9, 30)
-    flow.eventually(lambda: low(lw, "stage") == mark(9, 30), "they are committed")
+    flow.eventually(lambda: low(lw, "stage") == mark(9, 30), "it is committed")
     query.stop()
     flow.queries.remove(query)
-    state = flow.folder / "ck/lowwater/state"
-    assert list(state.glob("*/*.state"))
-    assert not list(state.glob("*/*.segments"))
-    query = dedup.start(Deduplication("key", "t"))
-    flow.feed.put([*(row(name, 10) for name in names), row("new", 11), row("ancient", 9)])
-    flow.eventually(lambda: Counts(1, 0, 1, 20, 0, 21) in dedup.counts, "all of them are known, and what is below 9:30")
-    upstream.at(10, 30)
-    flow.eventually(lambda: low(lw, "stage") == mark(10, 30), "it is committed")
-    flow.feed.put([row("new", 11)])
-    flow.eventually(lambda: Counts(duplicates=1, remembered=1) in dedup.counts, "the others are forgotten")
-    assert dedup.out() == Counter([*names, "new"])
-    newest = max(state.iterdir(), key=lambda each: int(each.name) if each.name.isdecimal() else -1)
-    assert (len([*newest.glob("*.segments")]), len([*newest.glob("*.state")])) == (1, 0)
-    query.stop()
-    flow.queries.remove(query)
-    query = flow.start(before, ranges=2)
-    flow.feed.put([row("more", 11)])
-    with pytest.raises(Exception, match="is in segments, which lowwater_pipeline's deduplication has made"):
+    query = other()
+    flow.feed.put([row("b", 11)])
+    said = (
+        "was made by another function"
+        if first == "function"
+        else "is in segments, which lowwater_pipeline's deduplication has made"
+    )
+    with pytest.raises(Exception, match=said):
         query.await_termination(120)
     flow.queries.remove(query)
 

@@ -25,6 +25,7 @@ from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
+from lowwater_pipeline.dedup.sieve import Counts
 from lowwater_pipeline.dedup.stage import Deduplicated
 from tests.kit.eventually import eventually
 from tests.kit.kafka import Kafka, Row
@@ -283,7 +284,9 @@ class Process(Driver):
             if each is not None:
                 if each.poll() is None:
                     os.killpg(each.pid, signal.SIGKILL)
-                each.communicate(timeout=30)
+                each.wait(30)
+                assert each.stdin is not None
+                each.stdin.close()
 
 
 @pytest.fixture
@@ -305,7 +308,7 @@ def test_a_life_that_is_cut_off_at_any_point_of_it_ends_as_it_would_have(
 
 
 def test_the_page_has_every_point() -> None:
-    rows = re.findall(r"^\| (.*?) \| 5 \| 0 \| 0 \| 0 \|$", (ROOT / "docs/exactly-once.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| (.*?) \| 3 \| 0 \| 0 \| 0 \|$", (ROOT / "docs/exactly-once.md").read_text(), re.MULTILINE)
     assert rows == [*POINTS.values()]
 
 
@@ -315,7 +318,7 @@ def test_the_page_has_every_point() -> None:
 def without(_: lws.Batch, rows: DataFrame) -> Deduplicated:
     """No deduplication."""
     none = rows.where("false")
-    return Deduplicated(rows, none, none, none)
+    return Deduplicated(rows, none, none, Counts())
 
 
 def apart(file: Path) -> Callable[[lws.Batch, DataFrame], Deduplicated]:
@@ -327,7 +330,7 @@ def apart(file: Path) -> Callable[[lws.Batch, DataFrame], Deduplicated]:
         with file.open("a") as more:
             more.writelines(f"{row.id}\n" for row in fresh.collect())
         none = rows.where("false")
-        return Deduplicated(fresh, none, none, none)
+        return Deduplicated(fresh, none, none, Counts())
 
     return sift
 
@@ -350,7 +353,7 @@ def test_ids_that_are_not_one_with_their_rows_lose_some(life: Life) -> None:
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("seed", range(1, 6))
+@pytest.mark.parametrize("seed", range(1, 4))
 def test_a_driver_that_is_killed_with_all_its_processes_at_any_point(
     kafka: Kafka, flow: Flow, lw: lowwater.Client, upstream: Upstream, seed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -157,20 +157,6 @@ class Seen:
         """Bytes of the pieces, about."""
         return sum(piece.facts.size for piece in self.pieces)
 
-    @classmethod
-    def adopted(cls, table: pa.Table, kind: int, *, filters: bool) -> Seen:
-        """Return what releases kept in one table: ids with their times and batches, and a row without an id that has the floor and the highest. O(n log n)."""
-        import pyarrow.compute as pc
-
-        named = pc.is_valid(table[ID])
-        [bounds] = table.filter(pc.invert(named)).to_pylist()
-        ids = table.filter(named).sort_by([("batch", "ascending"), (TIME, "ascending"), (ID, "ascending")])
-        ids = ids.combine_chunks()
-        empty = cls(floor=bounds[TIME], highest=bounds["batch"], kind=kind)
-        if not ids.num_rows:
-            return empty
-        return empty.joined(Newcomers(ids[ID].chunk(0), np.asarray(ids[TIME])), MIN, filters=filters)
-
     def known(
         self, ids: pa.Array, hashes: Hashes, times: NDArray[np.int64], floor: int, apart: int | None
     ) -> tuple[NDArray[np.bool_], Looks]:

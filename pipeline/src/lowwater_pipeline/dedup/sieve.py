@@ -218,18 +218,6 @@ class Sieve:
         )
         return kept, out, counts
 
-    def adopted(self, table: pa.Table) -> Seen:
-        """Return the state of a release that kept it in one table. Raises ValueError for one that no deduplication has made."""
-        import pyarrow as pa
-
-        if table.column_names != [_ID, _TIME, "batch"]:
-            msg = (
-                f"the state of this stage has the columns {', '.join(table.column_names)}, and is not that of a deduplication. Give the deduplication a stage of its own, or "
-                "begin a new checkpoint, with adopt=True"
-            )
-            raise ValueError(msg)
-        return Seen.adopted(table, _kinds().index(pa.schema(table.schema).field(_ID).type), filters=self.filters)
-
     def _of_kind(self, seen: Seen, ids: pa.DataType) -> Seen:
         """Return the state with the type of the ids. Raises ValueError when it has ids of another one."""
         kinds = _kinds()

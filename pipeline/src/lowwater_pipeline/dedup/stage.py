@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lowwater_pipeline.dedup.seen import Piece, PieceFacts, Seen
 from lowwater_pipeline.dedup.sieve import ROUTE, Counts, Route, Sieve, Window
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Deduplicated", "Deduplication"]
 
-_COUNTS: Final = "lowwater_counts"
-
 
 @dataclass(frozen=True, slots=True)
 class IdUpdate:
@@ -36,30 +34,23 @@ class IdUpdate:
     def update_segments(
         self, before: Segments, rows: pa.Table, low: lowwater.Watermark
     ) -> tuple[NextSegments, pa.Table, None, list[Any]]:
-        import pyarrow as pa
-
         seen, out, counts = self.sieve.sift(self._seen(before), rows, low.micros)
         segments = [
             piece.source or FreshSegment(piece.read(), tuple(piece.facts), piece.filter()) for piece in seen.pieces
         ]
-        counted = pa.list_(pa.int64())
-        out = out.append_column(_COUNTS, pa.nulls(out.num_rows, counted))
-        summary = {name: pa.nulls(1, type_) for name, type_ in zip(out.column_names, out.schema.types, strict=True)}
-        summary[_COUNTS] = pa.array([list(counts)], counted)
-        emitted = pa.concat_tables([out, pa.table(summary)], promote_options="permissive")
         # It emits on arrival: it holds no record back.
-        return NextSegments(segments, seen.facts), emitted, None, []
+        return NextSegments(segments, (*seen.facts, *counts)), out, None, []
 
     def _seen(self, before: Segments) -> Seen:
         """Return the ids that the batch before has left."""
-        whole = before.table()
-        if whole is not None:
-            return self.sieve.adopted(whole)
+        if before.whole:
+            msg = "the state of this stage was made by another function: give the deduplication a stage of its own, or begin a new checkpoint, with adopt=True"
+            raise ValueError(msg)
         pieces = [
             Piece(each.rows, PieceFacts(*each.facts), partial(before.read, each), partial(before.filter, each), each)
             for each in before.segments
         ]
-        return Seen(pieces, *before.facts)
+        return Seen(pieces, *before.facts[: -len(Counts._fields)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +63,8 @@ class Deduplicated:
     """The first of each id below the senders' low watermark: into another output than :attr:`main`, whose watermark has passed them."""
     undecidable: DataFrame
     """Rows so late that their ids are forgotten: originals and copies look alike. None with windows by size."""
-    _counts: DataFrame
-
-    def counts(self) -> Counts:
-        """Return how many rows were of each kind, over all key ranges. One small job of Spark."""
-        columns = zip(*(row[0] for row in self._counts.collect()), strict=True)
-        return Counts(*(sum(column) for column in columns))
+    counts: Counts
+    """How many rows were of each kind, and what is remembered, over all key ranges."""
 
 
 class Deduplication:
@@ -103,7 +90,7 @@ class Deduplication:
             slack: With W: for how much longer than it asks for ids are remembered, so that late rows can be told from copies, and so that a copy is known whose sender stamps it anew by no more
                 than that. One that is further from its original passes.
             most: With a size: how many ids a key range remembers. The stage has as many ranges as it was declared with.
-            forget: With ``"both"``: whether the ids that came first are pushed out when there are more (a copy of one passes once more, and ``counts().forgotten_early`` says how many);
+            forget: With ``"both"``: whether the ids that came first are pushed out when there are more (a copy of one passes once more, and ``counts.forgotten_early`` says how many);
                 else the batch fails, and nothing is lost.
 
         Raises ValueError.
@@ -117,17 +104,14 @@ class Deduplication:
         through the query, for a row without id or event time, and WindowFull.
         """
         from pyspark.sql import functions as sf
-        from pyspark.sql.types import ArrayType, LongType, StringType, StructType
+        from pyspark.sql.types import StringType, StructField, StructType
 
-        for name in (ROUTE, _COUNTS):
-            if name in rows.columns:
-                msg = f"the rows have a column {name} already; rename it before they are deduplicated"
-                raise ValueError(msg)
-        out = StructType()
-        for field in rows.schema.fields:
-            out.add(field.name, field.dataType)  # and nothing where a row says what there was
-        out.add(ROUTE, StringType()).add(_COUNTS, ArrayType(LongType()))
+        if ROUTE in rows.columns:
+            msg = f"the rows have a column {ROUTE} already; rename it before they are deduplicated"
+            raise ValueError(msg)
+        out = StructType([*rows.schema.fields, StructField(ROUTE, StringType())])
         sifted = batch.stateful(rows, IdUpdate(self._sieve), out)
-        routed = {route: sifted.where(sf.col(ROUTE) == route.value).drop(ROUTE, _COUNTS) for route in Route}
-        counts = sifted.where(sf.col(_COUNTS).isNotNull()).select(_COUNTS)
+        routed = {route: sifted.where(sf.col(ROUTE) == route.value).drop(ROUTE) for route in Route}
+        noted = zip(*(each[-len(Counts._fields) :] for each in batch.noted), strict=True)
+        counts = Counts(*(sum(column) for column in noted))
         return Deduplicated(routed[Route.MAIN], routed[Route.LATE], routed[Route.UNDECIDABLE], counts)

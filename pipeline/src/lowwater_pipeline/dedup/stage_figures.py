@@ -7,7 +7,7 @@
     def write(rows, batch):
         found = once.of(batch, rows)
         ...
-        figures.count("unique", batch, found.counts())
+        figures.count("unique", batch, found.counts)
 
 Neither Spark nor a Kafka client is imported. ``computation`` is the stage's name in the pipeline graph.
 """
@@ -105,7 +105,7 @@ class StageCollector(BaseCollector):
         self._stages: dict[str, _Counted] = {}
 
     def count(self, computation: str, batch: Batch, counts: Counts) -> None:
-        """Count a batch of the stage of this name. Call it in every batch, with what ``Deduplicated.counts()`` says; a second call for a batch changes nothing."""
+        """Count a batch of the stage of this name. Call it in every batch, with what ``Deduplicated.counts`` says; a second call for a batch changes nothing."""
         number = batch.id, batch.digest
         with self._lock:
             before = self._stages.get(computation)

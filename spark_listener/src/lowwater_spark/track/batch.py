@@ -614,6 +614,17 @@ class Batch:
             self._emitted = emitted, metric
         return emitted
 
+    @property
+    def noted(self) -> Sequence[Sequence[int]]:
+        """What the update of this batch has noted of each key range beside its segments (``NextSegments.facts``); the same when the batch runs again.
+
+        Raises ValueError before :meth:`stateful`.
+        """
+        if self._outcome.manifest is None:
+            msg = "call batch.stateful() first: it is what notes something"
+            raise ValueError(msg)
+        return [each.facts for each in self._outcome.manifest.ranges]
+
     def _low(self) -> int:
         if self._earlier:
             return min(batch._passed_on() for batch in self._earlier)
