@@ -179,13 +179,13 @@ def _stages() -> Row:
             Panel(
                 "Ids that stages remember",
                 "As of the last batch. They fall when the low watermark of the senders moves; a line that only rises is a sender whose low watermark stands.",
-                (Query(stage("remembered_ids"), "{{computation}}"),),
+                (Query(f"max by (job, computation) ({stage('remembered_ids')})", "{{computation}}"),),
                 width=8,
             ),
             Panel(
                 "State of stages",
-                "Bytes of the ids and their filters. It follows the ids with a delay: what is forgotten goes with the segment that it is in.",
-                (Query(stage("state_bytes"), "{{computation}}"),),
+                "Bytes of the ids and their filters. It follows the ids with a delay: what is forgotten goes with the segment that it is in. Files may take twice as much.",
+                (Query(f"max by (job, computation) ({stage('state_bytes')})", "{{computation}}"),),
                 Unit.BYTES,
                 width=8,
             ),

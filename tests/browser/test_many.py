@@ -24,6 +24,8 @@ LATE: Final = "feed-503"
 
 UPDATE_SHARE: Final = 2.0
 """What the page takes at most when everything changes, of what it takes to be opened. One update is a fifth; slow machines get several."""
+UPDATE_MILLIS: Final = 2_000
+"""And no more than this, which is over ten times what it takes."""
 
 
 class Crowd:
@@ -112,7 +114,8 @@ def test_a_thousand_computations_are_shown_and_all_may_change(
         figures["update_processor_millis"] = round(1000 * work.since())
         with capsys.disabled():
             print(json.dumps(figures))
-        assert 0 < figures["update_processor_millis"] < UPDATE_SHARE * figures["load_processor_millis"]
+        most = min(UPDATE_MILLIS, UPDATE_SHARE * figures["load_processor_millis"])
+        assert 0 < figures["update_processor_millis"] < most
 
 
 def test_every_one_of_a_thousand_can_be_found(browser: Browser, many: tuple[Serving, Crowd]) -> None:

@@ -95,9 +95,10 @@ def test_a_batch_writes_what_is_new_and_links_the_rest(tmp_path: Path) -> None:
 
 
 def test_files_are_at_most_twice_what_is_named_in_them(tmp_path: Path) -> None:
-    """Ids of many slices come in one batch, and most slices are forgotten or merged later: what is left of a file is written anew, with its filters."""
+    """Ids of many slices come in one batch, long ones first, and most slices are forgotten or merged later: what is left of a file is written anew, with its filters."""
     disk = Disk(tmp_path, sieve())
-    disk.run([(f"old{number}", (number + 1) * 60 * SECOND) for number in range(200)], 0)
+    ids = [f"old{number}".ljust(2000 if number < 50 else 1) for number in range(200)]
+    disk.run([(name, (number + 1) * 60 * SECOND) for number, name in enumerate(ids)], 0)
     assert len(disk.files()) == 1
     assert len(disk.last.segments) > 10
     copied = 0
@@ -107,11 +108,13 @@ def test_files_are_at_most_twice_what_is_named_in_them(tmp_path: Path) -> None:
         copied += sum(each.name.endswith("-0.segments") and each.facts in before for each in disk.last.segments)
         named = Counter[str]()
         for each in disk.last.segments:
-            named[each.name] += each.rows
+            named[each.name] += each.size
             assert disk.last.read(each).num_rows == each.rows
             assert is_bloom(disk.last.filter(each), each.rows)
         assert all(2 * named[each.name] >= each.of for each in disk.last.segments)
         assert len(named) == len(disk.files())
+        on_disk = sum(file.stat().st_size for file in disk.files())
+        assert on_disk < 2 * sum(named.values()) + 2_000 * len(disk.last.segments), "twice, and what Arrow adds to each"
         routed, counts = disk.run([("old198", 199 * 60 * SECOND), ("old199", 200 * 60 * SECOND)], minute * 60 * SECOND)
         assert (routed, counts.duplicates) == (Counter(), 2)
     assert copied

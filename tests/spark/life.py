@@ -43,8 +43,8 @@ POINTS: Final = {
     "rows staged": "when the answer is staged",
     "delivery begun": "before its delivery",
     "delivery read": "when what was delivered before is known",
-    "delivery written": "when the answer is in an open transaction",
-    "delivery marked": "when the mark of its batch is in the transaction as well",
+    "delivery written": "when the answer is on its way, in an open transaction",
+    "delivery marked": "when the mark of its batch is in the transaction as well, and Kafka has both",
     "delivery published": "when the transaction is committed",
     "rows published": "when all transactions of its batch are committed",
     "written": "when the late and the undecidable ones have their places",
@@ -89,6 +89,7 @@ class Doom:
         if self.group.exists():
             self.file.unlink(missing_ok=True)
             os.killpg(int(self.group.read_text()), signal.SIGKILL)
+            os.killpg(0, signal.SIGKILL)  # of a worker: it and all others are a group of their own
         # Every attempt of a task fails, so the query does.
         raise Killed(point)
 
@@ -178,6 +179,10 @@ def start(spark: SparkSession, place: Place, doom: Doom, dedup: Dedup | None = N
         plan = log.plan(number)
         return {} if plan is None else {str(each.number): to for each, to in vector_of(plan.lines[0]).items()}
 
+    def acknowledge(number: int) -> None:
+        with place.acknowledged.open("a") as told:
+            told.write(json.dumps(planned(number)) + "\n")
+
     def probe(step: str, number: int) -> None:
         if planned(number) == planned(number - 1):
             return  # it has no records
@@ -185,13 +190,13 @@ def start(spark: SparkSession, place: Place, doom: Doom, dedup: Dedup | None = N
             doom("delivery published")  # the next attempt of its task has found it done
         doom(step)
         if step == "told":
-            with place.acknowledged.open("a") as told:
-                told.write(json.dumps(planned(number)) + "\n")
+            acknowledge(number)
             doom("acknowledged")
 
     def write(rows: DataFrame, batch: lws.Batch) -> None:
         done = sift(batch, rows)
         worked = done.main.mapInPandas(doom.work, "id string, square long, nonce string")
+        worked = worked.repartition(3, "nonce")  # so where a row goes is another place each time that it is made
         out = worked.select(sf.col("id").alias("key"), sf.to_json(sf.struct("id", "square", "nonce")).alias("value"))
         batch.write_kafka(out, place.outgoing, options={"kafka.bootstrap.servers": place.brokers}, slots=SLOTS)
         batch.write(done.late, base / "late")
@@ -207,4 +212,7 @@ def start(spark: SparkSession, place: Place, doom: Doom, dedup: Dedup | None = N
     stream = spark.readStream.format("kafka").options(**read).load()
     fields = sf.from_json(sf.col("value").cast("string"), "id string, n long, t timestamp").alias("record")
     stage = lws.stage(spark, "stage", inputs=["source"], key="id", event_time="t", ranges=SLOTS, address=place.address)
-    return stage.foreach_batch(stream.select(fields).select("record.*"), write, checkpoint=base / "ck", probe=probe)
+    query = stage.foreach_batch(stream.select(fields).select("record.*"), write, checkpoint=base / "ck", probe=probe)
+    if (last := log.last_committed()) is not None:
+        acknowledge(last)  # whoever ran it may have died before, and nobody runs it again
+    return query

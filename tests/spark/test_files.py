@@ -291,10 +291,10 @@ def test_versions_of_releases_without_segments_are_read_and_written_as_they_were
     store.build(4, "digest4", partial(made, 4))
     written = json.loads((tmp_path / "state/4/manifest.json").read_bytes())
     assert (written["format"], written["ranges"]) == (1, [["4.state", "", 5, 2], ["", "", None, 0]])
-    segments = (Segment("a.segments", 1, 3, 5, (1, 2)),)
+    segments = (Segment("a.segments", 1, 3, 40, 90, (1, 2)),)
     store.build(5, "digest5", lambda _: Version(5, "digest5", 14, [RangeEntry(segments=segments, facts=(9,))]))
     written = json.loads((tmp_path / "state/5/manifest.json").read_bytes())
-    assert (written["format"], written["ranges"]) == (2, [["", "", None, 0, [["a.segments", 1, 3, 5, 1, 2]], [9]]])
+    assert (written["format"], written["ranges"]) == (2, [["", "", None, 0, [["a.segments", 1, 3, 40, 90, 1, 2]], [9]]])
     (tmp_path / "state/5/manifest.json").write_text(json.dumps({**written, "format": 3}))
     with pytest.raises(CheckpointMismatch, match="of format 3; this release reads 1 and 2"):
         store.version(5)

@@ -69,7 +69,7 @@ class Counts(NamedTuple):
     remembered: int = 0
     """Ids that are in the state now."""
     state_bytes: int = 0
-    """What they and their filters take, about; what is forgotten and not yet removed is counted as well."""
+    """Bytes of the segments that they are in, with their filters, about. Files may take twice as much."""
     looks: int = 0
     """Looks of a row into a segment of the state that has a filter."""
     passed: int = 0

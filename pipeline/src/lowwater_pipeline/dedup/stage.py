@@ -1,7 +1,7 @@
 """Deduplication in a tracked stage of Spark: what its senders may send twice passes once, and ids are forgotten by the senders' low watermark.
 
 The ids are the stage's own state (``batch.stateful``): a version for each batch, durable before the output and one with it. So a batch that runs again finds what it
-has decided, and a restart finds all ids. A version has segments for each key range (:mod:`lowwater_spark.track.segments`), of which a batch writes a few small ones. It needs ``lowwater-spark`` and, in the executors, pyarrow and numpy.
+has decided, and a restart finds all ids. A version has segments for each key range (:mod:`lowwater_spark.track.segments`), of which a batch writes those that it changes, into one file. It needs ``lowwater-spark`` and, in the executors, pyarrow and numpy.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ _READ: Final[dict[Figure, Mapping[tuple[str, ...], Callable[[Counts], int]]]] = 
     _gauge("remembered_ids", "Ids in the state behind the last batch."): {(): lambda c: c.remembered},
     _gauge(
         "state_bytes",
-        "Bytes of them and their filters, about; what is forgotten and not yet removed is counted as well.",
+        "Bytes of the segments that they are in, with their filters, about. Files may take twice as much.",
     ): {(): lambda c: c.state_bytes},
 }
 """By figure and its labels but the first."""
@@ -96,7 +96,7 @@ class _Counted:
 class StageCollector(BaseCollector):
     """Adds up what the stages of a process have counted. A scrape costs nothing but reading the sums.
 
-    A batch that runs again in this process, which only the last one of a stage does, is counted once; whatever query runs it. A new process counts from
+    A batch that runs again in this process, which only the last one of a stage does, is counted once. One name is one stage. A new process counts from
     nothing, with the batch that it runs again: so of a batch during which the driver dies both may tell.
     """
 

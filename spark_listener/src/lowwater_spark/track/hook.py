@@ -462,7 +462,8 @@ class Hook:
             (state, outcome, holding or part.authority.commit(number))
             for part, (state, outcome, holding) in zip(self.run.parts, running.ended, strict=True)
         ]
-        self.probe("told", number)
+        if not any(holding for _, _, holding in told):
+            self.probe("told", number)
         self._running = None
         for part, (state, outcome, holding) in zip(self.run.parts, told, strict=True):
             part.settle(state, outcome, holding)

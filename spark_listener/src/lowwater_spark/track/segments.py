@@ -4,8 +4,8 @@ A version names the segments of each range. What they hold and when they are mer
 memory map. With each go a few whole numbers of the update, and perhaps a filter: bytes that say what it surely does not hold. It stands in the segment's file, so it cannot be of another version
 than what it speaks of.
 
-A batch writes all new segments of a range into one file, since a file has to be synced, which takes longer than to write a small one. A file is linked as long as half of its rows are still named;
-then the segments that are left of it go into the file of the batch. So files take at most twice what the segments do, and a row is copied once more at most for each time that it is written.
+A batch writes all new segments of a range into one file, since a file has to be synced, which takes longer than to write a small one. A file is linked as long as the segments that are still named are
+half of it; then those that are left go into the file of the batch. So files take at most about twice what the segments do, and no more is copied in all than is written.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ class Segment:
     part: int
     """Which one in the file it is, from 0."""
     rows: int
+    size: int
+    """Bytes of the table and its filter, about."""
     of: int
-    """How many rows the file has."""
+    """Bytes of all segments in the file."""
     facts: tuple[int, ...] = ()
     """What the update has noted of it, such as the least and greatest event time in it."""
 
@@ -107,7 +109,10 @@ class SegmentUpdate(Protocol):
     def update_segments(
         self, before: Segments, rows: pa.Table, low: lowwater.Watermark
     ) -> tuple[NextSegments, pa.Table | None, lowwater.EventTime | None, Iterable[Any]]:
-        """Return what the function of ``stateful`` returns, with the segments as the state. The same from the same, whatever attempt or run calls it."""
+        """Return what the function of ``stateful`` returns, with the segments as the state. The same from the same, whatever attempt or run calls it.
+
+        All segments of a range have one schema, those of earlier versions included.
+        """
         ...
 
 
@@ -119,7 +124,7 @@ def write_segments(after: NextSegments, before: Segments, folder: str, prefix: s
     live: Counter[str] = Counter()
     for each in after.segments:
         if isinstance(each, Segment):
-            live[each.name] += each.rows
+            live[each.name] += each.size
     links: dict[str, str] = {}
     for each in after.segments:
         if isinstance(each, Segment) and each.name not in links and 2 * live[each.name] >= each.of:
@@ -132,16 +137,17 @@ def write_segments(after: NextSegments, before: Segments, folder: str, prefix: s
         if isinstance(each, Segment) and each.name in links:
             placed.append(replace(each, name=links[each.name]))
             continue
-        written = (
-            FreshSegment(before.read(each), each.facts, before.filter(each)) if isinstance(each, Segment) else each
-        )
-        placed.append(Segment(own, len(fresh), written.table.num_rows, 0, written.facts))
+        if isinstance(each, Segment):
+            written, size = FreshSegment(before.read(each), each.facts, before.filter(each)), each.size
+        else:
+            written, size = each, each.table.nbytes + len(each.filter)
+        placed.append(Segment(own, len(fresh), written.table.num_rows, size, 0, written.facts))
         fresh.append(written)
     if not fresh:
         return tuple(placed)
     _save(fresh, f"{folder}/{own}")
-    rows = sum(each.table.num_rows for each in fresh)
-    return tuple(replace(each, of=rows) if each.name == own else each for each in placed)
+    of = sum(each.size for each in placed if each.name == own)
+    return tuple(replace(each, of=of) if each.name == own else each for each in placed)
 
 
 def _save(segments: Sequence[FreshSegment], path: str) -> None:

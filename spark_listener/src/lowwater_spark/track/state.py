@@ -65,14 +65,20 @@ class RangeEntry:
         whole: list[Any] = [self.state, self.emitted, self.oldest, self.records]
         if not self.segmented:
             return whole
-        return [*whole, [[each.name, each.part, each.rows, each.of, *each.facts] for each in self.segments], self.facts]
+        return [
+            *whole,
+            [[each.name, each.part, each.rows, each.size, each.of, *each.facts] for each in self.segments],
+            self.facts,
+        ]
 
     @classmethod
     def of(cls, columns: Sequence[Any]) -> RangeEntry:
         """Return what :meth:`columns` has told."""
         state, emitted, oldest, records, *segmented = columns
         segments, noted = segmented or ((), ())
-        named = tuple(Segment(name, part, rows, of, tuple(facts)) for name, part, rows, of, *facts in segments)
+        named = tuple(
+            Segment(name, part, rows, size, of, tuple(facts)) for name, part, rows, size, of, *facts in segments
+        )
         return cls(state, emitted, oldest, records, named, tuple(noted))
 
 
