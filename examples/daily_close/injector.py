@@ -31,6 +31,8 @@ def inject(lw: lowwater.Client, flights: Sequence[Flight], landing: Path) -> Non
             write(landing, rows)
             if frontier is not None:
                 lease.advance(None, oldest=None, frontier=frontier)
+        # Days that the end overtakes would have one task together.
+        lease.flush(60)
         lease.finish()
 
 
