@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from lowwater.watermark import MIN
+from lowwater.watermark import MAX, MIN
 from lowwater_spark.checkpoint import durable
 from lowwater_spark.checkpoint.durable import write_once
 from lowwater_spark.checkpoint.identity import identity, new_ordinal
+from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.errors import CheckpointMismatch, StateLost
 from lowwater_spark.sources.head import Candidates
 from lowwater_spark.sources.source_log import File, SourceLog, Taken
 from lowwater_spark.track import handover
 from lowwater_spark.track.batch_log import BatchEntry, BatchLog
 from lowwater_spark.track.handover import publish_directory, sweep
+from lowwater_spark.track.hook import Hook
 from lowwater_spark.track.inputs import Reading
-from lowwater_spark.track.segments import FreshSegment, NextSegments, Segment, Segments, write_segments
+from lowwater_spark.track.segments import Due, FreshSegment, NextSegments, Segment, Segments, write_segments
 from lowwater_spark.track.state import RangeEntry, StateStore, Version
+from tests.kit.times import SECOND
 from tests.spark.support import place
 
 READING = Reading(14, {990_000: 15, 500_000: 16}, 3, (1, 7))
@@ -59,11 +66,11 @@ def test_a_checkpoint_has_one_identity_and_its_runs_count_up(tmp_path: Path) -> 
     assert len(list((tmp_path / "lowwater/runs").iterdir())) <= 18
 
 
-def test_s5_a_replay_runs_with_the_w_of_the_first_run(tmp_path: Path) -> None:
+def test_s5_a_replay_runs_with_the_w_and_the_clock_of_the_first_run(tmp_path: Path) -> None:
     log = BatchLog(tmp_path)
-    first = BatchEntry(7, "aa", READING, promised=9)
+    first = BatchEntry(7, "aa", READING, promised=9, now=60)
     assert log.begin(first) == (first, False)
-    newer = BatchEntry(7, "aa", Reading(99), promised=50)
+    newer = BatchEntry(7, "aa", Reading(99), promised=50, now=70)
     assert log.begin(newer) == (first, True)
     with pytest.raises(CheckpointMismatch, match="batch 7 was planned otherwise"):
         log.begin(BatchEntry(7, "bb", READING, promised=9))
@@ -73,6 +80,51 @@ def test_s5_a_replay_runs_with_the_w_of_the_first_run(tmp_path: Path) -> None:
     assert log.read(8) == BatchEntry(8, "cc", Reading(MIN), promised=MIN)
 
 
+class Forgetful(BatchLog):
+    """Does not know what the batches before have run with."""
+
+    def read(self, batch: int) -> BatchEntry | None:
+        return None if batch < 3 else super().read(batch)
+
+
+def clock_of(log: BatchLog, number: int, wall: float) -> tuple[int, bool]:
+    """Begin a batch in a run of its own; return the clock that it runs with, in seconds, and whether it is a replay."""
+    hook = Hook(lambda *_: None, lambda *_: None, lambda: wall)
+    part: Any = SimpleNamespace(entries=log)
+    checked = SimpleNamespace(spark_bound=lambda _: MAX)
+    run: Any = SimpleNamespace(lock=nullcontext(), reader=None, checked=checked, parts=[part])
+    hook.run = run
+    if (before := log.read(number - 1)) is not None:
+        hook._note(before)
+    running = hook._choose(Plan(number, [], "aa", 0))
+    return running.entry.now // SECOND, running.replayed
+
+
+def test_the_clock_of_a_batch_is_that_of_its_first_run_and_does_not_go_back(tmp_path: Path) -> None:
+    log = BatchLog(tmp_path)
+    walls = [(0, 5.0), (1, 3.0), (1, 8.0), (2, 9.0), (2, 20.0), (3, 1.0)]
+    told = [clock_of(log, number, wall) for number, wall in walls]
+    assert told == [(5, False), (5, False), (5, True), (9, False), (9, True), (9, False)]
+
+
+def test_the_clock_of_batches_goes_on_where_that_of_the_driver_has_gone_back() -> None:
+    """For as long as it is behind. A jump that was taken back puts nothing on what comes later."""
+    clocks = {"wall": 100.0, "passed": 0.0}
+    hook = Hook(lambda *_: None, lambda *_: None, lambda: clocks["wall"], lambda: clocks["passed"])
+    told = []
+    for wall, passed in [(100.0, 0.0), (40.0, 10.0), (45.0, 15.0), (120.0, 20.0), (20.0, 21.0)]:
+        clocks.update(wall=wall, passed=passed)
+        told.append(hook._clock() // SECOND)
+        hook._note(BatchEntry(0, "", READING, promised=0, now=hook._clock()))
+    assert told == [100, 110, 115, 120, 121]
+
+
+@pytest.mark.xfail(strict=True, reason="breaks when the batch before is not asked")
+def test_the_clock_of_a_batch_breaks_when_the_batch_before_is_not_asked(tmp_path: Path) -> None:
+    log = Forgetful(tmp_path)
+    assert [clock_of(log, number, wall)[0] for number, wall in [(2, 9.0), (3, 1.0)]] == [9, 9]
+
+
 def test_a_batch_that_an_older_release_has_begun_is_replayed_and_none_of_this_one_by_it(tmp_path: Path) -> None:
     log = BatchLog(tmp_path)
     entry = BatchEntry(7, "aa", READING, promised=9)
@@ -80,8 +132,9 @@ def test_a_batch_that_an_older_release_has_begun_is_replayed_and_none_of_this_on
     path = tmp_path / "lowwater/batches/7.json"
     content = json.loads(path.read_text())
     assert content["format"] == 2, "0.1 reads format 1 alone: it would pass over the manifest"
+    del content["now"]
     path.write_text(json.dumps({**content, "format": 1}))
-    assert log.begin(entry) == (entry, True)
+    assert log.begin(dataclasses.replace(entry, now=5)) == (entry, True), "its clock is not known"
     path.write_text(json.dumps({**content, "format": 3}))
     with pytest.raises(CheckpointMismatch, match="is of format 3; this release reads 1 and 2"):
         log.begin(entry)
@@ -295,6 +348,15 @@ def test_versions_of_releases_without_segments_are_read_and_written_as_they_were
     store.build(5, "digest5", lambda _: Version(5, "digest5", 14, [RangeEntry(segments=segments, facts=(9,))]))
     written = json.loads((tmp_path / "state/5/manifest.json").read_bytes())
     assert (written["format"], written["ranges"]) == (2, [["", "", None, 0, [["a.segments", 1, 3, 40, 90, 1, 2]], [9]]])
+    before = store.version(5)
+    assert before is not None
+    assert before.due is None
+    due = [RangeEntry(segments=segments, due=each) for each in (Due(9, None), Due(None, 4), None, Due(8, 6))]
+    store.build(6, "digest6", lambda _: Version(6, "digest6", 14, due))
+    after = store.version(6)
+    assert after is not None
+    assert after.ranges == due
+    assert after.due == Due(8, 4)
     (tmp_path / "state/5/manifest.json").write_text(json.dumps({**written, "format": 3}))
     with pytest.raises(CheckpointMismatch, match="of format 3; this release reads 1 and 2"):
         store.version(5)

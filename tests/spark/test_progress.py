@@ -6,6 +6,7 @@ moments. The oracle knows every row.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +21,7 @@ from lowwater_spark.sources.head import KEPT, Candidates
 from lowwater_spark.sources.source_log import File, Head, SourceLog, Taken
 from lowwater_spark.track.inputs import UNREAD, Origin, Reading, floor_stamp
 from lowwater_spark.track.progress import RELIST, Committed, Progress
+from lowwater_spark.track.segments import Due
 from lowwater_spark.track.update import lowest_stamp
 
 WINDOW = timedelta(microseconds=4)
@@ -457,6 +459,39 @@ def test_a_batch_is_forced_only_when_it_closes_something(
     progress.observe(Reading(low), [set()], 0.0, [])
     progress.renew()
     assert progress.would_close() == closes
+
+
+@pytest.mark.parametrize(
+    ("due", "low", "closes"),
+    [
+        (Due(11, None), 11, True),  # a timer at W fires, though W has not passed what it holds
+        (Due(12, None), 11, False),  # what is held is older, and nothing is due
+        (Due(None, 3), 99, False),
+        (Due(10, None), 10, False),
+        (Due(None, None), MAX, False),
+        (None, 11, True),
+    ],
+)
+def test_a_stage_that_tells_when_it_is_due_is_asked_for_nothing_before(due: Due | None, low: int, closes: bool) -> None:
+    progress = Progress(1, None, [Log()], Committed(0, [0], Reading(10), held=[5], due=due))
+    progress.observe(Reading(low), [set()], 0.0, [])
+    progress.renew()
+    assert progress.would_close() == closes
+
+
+def test_no_batch_is_forced_for_what_spark_holds_back() -> None:
+    """It would run with no more than that, find nothing due, and be forced again."""
+    progress = Progress(1, None, [Log()], Committed(0, [0], Reading(10), held=[5], spark_bound=20, due=Due(21)))
+    progress.observe(Reading(30), [set()], 0.0, [])
+    progress.renew()
+    assert not progress.would_close()
+    progress.committed = dataclasses.replace(progress.committed, spark_bound=21)
+    assert progress.would_close()
+
+
+def test_a_batch_is_forced_when_the_clock_is_there() -> None:
+    for due, fires in ((None, False), (Due(1, None), False), (Due(None, 8), False), (Due(None, 7), True)):
+        assert Progress(1, None, [Log()], Committed(due=due)).would_fire(7) == fires
 
 
 @pytest.mark.parametrize(

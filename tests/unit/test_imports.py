@@ -27,6 +27,7 @@ SPARK = {
 
 PIPELINE: Mapping[str, set[str]] = {
     "command": {"dedup"},
+    "computation": set(),
     "dedup": set(),
     "guard": set(),
 }

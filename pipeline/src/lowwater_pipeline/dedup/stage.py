@@ -43,7 +43,7 @@ class IdUpdate:
 
     def _seen(self, before: Segments) -> Seen:
         """Return the ids that the batch before has left."""
-        if before.whole:
+        if before.whole or (before.facts and len(before.facts) != len(Seen().facts) + len(Counts._fields)):
             msg = "the state of this stage was made by another function: give the deduplication a stage of its own, or begin a new checkpoint, with adopt=True"
             raise ValueError(msg)
         pieces = [

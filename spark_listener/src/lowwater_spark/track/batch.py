@@ -262,6 +262,14 @@ class Batch:
         return lowwater.Watermark(self._low())
 
     @property
+    def now(self) -> int:
+        """The driver's clock when the batch first began, microseconds since the epoch: durable, the same in every replay, and never below that of the batch before.
+
+        MIN in a replay of a batch that an older release began.
+        """
+        return self._entry.now
+
+    @property
     def heuristic(self) -> Mapping[float, lowwater.Watermark]:
         """The heuristic watermarks by share, read together with :attr:`low`. A share of records, not a promise."""
         return {share / 1_000_000: lowwater.Watermark(t) for share, t in self._entry.reading.heuristics.items()}

@@ -2,7 +2,7 @@
 
 Without it a replay would run with a newer W: batch N runs with 14:00, writes the window of 13:00, and crashes before its state is
 saved; the replay reads 15:00 and closes [14:00, 15:00) as well, but finds N's output written and skips it: a window is lost.
-So the first run's W stands, for the batch's whole life, together with the digest of the plan it was chosen for.
+So the first run's W stands, for the batch's whole life, together with the digest of the plan it was chosen for. So does the clock that it began by.
 
 One JSON file per batch under ``CHECKPOINT/lowwater/batches``, written once. An injector's frontier, which is known only when the
 batch has been read, is a second file, equally written once, with what it was told from when the injector has declared that.
@@ -14,6 +14,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final
 
+from lowwater.watermark import MIN
 from lowwater_spark.checkpoint.durable import make_directory, write_once
 from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.errors import CheckpointMismatch
@@ -40,6 +41,8 @@ class BatchEntry:
     promised: int
     """The low watermark of the inputs that the committed batches before N had already reached, microseconds: a row of
     batch N below it is late, a broken promise of an input."""
+    now: int = MIN
+    """The driver's clock when the batch first began, or that of a batch before it if the clock went back: microseconds since the epoch. MIN in entries of releases that kept none."""
 
 
 class BatchLog:
@@ -58,6 +61,7 @@ class BatchLog:
             "batch": entry.batch,
             "digest": entry.digest,
             "promised": entry.promised,
+            "now": entry.now,
             **entry.reading.to_json(),
         }
         make_directory(self._folder)
@@ -79,6 +83,7 @@ class BatchLog:
             digest=str(content["digest"]),
             reading=Reading.from_json(content),
             promised=int(content["promised"]),
+            now=int(content.get("now", MIN)),
         )
 
     def set_frontier(self, batch: int, micros: int) -> None:

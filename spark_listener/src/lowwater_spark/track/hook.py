@@ -83,6 +83,8 @@ class Hook:
     probe: Callable[[str, int], None]
     wall: Callable[[], float] = time.time
     """The driver's clock, seconds since the epoch."""
+    elapsed: Callable[[], float] = time.monotonic
+    """One that nobody sets, seconds."""
     elsewhere: ClassVar[bool] = False
     """Its batches are planned in this process."""
     observed: ClassVar[bool] = False
@@ -93,6 +95,8 @@ class Hook:
     """How many empty batches it has asked for."""
     _actions: Actions = field(default_factory=Actions, init=False)
     _running: _Running | None = field(default=None, init=False)
+    _now: tuple[int, float] = field(default=(MIN, 0.0), init=False)
+    """The clock of the newest batch, microseconds, and when that was by a clock that is never set, seconds."""
     _swept: set[Location] = field(default_factory=set, init=False)
     _removals: dict[Path, Removal] = field(default_factory=dict, init=False)
     _topics: dict[Path, KafkaOut] = field(default_factory=dict, init=False)
@@ -117,6 +121,7 @@ class Hook:
                 "restore the directory 'lowwater' with the rest of it"
             )
             raise CheckpointMismatch(msg)
+        self._note(entry)
         states: dict[str, Committed] = {}
         for part in self.run.parts:
             earlier = [states[each.name] for each in part.earlier]
@@ -178,6 +183,7 @@ class Hook:
         needed = any(
             part.progress.holding
             or part.progress.would_close()
+            or part.progress.would_fire(self._clock())
             or (
                 part.keyed.bounds is not None and part.seen is not None and part.keyed.bounds.would_move(part.seen, now)
             )
@@ -395,6 +401,15 @@ class Hook:
             state, UNREAD if part.progress.is_outdated(state.reading) else state.reading, part.keyed.window
         )
 
+    def _clock(self) -> int:
+        """Return the clock of a batch that begins, microseconds: the driver's, and where that has gone back, what has passed since the newest batch."""
+        before, since = self._now
+        passed = max(0.0, self.elapsed() - since)
+        return max(int(self.wall() * 1_000_000), before + int(passed * 1_000_000))
+
+    def _note(self, entry: BatchEntry) -> None:
+        self._now = max(self._now[0], entry.now), self.elapsed()
+
     def _begin(self, number: int) -> _Running:
         """Choose W for the batch and make it durable, together with the plan that it was chosen for."""
         plan = self._patiently(number, lambda: self._read_plan(number))
@@ -411,7 +426,10 @@ class Hook:
             # What Spark still holds after this batch is written by a later one.
             bound = self.run.checked.spark_bound(plan)
             chosen = dataclasses.replace(chosen, low=bound) if bound < chosen.low else chosen
-            entry, replayed = self.run.parts[0].entries.begin(BatchEntry(plan.batch, plan.digest, chosen, promised))
+            entry, replayed = self.run.parts[0].entries.begin(
+                BatchEntry(plan.batch, plan.digest, chosen, promised, self._clock())
+            )
+            self._note(entry)
             self._running = _Running(plan, entry, replayed, time.time())
             return self._running
 

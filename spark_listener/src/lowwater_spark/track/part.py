@@ -291,4 +291,4 @@ def committed(plan: Plan, reading: Reading, manifest: Version | None, spark_boun
     """Return a batch as a committed one."""
     if manifest is None:
         return Committed(plan.batch, plan.lines, reading, spark_bound=spark_bound)
-    return Committed(plan.batch, plan.lines, reading, manifest.held, manifest.pending, spark_bound)
+    return Committed(plan.batch, plan.lines, reading, manifest.held, manifest.pending, spark_bound, manifest.due)

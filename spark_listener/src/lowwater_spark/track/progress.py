@@ -24,6 +24,7 @@ from lowwater_spark.sources.base import Awaited
 from lowwater_spark.sources.head import Candidates
 from lowwater_spark.sources.source_log import NOTHING
 from lowwater_spark.track.inputs import UNREAD, Change, Origin, Reading, floor_stamp
+from lowwater_spark.track.segments import Due
 
 __all__ = ["RELIST", "Committed", "Progress", "bound_of", "passed_on", "stamped"]
 
@@ -46,6 +47,8 @@ class Committed:
     spark_bound: int = MAX
     """The lowest stamp of what may still come out of Spark's own state, of any range, microseconds: the watermark that the batch
     ran with, less the declared retention. MAX: the plan keeps nothing in Spark's state."""
+    due: Due | None = None
+    """When it has something to do without any row; None when its update does not tell."""
 
 
 class Progress:
@@ -152,11 +155,20 @@ class Progress:
         low = self._reading.low
         if low <= self.committed.reading.low:
             return False
+        due = self.committed.due
+        if due is not None:
+            # A batch runs with no more than what Spark still holds.
+            return due.low is not None and due.low <= min(low, self.committed.spark_bound)
         oldest = min((stamp for stamp in self.committed.held if stamp is not None), default=MAX)
         if oldest == MAX:
             return False
         length = 0 if self._window is None else self._window // timedelta(microseconds=1)
         return oldest + length <= low if length else oldest < low
+
+    def would_fire(self, now: int) -> bool:
+        """Return whether a batch would find something to do by its clock, ``now`` being microseconds since the epoch."""
+        due = self.committed.due
+        return due is not None and due.wall is not None and due.wall <= now
 
     def waiting_for(self) -> list[str]:
         """Return some of the paths that keep the oldest waiting reading from counting."""

@@ -15,14 +15,24 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     import lowwater
 
-__all__ = ["FreshSegment", "NextSegments", "Segment", "SegmentUpdate", "Segments", "load", "save", "write_segments"]
+__all__ = [
+    "Due",
+    "FreshSegment",
+    "NextSegments",
+    "Segment",
+    "SegmentUpdate",
+    "Segments",
+    "load",
+    "save",
+    "write_segments",
+]
 
 _SUFFIX: Final = ".segments"
 _FILTER: Final = b"filter"
@@ -93,6 +103,15 @@ class Segments:
         return self._files[name]
 
 
+class Due(NamedTuple):
+    """When a key range has something to do without any row, microseconds; None: never."""
+
+    low: int | None = None
+    """When the low watermark is there, or beyond."""
+    wall: int | None = None
+    """When the driver's clock is."""
+
+
 @dataclass(frozen=True, slots=True)
 class NextSegments:
     """The state of a key range in the version that a batch makes."""
@@ -100,6 +119,8 @@ class NextSegments:
     segments: Sequence[Segment | FreshSegment]
     """Those of the version before that stay, and those that are new."""
     facts: Sequence[int] = ()
+    due: Due | None = None
+    """None: the update does not tell, and what is held is taken to close when W has passed it."""
 
 
 @runtime_checkable

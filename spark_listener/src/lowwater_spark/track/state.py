@@ -25,7 +25,7 @@ from lowwater_spark.checkpoint.location import Location, way
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, StateLost
 from lowwater_spark.track.handover import publish_directory, sweep
-from lowwater_spark.track.segments import Segment
+from lowwater_spark.track.segments import Due, Segment
 
 __all__ = ["Place", "RangeEntry", "StateStore", "Version"]
 
@@ -54,6 +54,8 @@ class RangeEntry:
     """Its state, when that is in segments."""
     facts: tuple[int, ...] = ()
     """What the update has noted of the range beside its segments."""
+    due: Due | None = None
+    """When it has something to do without any row; None when the update does not tell."""
 
     @property
     def segmented(self) -> bool:
@@ -65,21 +67,18 @@ class RangeEntry:
         whole: list[Any] = [self.state, self.emitted, self.oldest, self.records]
         if not self.segmented:
             return whole
-        return [
-            *whole,
-            [[each.name, each.part, each.rows, each.size, each.of, *each.facts] for each in self.segments],
-            self.facts,
-        ]
+        segments = [[each.name, each.part, each.rows, each.size, each.of, *each.facts] for each in self.segments]
+        return [*whole, segments, self.facts, *([] if self.due is None else [self.due])]
 
     @classmethod
     def of(cls, columns: Sequence[Any]) -> RangeEntry:
         """Return what :meth:`columns` has told."""
         state, emitted, oldest, records, *segmented = columns
-        segments, noted = segmented or ((), ())
+        segments, noted, *due = segmented or ((), ())
         named = tuple(
             Segment(name, part, rows, size, of, tuple(facts)) for name, part, rows, size, of, *facts in segments
         )
-        return cls(state, emitted, oldest, records, named, tuple(noted))
+        return cls(state, emitted, oldest, records, named, tuple(noted), Due(*due[0]) if due else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +105,15 @@ class Version:
     def held(self) -> list[int | None]:
         """The oldest stamp that each range holds."""
         return [entry.oldest for entry in self.ranges]
+
+    @property
+    def due(self) -> Due | None:
+        """When the first range has something to do without any row; None when no range tells."""
+        told = [entry.due for entry in self.ranges if entry.due is not None]
+        if not told:
+            return None
+        times = [[time for time in each if time is not None] for each in zip(*told, strict=True)]
+        return Due(*(min(each, default=None) for each in times))
 
 
 @dataclass(frozen=True, slots=True)

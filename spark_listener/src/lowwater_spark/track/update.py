@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Update",
     "UpdateResult",
+    "arrow_schema",
     "build_version",
     "held_micros",
     "least_record",
@@ -97,8 +98,8 @@ def build_version(
     before = store.before(batch)
     if before is not None and not isinstance(update, SegmentUpdate) and any(each.segmented for each in before.ranges):
         msg = (
-            f"the state in {store.root} is in segments, which lowwater_pipeline's deduplication has made, and this function would not find them: all that is remembered "
-            "would be lost. Deduplicate in this stage again, or begin a new checkpoint, with adopt=True."
+            f"the state in {store.root} is in segments, which lowwater_pipeline's deduplication has made or one of its computations, and this function would not find them: all that is "
+            "remembered would be lost. Run in this stage what has made them, or begin a new checkpoint, with adopt=True."
         )
         raise CheckpointMismatch(msg)
     receipts: list[Receipt] = []
@@ -110,7 +111,7 @@ def build_version(
             folder=os.fspath(folder),
             base=store.file(batch - 1, ""),
             before=[RangeEntry()] * store.ranges if before is None else before.ranges,
-            schema=_arrow_schema(schema),
+            schema=arrow_schema(schema),
             low=low,
             promised=promised,
             reference=reference,
@@ -149,7 +150,7 @@ def _run(
     return [receipt_of(row) for row in spread.mapInArrow(partial(_update_ranges, job), RECEIPT).collect()]
 
 
-def _arrow_schema(schema: StructType) -> pa.Schema:
+def arrow_schema(schema: StructType) -> pa.Schema:
     """Return Spark's Arrow schema of a schema, with timestamps in UTC."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -320,7 +321,12 @@ def _update_range(
     if isinstance(job.update, SegmentUpdate):
         segments = Segments(job.base, before.segments, before.facts, whole)
         after, emitted, oldest, held = job.update.update_segments(segments, rows, lowwater.Watermark(job.low))
-        entry = replace(entry, segments=write_segments(after, segments, job.folder, name), facts=tuple(after.facts))
+        entry = replace(
+            entry,
+            segments=write_segments(after, segments, job.folder, name),
+            facts=tuple(after.facts),
+            due=after.due,
+        )
     else:
         state = load(whole)
         new_state, emitted, oldest, held = job.update(handle, state, rows, lowwater.Watermark(job.low))

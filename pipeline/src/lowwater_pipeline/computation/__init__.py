@@ -1,0 +1,39 @@
+"""Computations on Spark: code for one key at a time, with state and timers, whose productions come out once (MillWheel 4 and 5).
+
+docs/computations.md says what is promised. :mod:`~lowwater_pipeline.computation.turn` has the order in which a key meets records and timers, :mod:`~lowwater_pipeline.computation.keys` how keys are kept.
+"""
+
+from lowwater_pipeline.computation.codec import Codec, StateCodec
+from lowwater_pipeline.computation.computation import (
+    DAY,
+    END,
+    HOUR,
+    MINUTE,
+    SECOND,
+    Computation,
+    Input,
+    Output,
+    Record,
+    Timer,
+    floor,
+)
+from lowwater_pipeline.computation.stage import start
+from lowwater_pipeline.computation.turn import Context
+
+__all__ = [
+    "DAY",
+    "END",
+    "HOUR",
+    "MINUTE",
+    "SECOND",
+    "Codec",
+    "Computation",
+    "Context",
+    "Input",
+    "Output",
+    "Record",
+    "StateCodec",
+    "Timer",
+    "floor",
+    "start",
+]

@@ -1,0 +1,149 @@
+"""What a user writes: a computation with its input, its outputs and its two hooks (MillWheel 4.1, 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from lowwater.watermark import MAX
+from lowwater_pipeline.computation.codec import StateCodec
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+    from lowwater_pipeline.computation.turn import Context
+
+__all__ = [
+    "DAY",
+    "END",
+    "HOUR",
+    "MINUTE",
+    "SECOND",
+    "Computation",
+    "Input",
+    "Output",
+    "Record",
+    "Timer",
+    "floor",
+    "length_of",
+]
+
+SECOND: Final = 1_000_000
+"""Microseconds, as all times in a computation."""
+MINUTE: Final = 60 * SECOND
+HOUR: Final = 60 * MINUTE
+DAY: Final = 24 * HOUR
+END: Final = MAX - 1
+"""The end of time: a timer there fires when the inputs are finished."""
+
+
+def floor(micros: int, length: int) -> int:
+    """Return the start of the window of this length that a time is in: windows start at whole multiples since 1970 in UTC. Both in microseconds.
+
+    >>> floor(150 * SECOND, MINUTE) == 2 * MINUTE, floor(-1, MINUTE) == -MINUTE
+    (True, True)
+    """
+    return micros - micros % length
+
+
+def length_of(stamp: timedelta | None) -> int:
+    """Return a length in microseconds; 1, which every time is a multiple of, without one."""
+    return 1 if stamp is None else stamp // timedelta(microseconds=1)
+
+
+@dataclass(frozen=True)
+class Input:
+    """What a computation reads: rows of one frame, and how they become records."""
+
+    name: str | Sequence[str]
+    """The computation that writes them, or all of them when there are several."""
+    key: str | Callable[[], Column]
+    """The key of a row: text, bytes or a whole number. It is SQL, the name of a column mostly, or a function that returns a column: it runs on the driver alone, while a column itself could not be made where
+    executors import the class. It is this consumer's own: another one may key the same rows otherwise."""
+    event_time: str
+    """The column of the event times, a timestamp."""
+    id: str | None = None
+    """The column of the records' ids: text, bytes or whole numbers. Records of one key and time come in their order; without one in any."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The computations that write what is read."""
+        return (self.name,) if isinstance(self.name, str) else tuple(self.name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Executors get the keys with the rows, and what makes a column need not travel.
+        return {**self.__dict__, "key": self.key if isinstance(self.key, str) else ""}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a computation writes, with what others read as its event time: ``Output("query string, start timestamp, n long", event_time="start")``."""
+
+    schema: str
+    """The columns, as DDL."""
+    event_time: str | None
+    """The column that consumers declare as their event time: a timestamp, which no row leaves null. No row has it below what the low watermark may have passed. None: nobody reads one from it, or each row has another."""
+
+
+@dataclass(slots=True)
+class Record:
+    """A record of the key whose turn it is."""
+
+    timestamp: int
+    """Its event time, microseconds since the epoch."""
+    id: Any = None
+    row: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The columns of the frame. ``record["n"]`` is one of them; only those that are asked for are converted."""
+
+    def __getitem__(self, name: str) -> Any:
+        return self.row[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.row)
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """A timer that fires."""
+
+    tag: str
+    at: int
+    """Microseconds: of event time, or with ``wall`` of the driver's clock."""
+    hold: int
+    """What the low watermark of the computation has waited for, microseconds: nothing is produced below it."""
+    wall: bool = False
+
+
+class Computation:
+    """Code that runs for one key at a time, over records and timers, with state that is the key's own. Derive a class, and start it with :func:`~lowwater_pipeline.computation.start`.
+
+    An instance travels to the executors: what it has in fields can be pickled, and does not change. All that is remembered goes into ``ctx.state``. The hooks depend on nothing but their
+    arguments and the state: an interrupted batch calls them again. Code for a key runs in one task at a time.
+    """
+
+    name: ClassVar[str]
+    """The computation's name, under which others read it."""
+    inputs: ClassVar[Sequence[Input]]
+    """One."""
+    outputs: ClassVar[Mapping[str, str | Output]]
+    """Name to :class:`Output`; the schema alone, as DDL, is enough for one without timestamps."""
+    state: ClassVar[StateCodec[Any] | None] = None
+    """How the state becomes bytes, see :class:`~lowwater_pipeline.computation.codec.Codec`; None: there is none."""
+    stamp: ClassVar[timedelta | None] = None
+    """The length of tumbling windows by whose start is stamped what is produced, see ``stamp`` of :func:`lowwater_spark.stage`; None: a record produces nothing below its own time."""
+    in_order: ClassVar[bool] = False
+    """Whether records wait until the low watermark has passed them, and so come in order of time whatever makes a batch. A late one comes at once."""
+
+    def process_record(self, ctx: Context, record: Record) -> None:
+        """Take a record."""
+        raise NotImplementedError
+
+    def process_timer(self, ctx: Context, timer: Timer) -> None:
+        """Take a timer of the key, which is gone by now. Needed by those who set one."""
+        msg = f"{self.name} sets timers and does not say what they do: write process_timer(self, ctx, timer)"
+        raise NotImplementedError(msg)

@@ -1,0 +1,440 @@
+"""What a key range keeps of all its keys, in pieces that are never changed: tables sorted by the places of the keys, each newer than those before it.
+
+Of a key the row of the newest piece counts, and one that says it is *gone* hides the older ones. A batch writes a piece of the keys that have changed. While the last piece is smaller than
+twice the new one, the two are merged; so there are few, and a row is written a few times in all. When less than half of all rows count, all pieces are merged.
+
+Of each piece is known, without reading it, how many rows count, and the least due times and the least hold among those. These are exact: a row that does not count holds nothing back and asks for no
+batch. Rows of a piece stop counting and never begin again, so these numbers only grow, and a row that has stopped is looked at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowwater.watermark import MAX
+from lowwater_pipeline.computation.computation import Record
+from lowwater_pipeline.computation.turn import Kept, TimerId
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Changed", "Form", "Keys", "Piece", "Refs", "sorted_keys"]
+
+PLACE, KEY, GONE, WAITING = "place", "key", "gone", "waiting"
+_DUES: Final = ("due", "wall", "hold")
+
+_BLOCK: Final = 65_536
+_FEW: Final = 256
+"""Rows of a block that are looked at first for one that counts."""
+_MANY: Final = 4096
+
+Places = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How keys are kept: what is the same for all pieces."""
+
+    key: pa.DataType
+    """large_string, large_binary or int64."""
+    length: int = 1
+    """Of the windows by whose start is stamped, microseconds."""
+    waiting: pa.DataType | None = None
+    """Of the records that may wait: a list of structs of ``timestamp``, ``id`` and ``row``. None: none waits."""
+
+    def table(self, places: Sequence[int] | Places, keys: pa.Array, kept: Sequence[Kept]) -> pa.Table:
+        """Return the rows of some keys, in that order. O(kept)."""
+        import pyarrow as pa
+
+        columns = {
+            PLACE: pa.array(places, pa.int64()),
+            KEY: keys,
+            GONE: pa.array([not each for each in kept], pa.bool_()),
+            "state": pa.array([each.state for each in kept], pa.large_binary()),
+            "timers": _timers(kept),
+            "due": pa.array([each.due for each in kept], pa.int64()),
+            "wall": pa.array([each.wall for each in kept], pa.int64()),
+            "hold": pa.array([each.hold(self.length) for each in kept], pa.int64()),
+        }
+        if self.waiting is not None:
+            waiting = [
+                [{"timestamp": one.timestamp, "id": one.id, "row": dict(one.row)} for one in each.waiting]
+                for each in kept
+            ]
+            columns[WAITING] = pa.array(waiting, self.waiting)
+        return pa.table(columns)
+
+    def kept(self, table: pa.Table) -> list[Kept]:
+        """Return what rows say. O(rows)."""
+        states = table["state"].to_pylist()
+        found = [
+            Kept(state, low, wall) for state, (low, wall) in zip(states, _read_timers(table["timers"]), strict=True)
+        ]
+        if self.waiting is not None:
+            for each, waiting in zip(found, table[WAITING].to_pylist(), strict=True):
+                each.waiting = [Record(one["timestamp"], one["id"], one["row"]) for one in waiting]
+        return found
+
+
+def _timers(kept: Sequence[Kept]) -> pa.Array:
+    import pyarrow as pa
+
+    # By comprehensions: it is done for every key that has had a turn.
+    ends = np.cumsum([0, *[len(each.timers) + len(each.wall_timers) for each in kept]])
+    timers = [one for each in kept for one in (*each.timers.items(), *each.wall_timers.items())]
+    if any(each.wall_timers for each in kept):
+        walls = [wall for each in kept for wall in [False] * len(each.timers) + [True] * len(each.wall_timers)]
+    else:
+        walls = [False] * len(timers)
+    fields = [
+        pa.array([at for (at, _), _ in timers], pa.int64()),
+        pa.array([tag for (_, tag), _ in timers], pa.large_string()),
+        pa.array([hold for _, hold in timers], pa.int64()),
+        pa.array(walls, pa.bool_()),
+    ]
+    return pa.LargeListArray.from_arrays(
+        pa.array(ends, pa.int64()), pa.StructArray.from_arrays(fields, ["at", "tag", "hold", "wall"])
+    )
+
+
+def _read_timers(column: pa.ChunkedArray) -> list[tuple[dict[TimerId, int], dict[TimerId, int]]]:
+    found: list[tuple[dict[TimerId, int], dict[TimerId, int]]] = []
+    for lists in column.chunks:
+        ends = np.concatenate([[0], np.cumsum(lists.value_lengths().to_numpy())]).tolist()
+        ats, tags, holds, walls = (each.to_pylist() for each in lists.flatten().flatten())
+        for start, end in pairwise(ends):
+            kinds: tuple[dict[TimerId, int], dict[TimerId, int]] = ({}, {})
+            for i in range(start, end):
+                kinds[walls[i]][ats[i], tags[i]] = holds[i]
+            found.append(kinds)
+    return found
+
+
+class PieceFacts(NamedTuple):
+    """What is known of a piece without opening it. Of its rows only those count that no newer piece has."""
+
+    live: int
+    """How many count, and are not gone."""
+    due: int
+    """The least low watermark at which one of them is due; MAX when none is."""
+    wall: int
+    """The same by the clock."""
+    hold: int
+    """The least hold; MAX when there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The keys that batches have changed, sorted by place."""
+
+    rows: int
+    facts: PieceFacts
+    read: Callable[[], pa.Table]
+    """Returns the table, in one chunk."""
+    source: Any = None
+    """By what a store knows it; None: it is new."""
+
+    @classmethod
+    def of(cls, table: pa.Table) -> Piece:
+        """Return the piece of a table that is sorted by place, of which all rows count. O(rows)."""
+        table = table.combine_chunks()
+        gone = _column(table, GONE)
+        facts = PieceFacts(int((~gone).sum()), *(int(_column(table, name).min(initial=MAX)) for name in _DUES))
+        return cls(table.num_rows, facts, lambda: table)
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Return a column of numbers, mapped where the piece is."""
+        return _column(self.read(), name)
+
+    def standing(self, rows: NDArray[np.int64]) -> int:
+        """Return how many of these rows are not gone."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        return len(rows) - int(pc.sum(self.read()[GONE].take(pa.array(rows))).as_py() or 0)
+
+    def find(self, places: Places, keys: pa.Array) -> NDArray[np.int64]:
+        """Return the row of each key, -1 for one that is not in it. O(keys x log rows)."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        found = np.full(len(places), -1, np.int64)
+        table = self.read()
+        held = _column(table, PLACE)
+        at = np.searchsorted(held, places)
+        left = np.flatnonzero(at < len(held))
+        left = left[held[at[left]] == places[left]]
+        at = at[left]
+        names = table[KEY].chunk(0)
+        while len(left):  # almost always once: two keys seldom have one place
+            same = np.asarray(pc.equal(names.take(pa.array(at)), keys.take(pa.array(left))))
+            found[left[same]] = at[same]
+            left, at = left[~same], at[~same] + 1
+            more = at < len(held)
+            left, at = left[more], at[more]
+            more = held[at] == places[left]
+            left, at = left[more], at[more]
+        return found
+
+
+class Refs(NamedTuple):
+    """Where keys are: the number of the piece, -1 for one that is nowhere, and the row in it."""
+
+    pieces: NDArray[np.int64]
+    rows: NDArray[np.int64]
+
+
+class Changed(NamedTuple):
+    """What a batch makes of the keys that had a turn, each once."""
+
+    table: pa.Table
+    """Their rows, in any order."""
+    refs: Refs
+    """Where they were, in the same order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """All keys of a range. A value: each batch makes the next one."""
+
+    form: Form
+    pieces: Sequence[Piece] = field(default=())
+    """In the order in which they were made."""
+
+    def find(self, places: Places, keys: pa.Array) -> Refs:
+        """Return where keys are that are looked for, of sorted places best. O(keys x log rows), for each piece until it is found."""
+        import pyarrow as pa
+
+        found = Refs(np.full(len(places), -1, np.int64), np.full(len(places), -1, np.int64))
+        left = np.arange(len(places))
+        for number in range(len(self.pieces) - 1, -1, -1):
+            if not len(left):
+                break
+            asked = keys if len(left) == len(places) else keys.take(pa.array(left))
+            rows = self.pieces[number].find(places[left], asked)
+            hit = rows >= 0
+            found.pieces[left[hit]] = number
+            found.rows[left[hit]] = rows[hit]
+            left = left[~hit]
+        return found
+
+    def due(self, low: int, now: int) -> Refs:
+        """Return the keys that have their turn without a record. O(rows) of the pieces in which one is due, a millisecond a million."""
+        pieces, rows = [], []
+        for number, piece in enumerate(self.pieces):
+            facts = piece.facts
+            due = np.zeros(0, np.int64)
+            if facts.due <= low and facts.due != MAX:
+                times = piece.column("due")
+                due = np.flatnonzero((times >= facts.due) & (times <= low) & (times != MAX))
+            if facts.wall <= now and facts.wall != MAX:
+                times = piece.column("wall")
+                more = np.flatnonzero((times >= facts.wall) & (times <= now) & (times != MAX))
+                due = np.union1d(due, more)
+            if len(due):
+                due = due[self._live(number, due)]
+                pieces.append(np.full(len(due), number))
+                rows.append(due)
+        if not rows:
+            return Refs(np.zeros(0, np.int64), np.zeros(0, np.int64))
+        return Refs(np.concatenate(pieces), np.concatenate(rows))
+
+    def rows(self, refs: Refs) -> pa.Table | None:
+        """Return the rows of keys that are somewhere, in that order; None for none. O(refs)."""
+        import pyarrow as pa
+
+        if not len(refs.rows):
+            return None
+        numbers = np.unique(refs.pieces)
+        if len(numbers) == 1:
+            return self.pieces[numbers[0]].read().take(pa.array(refs.rows)).combine_chunks()
+        tables, order = [], []
+        for number in numbers:
+            at = np.flatnonzero(refs.pieces == number)
+            tables.append(self.pieces[number].read().take(pa.array(refs.rows[at])))
+            order.append(at)
+        return pa.concat_tables(tables).take(pa.array(np.argsort(np.concatenate(order)))).combine_chunks()
+
+    def kinds(self) -> set[pa.DataType]:
+        """Return the types of the keys in the pieces."""
+        return {piece.read().schema.field(KEY).type for piece in self.pieces}
+
+    def as_declared(self) -> tuple[Keys, pa.DataType | None]:
+        """Return the keys with all pieces in the form, and None; or the type of records that wait and are of another one. O(rows) of pieces of another form, else O(pieces)."""
+        pieces = list(self.pieces)
+        for number, piece in enumerate(pieces):
+            table = piece.read()
+            kind = table.schema.field(WAITING).type if WAITING in table.column_names else None
+            if kind == self.form.waiting:
+                continue
+            if kind is not None:
+                some = np.flatnonzero(table[WAITING].chunk(0).value_lengths().to_numpy(zero_copy_only=False) > 0)
+                if self._live(number, some).any():
+                    return self, kind
+            pieces[number] = replace(piece, read=partial(_as_declared, piece.read, self.form.waiting))
+        return replace(self, pieces=pieces), None
+
+    @property
+    def count(self) -> int:
+        """How many keys have something that is kept."""
+        return sum(piece.facts.live for piece in self.pieces)
+
+    def least(self, name: str) -> int | None:
+        """Return the least "due", "wall" or "hold" of all keys, microseconds; None when there is none. O(pieces)."""
+        least = min((getattr(piece.facts, name) for piece in self.pieces), default=MAX)
+        return None if least == MAX else least
+
+    def changed(self, changed: Changed, low: int, now: int) -> Keys:
+        """Return the keys after a batch that ran with a low watermark and a clock: all that was due has had its turn.
+
+        O(changed x log rows), and now and then what is merged. A piece is read through, a millisecond a million rows, when what was the least in it has changed.
+        """
+        if not changed.table.num_rows:
+            return self
+        pieces = list(self.pieces)
+        hidden = {
+            int(number): np.sort(changed.refs.rows[changed.refs.pieces == number])
+            for number in np.unique(changed.refs.pieces)
+            if number >= 0
+        }
+        size, first = changed.table.num_rows, len(pieces)
+        while first and pieces[first - 1].rows < 2 * size:
+            first -= 1
+            size += pieces[first].rows
+        live = [
+            piece.facts.live - int((~piece.column(GONE)[hidden[number]]).sum())
+            if number in hidden
+            else piece.facts.live
+            for number, piece in enumerate(pieces)
+        ]
+        if 2 * sum(live[:first]) < sum(piece.rows for piece in pieces[:first]):
+            first = 0
+        for number in range(first):
+            if number in hidden:
+                facts = self._facts(number, hidden[number], live[number], low, now)
+                pieces[number] = replace(pieces[number], facts=facts)
+        merged = _merged(changed.table, [piece.read() for piece in pieces[first:]], last=first == 0)
+        fresh = [Piece.of(merged)] if merged.num_rows else []
+        return replace(self, pieces=(*pieces[:first], *fresh))
+
+    def _facts(self, number: int, hidden: NDArray[np.int64], live: int, low: int, now: int) -> PieceFacts:
+        """Return the facts of a piece of which some rows do not count any more."""
+        facts, piece = self.pieces[number].facts, self.pieces[number]
+        least = {}
+        for name, passed in (("due", low), ("wall", now), ("hold", None)):
+            known = int(getattr(facts, name))
+            if known != MAX and bool((piece.column(name)[hidden] == known).any()):
+                floor = known if passed is None else max(known, min(passed + 1, MAX))
+                known = self._least_live(number, name, floor, hidden)
+            least[name] = known
+        return PieceFacts(live, **least)
+
+    def _least_live(self, number: int, name: str, floor: int, hidden: NDArray[np.int64]) -> int:
+        """Return the least of a column at or above ``floor`` in the rows of a piece that count; ``hidden``, sorted, are those that do not from now on."""
+        values = self.pieces[number].column(name)
+        # Most of the time many rows have the same, and one of the first of them counts.
+        for start in range(0, len(values), _BLOCK):
+            rows = start + np.flatnonzero(values[start : start + _BLOCK] == floor)[:_FEW]
+            if len(hidden):
+                rows = rows[hidden[np.minimum(np.searchsorted(hidden, rows), len(hidden) - 1)] != rows]
+            if self._live(number, rows).any():
+                return floor
+        maybe = values.copy()
+        maybe[values < floor] = MAX
+        maybe[hidden] = MAX
+        many = 0
+        while (least := int(maybe.min(initial=MAX))) != MAX:
+            if many < len(maybe):
+                rows = np.argpartition(maybe, many)[: many + 1]
+            else:
+                rows = np.flatnonzero(maybe != MAX)
+            rows = rows[maybe[rows] != MAX]
+            alive = rows[self._live(number, rows)]
+            if len(alive):
+                return int(maybe[alive].min())
+            maybe[rows] = MAX
+            many = max(_MANY, 8 * many)
+        return least
+
+    def _live(self, number: int, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which rows of a piece no newer piece has. O(rows x log rows of the newer ones)."""
+        import pyarrow as pa
+
+        live = np.ones(len(rows), np.bool_)
+        newer = self.pieces[number + 1 :]
+        if not newer or not len(rows):
+            return live
+        table = self.pieces[number].read().select([PLACE, KEY]).take(pa.array(rows))
+        places, keys = _column(table, PLACE), table[KEY].combine_chunks()
+        keys = keys.chunk(0) if isinstance(keys, pa.ChunkedArray) else keys
+        for piece in newer:
+            live &= piece.find(places, keys) < 0
+        return live
+
+
+def sorted_keys(places: Places, keys: pa.Array, *more: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the order of rows by place, then key, then ``more``, and which of them begin another key in that order. O(n log n)."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    order = np.lexsort((*reversed(more), places)) if more else np.argsort(places, kind="stable")
+    first = np.ones(len(order), np.bool_)
+    if len(order) < 2:
+        return order, first
+
+    def differ(order: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        ranked = keys.take(pa.array(order))
+        return np.diff(places[order]) != 0, np.asarray(pc.not_equal(ranked[1:], ranked[:-1]))
+
+    other_place, other_key = differ(order)
+    if (other_key & ~other_place).any():  # two keys have one place
+        named = {"place": pa.array(places), "key": keys, **{f"{i}": pa.array(each) for i, each in enumerate(more)}}
+        table = pa.table({**named, "row": pa.array(np.arange(len(places)))})
+        # By the row at last: rows that are equal in all of these keep their order.
+        order = np.asarray(pc.sort_indices(table, [(name, "ascending") for name in table.column_names]), np.int64)
+        other_place, other_key = differ(order)
+    first[1:] = other_place | other_key
+    return order, first
+
+
+def _as_declared(read: Callable[[], pa.Table], waiting: pa.DataType | None) -> pa.Table:
+    """Return a piece in which no record waits with the type of those that may."""
+    import pyarrow as pa
+
+    table = read()
+    if WAITING in table.column_names:
+        table = table.drop_columns([WAITING])
+    if waiting is not None:
+        none = pa.array(np.zeros(table.num_rows + 1, np.int32))
+        table = table.append_column(
+            WAITING, pa.ListArray.from_arrays(none, pa.array([], waiting.value_type)).cast(waiting)
+        )
+    return table
+
+
+def _merged(newest: pa.Table, older: Sequence[pa.Table], *, last: bool) -> pa.Table:
+    """Return the newest row of each key, sorted. With ``last`` nothing older is left, and keys that are gone go. O(n log n)."""
+    import pyarrow as pa
+
+    table = pa.concat_tables([newest, *reversed(older)]).combine_chunks()
+    order, first = sorted_keys(_column(table, PLACE), table[KEY].chunk(0))
+    order = order[first]
+    if last:
+        order = order[~_column(table, GONE)[order]]
+    return table.take(pa.array(order))
+
+
+def _column(table: pa.Table, name: str) -> NDArray[Any]:
+    column = table[name]
+    if not column.num_chunks:
+        return np.zeros(0, np.int64)
+    array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    found: NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    return found

@@ -1,0 +1,68 @@
+"""What computations produce, as the one table that a batch emits: a column that names the output, and the columns of all outputs, which are null in the rows of the others.
+
+So an output may get further columns, as a stage's state may: what was emitted before has nulls there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from lowwater_pipeline.computation.turn import Production
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["OUTPUT", "Outputs", "column_of"]
+
+OUTPUT: Final = "lowwater_output"
+
+
+def column_of(output: str, name: str) -> str:
+    """Return the column that has a column of an output."""
+    return f"{output}/{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """The outputs of a computation. A value: it travels to the executors."""
+
+    computation: str
+    columns: Mapping[str, Sequence[str]]
+    """Of each output."""
+    schema: pa.Schema
+    """:data:`OUTPUT`, and the columns of each."""
+
+    def table(self, productions: Sequence[Production]) -> pa.Table | None:
+        """Return productions as rows, None without any. O(productions). Raises ValueError, with output and column, for a value that is not of the column's type."""
+        import pyarrow as pa
+
+        parts = []
+        for output, columns in self.columns.items():
+            rows = [row for name, row, _ in productions if name == output]
+            if not rows:
+                continue
+            arrays: dict[str, pa.Array] = {each.name: pa.nulls(len(rows), each.type) for each in self.schema}
+            arrays[OUTPUT] = pa.array([output] * len(rows), self.schema.field(OUTPUT).type)
+            for name in columns:
+                kind = self.schema.field(column_of(output, name)).type
+                arrays[column_of(output, name)] = self._column(output, name, kind, [row[name] for row in rows])
+            parts.append(pa.table(arrays, schema=self.schema))
+        return pa.concat_tables(parts) if parts else None
+
+    def _column(self, output: str, name: str, kind: pa.DataType, values: list[Any]) -> pa.Array:
+        import pyarrow as pa
+
+        what = f"column {name} of {self.computation}'s output {output}"
+        if pa.types.is_timestamp(kind) and kind.tz is not None:
+            for value in values:
+                if isinstance(value, datetime) and value.tzinfo is None:
+                    msg = f"{what} got {value!r}, which names no moment without a time zone: give microseconds since the epoch, or an aware datetime"
+                    raise ValueError(msg)
+        try:
+            return pa.array(values, kind)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as failure:
+            msg = f"{what} is of {kind}, and a value is not ({failure}): convert it, or declare outputs = otherwise"
+            raise ValueError(msg) from failure

@@ -1,0 +1,426 @@
+"""State as bytes: it comes back as it was, or it is refused by name."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import sys
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable
+from dataclasses import InitVar, dataclass, field, fields, is_dataclass
+from datetime import UTC, datetime, timedelta, timezone
+from enum import IntEnum
+from types import GenericAlias
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lowwater_pipeline.computation.codec import Codec
+from tests.kit.times import at
+
+
+@dataclass
+class Bucket:
+    n: int = 0
+    seen: set[str] = field(default_factory=set[str])
+    last: datetime | None = None
+
+
+@dataclass
+class Grown(Bucket):
+    more: float = 0.5
+
+
+@dataclass
+class Bare:
+    n: int
+
+
+@dataclass
+class Node:
+    next: Node | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    x: int
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class Pair:
+    left: Point
+    right: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Listed:
+    all: list[int] = field(default_factory=list[int])
+
+
+@dataclass(frozen=True, eq=False)
+class Same:
+    n: int = 0
+
+
+@dataclass
+class Derived:
+    n: int = 0
+    twice: int = field(init=False, default=0)
+
+
+@dataclass
+class Extra:
+    n: int = 0
+    more: InitVar[int] = 0
+
+
+@dataclass
+class Counting:
+    n: int = 0
+
+    def __post_init__(self) -> None:
+        self.n += 1
+
+
+class Level(IntEnum):
+    LOW = 1
+
+
+class Text(str):
+    __slots__ = ()
+
+
+texts = st.text(max_size=5)
+times = st.datetimes(timezones=st.just(UTC))
+buckets = st.builds(
+    Bucket,
+    st.integers(),
+    st.sets(texts, max_size=3),
+    st.one_of(st.none(), times),
+)
+
+
+@given(st.dictionaries(st.integers(), buckets, max_size=4))
+def test_state_comes_back_as_it_was(state: dict[int, Bucket]) -> None:
+    codec = Codec[dict[int, Bucket]](dict[int, Bucket])
+    data = codec.encode(state)
+    assert codec.decode(data) == state
+    assert pickle.loads(pickle.dumps(codec)).encode(codec.decode(data)) == data
+
+
+@given(
+    st.tuples(
+        st.dictionaries(texts, st.binary(max_size=5), max_size=3),
+        st.tuples(st.booleans(), st.one_of(st.none(), st.floats(allow_nan=False))),
+        st.lists(st.integers(), max_size=3).map(tuple),
+    )
+)
+def test_so_do_plain_values_in_containers(state: Any) -> None:
+    kind = tuple[dict[str, bytes], tuple[bool, float | None], tuple[int, ...]]
+    codec = Codec[Any](kind, initial=lambda: ({}, (False, None), ()))
+    assert codec.decode(codec.encode(state)) == state
+
+
+class Declared(NamedTuple):
+    kind: Any
+    values: st.SearchStrategy[Any]
+
+
+PLAIN = [
+    Declared(bool, st.booleans()),
+    Declared(int, st.one_of(st.sampled_from([0, 8, 16, -1]), st.integers(), st.integers(1 - 2**2048, 2**2048 - 1))),
+    Declared(float, st.one_of(st.sampled_from([-0.0, float("inf"), 1.0]), st.floats(allow_nan=False))),
+    Declared(str, texts),
+    Declared(bytes, st.binary(max_size=5)),
+    Declared(datetime, times),
+    Declared(Point, st.builds(Point, st.integers(), st.none() | texts)),
+    Declared(Pair, st.builds(Pair, st.builds(Point, st.integers()), st.tuples(st.floats(allow_nan=False)))),
+]
+OTHERS = [Declared(Bucket, buckets), Declared(float, st.just(float("nan")))]
+
+
+def optional(of: Declared) -> Declared:
+    return Declared(of.kind | None, st.none() | of.values)
+
+
+def tuples(of: Declared) -> Declared:
+    return Declared(GenericAlias(tuple, (of.kind, ...)), st.lists(of.values, max_size=3).map(tuple))
+
+
+def two(a: Declared, b: Declared) -> Declared:
+    return Declared(GenericAlias(tuple, (a.kind, b.kind)), st.tuples(a.values, b.values))
+
+
+def lists(of: Declared) -> Declared:
+    return Declared(GenericAlias(list, of.kind), st.lists(of.values, max_size=3))
+
+
+def sets(of: Declared) -> Declared:
+    return Declared(GenericAlias(set, of.kind), st.sets(of.values, max_size=4))
+
+
+def dicts(key: Declared, of: Declared) -> Declared:
+    return Declared(GenericAlias(dict, (key.kind, of.kind)), st.dictionaries(key.values, of.values, max_size=3))
+
+
+def within(of: st.SearchStrategy[Declared]) -> st.SearchStrategy[Declared]:
+    return st.one_of(st.builds(optional, of), st.builds(tuples, of), st.builds(two, of, of))
+
+
+hashables = st.recursive(st.sampled_from(PLAIN), within, max_leaves=3)
+declared = st.recursive(
+    st.one_of(hashables, st.sampled_from(OTHERS), st.builds(sets, hashables)),
+    lambda of: st.one_of(within(of), st.builds(lists, of), st.builds(dicts, hashables, of)),
+    max_leaves=4,
+)
+
+
+def exact(value: Any) -> Any:
+    """Return what is equal for equal values of the same types, and only for these: with the sign of a zero, NaN and the order of a dict."""
+    kind = type(value)
+    if is_dataclass(value):
+        return kind, tuple(exact(getattr(value, each.name)) for each in fields(value))
+    if kind in (list, tuple):
+        return kind, tuple(exact(each) for each in value)
+    if kind is set:
+        return kind, frozenset(exact(each) for each in value)
+    if kind is dict:
+        return kind, tuple((exact(k), exact(each)) for k, each in value.items())
+    return kind, value.hex() if kind is float else value, value.tzinfo if kind is datetime else None
+
+
+def inserted_otherwise(value: Any, chance: random.Random) -> Any:
+    """Return an equal value whose sets were filled in another order."""
+    kind = type(value)
+    if kind is set:
+        other = set[Any]()
+        for each in chance.sample(list(value), len(value)):
+            other.add(each)
+        return other
+    if kind in (list, tuple):
+        return kind([inserted_otherwise(each, chance) for each in value])
+    if kind is dict:
+        return {k: inserted_otherwise(each, chance) for k, each in value.items()}
+    if kind is Bucket:
+        return Bucket(value.n, inserted_otherwise(value.seen, chance), value.last)
+    return value
+
+
+@given(st.data(), st.randoms(use_true_random=False))
+def test_what_is_declared_comes_back_in_value_and_type_and_sets_have_one_order(
+    data: st.DataObject, chance: random.Random
+) -> None:
+    kind, values = data.draw(declared)
+    state = data.draw(values)
+    codec = Codec[Any](kind, initial=lambda: state)
+    written = codec.encode(state)
+    assert exact(codec.decode(written)) == exact(state)
+    assert codec.encode(codec.decode(written)) == written
+    assert codec.encode(inserted_otherwise(state, chance)) == written
+
+
+@given(st.data())
+def test_bytes_of_one_type_are_refused_as_another_one_or_read_as_exactly_that(data: st.DataObject) -> None:
+    """Nothing but ValueError comes out, and what is read is of the declared type: it can be written."""
+    (kind, values), other = data.draw(declared), data.draw(declared)
+    state = data.draw(values)
+    written = Codec[Any](kind, initial=lambda: state).encode(state)
+    start = data.draw(other.values)
+    reader = Codec[Any](other.kind, initial=lambda: start)
+    try:
+        read = reader.decode(written)
+    except ValueError:
+        return
+    assert exact(reader.decode(reader.encode(read))) == exact(read)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "said"),
+    [
+        (list[str], b'{"a":1}', r"the state is \{'a': 1\}, which is no list"),
+        (list[str], b'"abc"', "the state is 'abc', which is no list"),
+        (set[str], b'"abc"', "the state is 'abc', which is no list"),
+        (tuple[str, ...], b'{"a":1}', "which is no list"),
+        (tuple[str, str], b'"ab"', "the state is 'ab', which is no list"),
+        (tuple[int, int], b"[1,2,3]", r"the state is \[1, 2, 3\] and does not have 2 values"),
+        (dict[str, int], b"[]", r"the state is \[\], which is no dict"),
+        (dict[int, int], b"{}", r"the state is \{\}, which is no list"),
+        (dict[str | None, str], b'["ab"]', "a pair of the state is 'ab', which is no list"),
+        (dict[int, int], b"[[1,2,3]]", "too many values"),
+        (dict[int, int], b"[[1,2],[1,3]]", "two keys of the state are the same"),
+        (set[int], b"[1,1]", "two elements of the state are the same"),
+        (Bucket, b"[]", r"the state is \[\], which is no dict"),
+        (Bucket, b'{"n":1.5}', "Bucket.n is 1.5, which is no int"),
+        (float, b'"7"', "the state is '7' and no float"),
+        (float, b"true", "the state is True and no float"),
+        (float, b"9007199254740993", "9007199254740993 and no float"),
+        (float, b"1" + b"0" * 400, "too large"),
+        (int, b"1.0", "the state is 1.0, which is no int"),
+        (int, b"true", "the state is True, which is no int"),
+        (bool, b"1", "the state is 1, which is no bool"),
+        (bytes, b'"a!b="', "base64|padding"),
+        (bytes, b"[1]", "which is no str"),
+        (str, b'"\\ud800"', "has a lone surrogate at 0"),
+        (datetime | None, b"1.5", "the state is 1.5, which is no int"),
+        (datetime | None, b"true", "the state is True, which is no int"),
+        (datetime | None, b"1" + b"0" * 30, "too large"),
+        (datetime | None, b"1" + b"0" * 18, "out of range"),
+        (list[int], b"[" * 200_000, "recursion"),
+        (list[int], b"[1", "Expecting"),
+        (list[int], b"\xff", "can't decode"),
+    ],
+)
+def test_bytes_of_another_type_are_refused(kind: Any, data: bytes, said: str) -> None:
+    initial = (lambda: (1, 2)) if kind == tuple[int, int] else (lambda: ("", "")) if kind == tuple[str, str] else None
+    with pytest.raises(ValueError, match=f"(?s)what is kept is no .*{said}"):
+        Codec[Any](kind, initial=initial).decode(data)
+
+
+def test_a_float_is_read_of_a_whole_number() -> None:
+    read = Codec[float](float).decode(b"7")
+    assert (type(read), read) == (float, 7.0)
+
+
+def test_sets_of_what_has_no_order_are_written_in_one() -> None:
+    assert Codec[Any](set[int | None]).encode({8, None, 0}) == b"[0,8,null]"
+    assert Codec[Any](set[Point]).encode({Point(2), Point(1, "a")}) == b'[{"x":1,"name":"a"},{"x":2,"name":null}]'
+    assert Codec[Any](set[tuple[int, str | None]]).encode({(1, None), (1, "a")}) == b'[[1,"a"],[1,null]]'
+    assert Codec[Any](set[int]).encode({9, 10}) == b"[10,9]"
+
+
+def test_equal_states_have_equal_bytes_and_the_initial_one_is_new_each_time() -> None:
+    codec = Codec[Bucket](Bucket)
+    assert codec.encode(Bucket(seen={"b", "a", "c"})) == codec.encode(Bucket(seen={"c", "b", "a"}))
+    codec.initial().seen.add("x")
+    assert codec.initial() == Bucket()
+    assert [Codec[Any](kind).initial() for kind in (int, str, list[int], int | None)] == [0, "", [], None]
+    there = datetime(2013, 1, 9, 11, tzinfo=timezone(timedelta(hours=1)))
+    assert Codec[datetime](datetime, initial=lambda: at(9)).decode(Codec[Any](datetime | None).encode(there)) == at(10)
+
+
+def test_a_dataclass_may_grow_and_nothing_is_dropped() -> None:
+    old = Codec[Bucket](Bucket).encode(Bucket(3))
+    assert Codec[Grown](Grown).decode(old) == Grown(3)
+    new = Codec[Grown](Grown).encode(Grown(3))
+    with pytest.raises(
+        ValueError,
+        match=r"what is kept is no Bucket \(Bucket has no field more any more\): declare the state as it was",
+    ):
+        Codec[Bucket](Bucket).decode(new)
+    with pytest.raises(ValueError, match="what is kept is no Bare"):
+        Codec[Bare](Bare, initial=lambda: Bare(0)).decode(b"{}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "said"),
+    [
+        (int, "1", "the state is '1' where int is declared"),
+        (int, True, "the state is True where int is declared"),
+        (dict[str, int], {1: 1}, "a key of the state is 1 where str is declared"),
+        (Bucket, Bare(1), "where Bucket is declared"),
+        (tuple[int, ...], [1], r"the state is \[1\] where tuple is declared"),
+        (tuple[int, ...] | None, ("a",), "an element of the state is 'a' where int"),
+        (dict[int, int], defaultdict(int), "the state is defaultdict.* where dict is declared, and would come back as"),
+        (dict[str, int], Counter("a"), "the state is Counter.* where dict is declared"),
+        (dict[str, int], OrderedDict(a=1), "where dict is declared"),
+        (Bucket, Grown(), "the state is Grown.* where Bucket is declared, and would come back as Bucket"),
+        (dict[str, Bucket], {"a": Bucket(seen=["a"])}, r"Bucket.seen is \['a'\] where set is declared"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        (int, Level.LOW, "where int is declared"),
+        (str, Text("a"), "where str is declared"),
+        (float, 1, "the state is 1 where float is declared: convert it, or declare what it is"),
+        (float, True, "the state is True where float is declared"),
+        (bool, 1, "the state is 1 where bool is declared"),
+        (bytes, bytearray(b"a"), "where bytes is declared"),
+        (set[str], frozenset("a"), "where set is declared"),
+        (list[str], [10**5000], "an element of the state is a int where str is declared"),
+        (list[int], "a" * 1000, "the state is 'aa*[.]{3} where list is declared"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(kind: Any, state: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        Codec[Any](kind).encode(state)
+
+
+EAST, WEST = timezone(timedelta(hours=1)), timezone(timedelta(hours=-1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "said"),
+    [
+        (datetime | None, datetime(2013, 1, 9), "the state is datetime.* and has no time zone"),  # noqa: DTZ001
+        (datetime | None, datetime.min.replace(tzinfo=EAST), "in UTC outside of the years 1 to 9999"),
+        (datetime | None, datetime.max.replace(tzinfo=WEST), "in UTC outside of the years 1 to 9999"),
+        (int, 2**2048, "the state is an int of 2049 bits, at most 2048 can be read again"),
+        (list[int], [-(2**2048)], "an element of the state is an int of 2049 bits"),
+        (dict[int, int], {10**5000: 1}, "a key of the state is an int of 16610 bits"),
+        (str, "a\ud800", r"the state is 'a\\ud800', which has a lone surrogate at 1 and is no text"),
+        (str, "\ud83d\ude00", "has a lone surrogate at 0"),
+        (dict[str, int], {"\udfff": 1}, "a key of the state is .* lone surrogate"),
+        (set[float], {float("nan"), -float("nan")}, "two elements of the state are the same in bytes"),
+        (dict[float, int], {float("nan"): 1, -float("nan"): 2}, "two keys of the state are the same in bytes"),
+    ],
+)
+def test_a_value_that_could_not_be_read_again_is_refused_when_it_is_written(kind: Any, state: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said) as refused:
+        Codec[Any](kind).encode(state)
+    str(refused.value).encode()
+
+
+def test_the_largest_int_is_read_where_the_limit_of_digits_is_the_lowest() -> None:
+    codec, largest, before = Codec[int](int), 2**2048 - 1, sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(sys.int_info.str_digits_check_threshold)
+    try:
+        assert [codec.decode(codec.encode(each)) for each in (largest, -largest)] == [largest, -largest]
+    finally:
+        sys.set_int_max_str_digits(before)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (object, "a state cannot be of object: take bool, int"),
+        (dict[str, complex], "a state cannot be of complex"),
+        (Bare, r"Bare makes no initial state without arguments: pass Codec\(Bare, initial=...\)"),
+        (Node, "Node contains itself"),
+        (tuple[int, str], "makes no initial state"),
+        (list, "a state cannot be of list"),
+        (Bucket(), "a state cannot be of"),
+        (dict[Bucket, int], "a key of the state cannot be a Bucket, which has no hash of its values: declare it with"),
+        (set[Bucket], "an element of the state cannot be a Bucket"),
+        (set[Same], "an element of the state cannot be a Same, which has no hash of its values"),
+        (set[Listed], r"Listed.all cannot be a list\[int\], which has no hash"),
+        (dict[list[int], int], r"a key of the state cannot be a list\[int\], which has no hash: take a tuple"),
+        (dict[tuple[set[int], ...], int], r"an element of a key of the state cannot be a set\[int\]"),
+        (set[tuple[int, dict[str, int]]], r"\[1\] of an element of the state cannot be a dict"),
+        (set[list[int] | None], r"cannot be a list\[int\]"),
+        (dict[str, Derived], "Derived cannot be made again of its fields, because of twice"),
+        (dict[str, Extra], "Extra cannot be made again of its fields, because of more"),
+        (Counting, "the initial state of Counting does not come back as it was"),
+    ],
+)
+def test_a_type_that_it_does_not_know_is_refused_when_it_is_declared(kind: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        Codec[Any](kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "initial", "said"),
+    [
+        (
+            dict[int, int],
+            lambda: defaultdict(int),
+            r"initial= makes no state of dict\[int, int\] \(the state is default",
+        ),
+        (float, lambda: 0, r"initial= makes no state of float \(the state is 0 where float is declared"),
+        (Bucket, Grown, "initial= makes no state of Bucket"),
+        (str, lambda: "\ud800", "initial= makes no state of str .*lone surrogate"),
+    ],
+)
+def test_an_initial_state_of_another_type_is_refused_when_it_is_declared(
+    kind: Any, initial: Callable[[], Any], said: str
+) -> None:
+    with pytest.raises(TypeError, match=said):
+        Codec[Any](kind, initial=initial)

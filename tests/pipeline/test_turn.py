@@ -1,0 +1,631 @@
+"""One key's turn: against an oracle that has sorted lists and looks at all of them before each step, and what breaks without each sentence of the order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lowwater_pipeline.computation.codec import Codec
+from lowwater_pipeline.computation.computation import END, Computation, Input, Output, Record, Timer, floor
+from lowwater_pipeline.computation.turn import Context, Held, Kept, TimerId, Turns
+from tests.kit.times import MAX, MIN
+
+LOG = Codec[list[str]](list[str])
+
+Action = tuple[str, str, int, int | None]
+"""What to do, a tag, by how much later than the record or the timer, and a hold or a timestamp, as much later."""
+
+TAGS: dict[str, list[Action]] = {
+    "quiet": [],
+    "loud": [("produce", "", 0, None)],
+    "parent": [("set", "loud", 3, None)],
+    "past": [("set", "loud", -4, None), ("produce", "", 0, -4)],
+    "rings": [("wall", "loud", 2, None)],
+    "clears": [("clear", "loud", 2, None), ("set", "quiet", 1, 1)],
+}
+"""What a timer does."""
+
+
+class Script(Computation):
+    """Does what its records and the tags of its timers say, and keeps a log of that."""
+
+    name = "script"
+    inputs: ClassVar[Sequence[Input]] = [Input("source", key="key", event_time="t", id="id")]
+    outputs: ClassVar[Mapping[str, str | Output]] = {"out": "what string"}
+    state = LOG
+
+    def __init__(self, length: int = 1, *, in_order: bool = False) -> None:
+        self.stamp = timedelta(microseconds=length) if length > 1 else None  # type: ignore[misc]
+        self.in_order = in_order  # type: ignore[misc]
+
+    def process_record(self, ctx: Context, record: Record) -> None:
+        ctx.state.append(f"record {record.id} {record.timestamp}")
+        self.act(ctx, record["do"], record.timestamp)
+
+    def process_timer(self, ctx: Context, timer: Timer) -> None:
+        ctx.state.append(f"{'wall' if timer.wall else 'timer'} {timer.tag} {timer.at} {timer.hold}")
+        self.act(ctx, TAGS[timer.tag], timer.at)
+
+    def act(self, ctx: Context, actions: Sequence[Action], at: int) -> None:
+        for what, tag, later, other in actions:
+            try:
+                if what == "produce":
+                    ctx.produce("out", {"what": "x"}, None if other is None else at + other)
+                elif what == "clear":
+                    ctx.clear_timer(tag, at + later)
+                elif what == "unring":
+                    ctx.clear_wall_timer(tag, at + later)
+                else:
+                    sets = ctx.set_timer if what == "set" else ctx.set_wall_timer
+                    sets(tag, at + later, hold=None if other is None else at + other)
+            except ValueError:
+                ctx.state.append(f"refused {what}")
+
+
+OUTPUTS = {"out": frozenset({"what"})}
+
+
+@dataclass
+class Oracle:
+    """One key. Before each step it looks for what comes next, among all there is."""
+
+    length: int = 1
+    log: list[str] = field(default_factory=list[str])
+    out: list[int] = field(default_factory=list[int])
+    timers: dict[str, list[tuple[int, str, int]]] = field(default_factory=lambda: {"set": [], "wall": []})
+
+    def turn(self, records: Sequence[Record], low: int, now: int) -> None:
+        left = sorted(records, key=lambda each: (each.timestamp, each.id))
+        while True:
+            due = sorted(each for each in self.timers["set"] if each[0] <= low)
+            if left:
+                due = [each for each in due if each[0] <= left[0].timestamp]
+            rings = sorted(each for each in self.timers["wall"] if each[0] <= now)
+            if due:
+                self.fire("set", due[0])
+            elif left:
+                record = left.pop(0)
+                self.log.append(f"record {record.id} {record.timestamp}")
+                start = record.timestamp // self.length * self.length
+                self.act(record["do"], record.timestamp, start, record.timestamp)
+            elif rings:
+                self.fire("wall", rings[0])
+            else:
+                return
+
+    def fire(self, kind: str, timer: tuple[int, str, int]) -> None:
+        self.timers[kind].remove(timer)
+        at, tag, hold = timer
+        self.log.append(f"{'wall' if kind == 'wall' else 'timer'} {tag} {at} {hold}")
+        self.act(TAGS[tag], at, hold, hold if kind == "wall" else max(at, hold))
+
+    def act(self, actions: Sequence[Action], at: int, bound: int, stamp: int) -> None:
+        for what, tag, later, other in actions:
+            least = min([bound, *(hold for timers in self.timers.values() for _, _, hold in timers)])
+            if what == "produce":
+                given = stamp if other is None else at + other
+                if given < least:
+                    self.log.append("refused produce")
+                else:
+                    self.out.append(given)
+            elif what in ("clear", "unring"):
+                kind = "set" if what == "clear" else "wall"
+                self.timers[kind] = [each for each in self.timers[kind] if each[:2] != (at + later, tag)]
+            else:
+                default = max(at + later, bound) if what == "set" and self.length == 1 else bound
+                hold = default if other is None else at + other
+                if hold < least:
+                    self.log.append(f"refused {what}")
+                    continue
+                same = [each for each in self.timers[what] if each[:2] == (at + later, tag)]
+                others = [each for each in self.timers[what] if each not in same]
+                self.timers[what] = [*others, min([*same, (at + later, tag, hold)])]
+
+
+def take(turns: Turns, kept: Kept, records: Sequence[Record]) -> tuple[Kept, list[int]]:
+    before = len(turns.productions)
+    kept = turns.take("k", kept, records)
+    return kept, [timestamp for _, _, timestamp in turns.productions[before:]]
+
+
+def log(kept: Kept) -> list[str]:
+    return [] if kept.state is None else LOG.decode(kept.state)
+
+
+def record(timestamp: int, identity: int, *actions: Action) -> Record:
+    return Record(timestamp, identity, {"do": list(actions)})
+
+
+actions = st.lists(
+    st.tuples(
+        st.sampled_from(["set", "set", "wall", "clear", "unring", "produce"]),
+        st.sampled_from(sorted(TAGS)),
+        st.integers(-6, 12),
+        st.one_of(st.none(), st.integers(-6, 4)),
+    ),
+    max_size=3,
+)
+batches = st.lists(
+    st.tuples(st.lists(st.tuples(st.integers(0, 40), actions), max_size=6), st.integers(0, 15), st.integers(0, 15)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(batches, st.sampled_from([1, 5]), st.booleans())
+def test_a_key_meets_records_and_timers_in_the_order_of_the_oracle(
+    batches: list[tuple[list[tuple[int, list[Action]]], int, int]], length: int, finished: bool
+) -> None:
+    """W may begin unknown and end finished. Records may be late, and come in any order in their batch."""
+    oracle, kept = Oracle(length), Kept()
+    low, now, number = MIN, 0, 0
+    for i, (rows, step, tick) in enumerate(batches):
+        low = MAX if finished and i == len(batches) - 1 else max(low, 0) + step if i else MIN
+        now += tick
+        records = [record(timestamp, number + j, *actions) for j, (timestamp, actions) in enumerate(rows)]
+        number += len(records)
+        oracle.turn(records, low, now)
+        turns = Turns(Script(length), OUTPUTS, low, now)
+        kept, out = take(turns, kept, records[::-1])
+        assert log(kept) == oracle.log
+        assert out == oracle.out
+        oracle.out.clear()
+        assert sorted((*each, hold) for each, hold in kept.timers.items()) == sorted(oracle.timers["set"])
+        assert sorted((*each, hold) for each, hold in kept.wall_timers.items()) == sorted(oracle.timers["wall"])
+        held = [hold for timers in oracle.timers.values() for _, _, hold in timers]
+        assert kept.hold(length) == min(held, default=MAX)
+        assert kept.due == min((at for at, _, _ in oracle.timers["set"]), default=MAX)
+        assert kept.wall == min((at for at, _, _ in oracle.timers["wall"]), default=MAX)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), actions), max_size=12),
+    st.lists(st.integers(0, 12), max_size=5),
+    st.randoms(use_true_random=False),
+)
+def test_in_order_it_does_not_matter_what_makes_a_batch(
+    given: list[tuple[int, list[Action]]], cuts: list[int], chance: Any
+) -> None:
+    """The same records in one batch, and in many with a truthful W: the same is called in the same order, and the same produced."""
+    given = [(t, [each for each in actions if each[0] not in ("wall", "unring")]) for t, actions in given]
+    # A clock that the hooks can see tells batches apart.
+    given = [(t, [each for each in actions if each[1] != "rings"]) for t, actions in given]
+    records = [record(timestamp, number, *actions) for number, (timestamp, actions) in enumerate(given)]
+    whole, expected = take(Turns(Script(5, in_order=True), OUTPUTS, MAX), Kept(), records)
+    kept, out, left = Kept(), list[int](), list(records)
+    chance.shuffle(left)
+    for cut in cuts:
+        now, left = left[:cut], left[cut:]
+        low = min((each.timestamp for each in left), default=MAX)
+        kept, more = take(Turns(Script(5, in_order=True), OUTPUTS, low), kept, now)
+        waiting = [each.timestamp for each in kept.waiting]
+        assert all(each >= low for each in waiting)
+        assert kept.hold(5) == min([*(floor(each, 5) for each in waiting), *kept.timers.values()], default=MAX)
+        assert kept.due == min([*(each + 1 for each in waiting), *(at for at, _ in kept.timers)], default=MAX)
+        out += more
+    kept, more = take(Turns(Script(5, in_order=True), OUTPUTS, MAX), kept, left)
+    assert (log(kept), out + more) == (log(whole), expected)
+    records_seen = [int(line.split()[2]) for line in log(kept) if line.startswith("record")]
+    assert all(a <= b for a, b in pairwise(records_seen))
+
+
+# -- without a sentence of the order -----------------------------------------------------------------------------------
+
+
+class RecordsFirst(Turns):
+    def _run(self, records: Sequence[Record]) -> None:
+        for each in records:
+            self._record(each)
+        super()._run(())
+
+
+class ByTagAlone(Turns):
+    def _set(self, timers: Held, tag: str, at: int, hold: int, *, wall: bool) -> None:
+        for other in [each for each in timers.holds if each[1] == tag]:
+            del timers.holds[other]
+        super()._set(timers, tag, at, hold, wall=wall)
+
+
+class BeyondTheLowWatermark(Turns):
+    def _fire(self, through: int) -> bool:
+        return super()._fire(through + 1)
+
+
+class WallFirst(Turns):
+    def _run(self, records: Sequence[Record]) -> None:
+        while self._fire_wall():
+            pass
+        super()._run(records)
+
+
+def run(make: Callable[..., Turns], *batches: tuple[list[Record], int, int]) -> list[str]:
+    kept = Kept()
+    for records, low, now in batches:
+        kept, _ = take(make(Script(), OUTPUTS, low, now), kept, records)
+    return log(kept)
+
+
+SET: Action = ("set", "quiet", 10, None)
+
+
+@pytest.mark.parametrize(
+    ("twin", "batches"),
+    [
+        (RecordsFirst, [([record(0, 1, SET)], 5, 0), ([record(12, 2)], 11, 0)]),
+        (ByTagAlone, [([record(0, 1, SET), record(3, 2, SET)], 2, 0), ([], 20, 0)]),
+        (BeyondTheLowWatermark, [([record(0, 1, SET)], 9, 0)]),
+        (WallFirst, [([record(0, 1, SET, ("wall", "quiet", 1, None))], 5, 0), ([], 10, 5)]),
+    ],
+)
+def test_without_the_rule_the_order_is_another(
+    twin: Callable[..., Turns], batches: list[tuple[list[Record], int, int]]
+) -> None:
+    oracle = Oracle()
+    for records, low, now in batches:
+        oracle.turn(records, low, now)
+    assert run(Turns, *batches) == oracle.log
+    assert run(twin, *batches) != oracle.log
+
+
+# -- what a hook may do ------------------------------------------------------------------------------------------------
+
+
+class Once(Computation):
+    """Does one thing for a record, and another for a timer."""
+
+    name = "once"
+    inputs: ClassVar[Sequence[Input]] = [Input("source", key="key", event_time="t")]
+    outputs: ClassVar[Mapping[str, str | Output]] = {
+        "out": "a long, b long",
+        "other": "a long",
+        "times": Output("a long, start timestamp", event_time="START"),
+    }
+
+    def __init__(
+        self, record: Callable[[Context], None], timer: Callable[[Context], None] = lambda _: None, length: int = 1
+    ) -> None:
+        self.stamp = timedelta(microseconds=length) if length > 1 else None  # type: ignore[misc]
+        self.on_record, self.on_timer = record, timer
+
+    def process_record(self, ctx: Context, record: Record) -> None:
+        self.on_record(ctx)
+
+    def process_timer(self, ctx: Context, timer: Timer) -> None:
+        self.on_timer(ctx)
+
+
+def once(computation: Computation, low: int = 100, kept: Kept | None = None, now: int = 0) -> Turns:
+    outputs = {"out": frozenset("ab"), "other": frozenset("a"), "times": frozenset({"a", "start"})}
+    turns = Turns(computation, outputs, low, now)
+    turns.take("k", kept or Kept(), [Record(25)] if kept is None else [])
+    return turns
+
+
+ROW = {"a": 1, "b": None}
+
+
+@pytest.mark.parametrize(
+    ("does", "length", "refused"),
+    [
+        (lambda ctx: ctx.produce("out", ROW, timestamp=24), 1, True),
+        (lambda ctx: ctx.produce("out", ROW, timestamp=20), 10, False),
+        (lambda ctx: ctx.produce("out", ROW, timestamp=19), 10, True),
+        (lambda ctx: ctx.set_timer("t", 30, hold=24), 1, True),
+        (lambda ctx: ctx.set_timer("t", 10), 1, False),
+        (lambda ctx: ctx.set_wall_timer("t", 5, hold=24), 1, True),
+    ],
+    ids=["below", "the window", "below the window", "a hold below", "a timer of the past", "by the clock below"],
+)
+def test_a_record_makes_nothing_below_its_own_time_or_the_start_of_its_window(
+    does: Callable[[Context], None], length: int, refused: bool
+) -> None:
+    if refused:
+        with pytest.raises(
+            ValueError, match=r"the low watermark may have passed: stamp it by the record's time"
+        ) as seen:
+            once(Once(does, length=length))
+        assert seen.value.__notes__ == ["in once, key 'k', the record of 1970-01-01T00:00:00.000025Z"]
+    else:
+        once(Once(does, length=length))
+
+
+def test_a_timer_produces_nothing_below_its_hold_unless_another_one_holds_that() -> None:
+    def produces(ctx: Context) -> None:
+        ctx.produce("out", ROW, timestamp=50)
+
+    timer: TimerId = (60, "t")
+    once(Once(produces, produces), kept=Kept(timers={timer: 50}))
+    with pytest.raises(
+        ValueError, match="which the low watermark may have passed: set the timer with the lowest timestamp"
+    ):
+        once(Once(produces, produces), kept=Kept(timers={timer: 51}))
+    turns = once(Once(produces, produces), kept=Kept(timers={timer: 51}, wall_timers={(9, "w"): 50}))
+    assert [stamp for _, _, stamp in turns.productions] == [50]
+
+
+def test_an_equal_timer_keeps_the_lower_hold() -> None:
+    """What the earlier record asked for is still to come."""
+
+    def sets(ctx: Context) -> None:
+        ctx.set_timer("t", 200, hold=26)
+        ctx.set_timer("t", 200)
+
+    turns = Turns(Once(sets), {"out": frozenset("ab")}, 100)
+    assert turns.take("k", Kept(), [Record(25)]).timers == {(200, "t"): 26}
+
+
+@pytest.mark.parametrize(("length", "holds"), [(1, (200, 175, 175)), (10, (170, 170, 170))], ids=["time", "window"])
+def test_holds_by_default_are_the_timers_time_and_with_stamp_the_start_of_the_window(
+    length: int, holds: tuple[int, int, int]
+) -> None:
+    def sets(ctx: Context) -> None:
+        ctx.set_timer("later", 200)
+        ctx.set_timer("past", 150)
+        ctx.set_wall_timer("rings", 7)
+
+    turns = Turns(Once(sets, length=length), {"out": frozenset("ab")}, 100)
+    kept = turns.take("k", Kept(), [Record(175)])
+    assert kept.timers == {(200, "later"): holds[0], (150, "past"): holds[1]}
+    assert kept.wall_timers == {(7, "rings"): holds[2]}
+
+
+@pytest.mark.parametrize(
+    ("does", "error", "said"),
+    [
+        (lambda ctx: ctx.produce("aut", ROW), ValueError, "once has no output 'aut'; it declares out, other, times"),
+        (lambda ctx: ctx.produce("out", {"a": 1, "c": 2}), ValueError, "b is missing, c is not declared"),
+        (lambda ctx: ctx.produce("out", [1, None]), TypeError, r"is a dict of its columns, not \[1, None\]"),
+        (lambda ctx: ctx.produce("out", ROW, timestamp=1.5), TypeError, r"timestamp= of once is 1\.5; times are micro"),
+        (lambda ctx: ctx.set_timer("t", None), TypeError, "at= of once is None; times are microseconds"),
+        (lambda ctx: ctx.set_timer("t", MAX), ValueError, "below MAX. For the end of all input take END"),
+        (lambda ctx: ctx.set_timer(3, 30), TypeError, "the tag of a timer of once is a text, not 3"),
+        (lambda ctx: ctx.state, ValueError, r"once declares no state: write state = Codec\(...\)"),
+    ],
+    ids=["output", "columns", "row", "timestamp", "at", "end", "tag", "state"],
+)
+def test_what_a_hook_does_wrong_is_told_with_the_fix(
+    does: Callable[[Context], None], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        once(Once(does))
+
+
+def test_a_timer_that_sets_itself_anew_for_ever_ends_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lowwater_pipeline.computation.turn._MOST_DESCENDANTS", 1000)
+
+    class Every(Once):
+        def process_timer(self, ctx: Context, timer: Timer) -> None:
+            ctx.set_timer("t", timer.at + 1)
+
+    every = Every(lambda ctx: ctx.set_timer("t", 30))
+    once(every, low=9000)
+    with pytest.raises(ValueError, match="timers that timers have set fired 1,000 times in one batch"):
+        once(every, low=MAX)
+    turns = Turns(every, {"out": frozenset("ab")}, MAX)
+    with pytest.raises(ValueError, match=r"Set it only until ctx\.finished"):
+        turns.take("k", Kept(), [Record(25)])
+
+
+@pytest.mark.parametrize("kind", ["set_timer", "set_wall_timer", "both"])
+def test_timers_that_do_not_go_on_in_time_end_with_a_reason(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Also when the input is not finished; and two kinds that set each other."""
+    monkeypatch.setattr("lowwater_pipeline.computation.turn._MOST_DESCENDANTS", 1000)
+
+    class Stays(Once):
+        def process_timer(self, ctx: Context, timer: Timer) -> None:
+            to_wall = kind == "set_wall_timer" or (kind == "both" and not timer.wall)
+            (ctx.set_wall_timer if to_wall else ctx.set_timer)("t", 30)
+
+    with pytest.raises(ValueError, match="fired 1,000 times in one batch"):
+        once(Stays(lambda ctx: (ctx.set_timer if kind != "set_wall_timer" else ctx.set_wall_timer)("t", 30)), now=99)
+
+
+def produces(column: Any, timestamp: int | None = None) -> Callable[[Context], None]:
+    return lambda ctx: ctx.produce("times", {"a": 1, "start": column}, timestamp=timestamp)
+
+
+MOMENT = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("does", "length", "stamp"),
+    [
+        (produces(25), 1, 25),
+        (produces(30), 1, 30),
+        (produces(20), 10, 20),
+        (produces(26, 26), 1, 26),
+        (produces(MOMENT + timedelta(microseconds=27)), 1, 27),
+    ],
+)
+def test_the_timestamp_of_a_row_is_its_column_of_event_times(
+    does: Callable[[Context], None], length: int, stamp: int
+) -> None:
+    [(_, _, found)] = once(Once(does, length=length)).productions
+    assert found == stamp
+
+
+@pytest.mark.parametrize(
+    ("does", "error", "said"),
+    [
+        (produces(24), ValueError, "gives times a row of timestamp .*000024Z, below .*000025Z"),
+        (
+            produces(24, 25),
+            ValueError,
+            "column start of once's output times, its event time, is .*leave timestamp= out",
+        ),
+        (produces(None), TypeError, "its event time, got None: give microseconds"),
+        (produces(MOMENT.replace(tzinfo=None)), TypeError, "or an aware datetime"),
+        (produces(True), TypeError, "its event time, got True"),
+        (produces(MAX), ValueError, "times are above MIN and below MAX"),
+    ],
+)
+def test_a_row_below_what_was_reported_is_refused_by_its_column(
+    does: Callable[[Context], None], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        once(Once(does))
+
+
+def test_a_timer_without_its_hold_is_refused_by_the_column_and_goes_on_when_the_code_is_mended() -> None:
+    """The one that stands keeps the hold it has."""
+    kept = Kept(timers={(60, "t"): 60})
+    with pytest.raises(ValueError, match=r"For those that stand already stamp what they produce by timer\.hold"):
+        once(Once(produces(0), produces(0)), kept=kept)
+    mended = Once(produces(0), lambda ctx: ctx.produce("times", {"a": 1, "start": max(0, 60)}))
+    assert [stamp for _, _, stamp in once(mended, kept=kept).productions] == [60]
+
+
+def test_a_timer_that_nothing_takes_is_refused_before_it_stands() -> None:
+    class Sets(Computation):
+        name = "sets"
+        inputs: ClassVar[Sequence[Input]] = [Input("source", key="key", event_time="t")]
+
+        def process_record(self, ctx: Context, record: Record) -> None:
+            ctx.set_timer("t", 10**9)
+
+    with pytest.raises(ValueError, match="sets sets timers and does not say what they do"):
+        Turns(Sets(), {}, 100).take("k", Kept(), [Record(25)])
+
+
+def test_names_are_compared_as_spark_does() -> None:
+    [(_, row, _)] = once(Once(lambda ctx: ctx.produce("out", {"A": 1, "b": 2}))).productions
+    assert row == {"a": 1, "b": 2}
+    with pytest.raises(ValueError, match="does not have its columns: one is there twice"):
+        once(Once(lambda ctx: ctx.produce("out", {"A": 1, "a": 1, "b": 2})))
+
+
+class Unchecked(Turns):
+    def _check_stamp(self, what: str, micros: int) -> None:
+        pass
+
+
+class Unheld(Kept):
+    """Says that nothing is held."""
+
+    __slots__ = ()
+
+    def hold(self, length: int) -> int:
+        return MAX
+
+
+class ForgetsHolds(Turns):
+    def take(self, key: Any, kept: Kept, records: Sequence[Record]) -> Kept:
+        after = super().take(key, kept, records)
+        return Unheld(after.state, after.timers, after.wall_timers, after.waiting)
+
+
+def reports(
+    make: Callable[..., Turns],
+    script: Script,
+    given: list[tuple[int, list[Action]]],
+    cuts: list[tuple[int, int, int]],
+    chance: Any,
+) -> None:
+    """Play the stage around one key, and look at nothing but what others see: stamps, and the low watermark that is reported.
+
+    W of the inputs is not above what is still to come. Reported is the least of it, as windows round it down, and of the hold.
+    """
+    length = 1 if script.stamp is None else script.stamp // timedelta(microseconds=1)
+    left = [record(timestamp, number, *actions) for number, (timestamp, actions) in enumerate(given)]
+    chance.shuffle(left)
+    kept, reported, low, now = Kept(), MIN, MIN, 0
+    for count, behind, tick in [*cuts, (len(left), 0, 0), (0, 0, 100)]:
+        batch, left = left[:count], left[count:]
+        to_come = min((each.timestamp for each in left), default=MAX)
+        low = max(low, to_come if to_come == MAX else to_come - behind)
+        now += tick
+        kept, out = take(make(script, OUTPUTS, low, now), kept, batch)
+        assert all(stamp >= reported for stamp in out), "nothing comes below what was reported"
+        assert kept.hold(length) >= reported, "nothing is held that was given up"
+        reported = max(reported, min(kept.hold(length), low if low == MAX else low // length * length))
+    assert (kept.timers, kept.waiting) == ({}, [])
+
+
+played = (
+    st.lists(st.tuples(st.integers(0, 40), actions), max_size=9),
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5), st.integers(0, 8)), max_size=5),
+    st.randoms(use_true_random=False),
+)
+
+
+@given(*played, st.sampled_from([1, 5, 7]), st.booleans())
+def test_nothing_comes_out_below_what_was_reported_over_all_batches(
+    given: list[tuple[int, list[Action]]], cuts: list[tuple[int, int, int]], chance: Any, length: int, in_order: bool
+) -> None:
+    reports(Turns, Script(length, in_order=in_order), given, cuts, chance)
+
+
+@pytest.mark.parametrize("twin", [Unchecked, ForgetsHolds])
+def test_without_the_rule_something_comes_out_below_what_was_reported(twin: Callable[..., Turns]) -> None:
+    """The timer of the first batch produces below its hold, or below one that it has given up."""
+    rows: list[tuple[int, list[Action]]] = [(5, [("set", "past", 10, 5), ("set", "loud", 12, 5)])]
+    if twin is Unchecked:
+        rows = [(5, [("set", "past", 10, None)])]
+    cuts = [(1, 0, 0)]
+    rows.append((14, []))
+
+    class Still:
+        def shuffle(self, _: list[Record]) -> None:
+            pass
+
+    # W stands at 14 after the first batch, and nothing holds it.
+    reports(Turns, Script(), rows, cuts, Still())
+    with pytest.raises(AssertionError, match="nothing comes below"):
+        reports(twin, Script(), rows, cuts, Still())
+
+
+@given(batches, st.randoms(use_true_random=False))
+def test_rows_in_another_order_give_the_same(
+    batches: list[tuple[list[tuple[int, list[Action]]], int, int]], chance: Any
+) -> None:
+    one, other, low, number = Kept(), Kept(), 0, 0
+    for rows, step, tick in batches:
+        low += step
+        records = [record(timestamp, number + j, *actions) for j, (timestamp, actions) in enumerate(rows)]
+        number += len(records)
+        one, out = take(Turns(Script(), OUTPUTS, low, tick), one, records)
+        chance.shuffle(records)
+        other, again = take(Turns(Script(), OUTPUTS, low, tick), other, records)
+        assert (one, out) == (other, again)
+
+
+def test_a_row_is_what_it_was_when_it_was_produced() -> None:
+    row = {"a": 1, "b": [1]}
+
+    def produces(ctx: Context) -> None:
+        ctx.produce("out", row)
+        row["a"] = 2
+        row["b"].append(2)  # type: ignore[attr-defined]
+
+    [(_, produced, stamp)] = once(Once(produces)).productions
+    assert (produced, stamp) == ({"a": 1, "b": [1]}, 25)
+
+
+def test_a_timer_at_the_end_fires_when_the_inputs_are_finished() -> None:
+    told = []
+    ends = Once(lambda ctx: ctx.set_timer("t", END), lambda ctx: told.append(ctx.finished))
+    kept = Turns(ends, {}, END - 1).take("k", Kept(), [Record(25)])
+    assert kept.due == END
+    assert not Turns(ends, {}, MAX).take("k", kept, [])
+    assert told == [True]
+
+
+def test_a_state_as_it_began_and_no_timer_leave_nothing() -> None:
+    script = Script()
+    turns = Turns(script, OUTPUTS, MIN)
+    assert not turns.take("k", Kept(), [])
+    kept = Kept(b'["a"]', {(5, "quiet"): 5})
+    assert turns.take("k", kept, []) == kept
+
+    class Forgets(Script):
+        def process_record(self, ctx: Context, record: Record) -> None:
+            ctx.state = []
+
+    assert not Turns(Forgets(), OUTPUTS, MIN).take("k", Kept(b'["a"]'), [record(1, 1)])

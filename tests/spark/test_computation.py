@@ -1,0 +1,238 @@
+"""Computations in a tracked stage: windows by timers are what a batch would compute, timers fire once and in order, and what is wrong is named and loses nothing, whatever dies."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+
+import lowwater
+import lowwater_spark as lws
+from lowwater_pipeline.computation import Codec, Computation, Context, Input, Output, Record, start
+from lowwater_spark.track.batch_log import BatchLog
+from lowwater_spark.track.hook import Hook
+from tests.kit.times import MIN, SECOND, at, mark, micros
+from tests.spark.computations import Broken, Counts, Rings
+from tests.spark.flow import Flow
+from tests.spark.support import Upstream, low, row
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+
+class Computed:
+    """A computation that writes each output into a directory."""
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
+        self.begun: list[tuple[int, int, bool]] = []
+        """Batch, its clock, and whether it ran before."""
+
+    def start(self, computation: Computation, frame: DataFrame | None = None, **options: Any) -> lws.TrackedQuery:
+        def write(outputs: Mapping[str, DataFrame], batch: lws.Batch) -> None:
+            self.begun.append((batch.id, batch.now, batch.replayed))
+            for name, rows in outputs.items():
+                batch.write(rows, self.flow.folder / name)
+
+        query = start(
+            computation,
+            self.flow.read() if frame is None else frame,
+            write,
+            checkpoint=self.flow.folder / "ck",
+            ranges=2,
+            address=self.flow.address,
+            **options,
+        )
+        self.flow.queries.append(query)
+        return query
+
+    def out(self, computation: type[Computation], output: str) -> list[tuple[Any, ...]]:
+        folder = self.flow.folder / output
+        folder.mkdir(exist_ok=True)
+        declared = computation.outputs[output]
+        schema = declared.schema if isinstance(declared, Output) else declared
+        read = self.flow.spark.read.option("recursiveFileLookup", "true").schema(schema)
+        return sorted(map(tuple, read.parquet(str(folder)).collect()))
+
+
+@pytest.fixture
+def computed(flow: Flow) -> Computed:
+    return Computed(flow)
+
+
+def test_windows_by_timers_are_what_a_batch_computes_whatever_dies(
+    computed: Computed, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """A file makes a batch, so W is ahead of what is read. The last windows close though no row comes.
+
+    The driver dies before anything is there, when timers have fired into the state, and when the rows of others are written.
+    """
+    left = [("begun", MIN), ("state", micros(10, 30)), ("written", micros(12))]
+    clocks: dict[int, int] = {}
+
+    def fail(reached: str, number: int) -> None:
+        entry = BatchLog(computed.flow.folder / "ck").read(number)
+        assert entry is not None
+        if (reached, entry.reading.low) in left:
+            left.remove((reached, entry.reading.low))
+            clocks[number] = entry.now
+            raise ConnectionResetError(reached)
+
+    def dies(reached: str) -> None:
+        with pytest.raises(Exception, match=reached):
+            flow.queries[-1].await_termination(120)
+        flow.queries.clear()
+        computed.start(Counts(), frame, probe=fail)
+
+    flow = computed.flow
+    sent: list[tuple[str, int]] = []
+    for hour in range(3):
+        names = [f"{number % 9}" for number in range(30)]
+        flow.feed.put([row(name, 9 + hour, 30) for name in names])
+        # Out of order, and still in time.
+        flow.feed.put([row("0", 9 + hour, 59), row("1", 9 + hour, 1)])
+        sent += [(name, 9 + hour) for name in [*names, "0", "1"]]
+    upstream.at(10, 30)
+    frame = flow.read(maxFilesPerTrigger="1")
+    computed.start(Counts(), frame, probe=fail)
+    dies("begun")
+    dies("state")
+    flow.eventually(lambda: low(lw, "counts") == mark(10), "the window of ten o'clock is open")
+    assert {each[1] for each in computed.out(Counts, "hours")} == {at(9).replace(tzinfo=None)}
+    upstream.at(12)
+    dies("written")
+    flow.eventually(lambda: low(lw, "counts") == mark(12), "nothing older will come")
+    assert left == []
+    counted = Counter(sent)
+    number: Counter[str] = Counter()
+    expected = []
+    for (key, hour), n in sorted(counted.items(), key=lambda each: each[0][1]):
+        expected.append((key, at(hour).replace(tzinfo=None), n, number[key]))
+        number[key] += 1
+    assert computed.out(Counts, "hours") == sorted(expected)
+    assert [key for key, _ in computed.out(Counts, "keys")] == [str(key) for key in range(9)]
+    now = [clock for _, clock, _ in computed.begun]
+    assert now == sorted(now)
+    assert {number: clock for number, clock, replayed in computed.begun if replayed} == clocks
+
+
+def test_timers_fire_without_rows_and_hold_until_then(
+    computed: Computed, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """One when W is there to the microsecond, one by the clock, which may go back meanwhile: the batches' clock does not."""
+    flow = computed.flow
+    query = computed.start(Rings())
+    hook = query._run.batches
+    assert isinstance(hook, Hook)
+    flow.feed.put([row("a", 10), row("A", 10), row("b", 10, 1)])
+    upstream.at(9, 50)
+    flow.eventually(lambda: len(computed.out(Rings, "rings")) == 2, "those of the clock")
+    hook.wall = lambda: 1.0
+    flow.feed.put([row("c", 10)])
+    upstream.at(10, 10)
+    flow.eventually(lambda: low(lw, "rings") == mark(10), "the clock of the third stands, and it holds")
+    then = computed.begun[-1][1] + 5 * SECOND
+    hook.wall = lambda: then / SECOND
+    flow.eventually(lambda: low(lw, "rings") == mark(10, 10), "it has fired")
+    upstream.at(10, 20)
+    flow.eventually(lambda: len(computed.out(Rings, "rings")) == 5, "the timers of ten o'clock")
+    upstream.at(11)
+    flow.eventually(lambda: low(lw, "rings") == mark(11), "all have fired")
+    rings = computed.out(Rings, "rings")
+    assert [(key, t.hour, t.minute, wall) for key, t, _, wall in rings] == [
+        ("A", 10, 0, True),
+        ("A", 10, 20, False),
+        ("B", 10, 1, True),
+        ("B", 10, 21, False),
+        ("C", 10, 0, True),
+        ("C", 10, 20, False),
+    ]
+    now = [clock for _, clock, _ in computed.begun]
+    assert now == sorted(now)
+    assert rings[4][2] == then
+
+
+def test_records_that_wait_come_in_order_of_time_over_batches_and_restarts(
+    computed: Computed, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """The class is of this function, so it travels whole; its key is a column, and each batch has later records than the next."""
+
+    class Ordered(Computation):
+        name = "ordered"
+        inputs: ClassVar[Sequence[Input]] = [Input("source", key=lambda: sf.upper("key"), event_time="t")]
+        outputs: ClassVar[Mapping[str, str | Output]] = {
+            "ordered": Output("key string, t timestamp, number long", event_time="t")
+        }
+        state = Codec(int)
+        in_order = True
+
+        def process_record(self, ctx: Context, record: Record) -> None:
+            ctx.produce("ordered", {"key": ctx.key, "t": record["t"], "number": ctx.state})
+            ctx.state += 1
+
+    flow = computed.flow
+    upstream.at(10)
+    for minute in (40, 30, 20, 10):
+        query = computed.start(Ordered())
+        flow.feed.put([row("a", 10, minute), row("B", 10, minute), row("A", 10, minute + 5)])
+        flow.eventually(lambda: len(computed.begun) == 5 - minute // 10, "it is read")  # noqa: B023
+        if minute > 10:
+            query.stop()
+            flow.queries.remove(query)
+    assert computed.out(Ordered, "ordered") == []
+    upstream.at(10, 32)
+    flow.eventually(lambda: low(lw, "ordered") == mark(10, 32), "some have passed")
+    assert len(computed.out(Ordered, "ordered")) == 8
+    upstream.at(11)
+    flow.eventually(lambda: low(lw, "ordered") == mark(11), "all have")
+    assert [(key, t.minute, number) for key, t, number in computed.out(Ordered, "ordered")] == [
+        *(("A", 10 + 5 * number, number) for number in range(8)),
+        *(("B", 10 + 10 * number, number) for number in range(4)),
+    ]
+
+
+def test_what_is_wrong_ends_the_query_by_name_and_loses_nothing(
+    computed: Computed, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    flow = computed.flow
+    with pytest.raises(
+        TypeError, match=r"the key of counts is of timestamp; take text, bytes or a whole number: cast it"
+    ):
+        computed.start(Counts(), flow.read().withColumn("key", sf.col("t")))
+    for outputs, said in (
+        ({"out": "a int, A int"}, "output out of counts declares a twice"),
+        ({"out": "a timestamp"}, r"declare Output\('a timestamp', event_time='a'\)"),
+        ({"out": Output("a int", event_time="a")}, "has no timestamp 'a' for its event time; it has none"),
+    ):
+        declares = Counts()
+        declares.outputs = outputs  # type: ignore[misc]
+        with pytest.raises(ValueError, match=said):
+            computed.start(declares)
+    by_column = Counts()
+    by_column.inputs = [Input("source", key=sf.col("key"), event_time="t")]  # type: ignore[arg-type, misc]
+    with pytest.raises(TypeError, match="or a function that returns a column, as key=lambda"):
+        computed.start(by_column)
+    with pytest.raises(ValueError, match="the frame has a column lowwater_key already; rename it"):
+        computed.start(Counts(), flow.read().withColumn("lowwater_key", sf.lit(1)))
+    flow.feed.put([row("a", 9), row("b", 9)])
+    flow.feed.put([row("a", 9), {"t": row("", 9)["t"]}])
+    upstream.at(10)
+    frame = flow.read()
+    for computation, source, said in (
+        (Counts(), frame, r"1 of \d rows of counts have no key \(key\). Give each record one"),
+        (Broken(), frame.where("key is not null"), "number is missing. Give each column"),
+    ):
+        query = computed.start(computation, source)
+        with pytest.raises(Exception, match=said):
+            query.await_termination(120)
+        flow.queries.remove(query)
+    computed.start(Counts(), frame.where("key is not null"))
+    flow.eventually(lambda: low(lw, "counts") == mark(10), "it is right now")
+    assert computed.out(Counts, "hours") == [
+        ("a", at(9).replace(tzinfo=None), 2, 0),
+        ("b", at(9).replace(tzinfo=None), 1, 0),
+    ]
+    assert micros(10) == low(lw, "counts").micros
