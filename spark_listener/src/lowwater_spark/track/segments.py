@@ -80,10 +80,6 @@ class Segments:
     _files: dict[str, pa.RecordBatchFileReader] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Those that were looked into."""
 
-    def table(self) -> pa.Table | None:
-        """Return the state in one file, None when there is none."""
-        return load(self.whole)
-
     def read(self, segment: Segment) -> pa.Table:
         """Return a segment, mapped into memory: what is not looked at is not read."""
         import pyarrow as pa
