@@ -238,6 +238,17 @@ def test_a_call_that_ran_out_of_time_says_what_it_waited_for() -> None:
         exchange.failed(TooLate())
 
 
+def test_a_call_that_ran_out_of_time_says_why_it_was_refused_before() -> None:
+    client = OfflineClient()
+    exchange = client.ask(client.calls.complete("c", 5))
+    exchange.next()
+    exchange.failed(Failed("OVERLOADED"))
+    client.clock.now += 20
+    exchange.next()
+    with pytest.raises(errors.Overloaded):
+        exchange.failed(TooLate())
+
+
 def test_a_shard_that_fails_sends_its_callers_home_and_home_to_the_next() -> None:
     client = OfflineClient("a:1", "b:1")
     client.router.redirected("c", "x:1", 1)

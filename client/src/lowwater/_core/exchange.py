@@ -59,7 +59,7 @@ class Exchange(ABC, Generic[Result]):
         self._repeatable = repeatable
         self._attempts = Attempts(surroundings, timeout)
         self._lost: list[str] = []
-        self._why: errors.LowwaterError | None = None  # what the call waits for, since it was redirected in vain
+        self._why: errors.LowwaterError | None = None  # what the call waits for: a redirect in vain, or an attempt refused for now
         self._hops = 0
         self._address = ""
         self._alive = ""
@@ -126,12 +126,15 @@ class Exchange(ABC, Generic[Result]):
             isinstance(error, errors.Timeout)
             or (isinstance(error, errors.ServerTokenMismatch) and not self._is_given_home(self._address))
         )
+        # That the last question was not answered in the time left says less than why it was asked again.
+        why = self._why if isinstance(error, errors.Timeout) and self._why else error
         if not elsewhere and not isinstance(error, AGAIN):
-            raise error from None
+            raise why from None
         if elsewhere or isinstance(error, AWAY):
             self._router.failed(self._address)
-        # That the last question was not answered in the time left says less than why it was asked again.
-        return self._attempts.pause(self._why if isinstance(error, errors.Timeout) and self._why else error)
+        if not isinstance(error, errors.Timeout):
+            self._why = error
+        return self._attempts.pause(why)
 
     def _is_given_home(self, address: str) -> bool:
         return address == self._router.home and self._router.given(address)
