@@ -16,6 +16,7 @@ from lowwater_pipeline.computation import Codec, Computation, Context, Input, Ou
 from lowwater_spark.track.batch_log import BatchLog
 from lowwater_spark.track.hook import Hook
 from tests.kit.times import MIN, SECOND, at, mark, micros
+from tests.process.serving import Serving
 from tests.spark.computations import Broken, Counts, Rings
 from tests.spark.flow import Flow
 from tests.spark.support import Upstream, low, row
@@ -153,6 +154,43 @@ def test_timers_fire_without_rows_and_hold_until_then(
     now = [clock for _, clock, _ in computed.begun]
     assert now == sorted(now)
     assert rings[4][2] == then
+
+
+def test_rule11_timers_that_are_due_do_not_wait_for_the_authority(
+    computed: Computed, lw: lowwater.Client, authority: Serving, upstream: Upstream
+) -> None:
+    """A batch is asked for as ever, and once: that the authority must be told of it asks for none before it answers."""
+    flow = computed.flow
+    query = computed.start(Rings())
+    hook = query._run.batches
+    assert isinstance(hook, Hook)
+    now = 1.0
+    hook.wall, hook.elapsed = lambda: now, lambda: 0.0
+    upstream.at(9, 50)
+    flow.feed.put([row("a", 10)])
+    flow.eventually(lambda: low(lw, "rings") == mark(9, 50), "the first batch is known")
+    authority.kill()
+    flow.feed.put([row("b", 10, 1)])
+    flow.eventually(lambda: query.stage_status().batch == 1, "a batch that nobody is told of")
+    assert query.stage_status().holding
+    assert computed.out(Rings, "rings") == []
+    now = 2.0
+    flow.eventually(lambda: len(computed.out(Rings, "rings")) == 2, "the timers of the clock")
+    flow.eventually(lambda: query.stage_status().batch == 2, "their batch")
+    flow.feed.put([row("c", 10, 2)])
+    flow.eventually(lambda: query.stage_status().batch == 3, "the next rows")
+    assert [batch for batch, _, _ in computed.begun] == [0, 1, 2, 3]
+    authority.start()
+    upstream.at(11)
+    flow.eventually(lambda: len(computed.out(Rings, "rings")) == 5, "the timers of ten o'clock")
+    flow.eventually(lambda: low(lw, "rings") == mark(10, 2), "the clock's timer of the last stands, and it holds")
+    assert [(key, wall) for key, _, _, wall in computed.out(Rings, "rings")] == [
+        ("A", True),
+        ("A", False),
+        ("B", True),
+        ("B", False),
+        ("C", False),
+    ]
 
 
 def test_records_that_wait_come_in_order_of_time_over_batches_and_restarts(

@@ -181,7 +181,8 @@ class Hook:
         """Ask for an empty batch when only a batch can help. Hold the lock."""
         now = int(self.wall() * 1_000_000)
         needed = any(
-            part.progress.holding
+            # What the authority is to be told again waits until it answers.
+            (part.progress.holding and not part.authority.problem)
             or part.progress.would_close()
             or part.progress.would_fire(self._clock())
             or (

@@ -202,7 +202,7 @@ class Plain:
     def report(self, *, last: bool) -> None:
         """Report the newest reading that counts for the committed state; first make it known that the batch is committed."""
         part, progress = self._part, self._part.progress
-        if part.authority.lease is None:
+        if part.authority.lease is None or part.authority.problem:
             return
         if self.witness is not None and not self._sure:
             self._newest()  # what was read of the checkpoint since it was looked at is of the same query

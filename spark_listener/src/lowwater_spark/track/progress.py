@@ -149,16 +149,15 @@ class Progress:
     def would_close(self) -> bool:
         """Return whether a batch with the newest reading would close something that the stage holds.
 
-        Only a reading that the last batch did not have can: what that one left open stays open until W moves on. What Spark holds
-        counts for nothing here: when its own watermark has moved, it runs a batch without being asked.
+        Only a reading that the last batch did not have can: what that one left open stays open until W moves on. It runs with no more than what
+        Spark still holds; when Spark's own watermark has moved, Spark runs a batch without being asked.
         """
-        low = self._reading.low
+        low = min(self._reading.low, self.committed.spark_bound)
         if low <= self.committed.reading.low:
             return False
         due = self.committed.due
         if due is not None:
-            # A batch runs with no more than what Spark still holds.
-            return due.low is not None and due.low <= min(low, self.committed.spark_bound)
+            return due.low is not None and due.low <= low
         oldest = min((stamp for stamp in self.committed.held if stamp is not None), default=MAX)
         if oldest == MAX:
             return False

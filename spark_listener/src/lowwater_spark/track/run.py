@@ -189,6 +189,8 @@ class Run:
                 self.drive.tick()
         if answering:
             self._look(reading, read, committed, last=last)
+        else:
+            self.batches.report(last=last)  # timers that are due do not wait for the authority
         self.heads.let_go()
 
     def _read(self) -> tuple[bool, Reading | None]:
