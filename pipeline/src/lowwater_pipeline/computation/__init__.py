@@ -14,7 +14,9 @@ from lowwater_pipeline.computation.computation import (
     Input,
     Output,
     Record,
+    Strong,
     Timer,
+    Weak,
     floor,
 )
 from lowwater_pipeline.computation.stage import start
@@ -33,7 +35,9 @@ __all__ = [
     "Output",
     "Record",
     "StateCodec",
+    "Strong",
     "Timer",
+    "Weak",
     "floor",
     "start",
 ]

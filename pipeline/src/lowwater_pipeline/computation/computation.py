@@ -25,7 +25,9 @@ __all__ = [
     "Input",
     "Output",
     "Record",
+    "Strong",
     "Timer",
+    "Weak",
     "floor",
     "length_of",
 ]
@@ -90,6 +92,27 @@ class Output:
     """The column that consumers declare as their event time: a timestamp, which no row leaves null. No row has it below what the low watermark may have passed. None: nobody reads one from it, or each row has another."""
 
 
+@dataclass(frozen=True)
+class Strong:
+    """Each row is in the version of its batch before anybody gets it (MillWheel 6.1.2)."""
+
+
+@dataclass(frozen=True)
+class Weak:
+    """Rows of some outputs are sent to Kafka while the batch runs, before it is durable (MillWheel 6.1.3): a job less, and rows may come twice.
+
+    It is for those whose rows depend on nothing but the records and the state, and whose readers drop copies. Each message has an id in the header ``lowwater-id``, the same whenever its batch is computed;
+    its key is the key that has produced it, and its value the row as JSON. What no broker has acknowledged within the patience is kept with the state and sent again, and the low watermark does not pass it.
+    """
+
+    topics: Mapping[str, str]
+    """The topic of each output that is sent. It has no other writer that marks it, as ``batch.write_kafka`` does."""
+    options: Mapping[str, object]
+    """Of Kafka's client, as Spark names them: ``kafka.bootstrap.servers`` at least."""
+    patience: timedelta = timedelta(seconds=1)
+    """How long a key range waits for acknowledgements, in each batch."""
+
+
 @dataclass(slots=True)
 class Record:
     """A record of the key whose turn it is."""
@@ -136,6 +159,8 @@ class Computation:
     """How the state becomes bytes, see :class:`~lowwater_pipeline.computation.codec.Codec`; None: there is none."""
     stamp: ClassVar[timedelta | None] = None
     """The length of tumbling windows by whose start is stamped what is produced, see ``stamp`` of :func:`lowwater_spark.stage`; None: a record produces nothing below its own time."""
+    productions: ClassVar[Strong | Weak] = Strong()
+    """Whether rows are durable before they are sent, :class:`Strong`, or may be sent twice, :class:`Weak`."""
     in_order: ClassVar[bool] = False
     """Whether records wait until the low watermark has passed them, and so come in order of time whatever makes a batch. A late one comes at once."""
 

@@ -40,17 +40,24 @@ class Outputs:
         import pyarrow as pa
 
         parts = []
-        for output, columns in self.columns.items():
+        for output in self.columns:
             rows = [row for name, row, _ in productions if name == output]
             if not rows:
                 continue
             arrays: dict[str, pa.Array] = {each.name: pa.nulls(len(rows), each.type) for each in self.schema}
             arrays[OUTPUT] = pa.array([output] * len(rows), self.schema.field(OUTPUT).type)
-            for name in columns:
-                kind = self.schema.field(column_of(output, name)).type
-                arrays[column_of(output, name)] = self._column(output, name, kind, [row[name] for row in rows])
+            arrays |= {column_of(output, name): column for name, column in self.arrays(output, rows).items()}
             parts.append(pa.table(arrays, schema=self.schema))
         return pa.concat_tables(parts) if parts else None
+
+    def arrays(self, output: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, pa.Array]:
+        """Return the columns of rows of one output. Raises ValueError, with output and column, for a value that is not of the column's type."""
+        return {
+            name: self._column(
+                output, name, self.schema.field(column_of(output, name)).type, [row[name] for row in rows]
+            )
+            for name in self.columns[output]
+        }
 
     def _column(self, output: str, name: str, kind: pa.DataType, values: list[Any]) -> pa.Array:
         import pyarrow as pa

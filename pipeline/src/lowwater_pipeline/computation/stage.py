@@ -20,7 +20,18 @@ import numpy as np
 
 import lowwater
 import lowwater_spark as lws
-from lowwater_pipeline.computation.computation import Computation, Input, Output, Record, length_of
+from lowwater.watermark import MAX, MIN
+from lowwater_pipeline.computation.computation import (
+    SECOND,
+    Computation,
+    Input,
+    Output,
+    Record,
+    Strong,
+    Weak,
+    length_of,
+)
+from lowwater_pipeline.computation.delivery import Delivery, check_topics, least_stamp, settings_of
 from lowwater_pipeline.computation.keys import Changed, Form, Keys, Piece, PieceFacts, Refs, sorted_keys
 from lowwater_pipeline.computation.productions import OUTPUT, Outputs, column_of
 from lowwater_pipeline.computation.turn import Kept, Turns
@@ -45,9 +56,11 @@ _TIME: Final = "lowwater_micros"
 _ID: Final = "lowwater_id"
 _OWN: Final = (_PLACE, _KEY, _TIME, _ID)
 
-_FORMAT: Final = 0x636F6D70_01
+_FORMAT: Final = 0x636F6D70_02
 """The first fact of a range: what has made it, and how."""
 
+_KEYS, _OUTBOX = 0, 1
+"""The first fact of a segment: what is in it."""
 
 _COLLECT: Final = 200_000
 """So many more objects there are before the next look for cycles."""
@@ -111,26 +124,56 @@ class ComputationUpdate:
     outputs: Outputs
     now: int
     """The clock of the batch, microseconds."""
+    delivery: Delivery | None = None
+    """How weak productions are sent; None: there are none."""
 
     def update_segments(
         self, before: Segments, rows: pa.Table, low: lowwater.Watermark
     ) -> tuple[NextSegments, pa.Table | None, lowwater.Watermark | None, list[Any]]:
-        """Return the keys after the batch, what was produced, and the least hold.
+        """Return the keys after the batch, what was produced and not sent, and the least hold.
 
         The records held are not told: a computation has no heuristic watermarks of its own. O((rows + keys that have a turn) x log keys), and the hooks.
         """
         rows = self._checked(rows)
         keys = self._keys(before, rows)
         due = keys.due(low.micros, self.now)
-        emitted = None
+        emitted, outbox = None, outbox_of(before)
         if rows.num_rows or len(due.rows):
             outputs = {name: frozenset(columns) for name, columns in self.outputs.columns.items()}
             turns = Turns(self.computation, outputs, low.micros, self.now)
             with _rare_collector():
                 keys = keys.changed(self._turns(keys, rows, due, turns), low.micros, self.now)
-                emitted = self.outputs.table(turns.productions)
-        hold = keys.least("hold")
-        return written(keys), emitted, None if hold is None else lowwater.Watermark(hold), []
+                emitted, outbox = self._produced(turns, outbox)
+        outbox = self._sent(outbox)
+        after = written(keys, outbox, self.now)
+        holds = [
+            hold for hold in (keys.least("hold"), None if outbox is None else least_stamp(outbox)) if hold is not None
+        ]
+        return after, emitted, lowwater.Watermark(min(holds)) if holds else None, []
+
+    def _produced(self, turns: Turns, outbox: pa.Table | None) -> tuple[pa.Table | None, pa.Table | None]:
+        """Return the rows that the batch emits, and the outbox with those that are to be sent."""
+        import pyarrow as pa
+
+        if self.delivery is None:
+            return self.outputs.table(turns.productions), outbox
+        fresh = self.delivery.messages(self.outputs, turns.productions, turns.ends)
+        emitted = self.outputs.table([each for each in turns.productions if each[0] not in self.delivery.topics])
+        return emitted, pa.concat_tables([each for each in (outbox, fresh) if each is not None]) if fresh else outbox
+
+    def _sent(self, outbox: pa.Table | None) -> pa.Table | None:
+        """Send an outbox; return what is left of it. Raises ValueError for rows of an output that is not sent any more."""
+        if outbox is None:
+            return None
+        topics = {} if self.delivery is None else self.delivery.topics
+        if lost := sorted(set(outbox["output"].unique().to_pylist()) - topics.keys()):
+            msg = (
+                f"rows of {self.computation.name}'s output {lost[0]} wait to be sent, and productions = Weak(...) does not say any more where to: let it name a topic for {lost[0]} until they are "
+                "sent, that is until the low watermark moves on"
+            )
+            raise ValueError(msg)
+        assert self.delivery is not None
+        return self.delivery.send(outbox)
 
     def _turns(self, keys: Keys, rows: pa.Table, due: Refs, turns: Turns) -> Changed:
         """Give each key with records, or with something due, its turn."""
@@ -246,19 +289,35 @@ def _in_utc(kind: pa.DataType) -> pa.DataType:
 
 
 def pieces_of(before: Segments) -> list[Piece]:
-    """Return the pieces that the segments of a range are. Nothing is read."""
-    return [Piece(each.rows, PieceFacts(*each.facts), partial(before.read, each), each) for each in before.segments]
+    """Return the pieces of the keys of a range. Nothing is read."""
+    return [
+        Piece(each.rows, PieceFacts(*each.facts[1:]), partial(before.read, each), each)
+        for each in before.segments
+        if each.facts[0] == _KEYS
+    ]
 
 
-def written(keys: Keys) -> NextSegments:
-    """Return keys as the segments of a version: pieces that were there stay, with what is known of them now."""
+def outbox_of(before: Segments) -> pa.Table | None:
+    """Return the rows of a range that wait to be sent; None when none does."""
+    return next((before.read(each) for each in before.segments if each.facts[0] == _OUTBOX), None)
+
+
+def written(keys: Keys, outbox: pa.Table | None = None, now: int = MIN) -> NextSegments:
+    """Return keys, and rows that wait to be sent, as the segments of a version: pieces that were there stay, with what is known of them now.
+
+    ``now`` is the clock of the batch: what waits is sent again a second later.
+    """
     segments = [
-        FreshSegment(piece.read(), tuple(piece.facts))
+        FreshSegment(piece.read(), (_KEYS, *piece.facts))
         if piece.source is None
-        else replace(piece.source, facts=tuple(piece.facts))
+        else replace(piece.source, facts=(_KEYS, *piece.facts))
         for piece in keys.pieces
     ]
-    return NextSegments(segments, (_FORMAT,), Due(keys.least("due"), keys.least("wall")))
+    wall = keys.least("wall")
+    if outbox is not None:
+        segments.append(FreshSegment(outbox, (_OUTBOX,)))
+        wall = min(now + SECOND, MAX if wall is None else wall)
+    return NextSegments(segments, (_FORMAT,), Due(keys.least("due"), wall))
 
 
 def _records(rows: pa.Table, order: NDArray[np.int64], starts: NDArray[np.int64]) -> list[list[Record]]:
@@ -305,7 +364,7 @@ def _whole(rows: pa.Table, name: str) -> pa.Array:
 def start(
     computation: Computation,
     frame: DataFrame,
-    write: WriteOutputs,
+    write: WriteOutputs | None,
     *,
     checkpoint: str | os.PathLike[str],
     ranges: int = 64,
@@ -320,7 +379,7 @@ def start(
         computation: An instance of a class derived from :class:`Computation`.
         frame: What it reads; what its input names must be all that is written there.
         write: ``write(outputs, batch)`` is called in each batch with a frame for each output, by name, also without rows. What it writes with the batch's methods (``batch.write``, ``write_kafka``,
-            ``write_table``) is written once. It must write in the same batch what is to be kept.
+            ``write_table``) is written once. It must write in the same batch what is to be kept. Outputs that are sent by ``productions = Weak(...)`` are not among them; None if all are.
         checkpoint: Spark's checkpoint, a directory of the computation's own.
         ranges: Key ranges; a checkpoint keeps its number.
         state: Where the state is, by default in the checkpoint: an absolute directory on a local or NFS file system that all executors see.
@@ -331,22 +390,30 @@ def start(
     Raises ValueError and TypeError, naming what to change, for a computation that is not whole or does not go with the frame; what ``Stage.foreach_batch`` raises.
     """
     declared = _declared(computation)
+    delivery = _delivery(computation)
     columns, schema = _outputs(computation)
     key = _key(declared)
     _check_frame(computation, declared, frame, key)
     update = partial(ComputationUpdate, computation, Outputs(computation.name, columns, arrow_schema(schema)))
+    sent = () if delivery is None else delivery.topics
+    if write is None and columns.keys() - sent:
+        msg = f"nobody writes {', '.join(sorted(columns.keys() - sent))}, of {computation.name}: pass write(outputs, batch), or None if all outputs are sent by productions = Weak(...)"
+        raise TypeError(msg)
 
     def run(rows: DataFrame, batch: lws.Batch) -> None:
         from pyspark.sql import functions as sf
 
-        emitted = batch.stateful(_prepared(declared, rows, key), update(batch.now), schema, state)
+        each = None if delivery is None else replace(delivery, batch=f"{batch.checkpoint}/{batch.id}/{batch.digest}")
+        emitted = batch.stateful(_prepared(declared, rows, key), update(batch.now, each), schema, state)
         outputs = {
             output: emitted.where(sf.col(OUTPUT) == output).select(
                 *[sf.col(f"`{column_of(output, name)}`").alias(name) for name in names]
             )
             for output, names in columns.items()
+            if output not in sent
         }
-        write(outputs, batch)
+        if write is not None:
+            write(outputs, batch)
 
     stage = lws.stage(
         frame.sparkSession,
@@ -400,6 +467,30 @@ def _declared(computation: object) -> Input:
         msg = f"{computation.name} cannot travel to the executors: let its class and its fields hold plain values, and make what else it needs in process_record ({failure})"
         raise TypeError(msg) from failure
     return computation.inputs[0]
+
+
+def _delivery(computation: Computation) -> Delivery | None:
+    """Return how weak productions are sent; None when there are none. Raises ValueError and TypeError for what is not whole, and what :func:`check_topics` raises."""
+    declared: Any = computation.productions
+    if isinstance(declared, Strong):
+        return None
+    name = computation.name
+    if not isinstance(declared, Weak):
+        msg = f"productions of {name} is {declared!r}: declare Strong(), or Weak(topics={{OUTPUT: TOPIC}}, options={{...}})"
+        raise TypeError(msg)
+    unknown = sorted(declared.topics.keys() - computation.outputs.keys())
+    if unknown or not declared.topics:
+        msg = f"productions = Weak(...) of {name} sends {', '.join(unknown) or 'nothing'}, and the outputs are {', '.join(computation.outputs)}: give topics={{OUTPUT: TOPIC}} of them"
+        raise ValueError(msg)
+    if computation.inputs[0].id is None:
+        msg = f"productions = Weak(...) of {name} sends rows again when a batch runs again, and without an id of the records they may be others then: declare Input(..., id=)"
+        raise ValueError(msg)
+    if declared.patience <= timedelta(0):
+        msg = f"patience of {name} is {declared.patience!r}: it is how long a batch waits for acknowledgements, so it is positive"
+        raise ValueError(msg)
+    settings = settings_of(declared.options)
+    check_topics(settings, sorted(declared.topics.values()))
+    return Delivery(name, dict(declared.topics), settings, declared.patience.total_seconds(), "")
 
 
 def _check_state(computation: Computation) -> None:

@@ -280,6 +280,11 @@ class Batch:
         return self._entry.digest
 
     @property
+    def checkpoint(self) -> str:
+        """The identity of the query's checkpoint: no other one has it, and all runs of this one do."""
+        return identity(self._place.manifest.checkpoint)
+
+    @property
     def claimed(self) -> Claimed | None:
         """The claim that the run has at this moment; None before the authority has acknowledged one. Nobody but a store that compares it keeps a zombie from writing."""
         return self._claimed()
