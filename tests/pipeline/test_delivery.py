@@ -126,10 +126,13 @@ class Range:
         folder = self.folder / str(self.number)
         folder.mkdir()
         update = ComputationUpdate(Sums(), OUT, now, self.delivery)
+        attempts = []
         for attempt in range(1 + killed):
             after, emitted, hold, _ = update.update_segments(self.last, rows, lowwater.Watermark(low))
             written = write_segments(after, self.last, str(folder), f"00000-{attempt}")
-        self.last, self.hold, self.due = Segments(str(folder), written, tuple(after.facts)), hold, after.due
+            attempts.append((after, emitted, hold, written))
+        after, emitted, self.hold, written = attempts[-1]
+        self.last, self.due = Segments(str(folder), written, tuple(after.facts)), after.due
         shutil.rmtree(self.folder / str(self.number - 2), ignore_errors=True)
         return [] if emitted is None else emitted.to_pylist()
 
@@ -152,16 +155,14 @@ class Range:
             for number in consumer.list_topics(self.topic, ANSWERS_WITHIN).topics[self.topic].partitions:
                 consumer.assign([TopicPartition(self.topic, number, 0)])
                 while True:
-                    message = consumer.poll(ANSWERS_WITHIN)
+                    message: Any = consumer.poll(ANSWERS_WITHIN)
                     assert message is not None
                     if message.error() is not None:
                         assert message.error().name() == "_PARTITION_EOF"
                         break
-                    [(name, identity)] = message.headers() or []
+                    [(name, identity)] = message.headers()
                     assert name == HEADER
-                    found.append(
-                        (identity.decode(), (message.key() or b"").decode(), json.loads(message.value() or b""))
-                    )
+                    found.append((identity.decode(), message.key().decode(), json.loads(message.value())))
         return found
 
 
