@@ -386,7 +386,7 @@ WHOLE = {"name": "half", "inputs": [Input("source", key="key", event_time="t")],
     [
         (Script, TypeError, r"is no computation: pass an instance .*, as start\(Counts\(\), ...\)"),
         (Half(name="half"), ValueError, "Half does not say its inputs, outputs: write inputs = "),
-        (Half(**WHOLE | {"inputs": []}), ValueError, "half has 0 inputs, and a computation reads one frame"),
+        (Half(**WHOLE | {"inputs": []}), ValueError, "half has no inputs: declare what it reads"),
         (Half(**WHOLE), ValueError, "half does not say what it does with a record: write process_record"),
         (Half(**WHOLE | {"inputs": WHOLE["inputs"][0]}), TypeError, r"half is Input.*declare a list, inputs = \[Input"),  # type: ignore[index]
         (Declares({"state": dict[str, int]}), TypeError, r"which is no codec: declare state = Codec\(TYPE\)"),

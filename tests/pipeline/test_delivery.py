@@ -341,7 +341,7 @@ class NoId(Sums):
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        (NoId(), "declare Input"),
+        (NoId(), "declare id= of each Input"),
         (_with(Weak({"other": "t"}, {})), "sends other, and the outputs are sums, seen"),
         (_with(Weak({}, {})), "sends nothing"),
         (_with(Weak({"sums": "t"}, {}, timedelta(0))), "it is positive"),

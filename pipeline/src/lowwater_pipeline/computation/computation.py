@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from lowwater.watermark import MAX
@@ -28,8 +29,10 @@ __all__ = [
     "Strong",
     "Timer",
     "Weak",
+    "column_named",
     "floor",
     "length_of",
+    "order_of",
 ]
 
 SECOND: Final = 1_000_000
@@ -50,6 +53,23 @@ def floor(micros: int, length: int) -> int:
     return micros - micros % length
 
 
+def column_named(name: Any, columns: Sequence[str]) -> str:
+    """Return the column that is asked for by a name: as for Spark, large and small letters are the same. Raises KeyError."""
+    found = [name] if name in columns else [each for each in columns if each.lower() == str(name).lower()]
+    if len(found) != 1:
+        msg = f"the rows have no column {name}; they have {', '.join(columns)}"
+        raise KeyError(msg)
+    return str(found[0])
+
+
+def order_of(inputs: Sequence[Input]) -> Callable[[Record], Any]:
+    """Return by what the records of one key are sorted: time, place of the input, id."""
+    if len(inputs) == 1:
+        return attrgetter("timestamp", "id") if inputs[0].id else attrgetter("timestamp")
+    places = {each.label: place for place, each in enumerate(inputs)}
+    return lambda record: (record.timestamp, places[record.input], record.id)
+
+
 def length_of(stamp: timedelta | None) -> int:
     """Return a length in microseconds; 1, which every time is a multiple of, without one."""
     return 1 if stamp is None else stamp // timedelta(microseconds=1)
@@ -68,6 +88,13 @@ class Input:
     """The column of the event times, a timestamp."""
     id: str | None = None
     """The column of the records' ids: text, bytes or whole numbers. Records of one key and time come in their order; without one in any."""
+    alias: str | None = None
+    """What ``record.input`` and the frames of :func:`~lowwater_pipeline.computation.start` call it: by default the name, of several ones with ``+`` between them. Two inputs need two."""
+
+    @property
+    def label(self) -> str:
+        """What it is called."""
+        return "+".join(self.names) if self.alias is None else self.alias
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -122,6 +149,8 @@ class Record:
     id: Any = None
     row: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The columns of the frame. ``record["n"]`` is one of them; only those that are asked for are converted."""
+    input: str = ""
+    """What its input is called."""
 
     def __getitem__(self, name: str) -> Any:
         return self.row[name]
@@ -152,7 +181,7 @@ class Computation:
     name: ClassVar[str]
     """The computation's name, under which others read it."""
     inputs: ClassVar[Sequence[Input]]
-    """One."""
+    """One or several, with keys of one kind. Records of one key and time come in their order."""
     outputs: ClassVar[Mapping[str, str | Output]]
     """Name to :class:`Output`; the schema alone, as DDL, is enough for one without timestamps."""
     state: ClassVar[StateCodec[Any] | None] = None

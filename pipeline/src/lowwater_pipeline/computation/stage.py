@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -26,35 +25,29 @@ from lowwater_pipeline.computation.computation import (
     Computation,
     Input,
     Output,
-    Record,
     Strong,
     Weak,
     length_of,
 )
 from lowwater_pipeline.computation.delivery import Delivery, check_topics, least_stamp, settings_of
+from lowwater_pipeline.computation.incoming import KEY, PLACE, TIME, checked, records, united, waiting
 from lowwater_pipeline.computation.keys import Changed, Form, Keys, Piece, PieceFacts, Refs, sorted_keys
 from lowwater_pipeline.computation.productions import OUTPUT, Outputs, column_of
 from lowwater_pipeline.computation.turn import Kept, Turns
-from lowwater_spark.track.rows import event_micros
 from lowwater_spark.track.segments import Due, FreshSegment, NextSegments, Segments
 from lowwater_spark.track.update import arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from numpy.typing import NDArray
-    from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+    from lowwater_pipeline.computation.incoming import Frames
 
     WriteOutputs = Callable[[Mapping[str, DataFrame], lws.Batch], object]
     """write(outputs, batch): outputs by name."""
 
 __all__ = ["ComputationUpdate", "pieces_of", "start", "written"]
-
-_PLACE: Final = "lowwater_place"
-_KEY: Final = "lowwater_key"
-_TIME: Final = "lowwater_micros"
-_ID: Final = "lowwater_id"
-_OWN: Final = (_PLACE, _KEY, _TIME, _ID)
 
 _FORMAT: Final = 0x636F6D70_02
 """The first fact of a range: what has made it, and how."""
@@ -78,44 +71,6 @@ def _rare_collector() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-class _Row(Mapping[str, Any]):
-    """A row of a table whose columns are converted when the first row is asked for them."""
-
-    __slots__ = ("_at", "_columns")
-
-    def __init__(self, columns: _Columns, at: int) -> None:
-        self._columns = columns
-        self._at = at
-
-    def __getitem__(self, name: str) -> Any:
-        return self._columns[name][self._at]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._columns.names)
-
-    def __len__(self) -> int:
-        return len(self._columns.names)
-
-
-class _Columns(dict[str, list[Any]]):
-    """Columns as lists of Python's values."""
-
-    def __init__(self, rows: pa.Table) -> None:
-        super().__init__()
-        self._rows = rows
-        self.names = [name for name in rows.column_names if name not in _OWN]
-
-    def __missing__(self, name: str) -> list[Any]:
-        # As for Spark, large and small letters are the same.
-        found = [name] if name in self.names else [each for each in self.names if each.lower() == str(name).lower()]
-        if len(found) != 1:
-            msg = f"the rows have no column {name}; they have {', '.join(self.names)}"
-            raise KeyError(msg)
-        values: list[Any] = self._rows[found[0]].to_pylist()
-        self[name] = values
-        return values
-
-
 @dataclass(frozen=True, slots=True)
 class ComputationUpdate:
     """What every key range does with its rows of a batch; see ``Batch.stateful``. Travels in the closure."""
@@ -134,7 +89,7 @@ class ComputationUpdate:
 
         The records held are not told: a computation has no heuristic watermarks of its own. O((rows + keys that have a turn) x log keys), and the hooks.
         """
-        rows = self._checked(rows)
+        rows = checked(self.computation, rows)
         keys = self._keys(before, rows)
         due = keys.due(low.micros, self.now)
         emitted, outbox = None, outbox_of(before)
@@ -179,11 +134,11 @@ class ComputationUpdate:
         """Give each key with records, or with something due, its turn."""
         import pyarrow as pa
 
-        places, names = np.asarray(rows[_PLACE]), _whole(rows, _KEY)
-        times = np.asarray(rows[_TIME])
+        places, names = np.asarray(rows[PLACE]), _whole(rows, KEY)
+        times = np.asarray(rows[TIME])
         order, first = sorted_keys(places, names, times)
         starts = np.flatnonzero(first)
-        groups = _records(rows, order, starts)
+        groups = records(self.computation.inputs, rows, order, starts)
         at = order[starts]
         places, names = places[at], names.take(pa.array(at))
         found = keys.find(places, names)
@@ -213,10 +168,12 @@ class ComputationUpdate:
 
     def _keys(self, before: Segments, rows: pa.Table) -> Keys:
         """Return the keys that the batch before has left. Raises ValueError when something else has left them, or they are of another form."""
+        inputs = self.computation.inputs
         form = Form(
-            _whole(rows, _KEY).type,
+            _whole(rows, KEY).type,
             length_of(self.computation.stamp),
-            self._waiting(rows) if self.computation.in_order else None,
+            waiting(inputs, rows) if self.computation.in_order else None,
+            inputs[0].label if len(inputs) == 1 else None,
         )
         if before.whole or (before.facts and before.facts[0] != _FORMAT):
             msg = (
@@ -229,63 +186,14 @@ class ComputationUpdate:
             if kind != form.key:
                 msg = f"the keys of {self.computation.name} are of {form.key} now, and those that are kept are of {kind}. Cast the key as it was, or begin a new checkpoint"
                 raise ValueError(msg)
-        keys, waiting = keys.as_declared()
-        if waiting is not None:
+        keys, kept = keys.as_declared()
+        if kept is not None:
             msg = (
-                f"records of {self.computation.name} wait for the low watermark, and the frame has other columns now, or in_order= has changed: {waiting} is kept, and {form.waiting} "
+                f"records of {self.computation.name} wait for the low watermark, and the frame has other columns now, or in_order= has changed: {kept} is kept, and {form.waiting} "
                 "comes. Give the frame the columns that it had, in their order, and in_order= as it was, until none waits any more, or begin a new checkpoint"
             )
             raise ValueError(msg)
         return keys
-
-    @staticmethod
-    def _waiting(rows: pa.Table) -> pa.DataType:
-        import pyarrow as pa
-
-        row = pa.struct([each.remove_metadata() for each in rows.schema if each.name not in _OWN])
-        identity = rows.schema.field(_ID).type if _ID in rows.column_names else pa.null()
-        return pa.list_(pa.struct([("timestamp", pa.int64()), ("id", identity), ("row", row)]))
-
-    def _checked(self, rows: pa.Table) -> pa.Table:
-        """Return the rows in one piece, with times in UTC. Raises ValueError for a row without key, time or id."""
-        declared = self.computation.inputs[0]
-        for name, what, said in (
-            (_KEY, "key", declared.key),
-            (_TIME, "event time", declared.event_time),
-            (_ID, "id", declared.id),
-        ):
-            if name in rows.column_names and rows[name].null_count:
-                msg = (
-                    f"{rows[name].null_count} of {rows.num_rows} rows of {self.computation.name} have no {what} ({said or 'an expression'}). Give each record one, or filter these rows "
-                    "out of the frame; nothing of the batch is lost meanwhile"
-                )
-                raise ValueError(msg)
-        for i, field in enumerate(rows.schema):
-            # Spark gives them the zone of the session, which another run may have set otherwise.
-            kind = _in_utc(field.type)
-            if kind != field.type:
-                rows = rows.set_column(i, field.name, rows[field.name].cast(kind))
-        return rows.combine_chunks()
-
-
-def _in_utc(kind: pa.DataType) -> pa.DataType:
-    """Return a type with UTC as the zone of all times in it that have one."""
-    import pyarrow as pa
-
-    if pa.types.is_timestamp(kind):
-        return kind if kind.tz in (None, "UTC") else pa.timestamp(kind.unit, "UTC")
-    if pa.types.is_struct(kind):
-        return pa.struct(
-            [each.with_type(_in_utc(each.type)) for each in (kind.field(i) for i in range(kind.num_fields))]
-        )
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_in_utc(kind.value_type)))
-    if pa.types.is_large_list(kind):
-        return pa.large_list(kind.value_field.with_type(_in_utc(kind.value_type)))
-    if pa.types.is_map(kind):
-        key, item = kind.key_field, kind.item_field
-        return pa.map_(key.with_type(_in_utc(key.type)), item.with_type(_in_utc(item.type)))
-    return kind
 
 
 def pieces_of(before: Segments) -> list[Piece]:
@@ -320,20 +228,6 @@ def written(keys: Keys, outbox: pa.Table | None = None, now: int = MIN) -> NextS
     return NextSegments(segments, (_FORMAT,), Due(keys.least("due"), wall))
 
 
-def _records(rows: pa.Table, order: NDArray[np.int64], starts: NDArray[np.int64]) -> list[list[Record]]:
-    """Return the records of each key."""
-    columns = _Columns(rows)
-    times = np.asarray(rows[_TIME])[order].tolist()
-    at = order.tolist()
-    if _ID in rows.column_names:
-        ids = rows[_ID].to_pylist()
-        made = [Record(time, ids[i], _Row(columns, i)) for time, i in zip(times, at, strict=True)]
-    else:
-        made = [Record(time, None, _Row(columns, i)) for time, i in zip(times, at, strict=True)]
-    bounds = [*starts.tolist(), len(made)]
-    return [made[start:end] for start, end in pairwise(bounds)]
-
-
 def _without(due: Refs, found: Refs) -> Refs:
     """Return the keys that are due and have no records."""
     if not len(due.rows):
@@ -363,7 +257,7 @@ def _whole(rows: pa.Table, name: str) -> pa.Array:
 
 def start(
     computation: Computation,
-    frame: DataFrame,
+    frames: Frames,
     write: WriteOutputs | None,
     *,
     checkpoint: str | os.PathLike[str],
@@ -373,11 +267,11 @@ def start(
     client: lowwater.Client | None = None,
     **options: Any,
 ) -> lws.TrackedQuery:
-    """Run a computation as a tracked stage of Spark, over a streaming frame.
+    """Run a computation as a tracked stage of Spark, one query over the streaming frames of all its inputs.
 
     Args:
         computation: An instance of a class derived from :class:`Computation`.
-        frame: What it reads; what its input names must be all that is written there.
+        frames: A streaming frame of what it reads, or of several inputs one for each, by what the input is called: ``{"searches": FRAME, "clicks": FRAME}``. What the inputs name must be all that is written there.
         write: ``write(outputs, batch)`` is called in each batch with a frame for each output, by name, also without rows. What it writes with the batch's methods (``batch.write``, ``write_kafka``,
             ``write_table``) is written once. It must write in the same batch what is to be kept. Outputs that are sent by ``productions = Weak(...)`` are not among them; None if all are.
         checkpoint: Spark's checkpoint, a directory of the computation's own.
@@ -389,11 +283,10 @@ def start(
 
     Raises ValueError and TypeError, naming what to change, for a computation that is not whole or does not go with the frame; what ``Stage.foreach_batch`` raises.
     """
-    declared = _declared(computation)
+    _check_whole(computation)
     delivery = _delivery(computation)
     columns, schema = _outputs(computation)
-    key = _key(declared)
-    _check_frame(computation, declared, frame, key)
+    read = united(computation, frames)
     update = partial(ComputationUpdate, computation, Outputs(computation.name, columns, arrow_schema(schema)))
     sent = () if delivery is None else delivery.topics
     if write is None and columns.keys() - sent:
@@ -404,7 +297,7 @@ def start(
         from pyspark.sql import functions as sf
 
         each = None if delivery is None else replace(delivery, batch=f"{batch.checkpoint}/{batch.id}/{batch.digest}")
-        emitted = batch.stateful(_prepared(declared, rows, key), update(batch.now, each), schema, state)
+        emitted = batch.stateful(read.prepare(rows), update(batch.now, each), schema, state)
         outputs = {
             output: emitted.where(sf.col(OUTPUT) == output).select(
                 *[sf.col(f"`{column_of(output, name)}`").alias(name) for name in names]
@@ -416,22 +309,22 @@ def start(
             write(outputs, batch)
 
     stage = lws.stage(
-        frame.sparkSession,
+        read.frame.sparkSession,
         computation.name,
-        inputs=declared.names,
-        key=key,
-        event_time=declared.event_time,
+        inputs=tuple(dict.fromkeys(name for each in computation.inputs for name in each.names)),
+        key=read.key,
+        event_time=read.event_time,
         ranges=ranges,
         heuristics=(),
         stamp="event" if computation.stamp is None else computation.stamp,
         address=address,
         client=client,
     )
-    return stage.foreach_batch(frame, run, checkpoint=checkpoint, **options)
+    return stage.foreach_batch(read.frame, run, checkpoint=checkpoint, **options)
 
 
-def _declared(computation: object) -> Input:
-    """Return the input. Raises ValueError for a computation that is not whole."""
+def _check_whole(computation: object) -> None:
+    """Refuse what is no computation, or not a whole one. Raises ValueError and TypeError."""
     if not isinstance(computation, Computation):
         msg = f"{computation!r} is no computation: pass an instance of a class derived from Computation, as start(Counts(), ...)"
         raise TypeError(msg)
@@ -445,8 +338,8 @@ def _declared(computation: object) -> Input:
     if not isinstance(inputs, Sequence) or not all(isinstance(each, Input) for each in inputs):
         msg = f"inputs of {computation.name} is {inputs!r}: declare a list, inputs = [Input(...)]"
         raise TypeError(msg)
-    if len(inputs) != 1:
-        msg = f"{computation.name} has {len(computation.inputs)} inputs, and a computation reads one frame: declare inputs = [Input(...)]; several writers of the frame are Input([NAME, NAME], ...)"
+    if not inputs:
+        msg = f"{computation.name} has no inputs: declare what it reads, inputs = [Input(...)]"
         raise ValueError(msg)
     if type(computation).process_record is Computation.process_record:
         msg = f"{computation.name} does not say what it does with a record: write process_record(self, ctx, record) in the class"
@@ -466,7 +359,6 @@ def _declared(computation: object) -> Input:
     except Exception as failure:
         msg = f"{computation.name} cannot travel to the executors: let its class and its fields hold plain values, and make what else it needs in process_record ({failure})"
         raise TypeError(msg) from failure
-    return computation.inputs[0]
 
 
 def _delivery(computation: Computation) -> Delivery | None:
@@ -482,8 +374,8 @@ def _delivery(computation: Computation) -> Delivery | None:
     if unknown or not declared.topics:
         msg = f"productions = Weak(...) of {name} sends {', '.join(unknown) or 'nothing'}, and the outputs are {', '.join(computation.outputs)}: give topics={{OUTPUT: TOPIC}} of them"
         raise ValueError(msg)
-    if computation.inputs[0].id is None:
-        msg = f"productions = Weak(...) of {name} sends rows again when a batch runs again, and without an id of the records they may be others then: declare Input(..., id=)"
+    if any(each.id is None for each in computation.inputs):
+        msg = f"productions = Weak(...) of {name} sends rows again when a batch runs again, and without an id of the records they may be others then: declare id= of each Input"
         raise ValueError(msg)
     if declared.patience <= timedelta(0):
         msg = f"patience of {name} is {declared.patience!r}: it is how long a batch waits for acknowledgements, so it is positive"
@@ -549,63 +441,3 @@ def _outputs(computation: Computation) -> tuple[dict[str, list[str]], StructType
         for field in made.fields:
             schema.add(column_of(output, field.name), field.dataType)
     return columns, schema
-
-
-def _key(declared: Input) -> Column:
-    from pyspark.sql import Column
-    from pyspark.sql import functions as sf
-
-    key: Any = declared.key
-    if isinstance(key, str):
-        return sf.expr(key)
-    made = key() if callable(key) and not isinstance(key, Column) else None
-    if not isinstance(made, Column):
-        msg = f'key= is {key!r}: give SQL, as key="upper(name)", or a function that returns a column, as key=lambda: sf.upper("name"); executors that import the class cannot make a column'
-        raise TypeError(msg)
-    return made
-
-
-def _prepared(declared: Input, rows: DataFrame, key: Column) -> DataFrame:
-    """Return the rows with what the update needs beside them."""
-    from pyspark.sql import functions as sf
-
-    own = [
-        sf.xxhash64(key).alias(_PLACE),
-        _cast(key, rows).alias(_KEY),
-        event_micros(rows, declared.event_time).alias(_TIME),
-    ]
-    if declared.id is not None:
-        own.append(_cast(sf.col(declared.id), rows).alias(_ID))
-    return rows.select("*", *own)
-
-
-def _cast(column: Column, rows: DataFrame) -> Column:
-    kind = _kind(column, rows)
-    return column.cast("long") if kind.typeName() in _WHOLE else column
-
-
-def _kind(column: Column, rows: DataFrame) -> DataType:
-    return rows.select(column).schema.fields[0].dataType
-
-
-_WHOLE: Final = ("byte", "short", "integer", "long")
-_KINDS: Final = ("string", "binary", *_WHOLE)
-
-
-def _check_frame(computation: Computation, declared: Input, frame: DataFrame, key: Column) -> None:
-    """Refuse a frame that has not what is declared. Raises ValueError, TypeError, and what Spark does for a column that is not there."""
-    from pyspark.sql import functions as sf
-
-    taken = [name for name in frame.columns if name.lower() in (*_OWN, OUTPUT)]
-    if taken:
-        msg = f"the frame has a column {taken[0]} already; rename it before {computation.name} reads it"
-        raise ValueError(msg)
-    event_micros(frame, declared.event_time)
-    named: Sequence[tuple[str, Column]] = [("key", key)]
-    if declared.id is not None:
-        named = [*named, ("id", sf.col(declared.id))]
-    for what, column in named:
-        kind = _kind(column, frame)
-        if kind.typeName() not in _KINDS:
-            msg = f"the {what} of {computation.name} is of {kind.simpleString()}; take text, bytes or a whole number: cast it, as by F.col(...).cast('string')"
-            raise TypeError(msg)
