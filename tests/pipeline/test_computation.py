@@ -84,12 +84,14 @@ class Range:
     def __post_init__(self) -> None:
         self.last = Segments(str(self.folder))
 
-    def run(self, rows: pa.Table, low: int, now: int = 0, *, killed: bool = False) -> list[dict[str, Any]]:
+    def run(
+        self, rows: pa.Table, low: int, now: int = 0, *, killed: bool = False, promised: int | None = None
+    ) -> list[dict[str, Any]]:
         """Make the next version, once more after an attempt that was killed. Returns what was produced."""
         self.batch += 1
         folder = self.folder / str(self.batch)
         folder.mkdir()
-        update = ComputationUpdate(self.computation, self.outputs, now)
+        update = ComputationUpdate(self.computation, self.outputs, now, low if promised is None else promised)
         attempts = []
         for attempt in range(1 + killed):
             after, emitted, hold, pending = update.update_segments(self.last, rows, lowwater.Watermark(low))

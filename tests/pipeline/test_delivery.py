@@ -125,7 +125,7 @@ class Range:
         self.number += 1
         folder = self.folder / str(self.number)
         folder.mkdir()
-        update = ComputationUpdate(Sums(), OUT, now, self.delivery)
+        update = ComputationUpdate(Sums(), OUT, now, delivery=self.delivery)
         attempts = []
         for attempt in range(1 + killed):
             after, emitted, hold, _ = update.update_segments(self.last, rows, lowwater.Watermark(low))
@@ -315,7 +315,7 @@ def test_rows_that_wait_are_not_forgotten_by_a_declaration(sent: Range) -> None:
     finally:
         broker.resume()
     strong = ComputationUpdate(Sums(), OUT, 0)
-    other = ComputationUpdate(Sums(), OUT, 0, dataclasses.replace(sent.delivery, topics={"seen": sent.topic}))
+    other = ComputationUpdate(Sums(), OUT, 0, delivery=dataclasses.replace(sent.delivery, topics={"seen": sent.topic}))
     for update in (strong, other):
         with pytest.raises(
             ValueError, match=r"sums wait to be sent, and .* where to: let it name a topic for sums until"

@@ -19,6 +19,7 @@ from lowwater_pipeline.computation.computation import (
     Weak,
     floor,
 )
+from lowwater_pipeline.computation.once import copies_of
 from lowwater_pipeline.computation.stage import start
 from lowwater_pipeline.computation.turn import Context
 
@@ -38,6 +39,7 @@ __all__ = [
     "Strong",
     "Timer",
     "Weak",
+    "copies_of",
     "floor",
     "start",
 ]

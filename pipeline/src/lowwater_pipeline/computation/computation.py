@@ -88,6 +88,11 @@ class Input:
     """The column of the event times, a timestamp."""
     id: str | None = None
     """The column of the records' ids: text, bytes or whole numbers. Records of one key and time come in their order; without one in any."""
+    once: bool = False
+    """Whether of each id only the first record has its turn (MillWheel 6.1.1). Every copy has the same key and event time. Ids are forgotten when the low watermark has passed them; a record below that may be a copy or not, and goes into
+    the output ``undecidable``, with the columns input, key, event_time, and row, which is the rest as JSON."""
+    slack: timedelta = timedelta(0)
+    """For how much longer ids are remembered, so that late records can be told from copies."""
     alias: str | None = None
     """What ``record.input`` and the frames of :func:`~lowwater_pipeline.computation.start` call it: by default the name, of several ones with ``+`` between them. Two inputs need two."""
 

@@ -6,21 +6,18 @@ the batch, the *outbox* of the key range. The batch ends without it (MillWheel's
 
 from __future__ import annotations
 
-import base64
 import json
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
-from decimal import Decimal
 from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from lowwater_pipeline.computation.productions import Outputs
+from lowwater_pipeline.computation.productions import Outputs, to_json
 from lowwater_pipeline.computation.turn import Production
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.kafka_client import client_settings, confluent
@@ -115,7 +112,7 @@ class Delivery:
                 continue
             columns = outputs.arrays(output, [productions[i][1] for i in at])
             values = [
-                _json(dict(zip(columns, row, strict=True)))
+                to_json(dict(zip(columns, row, strict=True)))
                 for row in zip(*map(pa.Array.to_pylist, columns.values()), strict=True)
             ]
             parts.append(
@@ -226,19 +223,3 @@ def _producer(settings: Mapping[str, str]) -> Any:
     while len(_producers) > _KEPT:
         _producers.popitem(last=False)
     return _producers[key]
-
-
-def _json(row: Mapping[str, Any]) -> bytes:
-    return json.dumps(row, default=_plain, separators=(",", ":"), ensure_ascii=False).encode()
-
-
-def _plain(value: object) -> object:
-    """Return a value that JSON does not know in the form in which Spark's from_json reads it."""
-    if isinstance(value, datetime | date):
-        return value.isoformat()
-    if isinstance(value, Decimal):
-        return str(value)
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    msg = f"{value!r} cannot be written as JSON"
-    raise TypeError(msg)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Frames = DataFrame | Mapping[str, DataFrame]
     """The frame of the one input, or those of all by what they are called."""
 
-__all__ = ["KEY", "PLACE", "TIME", "Read", "checked", "records", "united", "waiting"]
+__all__ = ["KEY", "PLACE", "TIME", "Read", "checked", "parts", "records", "united", "waiting"]
 
 PLACE: Final = "lowwater_place"
 KEY: Final = "lowwater_key"
@@ -260,7 +260,7 @@ class _Row(Mapping[str, Any]):
         return len(self._columns.names)
 
 
-def _parts(inputs: Sequence[Input], rows: pa.Table) -> Iterator[tuple[Input, NDArray[np.int64], pa.Table, str]]:
+def parts(inputs: Sequence[Input], rows: pa.Table) -> Iterator[tuple[Input, NDArray[np.int64], pa.Table, str]]:
     """Yield for each input the places of its rows, a table of them with the columns of its frame, and the name of the column of ids in ``rows``."""
     import pyarrow as pa
 
@@ -285,7 +285,7 @@ def records(
     times = np.asarray(rows[TIME])
     made: list[Record] = []
     origin: list[NDArray[np.int64]] = []
-    for declared, at, own, identity in _parts(inputs, rows):
+    for declared, at, own, identity in parts(inputs, rows):
         columns, label = _Columns(own), declared.label
         ids = rows[identity].take(pa.array(at)).to_pylist() if identity in rows.column_names else [None] * len(at)
         made += [
@@ -304,7 +304,7 @@ def waiting(inputs: Sequence[Input], rows: pa.Table) -> pa.DataType:
     import pyarrow as pa
 
     told: dict[str, list[tuple[str, pa.DataType]]] = {}
-    for declared, _, own, identity in _parts(inputs, rows.slice(0, 0)):
+    for declared, _, own, identity in parts(inputs, rows.slice(0, 0)):
         row = pa.struct([each.remove_metadata() for each in own.schema])
         kind = rows.schema.field(identity).type if identity in rows.column_names else pa.null()
         told[declared.label] = [("id", kind), ("row", row)]
@@ -322,7 +322,7 @@ def checked(computation: Computation, rows: pa.Table) -> pa.Table:
     inputs = computation.inputs
     nulls = [name for name in rows.column_names if name in (KEY, TIME, _ID) and rows[name].null_count]
     nulls += [name for name in map(_id_of, range(len(inputs))) if name in rows.column_names]
-    for declared, at, _, identity in _parts(inputs, rows) if nulls else ():
+    for declared, at, _, identity in parts(inputs, rows) if nulls else ():
         for name, what, said in (
             (KEY, "key", declared.key),
             (TIME, "event time", declared.event_time),

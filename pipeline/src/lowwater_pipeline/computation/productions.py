@@ -5,9 +5,11 @@ So an output may get further columns, as a stage's state may: what was emitted b
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater_pipeline.computation.turn import Production
@@ -15,7 +17,7 @@ from lowwater_pipeline.computation.turn import Production
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["OUTPUT", "Outputs", "column_of"]
+__all__ = ["OUTPUT", "Outputs", "column_of", "to_json"]
 
 OUTPUT: Final = "lowwater_output"
 
@@ -73,3 +75,15 @@ class Outputs:
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as failure:
             msg = f"{what} is of {kind}, and a value is not ({failure}): convert it, or declare outputs = otherwise"
             raise ValueError(msg) from failure
+
+
+def to_json(row: Mapping[str, Any]) -> str:
+    """Return a row as JSON, in the form in which Spark's from_json reads it: times in ISO 8601, bytes in base64."""
+    return json.dumps(row, default=_plain, separators=(",", ":"), ensure_ascii=False)
+
+
+def _plain(value: object) -> str:
+    """Return a value that JSON does not know."""
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)

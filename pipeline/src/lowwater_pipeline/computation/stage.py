@@ -32,8 +32,9 @@ from lowwater_pipeline.computation.computation import (
 from lowwater_pipeline.computation.delivery import Delivery, check_topics, least_stamp, settings_of
 from lowwater_pipeline.computation.incoming import KEY, PLACE, TIME, checked, records, united, waiting
 from lowwater_pipeline.computation.keys import Changed, Form, Keys, Piece, PieceFacts, Refs, sorted_keys
+from lowwater_pipeline.computation.once import UNDECIDABLE, UNDECIDABLE_OUTPUT, Ids, drop_copies
 from lowwater_pipeline.computation.productions import OUTPUT, Outputs, column_of
-from lowwater_pipeline.computation.turn import Kept, Turns
+from lowwater_pipeline.computation.turn import Kept, Production, Turns
 from lowwater_spark.track.segments import Due, FreshSegment, NextSegments, Segments
 from lowwater_spark.track.update import arrow_schema
 
@@ -52,7 +53,7 @@ __all__ = ["ComputationUpdate", "pieces_of", "start", "written"]
 _FORMAT: Final = 0x636F6D70_02
 """The first fact of a range: what has made it, and how."""
 
-_KEYS, _OUTBOX = 0, 1
+_KEYS, _OUTBOX, _IDS = 0, 1, 2
 """The first fact of a segment: what is in it."""
 
 _COLLECT: Final = 200_000
@@ -79,6 +80,8 @@ class ComputationUpdate:
     outputs: Outputs
     now: int
     """The clock of the batch, microseconds."""
+    promised: int = MIN
+    """The low watermark of the inputs before the batch, microseconds."""
     delivery: Delivery | None = None
     """How weak productions are sent; None: there are none."""
 
@@ -91,30 +94,33 @@ class ComputationUpdate:
         """
         rows = checked(self.computation, rows)
         keys = self._keys(before, rows)
+        rows, aside, ids = drop_copies(self.computation, rows, ids_of(before), self.promised)
         due = keys.due(low.micros, self.now)
-        emitted, outbox = None, outbox_of(before)
+        outbox = outbox_of(before)
+        outputs = {name: frozenset(self.outputs.columns[name]) for name in self.computation.outputs}
+        turns = Turns(self.computation, outputs, low.micros, self.now)
         if rows.num_rows or len(due.rows):
-            outputs = {name: frozenset(columns) for name, columns in self.outputs.columns.items()}
-            turns = Turns(self.computation, outputs, low.micros, self.now)
             with _rare_collector():
                 keys = keys.changed(self._turns(keys, rows, due, turns), low.micros, self.now)
-                emitted, outbox = self._produced(turns, outbox)
+        emitted, outbox = self._produced(turns, aside, outbox)
         outbox = self._sent(outbox)
-        after = written(keys, outbox, self.now)
+        after = written(keys, outbox, ids, self.now)
         holds = [
             hold for hold in (keys.least("hold"), None if outbox is None else least_stamp(outbox)) if hold is not None
         ]
         return after, emitted, lowwater.Watermark(min(holds)) if holds else None, []
 
-    def _produced(self, turns: Turns, outbox: pa.Table | None) -> tuple[pa.Table | None, pa.Table | None]:
+    def _produced(
+        self, turns: Turns, aside: Sequence[Production], outbox: pa.Table | None
+    ) -> tuple[pa.Table | None, pa.Table | None]:
         """Return the rows that the batch emits, and the outbox with those that are to be sent."""
         import pyarrow as pa
 
-        if self.delivery is None:
-            return self.outputs.table(turns.productions), outbox
-        fresh = self.delivery.messages(self.outputs, turns.productions, turns.ends)
-        emitted = self.outputs.table([each for each in turns.productions if each[0] not in self.delivery.topics])
-        return emitted, pa.concat_tables([each for each in (outbox, fresh) if each is not None]) if fresh else outbox
+        sent = {} if self.delivery is None else self.delivery.topics
+        emitted = self.outputs.table([*aside, *(each for each in turns.productions if each[0] not in sent)])
+        fresh = None if self.delivery is None else self.delivery.messages(self.outputs, turns.productions, turns.ends)
+        both = [each for each in (outbox, fresh) if each is not None]
+        return emitted, pa.concat_tables(both) if both else None
 
     def _sent(self, outbox: pa.Table | None) -> pa.Table | None:
         """Send an outbox; return what is left of it. Raises ValueError for rows of an output that is not sent any more."""
@@ -210,22 +216,28 @@ def outbox_of(before: Segments) -> pa.Table | None:
     return next((before.read(each) for each in before.segments if each.facts[0] == _OUTBOX), None)
 
 
-def written(keys: Keys, outbox: pa.Table | None = None, now: int = MIN) -> NextSegments:
-    """Return keys, and rows that wait to be sent, as the segments of a version: pieces that were there stay, with what is known of them now.
+def ids_of(before: Segments) -> Ids:
+    """Return the ids that a range remembers. Nothing is read."""
+    return Ids.of(before, [each for each in before.segments if each.facts[0] == _IDS], before.facts[1:])
+
+
+def written(keys: Keys, outbox: pa.Table | None = None, ids: Ids | None = None, now: int = MIN) -> NextSegments:
+    """Return keys, rows that wait to be sent, and ids, as the segments of a version: pieces that were there stay, with what is known of them now.
 
     ``now`` is the clock of the batch: what waits is sent again a second later.
     """
+    ids = ids or Ids()
     segments = [
         FreshSegment(piece.read(), (_KEYS, *piece.facts))
         if piece.source is None
         else replace(piece.source, facts=(_KEYS, *piece.facts))
         for piece in keys.pieces
-    ]
+    ] + ids.segments(_IDS)
     wall = keys.least("wall")
     if outbox is not None:
         segments.append(FreshSegment(outbox, (_OUTBOX,)))
         wall = min(now + SECOND, MAX if wall is None else wall)
-    return NextSegments(segments, (_FORMAT,), Due(keys.least("due"), wall))
+    return NextSegments(segments, (_FORMAT, *ids.facts), Due(keys.least("due"), wall))
 
 
 def _without(due: Refs, found: Refs) -> Refs:
@@ -297,7 +309,7 @@ def start(
         from pyspark.sql import functions as sf
 
         each = None if delivery is None else replace(delivery, batch=f"{batch.checkpoint}/{batch.id}/{batch.digest}")
-        emitted = batch.stateful(read.prepare(rows), update(batch.now, each), schema, state)
+        emitted = batch.stateful(read.prepare(rows), update(batch.now, batch.promised.micros, each), schema, state)
         outputs = {
             output: emitted.where(sf.col(OUTPUT) == output).select(
                 *[sf.col(f"`{column_of(output, name)}`").alias(name) for name in names]
@@ -344,6 +356,13 @@ def _check_whole(computation: object) -> None:
     if type(computation).process_record is Computation.process_record:
         msg = f"{computation.name} does not say what it does with a record: write process_record(self, ctx, record) in the class"
         raise ValueError(msg)
+    for each in inputs:
+        if each.once and each.id is None:
+            msg = f"the input {each.label} of {computation.name} drops copies, and they are known by their ids: declare id="
+            raise ValueError(msg)
+        if each.slack < timedelta(0) or (each.slack and not each.once):
+            msg = f"slack of the input {each.label} of {computation.name} is {each.slack!r}: it says for how much longer ids are remembered with once=True, so it is not negative, and goes with that"
+            raise ValueError(msg)
     if not computation.outputs:
         msg = f'{computation.name} has no outputs: declare outputs = {{"NAME": "SCHEMA"}}, or nobody would see what it does'
         raise ValueError(msg)
@@ -412,7 +431,12 @@ def _outputs(computation: Computation) -> tuple[dict[str, list[str]], StructType
 
     columns: dict[str, list[str]] = {}
     schema = StructType().add(OUTPUT, StringType())
-    for output, given in computation.outputs.items():
+    once = [each.label for each in computation.inputs if each.once]
+    if once and UNDECIDABLE in computation.outputs:
+        msg = f"{computation.name} has an output {UNDECIDABLE}, and its input {once[0]} drops copies, which makes one of this name: call yours otherwise"
+        raise ValueError(msg)
+    everything = {**computation.outputs, **({UNDECIDABLE: UNDECIDABLE_OUTPUT} if once else {})}
+    for output, given in everything.items():
         declared = given.schema if isinstance(given, Output) else given
         if output.lower() in map(str.lower, columns) or "`" in output or "/" in output:
             msg = f"{computation.name} cannot have an output {output!r}: take a name without / and `, which no other one has, in small letters or large ones"

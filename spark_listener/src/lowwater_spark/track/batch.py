@@ -262,6 +262,14 @@ class Batch:
         return lowwater.Watermark(self._low())
 
     @property
+    def promised(self) -> lowwater.Watermark:
+        """The low watermark that the inputs had reached before the batch, as far as it was read then: rows below it are late. Durable, as :attr:`low`, which may be later by what the batch reads itself.
+
+        MIN for an injector, and when what Spark has held back may be older.
+        """
+        return lowwater.Watermark(self._entry.promised)
+
+    @property
     def now(self) -> int:
         """The driver's clock when the batch first began, microseconds since the epoch: durable, the same in every replay, and never below that of the batch before.
 
