@@ -88,6 +88,8 @@ class Input:
     """The column of the records' ids: text, bytes or whole numbers. Records of one key and time come in their order; without one in any."""
     alias: str | None = None
     """What ``record.input`` and the frames of :func:`~lowwater_pipeline.computation.start` call it: by default the name, of several ones with ``+`` between them. Two inputs need two."""
+    output: str | None = None
+    """In a :class:`~lowwater_pipeline.graph.Pipeline`: which output it is, of a computation that has several."""
 
     @property
     def label(self) -> str:
