@@ -371,7 +371,7 @@ def test_until_finished_it_does_not_wait_for_what_reads_one_that_has_failed() ->
     done = lowwater.Watermark.FINISHED
     made, lines = running(a=Query(reported=done), b=Query(reported=done), c=Query(reported=done)), Lines()
     assert made.wait(until_finished=True, tell=lines.tell, stopping=lines.stopping) == 0
-    assert lines[-3:] == ["a  is finished", "b  is finished", "c  is finished"]
+    assert lines[-3:] == ["a  is finished", "c  is finished", "b  is finished"]
     made = running(a=Query(failure=ValueError("x")), b=Query(), c=Query(reported=done))
     assert made.wait(until_finished=True, tell=lines.tell, stopping=lines.stopping) == 1
     made, lines = running(b=Query(), c=Query(reported=done)), Lines("b  batch 1  low 2013-01-09T10")

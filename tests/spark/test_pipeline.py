@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -134,10 +134,10 @@ class Zeitgeist:
         import pyarrow.parquet as pq
 
         found: list[dict[str, Any]] = []
-        for file in (self.folder / "root/outputs" / output).rglob("*.parquet"):
+        for file in (self.folder / "root/outputs" / output).glob("batch=*/*.parquet"):
             found += pq.ParquetFile(file).read().to_pylist()
         for each in found:
-            each["start"] = each["start"].astimezone(UTC).minute
+            each["start"] = each["start"].minute
         return sorted(found, key=lambda each: (each["query"], each["start"]))
 
 
@@ -148,7 +148,7 @@ def zeitgeist(tmp_path: Path, authority: Serving, lw: lowwater.Client) -> Iterat
     for process in made.processes:
         if process.poll() is None:
             process.kill()
-            process.wait()
+        process.communicate()
 
 
 def minute(query: str, start: int, n: int, **more: int) -> dict[str, Any]:
