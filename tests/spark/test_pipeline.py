@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,10 @@ from pyspark.sql import SparkSession
 
 import lowwater
 from lowwater_pipeline.computation import Computation, Input, Output
-from lowwater_pipeline.graph import Folder, Pipeline, PipelineError, Table
+from lowwater_pipeline.graph import Folder, Pipeline, PipelineError, Table, Topic
 from tests.kit import delta
 from tests.kit.eventually import eventually
+from tests.kit.kafka import Kafka
 from tests.kit.times import at
 from tests.process.serving import Serving
 from tests.spark.session import QUICK, spark_session
@@ -255,32 +254,33 @@ class Passes(Computation):
 SOURCE = {"source": Folder("key string, t timestamp", "in", format="json")}
 
 
-def test_a_table_between_two_computations_is_made_before_its_first_row(
+def test_tables_and_topics_between_computations_keep_times_to_the_microsecond(
     spark: SparkSession, tmp_path: Path, authority: Serving, lw: lowwater.Client
 ) -> None:
-    """The reader starts when the writer has no row yet."""
+    """All start when no row is there yet."""
     source, feed = Upstream(lw), Feed(tmp_path / "in")
-    made = Pipeline(
-        "p",
-        [Passes("first", "source"), Passes("second", "first")],
-        sources=SOURCE,
-        outputs={"first": Table()},
-        ranges=2,
-    )
-    running = made.start(spark, tmp_path, address=authority.address)
-    try:
-        assert (list(running.queries), running.failed) == (["first", "second"], {})
-        feed.put([{"key": "a", "t": at(9).isoformat()}])
-        source.at(10)
-        eventually(lambda: low(lw, "second") == lowwater.Watermark.of(at(10)), "all is through", seconds=120)
-    finally:
-        running.stop()
-    schema = "key string, t timestamp"
-    out = spark.read.option("recursiveFileLookup", "true").schema(schema).parquet(str(tmp_path / "outputs/second/rows"))
-    assert [tuple(row) for row in out.collect()] == [("a", datetime(2013, 1, 9, 9))]  # noqa: DTZ001 - as collect() gives it
-    assert json.loads(
-        (tmp_path / "outputs/first/rows/_delta_log/00000000000000000001.json").read_text().splitlines()[0]
-    )
+    time = at(9).replace(microsecond=123_457)
+    with Kafka(tmp_path / "kafka") as kafka:
+        kafka.create("rows", 2)
+        made = Pipeline(
+            "p",
+            [Passes("first", "source"), Passes("second", "first"), Passes("third", "second")],
+            sources=SOURCE,
+            outputs={"first": Table(), "second.rows": Topic("rows", kafka.address, brokers=1)},
+            ranges=2,
+        )
+        running = made.start(spark, tmp_path, address=authority.address)
+        try:
+            assert (list(running.queries), running.failed) == (["first", "second", "third"], {})
+            feed.put([{"key": "a", "t": time.isoformat()}])
+            source.at(10)
+            eventually(lambda: low(lw, "third") == lowwater.Watermark.of(at(10)), "all is through", seconds=120)
+        finally:
+            running.stop()
+    out = spark.read.option("recursiveFileLookup", "true").parquet(str(tmp_path / "outputs/third/rows"))
+    assert [tuple(row) for row in out.selectExpr("key", "unix_micros(t)").collect()] == [
+        ("a", lowwater.Watermark.of(time).micros)
+    ]
 
 
 def test_what_only_spark_knows_is_refused_before_anything_starts(
