@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,66 +30,12 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 
-MODULE = '''
-"""What is asked in each minute, and the minutes in which it was asked twice as often, with the clicks until then."""
+PAGE = (ROOT / "docs/pipelines.md").read_text(encoding="utf-8")
+MODULE = re.sub(r'"(searches|clicks)"\)', r'"\1", format="json")', PAGE.split("```python\n")[1].split("```")[0])
+"""The module of the page, over JSON."""
 
-from datetime import timedelta
-
-from lowwater_pipeline.computation import MINUTE, Codec, Computation, Input, Output, floor
-from lowwater_pipeline.graph import Folder, Pipeline
-
-
-class Counts(Computation):
-    name = "counts"
-    inputs = [Input("searches", key="query", event_time="ts")]
-    outputs = {"minutes": Output("query string, start timestamp, n long", event_time="start")}
-    state = Codec(dict[int, int])
-    stamp = timedelta(minutes=1)
-
-    def process_record(self, ctx, record):
-        minute = floor(record.timestamp, MINUTE)
-        ctx.state[minute] = ctx.state.get(minute, 0) + 1
-        ctx.set_timer("end", minute + MINUTE, hold=minute)
-
-    def process_timer(self, ctx, timer):
-        minute = timer.at - MINUTE
-        ctx.produce("minutes", {"query": ctx.key, "start": minute, "n": ctx.state.pop(minute)})
-
-
-class Spikes(Computation):
-    name = "spikes"
-    inputs = [
-        Input("counts", key="query", event_time="start"),
-        Input("clicks", key="lower(q)", event_time="at"),
-    ]
-    outputs = {"spikes": Output("query string, start timestamp, n long, clicks long", event_time="start")}
-    state = Codec(tuple[int, int], initial=lambda: (0, 0))
-    in_order = True
-
-    def process_record(self, ctx, record):
-        before, clicks = ctx.state
-        if record.input == "clicks":
-            if record["q"] == "BROKEN":
-                raise ValueError("broken by a click")
-            ctx.state = before, clicks + 1
-            return
-        if record["n"] >= 2 * before:
-            ctx.produce("spikes", {"query": ctx.key, "start": record.timestamp, "n": record["n"], "clicks": clicks})
-        ctx.state = record["n"], 0
-
-
-JSON = {"format": "json"}
-
-pipeline = Pipeline(
-    "zeitgeist",
-    [Spikes(), Counts()],
-    sources={
-        "searches": Folder("query string, ts timestamp", "searches", **JSON),
-        "clicks": Folder("q string, at timestamp", "clicks", **JSON),
-    },
-    ranges=2,
-)
-'''
+CLICKED = "            ctx.state = before, clicks + 1\n"
+BREAKS = CLICKED + '            if record["q"] == "BROKEN":\n                raise ValueError("broken by a click")\n'
 
 
 class Zeitgeist:
@@ -105,7 +52,10 @@ class Zeitgeist:
 
     def search(self, query: str, *minutes: int) -> None:
         self.searches.put(
-            [{"query": query, "ts": at(9, minute, second).isoformat()} for second, minute in enumerate(minutes)]
+            [
+                {"rid": f"{query} {second}", "query": query, "ts": at(9, minute, second).isoformat()}
+                for second, minute in enumerate(minutes)
+            ]
         )
 
     def click(self, query: str, *minutes: int) -> None:
@@ -190,13 +140,14 @@ def test_one_that_fails_ends_alone_and_goes_on_when_it_is_mended(zeitgeist: Zeit
     zeitgeist.click("BROKEN", 0)
     for each in zeitgeist.upstreams:
         each.lease.finish()
+    module = zeitgeist.folder / "zeitgeist.py"
+    module.write_text(MODULE.replace(CLICKED, BREAKS))
     code, said = zeitgeist.run("--until-finished")
     assert code == 1, said
     assert "spikes  has failed: ValueError: broken by a click" in said, said
     assert said.splitlines()[-1].endswith("counts  is finished")
     assert zeitgeist.rows("counts/minutes") == COUNTED
-    module = zeitgeist.folder / "zeitgeist.py"
-    module.write_text(MODULE.replace('raise ValueError("broken by a click")', "return"))
+    module.write_text(MODULE)
     code, said = zeitgeist.run("--until-finished", "--only", "spikes")
     assert code == 0, said
     assert "counts" not in said

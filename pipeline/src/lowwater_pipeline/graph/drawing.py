@@ -173,8 +173,9 @@ def _svg(pipeline: Pipeline) -> str:
     boxes, arrows = _boxes(pipeline)
     placed, width, height = _layout(boxes, arrows)
     drawn = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" role="img" aria-labelledby="title">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" role="img" aria-labelledby="title description">',
         f'  <title id="title">The pipeline {escape(pipeline.name)}</title>',
+        f'  <desc id="description">{escape(_in_words(pipeline))}</desc>',
         f"  <style>\n{_STYLE}\n  </style>",
         '  <defs><marker id="head" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="8" markerHeight="8" orient="auto"><path class="head" d="M0 0 L10 5 L0 10 z"/></marker></defs>',
     ]
@@ -199,6 +200,15 @@ def _svg(pipeline: Pipeline) -> str:
             said = ' class="title"' if i == 0 else ""
             drawn.append(f'  <text{said} x="{at.x + 16:.0f}" y="{at.y + 23 + i * _LINE:.0f}">{escape(line)}</text>')
     return "\n".join([*drawn, "</svg>"])
+
+
+def _in_words(pipeline: Pipeline) -> str:
+    """Return the picture for those who cannot see it."""
+    return " ".join(
+        f"{name} reads {' and '.join(each.origin for each in pipeline.reads_of(name))}, "
+        f"and writes {' and '.join(each.output for each in pipeline.writes_of(name))}."
+        for name in pipeline.order
+    )
 
 
 def _layout(boxes: Mapping[str, _Box], arrows: Sequence[_Arrow]) -> tuple[dict[str, _Placed], float, float]:
