@@ -1,4 +1,4 @@
-"""``lowwater-pipeline graph`` and ``lowwater-pipeline run``: their arguments. What they do is in :mod:`lowwater_pipeline.graph`, which needs lowwater-spark and is imported by then only."""
+"""``lowwater-pipeline graph``, ``run`` and ``remove``: their arguments. What they do is in :mod:`lowwater_pipeline.graph`, which needs lowwater-spark and is imported by then only."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import lowwater
+from lowwater import errors
+
 if TYPE_CHECKING:
     from lowwater_pipeline.graph import Pipeline
 
@@ -16,6 +19,9 @@ __all__ = ["add"]
 
 REFUSED: Final = 2
 """Exit code of what was refused before it began."""
+
+AWAY: Final = 3
+"""Exit code when the authority does not answer."""
 
 _FORMATS: Final = ("text", "mermaid", "dot", "svg")
 
@@ -54,6 +60,24 @@ Exit codes: 0 told to stop, or all is finished; 1 a computation has failed; 2 re
 """
 
 
+_REMOVE: Final = """\
+Take a computation out of a pipeline while the others run, or after it was taken out of the module.
+
+It is refused while another computation reads it, in the module or at the authority, and while it runs. Its name is dropped at the authority: its watermark, metrics and alerts end, and
+nobody waits for it. Its checkpoint is moved to ROOT/removed. Its outputs stay, and so do those of the others.
+"""
+
+_REMOVE_EPILOG: Final = """\
+Stop its process first; it stops as at any Ctrl-C, and what it has committed is out. Rows that it has not read then, records that wait and timers that have not fired are lost. A
+computation that is finished has none. For any other one that must be said, with --discard.
+
+examples:
+  lowwater-pipeline remove zeitgeist spikes --root /data/zeitgeist --discard
+
+Exit codes: 0 removed, 2 refused, and nothing has changed; 3 the authority is away: again it does what is left.
+"""
+
+
 def add(commands: Any) -> None:
     """Add the commands."""
     graph = commands.add_parser(
@@ -68,12 +92,7 @@ def add(commands: Any) -> None:
     )
     run.set_defaults(run=_run)
     _module(run)
-    run.add_argument("--root", metavar="DIR", type=Path, required=True, help="where checkpoints and outputs stand")
-    run.add_argument(
-        "--address",
-        metavar="HOST:PORT,...",
-        help="the authority (default: spark.lowwater.address, LOWWATER_ADDRESS or localhost:7420)",
-    )
+    _place(run, "spark.lowwater.address, LOWWATER_ADDRESS or localhost:7420")
     run.add_argument(
         "--only", metavar="NAME", action="append", default=[], help="this computation alone; several may be named"
     )
@@ -84,6 +103,22 @@ def add(commands: Any) -> None:
     run.add_argument(
         "--conf", metavar="NAME=VALUE", action="append", default=[], help="a setting of Spark; several may be told"
     )
+
+    remove = commands.add_parser(
+        "remove", help="take a computation out of a pipeline", description=_REMOVE, epilog=_REMOVE_EPILOG
+    )
+    remove.set_defaults(run=_remove)
+    _module(remove)
+    remove.add_argument("name", metavar="COMPUTATION", help="which; the module may declare it or not any more")
+    _place(remove, "LOWWATER_ADDRESS or localhost:7420")
+    remove.add_argument(
+        "--discard", action="store_true", help="though it is not finished, and what it has not written is lost"
+    )
+
+
+def _place(parse: argparse.ArgumentParser, default: str) -> None:
+    parse.add_argument("--root", metavar="DIR", type=Path, required=True, help="where checkpoints and outputs stand")
+    parse.add_argument("--address", metavar="HOST:PORT,...", help=f"the authority (default: {default})")
 
 
 def _module(parse: argparse.ArgumentParser) -> None:
@@ -161,6 +196,26 @@ def _run(args: argparse.Namespace) -> int:
         return _refuse(failure)
     finally:
         spark.stop()
+
+
+def _remove(args: argparse.Namespace) -> int:
+    try:
+        pipeline = _load(args.module)
+    except _Refused as failure:
+        return _refuse(failure)
+    from lowwater_pipeline.graph.removal import Refused, check_unread, remove
+
+    try:
+        check_unread(pipeline, args.name)
+        with lowwater.connect(args.address) as client:
+            done = remove(args.root.resolve(), args.name, client, discard=args.discard)
+    except (Refused, errors.InvalidArgument) as failure:
+        return _refuse(failure)
+    except errors.LowwaterError as failure:
+        _refuse(failure)
+        return AWAY
+    sys.stdout.write(f"{done}.\n")
+    return 0
 
 
 def _setting(told: str) -> tuple[str, str]:

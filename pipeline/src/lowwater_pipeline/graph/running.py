@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import lowwater
 from lowwater_pipeline.computation.incoming import united
 from lowwater_pipeline.computation.stage import start as start_computation
 from lowwater_pipeline.graph.pipeline import Pipeline, PipelineError, Writes
+from lowwater_pipeline.graph.removal import mark_running
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -51,6 +52,7 @@ def start(
     frames = _frames(pipeline, spark, root, names)
     running = Running(pipeline)
     for name in names:
+        running.marks[name] = mark_running(root, name)
         try:
             running.queries[name] = start_computation(
                 pipeline.computations[name],
@@ -62,6 +64,7 @@ def start(
             )
         except Exception as failure:  # noqa: BLE001 - that of one is not that of the others
             running.failed[name] = failure
+            running.marks.pop(name).close()
     return running
 
 
@@ -115,6 +118,8 @@ class Running:
     failed: dict[str, BaseException] = field(default_factory=dict[str, BaseException])
     finished: set[str] = field(default_factory=set[str])
     """Whose inputs are finished, and whose rows are all written."""
+    marks: dict[str, IO[bytes]] = field(default_factory=dict[str, Any])
+    """What says of each query that it runs."""
 
     def wait(
         self,
@@ -179,6 +184,7 @@ class Running:
                     )
             if ended:
                 del self.queries[name]
+                self._mark_ended(name)
         return bool(self.queries)
 
     def stop(self) -> None:
@@ -186,6 +192,11 @@ class Running:
         for name in self.pipeline.order:
             if name in self.queries:
                 self.queries[name].stop()
+                self._mark_ended(name)
+
+    def _mark_ended(self, name: str) -> None:
+        if name in self.marks:
+            self.marks.pop(name).close()
 
     def _done(self) -> bool:
         """Return whether each query has finished, or waits for one that has failed and will not."""
