@@ -18,6 +18,8 @@ from pyspark.sql import SparkSession
 import lowwater
 from lowwater_pipeline.computation import Computation, Input, Output
 from lowwater_pipeline.graph import Folder, Pipeline, PipelineError, Table, Topic
+from lowwater_pipeline.graph.removal import Refused, check_unread, remove
+from lowwater_spark.errors import CheckpointMismatch
 from tests.kit import delta
 from tests.kit.eventually import eventually
 from tests.kit.kafka import Kafka
@@ -232,6 +234,62 @@ def test_tables_and_topics_between_computations_keep_times_to_the_microsecond(
     assert [tuple(row) for row in out.selectExpr("key", "unix_micros(t)").collect()] == [
         ("a", lowwater.Watermark.of(time).micros)
     ]
+
+
+def test_one_is_added_and_removed_while_the_others_run(
+    spark: SparkSession, tmp_path: Path, authority: Serving, lw: lowwater.Client
+) -> None:
+    """What is added later has read all from the beginning, so it is as if it had been there. Added again, it begins anew."""
+    source, feed = Upstream(lw), Feed(tmp_path / "in")
+    first, second = Passes("first", "source"), Passes("second", "first")
+    before = Pipeline("p", [first], sources=SOURCE, ranges=2)
+    after = Pipeline("p", [first, second], sources=SOURCE, ranges=2)
+
+    def rows() -> list[str]:
+        out = spark.read.option("recursiveFileLookup", "true").schema("key string, t timestamp")
+        return sorted(row.key for row in out.parquet(str(tmp_path / "outputs/second/rows")).collect())
+
+    def put(key: str, hour: int) -> None:
+        feed.put([{"key": key, "t": at(hour, 30).isoformat()}])
+        source.at(hour + 1)
+
+    def through(name: str, hour: int) -> None:
+        eventually(lambda: low(lw, name) == lowwater.Watermark.of(at(hour)), f"{name} is through", seconds=120)
+
+    running = before.start(spark, tmp_path, address=authority.address)
+    try:
+        put("a", 9)
+        through("first", 10)
+        added = after.start(spark, tmp_path, address=authority.address, only=["second"])
+        through("second", 10)
+        assert rows() == ["a"]
+        put("b", 10)
+        through("second", 11)
+        with pytest.raises(Refused, match="second of the pipeline p reads first"):
+            check_unread(after, "first")
+        with pytest.raises(Refused, match="second runs: stop its process first"):
+            remove(tmp_path, "second", lw, discard=True)
+        added.stop()
+        with pytest.raises(Refused, match="second is not finished"):
+            remove(tmp_path, "second", lw, discard=False)
+        remove(tmp_path, "second", lw, discard=True)
+        put("c", 11)
+        through("first", 12)
+        assert running.look(print, {}), "the other one goes on"
+        assert rows() == ["a", "b"]
+        assert not lw.get("second")["second"].registered
+        again = after.start(spark, tmp_path, address=authority.address, only=["second"])
+        with pytest.raises(CheckpointMismatch, match="batch=0"):
+            again.queries["second"].await_termination(120)
+        again.stop()
+        (tmp_path / "outputs/second").rename(tmp_path / "outputs/second before")
+        remove(tmp_path, "second", lw, discard=True)
+        again = after.start(spark, tmp_path, address=authority.address, only=["second"])
+        through("second", 12)
+        again.stop()
+        assert rows() == ["a", "b", "c"]
+    finally:
+        running.stop()
 
 
 def test_what_only_spark_knows_is_refused_before_anything_starts(

@@ -43,7 +43,7 @@ _RUN: Final = """\
 Run the computations of a pipeline in one Spark session of this process, each as a query of its own.
 
 All that the pipeline declares is compared with what its sources have before the first query starts. It tells how far each computation has come. One that fails tells the reason and
-ends, and the others go on: start again, and it goes on where it was. Ctrl-C and SIGTERM stop all of them between two batches, and what was committed is reported.
+ends, and the others go on: start again, and it goes on where it was. Ctrl-C and SIGTERM stop all of them; a batch that was cut off runs again at the next start.
 """
 
 _RUN_EPILOG: Final = """\
