@@ -26,12 +26,14 @@ SPARK = {
 """Every part but the front: a new one gets its place here."""
 
 PIPELINE: Mapping[str, set[str]] = {
-    "command": {"dedup"},
+    "command": {"dedup", "graph_command"},
     "computation": set(),
     "dedup": set(),
+    "graph": {"computation"},
+    "graph_command": {"graph"},
     "guard": set(),
 }
-"""The same: what runs beside what else is in a folder of its own, which stands on no other."""
+"""The same: what runs beside what else is in a folder of its own, which stands on no other; but a pipeline is made of computations."""
 
 ALLOWED: Mapping[str, Mapping[str, set[str]]] = {
     "spark_listener/src/lowwater_spark": SPARK,

@@ -95,6 +95,8 @@ class Input:
     """For how much longer ids are remembered, so that late records can be told from copies."""
     alias: str | None = None
     """What ``record.input`` and the frames of :func:`~lowwater_pipeline.computation.start` call it: by default the name, of several ones with ``+`` between them. Two inputs need two."""
+    output: str | None = None
+    """In a :class:`~lowwater_pipeline.graph.Pipeline`: which output it is, of a computation that has several."""
 
     @property
     def label(self) -> str:

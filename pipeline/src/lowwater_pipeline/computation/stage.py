@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     WriteOutputs = Callable[[Mapping[str, DataFrame], lws.Batch], object]
     """write(outputs, batch): outputs by name."""
 
-__all__ = ["ComputationUpdate", "pieces_of", "start", "written"]
+__all__ = ["ComputationUpdate", "check_whole", "pieces_of", "start", "written"]
 
 _FORMAT: Final = 0x636F6D70_02
 """The first fact of a range: what has made it, and how."""
@@ -295,7 +295,7 @@ def start(
 
     Raises ValueError and TypeError, naming what to change, for a computation that is not whole or does not go with the frame; what ``Stage.foreach_batch`` raises.
     """
-    _check_whole(computation)
+    check_whole(computation)
     delivery = _delivery(computation)
     columns, schema = _outputs(computation)
     read = united(computation, frames)
@@ -335,7 +335,7 @@ def start(
     return stage.foreach_batch(read.frame, run, checkpoint=checkpoint, **options)
 
 
-def _check_whole(computation: object) -> None:
+def check_whole(computation: object) -> None:
     """Refuse what is no computation, or not a whole one. Raises ValueError and TypeError."""
     if not isinstance(computation, Computation):
         msg = f"{computation!r} is no computation: pass an instance of a class derived from Computation, as start(Counts(), ...)"
