@@ -133,7 +133,7 @@ def run(out: Path, days: int, kills: int, seed: int) -> Run:
         lw = stack.enter_context(lowwater.connect(authority.address))
         job = chaos.Driver(out, authority.address, str(out), kafka.address)
         stack.callback(job.kill)
-        meters = Meters(kafka, flights, chance)
+        meters = Meters(kafka, flights, Random(f"{seed} meters"))
         watch = Watch(lw, job, meters, out, found)
         stack.enter_context(sending(lw, meters))
         job.start()

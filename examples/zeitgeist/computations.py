@@ -68,7 +68,7 @@ class Past:
         return Judged(n, past, found)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Episode:
     """The dip or the spike that an airport is in; without a kind it is in none."""
 
@@ -81,23 +81,24 @@ class Episode:
     past: int = 0
     """Sums over these hours."""
 
-    def follow(self, start: int, hour: Judged) -> list[tuple[Episode, bool]]:
-        """Go on with the next hour. Return what has changed: an episode, and whether it is open.
 
-        A dip goes on over the hours of a night, in which nobody leaves.
-        """
-        changes = []
-        if self.kind and hour.verdict not in (self.kind, QUIET if self.kind == DIP else self.kind):
-            changes.append((Episode(**vars(self)), False))
-            self.__init__()  # type: ignore[misc]
-        if hour.verdict in (DIP, SPIKE):
-            begins = not self.kind
-            if begins:
-                self.kind, self.since = hour.verdict, start
-            self.hours, self.n, self.past = self.hours + 1, self.n + hour.n, self.past + hour.past
-            if begins:
-                changes.append((Episode(**vars(self)), True))
-        return changes
+def follow(episode: Episode, start: int, hour: Judged) -> tuple[Episode, list[tuple[Episode, bool]]]:
+    """Go on with the next hour. Return the episode, and what has changed: one that is over, or that begins, and whether it is open.
+
+    A dip goes on over the hours of a night, in which nobody leaves.
+    """
+    changes = []
+    goes_on = hour.verdict == episode.kind or (episode.kind == DIP and hour.verdict == QUIET)
+    if episode.kind and not goes_on:
+        changes.append((episode, False))
+        episode = Episode()
+    if hour.verdict in (DIP, SPIKE):
+        begins = not episode.kind
+        since = start if begins else episode.since
+        episode = Episode(hour.verdict, since, episode.hours + 1, episode.n + hour.n, episode.past + hour.past)
+        if begins:
+            changes.append((episode, True))
+    return episode, changes
 
 
 class Counts(Computation):
@@ -158,5 +159,6 @@ class Dips(Computation):
 
     def process_record(self, ctx: Context, record: Record) -> None:
         hour = Judged(record["n"], record["past"], record["verdict"])
-        for episode, is_open in ctx.state.follow(record.timestamp, hour):
+        ctx.state, changes = follow(ctx.state, record.timestamp, hour)
+        for episode, is_open in changes:
             ctx.produce("changes", {"origin": ctx.key, "at": record.timestamp, "open": is_open, **vars(episode)})

@@ -18,7 +18,7 @@ import lowwater_spark as lws
 from examples.flights.data import HOUR
 from examples.two_partitions.records import micros
 from examples.zeitgeist.answer import Change, Hour
-from examples.zeitgeist.computations import FEEDS, Counts, Dips, Episode, Model, Past
+from examples.zeitgeist.computations import FEEDS, Counts, Dips, Episode, Model, Past, follow
 from examples.zeitgeist.replay import Step, put
 from lowwater.watermark import to_micros
 from lowwater_pipeline.computation import Computation, Output, start
@@ -174,7 +174,7 @@ class Naive:
             self._judge(feed, clock)
 
     def _judge(self, feed: str, clock: int) -> None:
-        model, episode = self._models[feed], self._episodes[feed]
+        model = self._models[feed]
         if feed not in self._next:
             firsts = [hour for origin, hour in self.counts if origin == feed]
             if not firsts:
@@ -185,7 +185,8 @@ class Naive:
             model.counted[hour] = self.counts.get((feed, hour), 0)
             judged = model.judge(hour)
             self.told.hours.append((Hour(feed, hour, *judged), clock))
-            for each, is_open in episode.follow(hour, judged):
+            self._episodes[feed], changes = follow(self._episodes[feed], hour, judged)
+            for each, is_open in changes:
                 change = Change(feed, hour, each.kind, each.since, is_open, each.hours, each.n, each.past)
                 self.told.changes.append((change, clock))
             self._next[feed] = hour + HOUR
