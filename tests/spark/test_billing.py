@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -21,8 +22,10 @@ from examples.billing.answer import Bill
 from examples.billing.chaos import AUTHORITY, BROKER, DRIVER
 from examples.billing.computation import Bills
 from examples.billing.meters import Meters, flown
-from examples.flights.data import load, micros
+from examples.flights.data import load, micros, moment
 from lowwater.watermark import MAX
+from lowwater_pipeline.computation import Record
+from lowwater_pipeline.computation.turn import Kept, Turns
 from tests.kit.kafka import Kafka, Row
 from tests.spark.test_delta import spark
 
@@ -77,11 +80,10 @@ def test_each_bill_is_there_once_and_right(
 def by_hand(days: int) -> list[Bill]:
     """The bills, from the file of the whole year."""
     bills: dict[tuple[str, int], list[int]] = {}
-    for day in range(days):
-        start = FIRST + timedelta(days=day)
-        for flight in load(start, start + timedelta(days=1)):
-            if flight.dep_delay is not None:
-                bills.setdefault((flight.carrier, micros(start)), []).append(2 * flight.distance)
+    for flight in load(FIRST, FIRST + timedelta(days=days)):
+        if flight.dep_delay is not None:
+            day = moment(flight.sched_dep).replace(hour=0, minute=0)
+            bills.setdefault((flight.carrier, micros(day)), []).append(2 * flight.distance)
     return sorted(Bill(account, day, len(cents), sum(cents)) for (account, day), cents in bills.items())
 
 
@@ -105,11 +107,15 @@ class Sent:
 
     def __init__(self) -> None:
         self.promised = [0] * len(driver.METERS)
+        self.records: list[Record] = []
 
     def put(self, topic: str, rows: Sequence[Row]) -> None:
         assert topic == driver.TOPIC
         for row in rows:
-            assert micros(datetime.fromisoformat(json.loads(row.value)["sched_dep"])) >= self.promised[row.partition]
+            said = json.loads(row.value)
+            at = micros(datetime.fromisoformat(said["sched_dep"]))
+            assert at >= self.promised[row.partition]
+            self.records.append(Record(at, said["id"], said))
 
 
 class Lease:
@@ -129,14 +135,36 @@ class Lease:
         pass
 
 
-def test_a_meter_promises_nothing_that_it_may_send_again() -> None:
-    flights = flown(FIRST, 1)
-    sent = Sent()
-    meters = Meters(cast(Kafka, sent), flights, random.Random(1))
+@pytest.fixture(scope="module")
+def sent() -> Sent:
+    """All flights of a day, as the meters send them."""
+    found = Sent()
+    meters = Meters(cast(Kafka, found), flown(FIRST, 1), random.Random(1))
     meters.let(1.0)
-    leases = {meter: Lease(sent, number) for number, meter in enumerate(driver.METERS)}
+    leases = {meter: Lease(found, number) for number, meter in enumerate(driver.METERS)}
     meters.run(cast(Mapping[str, lowwater.Lease], leases))
     assert meters.failure is None
+    return found
+
+
+def test_a_meter_promises_nothing_that_it_may_send_again(sent: Sent) -> None:
     assert sent.promised == [MAX, MAX]
-    assert meters.sent.keys() == {flight.id for flight in flights}
-    assert max(meters.sent.values()) == 2
+    assert set(Counter(record.id for record in sent.records).values()) == {1, 2}
+
+
+def test_copies_that_are_not_dropped_are_billed(sent: Sent) -> None:
+    """Why there is a deduplication; without copies the computation alone is right."""
+    once = {record.id: record for record in sent.records}.values()
+    assert computed(once) == by_hand(1)
+    assert sum(bill.flights for bill in computed(sent.records)) == len(sent.records) > len(once)
+
+
+def computed(records: Iterable[Record]) -> list[Bill]:
+    """What the computation makes of records, all in one batch."""
+    turns = Turns(Bills(), {"bills": frozenset(Bill._fields)}, MAX, 0)
+    by_account: dict[str, list[Record]] = {}
+    for record in records:
+        by_account.setdefault(record["carrier"], []).append(record)
+    for account, ours in by_account.items():
+        assert not turns.take(account, Kept(), ours)
+    return sorted(Bill(**row) for _, row, _ in turns.productions)
