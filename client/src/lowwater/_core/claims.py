@@ -76,6 +76,7 @@ class Claimant:
         batch_digest: bytes,
         *,
         adopt: bool,
+        instead_of: int = 0,
     ) -> Call[Grant]:
         """Claim ``[start, end)`` or the ranges between ``bounds``. Raises InvalidArgument."""
         keys = _bounds(start, end, bounds)
@@ -91,6 +92,7 @@ class Claimant:
             bound_micros=_starting_bounds(bound, len(keys) - 1),
             batch_digest=checks.key("batch_digest", batch_digest),
             adopt=checks.flag("adopt", adopt),
+            instead_of=checks.count("instead_of", instead_of, 64),
         )
 
         def grant(answer: workers_pb2.ClaimResponse) -> Grant:

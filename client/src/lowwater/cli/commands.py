@@ -25,6 +25,7 @@ from lowwater._sync.client import Client
 from lowwater.cli import render
 from lowwater.cli.failures import AWAY, fail, say, unknown
 from lowwater.cli.history import history_record, history_table, why_empty
+from lowwater.cli.layouts import hot, merge, move, split
 from lowwater.cli.render import to_json
 from lowwater.cli.shards import drain_record, handing_over, shards_record, shards_table, taken_by_others
 from lowwater.cli.tasks import tasks
@@ -462,6 +463,10 @@ COMMANDS: Final[dict[str, Callable[[Client, argparse.Namespace], int]]] = {
     "history": history,
     "reset": reset,
     "retire": retire,
+    "hot": hot,
+    "split": split,
+    "merge": merge,
+    "move": move,
     "set-inputs": set_inputs,
     "drop": drop,
     "shards": shards,
