@@ -77,6 +77,7 @@ class Claimant:
         *,
         adopt: bool,
         instead_of: int = 0,
+        generation: int | None = None,
     ) -> Call[Grant]:
         """Claim ``[start, end)`` or the ranges between ``bounds``. Raises InvalidArgument."""
         keys = _bounds(start, end, bounds)
@@ -86,7 +87,7 @@ class Claimant:
             worker=self.name,
             host=self.host,
             identity=self.identity,
-            generation=self.generation,
+            generation=self.generation if generation is None else checks.count("generation", generation, 64),
             ordinal=self.ordinal,
             request_id=request_id,
             bound_micros=_starting_bounds(bound, len(keys) - 1),

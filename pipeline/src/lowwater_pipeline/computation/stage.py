@@ -25,7 +25,7 @@ from lowwater_pipeline.computation.keys import Changed, Form, Keys, Piece, Piece
 from lowwater_pipeline.computation.productions import OUTPUT, Outputs, column_of
 from lowwater_pipeline.computation.turn import Kept, Turns
 from lowwater_spark.track.rows import event_micros
-from lowwater_spark.track.segments import Due, FreshSegment, NextSegments, Segments
+from lowwater_spark.track.segments import Due, FreshSegment, NextSegments, Parent, Segments
 from lowwater_spark.track.update import arrow_schema
 
 if TYPE_CHECKING:
@@ -119,8 +119,15 @@ class ComputationUpdate:
 
         The records held are not told: a computation has no heuristic watermarks of its own. O((rows + keys that have a turn) x log keys), and the hooks.
         """
+        return self.update_relaid([Parent(before)], rows, low)
+
+    def update_relaid(
+        self, parents: Sequence[Parent], rows: pa.Table, low: lowwater.Watermark
+    ) -> tuple[NextSegments, pa.Table | None, lowwater.Watermark | None, list[Any]]:
+        """Return what :meth:`update_segments` does, of a range that has its keys from several ranges, or some of one; these are copied, once."""
         rows = self._checked(rows)
-        keys = self._keys(before, rows)
+        kept = [self._keys(each, rows) for each in parents]
+        keys = replace(kept[0], pieces=[piece for each in kept for piece in each.pieces])
         due = keys.due(low.micros, self.now)
         emitted = None
         if rows.num_rows or len(due.rows):
@@ -168,13 +175,14 @@ class ComputationUpdate:
             keys.form.table(places[changed], names.take(index), then), Refs(refs.pieces[changed], refs.rows[changed])
         )
 
-    def _keys(self, before: Segments, rows: pa.Table) -> Keys:
-        """Return the keys that the batch before has left. Raises ValueError when something else has left them, or they are of another form."""
+    def _keys(self, parent: Parent, rows: pa.Table) -> Keys:
+        """Return the keys that the batch before has left there. Raises ValueError when something else has left them, or they are of another form."""
         form = Form(
             _whole(rows, _KEY).type,
             length_of(self.computation.stamp),
             self._waiting(rows) if self.computation.in_order else None,
         )
+        before = parent.segments
         if before.whole or (before.facts and before.facts[0] != _FORMAT):
             msg = (
                 f"the state of this stage is not that of a computation: something else has run in it. Give {self.computation.name} a checkpoint of its own, or begin a new one, "
@@ -193,7 +201,7 @@ class ComputationUpdate:
                 "comes. Give the frame the columns that it had, in their order, and in_order= as it was, until none waits any more, or begin a new checkpoint"
             )
             raise ValueError(msg)
-        return keys
+        return keys if parent.places is None else keys.within(*parent.places)
 
     @staticmethod
     def _waiting(rows: pa.Table) -> pa.DataType:

@@ -28,6 +28,7 @@ from lowwater_spark.sources.sink_log import refuse_sink
 from lowwater_spark.sources.writers import mark_writer
 from lowwater_spark.track import iceberg_out, table_out
 from lowwater_spark.track.batch_log import BatchEntry, BatchLog
+from lowwater_spark.track.cut import EQUAL, Cut
 from lowwater_spark.track.frontier import Bounds
 from lowwater_spark.track.handover import hand_over, sweep
 from lowwater_spark.track.inputs import floor_stamp
@@ -39,7 +40,7 @@ from lowwater_spark.track.receipt import Destination, Receipt
 from lowwater_spark.track.removal import Removal
 from lowwater_spark.track.segments import SegmentUpdate
 from lowwater_spark.track.state import Place, StateStore, Version
-from lowwater_spark.track.update import Update, build_version, restage, rows_of
+from lowwater_spark.track.update import Update, build_version, fixed, restage, rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -125,11 +126,19 @@ class Keyed:
     key: Sequence[str | Column]
     event_time: str | Column
     ranges: int
+    """As declared."""
     injector: bool
     window: timedelta | None = None
     """The length of the windows by whose start the stage stamps what it emits; None when it stamps by event time."""
     bounds: Bounds | None = None
     """What an injector has declared of its source, from which its frontier is told; None: the function tells it."""
+    layout: lowwater.Layout = EQUAL
+    """The layout that is followed; version 0: none, the key space is cut into equal parts."""
+
+    @property
+    def cut(self) -> Cut:
+        """How the key space is cut."""
+        return Cut(self.ranges, self.layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +179,8 @@ class Outcome:
     """Event time of the oldest late row, microseconds."""
     late_handle: int | None = None
     """Its key range."""
+    fixed: str = ""
+    """Why the ranges of its state cannot be cut otherwise; empty: they can, or there is none."""
 
 
 class Batch:
@@ -608,12 +619,19 @@ class Batch:
             injector=self._keyed.injector,
             window=self._keyed.window,
             destination=self._destination,
+            cut=self._keyed.cut,
         )
         self._probe("state", self.id)
         if not receipts:
             receipts = restage(frame.sparkSession, manifest, self._reference(), self._destination)
         self._outcome = Outcome(
-            receipts, manifest, manifest.finished, manifest.late, manifest.late_example, manifest.late_handle
+            receipts,
+            manifest,
+            manifest.finished,
+            manifest.late,
+            manifest.late_example,
+            manifest.late_handle,
+            fixed(update, [each for each in manifest.ranges if each.state or each.segmented]),
         )
         emitted = rows_of(frame.sparkSession, store, manifest, columns)
         # A replay may find all that it emits in the sink already, and read nothing.
