@@ -142,7 +142,7 @@ def test_a_batch_that_an_older_release_has_begun_is_replayed_and_none_of_this_on
     del content["now"]
     path.write_text(json.dumps({**content, "format": 1}))
     assert log.begin(dataclasses.replace(entry, now=5)) == (entry, True), "its clock is not known"
-    path.write_text(json.dumps({**content, "format": 3}))
+    path.write_text(json.dumps({**content, "format": 4}))
     with pytest.raises(CheckpointMismatch, match="is of format 4; this release reads 1 to 3"):
         log.begin(entry)
 

@@ -33,6 +33,7 @@ from lowwater_spark.track.frontier import Bounds
 from lowwater_spark.track.handover import hand_over, sweep
 from lowwater_spark.track.inputs import floor_stamp
 from lowwater_spark.track.kafka_out import KafkaOut
+from lowwater_spark.track.load import loads_of
 from lowwater_spark.track.outputs import remember, remembered
 from lowwater_spark.track.plan import refuse_pattern
 from lowwater_spark.track.ranges import key_text, key_zone
@@ -179,6 +180,8 @@ class Outcome:
     """Event time of the oldest late row, microseconds."""
     late_handle: int | None = None
     """Its key range."""
+    loads: Sequence[lowwater.RangeLoad] = ()
+    """What each range has cost; of a stage without state, and of a version that was found, nothing is known."""
     fixed: str = ""
     """Why the ranges of its state cannot be cut otherwise; empty: they can, or there is none."""
 
@@ -631,6 +634,11 @@ class Batch:
             manifest.late,
             manifest.late_example,
             manifest.late_handle,
+            loads_of(
+                self._keyed.cut, [each for one in receipts for each in one.detail.get("loads", ())], manifest.ranges
+            )
+            if any("loads" in one.detail for one in receipts)
+            else (),
             fixed(update, [each for each in manifest.ranges if each.state or each.segmented]),
         )
         emitted = rows_of(frame.sparkSession, store, manifest, columns)

@@ -483,7 +483,7 @@ class Hook:
         self.probe("committed", number)
         # What a stage reads is committed before it: a crash in between leaves the later ones behind, never ahead.
         told = [
-            (state, outcome, holding or part.commit(number))
+            (state, outcome, holding or part.commit(number, outcome))
             for part, (state, outcome, holding) in zip(self.run.parts, running.ended, strict=True)
         ]
         if not any(holding for _, _, holding in told):

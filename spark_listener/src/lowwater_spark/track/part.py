@@ -27,6 +27,7 @@ from lowwater_spark.track.batch_log import BatchEntry, BatchLog
 from lowwater_spark.track.cut import EQUAL, Cut, Share, least_of
 from lowwater_spark.track.frontier import Example, Seen
 from lowwater_spark.track.inputs import UNREAD, Change, Origin, Reading, fold, still_counts
+from lowwater_spark.track.load import hottest
 from lowwater_spark.track.progress import Committed, Progress, passed_on
 from lowwater_spark.track.state import Place, StateStore, Version
 from lowwater_spark.track.status import KeyRange
@@ -261,9 +262,9 @@ class Part:
         if self.authority.cut != self.keyed.cut:
             self.authority.cut, self.authority.lease = self.keyed.cut, None
 
-    def commit(self, batch: int) -> str:
-        """Have the authority apply a batch; returns as :meth:`Authority.commit` does."""
-        return self.authority.commit(batch, self._refused)
+    def commit(self, batch: int, outcome: Outcome) -> str:
+        """Have the authority apply a batch, and tell it what the hottest ranges have cost; returns as :meth:`Authority.commit` does."""
+        return self.authority.commit(batch, self._refused, hottest(outcome.loads))
 
     # -- batches and the clock ----------------------------------------------------------------------------------------
 

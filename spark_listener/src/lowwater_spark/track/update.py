@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -20,6 +21,7 @@ from lowwater.watermark import MAX, all_to_micros
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.track.cut import Cut, least_of
 from lowwater_spark.track.inputs import floor_stamp
+from lowwater_spark.track.load import measured
 from lowwater_spark.track.receipt import RECEIPT, Destination, Part, Receipt, receipt_of, stage_part
 from lowwater_spark.track.rows import event_micros
 from lowwater_spark.track.segments import Parent, RelaidUpdate, Segments, SegmentUpdate, load, save, write_segments
@@ -51,7 +53,9 @@ Update = Callable[[int, "pa.Table | None", "pa.Table", lowwater.Watermark], Upda
 
 _HANDLE: Final = "__lowwater_handle"
 _TIME: Final = "__lowwater_time"
+_PLACE: Final = "__lowwater_place"
 _SEED: Final = "__lowwater_seed"
+_OWN: Final = (_HANDLE, _TIME, _PLACE, _SEED)
 _DETAIL: Final = ("finished", "late")
 
 
@@ -83,6 +87,8 @@ class _Job:
     """Where the version is that it builds on."""
     before: Sequence[Before]
     """Per range, what it builds on."""
+    places: Sequence[int]
+    """Where the ranges start, and the end of the key space."""
     schema: Any
     """pyarrow schema of the rows to emit."""
     low: int
@@ -130,6 +136,7 @@ def build_version(
             folder=os.fspath(folder),
             base=store.file(batch - 1, ""),
             before=start,
+            places=cut.places,
             schema=arrow_schema(schema),
             low=low,
             promised=promised,
@@ -191,13 +198,15 @@ def _run(job: _Job, frame: DataFrame, key: Sequence[str | Column], event_time: s
         "*",
         cut.handle(sf.xxhash64(*key)).alias(_HANDLE),
         event_micros(frame, event_time).alias(_TIME),
+        sf.xxhash64(*key).alias(_PLACE),
         sf.lit(col=False).alias(_SEED),
     )
-    nulls = [sf.lit(None).cast(field.dataType).alias(field.name) for field in rows.schema.fields[:-3]]
+    nulls = [sf.lit(None).cast(field.dataType).alias(field.name) for field in rows.schema.fields[: -len(_OWN)]]
     seeds = session.range(0, len(cut), 1, 1).select(
         *nulls,
         sf.col("id").cast("int").alias(_HANDLE),
         sf.lit(None).cast("long").alias(_TIME),
+        sf.lit(None).cast("long").alias(_PLACE),
         sf.lit(col=True).alias(_SEED),
     )
     tasks = min(len(cut), int(session.conf.get("spark.sql.shuffle.partitions", "200") or 200))
@@ -288,6 +297,7 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
     made: dict[int, RangeEntry] = {}
     rows_in = late = emitted_rows = 0
     examples: list[tuple[int, int]] = []
+    loads: list[list[int]] = []
     early: list[tuple[int, int, int]] = []
     untold: list[tuple[int, int | None, int, int]] = []
     for handle, table in _by_handle(batches):
@@ -298,8 +308,11 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
             late += pc.sum(pc.less(times, job.promised)).as_py()
             examples.append((low_time, handle))
         rows_in += data.num_rows
-        bare = data.drop_columns([_HANDLE, _TIME, _SEED])
+        bare = data.drop_columns(list(_OWN))
+        began = time.monotonic()
         entry, held, emitted, kept = _update_range(job, handle, bare, context.taskAttemptId())
+        micros = round((time.monotonic() - began) * 1_000_000)
+        loads.append(measured(handle, data.column(_PLACE), (job.places[handle], job.places[handle + 1]), micros))
         emitted_rows += emitted
         pending.add_many(held)
         made[handle] = entry
@@ -329,6 +342,7 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
         "finished": part.finished,
         "late": late,
         "late_example": min(examples, default=None),
+        "loads": loads,
         "early": early,
         "untold": untold,
     }
