@@ -6,13 +6,16 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
 from lowwater import Layout, errors
+from lowwater.cli.__main__ import main
 from lowwater_pipeline.computation import start
 from lowwater_pipeline.dedup.stage import Deduplication
 from lowwater_spark.checkpoint.log import CheckpointLog
@@ -39,7 +42,7 @@ class Counted:
         self.checkpoint = flow.folder / "ck"
         self.probe: Callable[[str, int], None] = lambda *_: None
 
-    def start(self) -> lws.TrackedQuery:
+    def start(self, **options: Any) -> lws.TrackedQuery:
         def write(outputs: Mapping[str, DataFrame], batch: lws.Batch) -> None:
             for name, rows in outputs.items():
                 batch.write(rows, self.flow.folder / name)
@@ -52,6 +55,7 @@ class Counted:
             ranges=2,
             address=self.flow.address,
             probe=self._reached,
+            **options,
         )
         self.flow.queries.append(query)
         return query
@@ -235,6 +239,70 @@ def test_it_breaks_when_a_replay_does_not_go_by_the_layout_that_was_logged(
     monkeypatch.setattr(Part, "follow_logged", lambda *_: None)
     replayed(counted, lw)
     assert "never arrived" in caplog.text
+
+
+def names_below(spark: SparkSession, slot: int, count: int) -> list[str]:
+    """Keys whose places are in the first slots."""
+    places = spark.range(200_000).select(sf.col("id").cast("string").alias("key"))
+    below = places.where(sf.xxhash64("key") < sf.lit((slot << 48) - 2**63)).limit(count)
+    return sorted(each.key for each in below.collect())
+
+
+def test_what_ranges_cost_is_told_and_a_hot_one_is_cut_by_itself(
+    counted: Counted, lw: lowwater.Client, upstream: Upstream, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All keys are in the first 256th of the key space: one task has all of them until the range is cut there, part by part, at the median of its rows."""
+    hot = names_below(counted.flow.spark, 0x100, 300)
+    upstream.at(9)
+    counted.start(balance=True)
+    counted.put(hot, 9)
+    counted.flow.eventually(lambda: lw.layout("counts").loads, "it is told")
+    [load] = lw.layout("counts").loads
+    assert (load.start, load.end, load.rows, load.heaviest) == (0, 0x8000, 300, 1)
+    assert load.parts == (300, *[0] * 15)
+    assert load.bytes > 0
+    assert load.micros > 0
+    assert main(["hot", "counts", "--address", counted.flow.address]) == 0
+    assert "0x0000-0x8000" in capsys.readouterr().out
+    for _ in range(60):
+        counted.put(hot, 10)
+        if sum(each.rows >= 75 for each in lw.layout("counts").loads) > 1:
+            break
+    else:
+        pytest.fail("it never cuts the range where the rows are")
+    found = lw.layout("counts")
+    assert len(found.wanted) >= 3
+    upstream.at(12)
+    counted.flow.eventually(lambda: low(lw, "counts") == mark(12), "all windows are closed")
+    counted.check()
+
+
+def test_a_range_with_one_key_is_named_and_not_cut(
+    counted: Counted, lw: lowwater.Client, upstream: Upstream, capsys: pytest.CaptureFixture[str]
+) -> None:
+    upstream.at(9)
+    counted.start(balance=True)
+    for _ in range(6):
+        counted.put(["0"] * 50 + ["1"], 9)
+    found = lw.layout("counts")
+    assert found.wanted.version == 0
+    hottest = max(found.loads, key=lambda each: each.rows)
+    assert hottest.ruled
+    assert hottest.heaviest == 50
+    address = ["--address", counted.flow.address]
+    assert main(["hot", "counts", *address]) == 0
+    assert "is ruled by one key, with 50 of its" in capsys.readouterr().out
+    assert main(["split", "counts", f"{hottest.start:#06x}", *address]) == 2
+    assert "no cut spreads them" in capsys.readouterr().err
+    assert main(["split", "counts", f"{hottest.start:#06x}", "--into", "2", *address]) == 0
+    assert main(["move", "counts", "0x0000", "2", *address]) == 0
+    assert main(["merge", "counts", "0x0000", "0x8000", *address]) == 0
+    assert main(["merge", "counts", "0x0000", "0x0001", *address]) == 2
+    assert lw.layout("counts").wanted.version == 3
+    upstream.at(12)
+    counted.put(["0"], 11)
+    counted.flow.eventually(lambda: low(lw, "counts") == mark(12), "all windows are closed")
+    counted.check()
 
 
 def test_a_function_over_tables_keeps_its_ranges_and_says_why(

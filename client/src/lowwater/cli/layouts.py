@@ -11,7 +11,7 @@ from lowwater._sync.client import Client
 from lowwater.cli import render
 from lowwater.layout import Layout, LayoutView, RangeLoad, slot_text
 
-__all__ = ["hot", "merge", "move", "split"]
+__all__ = ["heat", "hot", "merge", "move", "split"]
 
 _ATTEMPTS: Final = 5
 """How often a change is made anew when another one comes between: what it names must be there still."""
@@ -101,6 +101,21 @@ def record(found: LayoutView) -> dict[str, Any]:
             for each in found.loads
         ],
     }
+
+
+def heat(found: LayoutView) -> list[str]:
+    """Say which key range takes most of its owner's time, if one takes half of it or more: it may be why the owner is behind."""
+    total = sum(each.micros for each in found.loads)
+    hottest = max(found.loads, key=lambda each: each.micros, default=None)
+    if hottest is None or len(found.loads) < 2 or 2 * hottest.micros < total:
+        return []
+    share = round(100 * hottest.micros / total)
+    said = (
+        f"  the key range {slot_text(hottest.start)} of {found.computation} takes {share} % of the time of its batches"
+    )
+    if hottest.ruled:
+        return [f"{said}, and one key brings most of its rows: no cut spreads them"]
+    return [f"{said}: see `lowwater hot {found.computation}`"]
 
 
 def _layout(layout: Layout, version: int) -> dict[str, Any]:

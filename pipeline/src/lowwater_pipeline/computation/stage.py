@@ -320,6 +320,7 @@ def start(
     state: str | os.PathLike[str] | None = None,
     address: str | None = None,
     client: lowwater.Client | None = None,
+    balance: bool = False,
     **options: Any,
 ) -> lws.TrackedQuery:
     """Run a computation as a tracked stage of Spark, over a streaming frame.
@@ -334,6 +335,7 @@ def start(
         state: Where the state is, by default in the checkpoint: an absolute directory on a local or NFS file system that all executors see.
         address: As for :func:`lowwater_spark.stage`.
         client: The same.
+        balance: The same.
         options: Those of ``Stage.foreach_batch``: trigger, adopt, name.
 
     Raises ValueError and TypeError, naming what to change, for a computation that is not whole or does not go with the frame; what ``Stage.foreach_batch`` raises.
@@ -367,6 +369,7 @@ def start(
         stamp="event" if computation.stamp is None else computation.stamp,
         address=address,
         client=client,
+        balance=balance,
     )
     return stage.foreach_batch(frame, run, checkpoint=checkpoint, **options)
 

@@ -98,6 +98,8 @@ class Authority:
     _said: tuple[Reading, tuple[int, ...], float | None, tuple[str, ...]] | None = field(default=None, init=False)
     _unsaid: str = field(default="", init=False)
     """Why an output may not say how far it is complete, as it was logged last; empty: it may."""
+    _unproposed: str = field(default="", init=False)
+    """Why no layout could be asked for, as it was logged last."""
     _last: Reading | None = field(default=None, init=False)
     """What was read of the inputs last."""
 
@@ -310,6 +312,25 @@ class Authority:
             return ""
 
         return self._degrade(call)
+
+    def propose(self, layout: lowwater.Layout) -> bool:
+        """Ask for another layout, in place of the one that the stage has; False when it is not wanted: somebody else has asked for one, or may not be overruled."""
+        lease = self.lease
+        if lease is None or self.problem:
+            return False
+        try:
+            version = self._quick.change_layout(self.registration.name, lease.incarnation, layout)
+        except AWAY as failure:
+            self.lost(failure)
+            return False
+        except errors.LowwaterError as failure:
+            if failure.reason != self._unproposed:
+                logger.warning("%s is not balanced: %s", self.full_name, failure)
+            self._unproposed = failure.reason
+            return False
+        logger.info("%s asks for version %d of its layout, with %d key ranges", self.full_name, version, len(layout))
+        self._unproposed = ""
+        return True
 
     def vouch(self, through: int, reading: Reading) -> str:
         """Let the authority know what an output will say, before it does. Returns why it must not, or nothing. Raises what replaced the run."""

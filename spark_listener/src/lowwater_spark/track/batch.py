@@ -41,7 +41,7 @@ from lowwater_spark.track.receipt import Destination, Receipt
 from lowwater_spark.track.removal import Removal
 from lowwater_spark.track.segments import SegmentUpdate
 from lowwater_spark.track.state import Place, StateStore, Version
-from lowwater_spark.track.update import Update, build_version, fixed, restage, rows_of
+from lowwater_spark.track.update import Update, build_version, fixed, restage, rows_of, tasks_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -133,6 +133,8 @@ class Keyed:
     """The length of the windows by whose start the stage stamps what it emits; None when it stamps by event time."""
     bounds: Bounds | None = None
     """What an injector has declared of its source, from which its frontier is told; None: the function tells it."""
+    balance: bool = False
+    """Whether the driver asks for another layout when the loads of the ranges are uneven."""
     layout: lowwater.Layout = EQUAL
     """The layout that is followed; version 0: none, the key space is cut into equal parts."""
 
@@ -182,6 +184,8 @@ class Outcome:
     """Its key range."""
     loads: Sequence[lowwater.RangeLoad] = ()
     """What each range has cost; of a stage without state, and of a version that was found, nothing is known."""
+    tasks: int = 1
+    """How many tasks have shared the ranges."""
     fixed: str = ""
     """Why the ranges of its state cannot be cut otherwise; empty: they can, or there is none."""
 
@@ -639,6 +643,7 @@ class Batch:
             )
             if any("loads" in one.detail for one in receipts)
             else (),
+            tasks_of(frame.sparkSession, self._keyed.cut),
             fixed(update, [each for each in manifest.ranges if each.state or each.segmented]),
         )
         emitted = rows_of(frame.sparkSession, store, manifest, columns)

@@ -27,10 +27,11 @@ from lowwater_spark.track.batch_log import BatchEntry, BatchLog
 from lowwater_spark.track.cut import EQUAL, Cut, Share, least_of
 from lowwater_spark.track.frontier import Example, Seen
 from lowwater_spark.track.inputs import UNREAD, Change, Origin, Reading, fold, still_counts
-from lowwater_spark.track.load import hottest
+from lowwater_spark.track.load import BATCHES, balanced, hottest
 from lowwater_spark.track.progress import Committed, Progress, passed_on
 from lowwater_spark.track.state import Place, StateStore, Version
 from lowwater_spark.track.status import KeyRange
+from lowwater_spark.track.update import can_pin
 
 __all__ = ["LateRow", "Part", "committed"]
 
@@ -79,6 +80,8 @@ class Part:
     """Why its ranges cannot be cut otherwise, by its last batch; empty: they can."""
     _refused: str = field(default="", init=False)
     """Why the layout that is wanted is not followed; empty: it is, or none is wanted."""
+    _loads: Sequence[Sequence[lowwater.RangeLoad]] = field(default=(), init=False)
+    """Of the last batches, for who balances them."""
     _said: int = field(default=0, init=False)
     """The version of the last layout whose refusal was logged."""
 
@@ -262,6 +265,18 @@ class Part:
         if self.authority.cut != self.keyed.cut:
             self.authority.cut, self.authority.lease = self.keyed.cut, None
 
+    def _balance(self, outcome: Outcome) -> None:
+        """Ask for a layout that spreads the loads of the last batches better, if it is declared so; nothing else is wanted meanwhile."""
+        wanted, layout = self.authority.wanted, self.keyed.cut.told
+        if not self.keyed.balance or not outcome.loads or self._fixed:
+            return
+        self._loads = [*self._loads, outcome.loads][-BATCHES:]
+        if wanted is not None and wanted.version != layout.version:
+            return
+        better = balanced(layout, self._loads, outcome.tasks, self.keyed.ranges, pins=can_pin())
+        if better is not None and self.authority.propose(better):
+            self._loads = []
+
     def commit(self, batch: int, outcome: Outcome) -> str:
         """Have the authority apply a batch, and tell it what the hottest ranges have cost; returns as :meth:`Authority.commit` does."""
         return self.authority.commit(batch, self._refused, hottest(outcome.loads))
@@ -272,6 +287,7 @@ class Part:
         """Take notice of a committed batch. ``holding``: why the authority does not know it whole."""
         self.progress.settle(state, holding)
         self._fixed = outcome.fixed
+        self._balance(outcome)
         finished = outcome.finished + (self._unreported[1] if self._unreported is not None else 0)
         self._unreported = (self.progress.committed.pending, finished)
         if holding:

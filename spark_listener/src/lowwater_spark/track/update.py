@@ -37,12 +37,14 @@ __all__ = [
     "UpdateResult",
     "arrow_schema",
     "build_version",
+    "can_pin",
     "fixed",
     "held_micros",
     "least_record",
     "lowest_stamp",
     "restage",
     "rows_of",
+    "tasks_of",
 ]
 
 UpdateResult = tuple["pa.Table | None", "pa.Table | None", "lowwater.EventTime | None", Iterable[Any]]
@@ -209,9 +211,21 @@ def _run(job: _Job, frame: DataFrame, key: Sequence[str | Column], event_time: s
         sf.lit(None).cast("long").alias(_PLACE),
         sf.lit(col=True).alias(_SEED),
     )
-    tasks = min(len(cut), int(session.conf.get("spark.sql.shuffle.partitions", "200") or 200))
-    spread = _by_range(rows.union(seeds), tasks, cut).sortWithinPartitions(_HANDLE)
+    spread = _by_range(rows.union(seeds), tasks_of(session, cut), cut).sortWithinPartitions(_HANDLE)
     return [receipt_of(row) for row in spread.mapInArrow(partial(_update_ranges, job), RECEIPT).collect()]
+
+
+def tasks_of(session: Any, cut: Cut) -> int:
+    """Return how many tasks share the ranges of a cut."""
+    return min(len(cut), int(session.conf.get("spark.sql.shuffle.partitions", "200") or 200))
+
+
+def can_pin() -> bool:
+    """Return whether a range can be given to a task: not before PySpark 4.1."""
+    from pyspark.sql import DataFrame
+
+    # Of the class: of a frame a column of that name would be one as well.
+    return hasattr(DataFrame, "repartitionById")
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -227,8 +241,7 @@ def _by_range(rows: DataFrame, tasks: int, cut: Cut) -> DataFrame:
     """Return the rows with all that have one handle in the same one of so many partitions."""
     from pyspark.sql import functions as sf
 
-    # Of the class: of a frame a column of that name would be one as well.
-    if hasattr(type(rows), "repartitionById"):
+    if can_pin():
         return rows.repartitionById(tasks, cut.task(sf.col(_HANDLE)))
     # Before PySpark 4.1. The hash keeps a range in one place as well, but some tasks have several ranges and others none, and none can be chosen.
     return rows.repartition(tasks, _HANDLE)
