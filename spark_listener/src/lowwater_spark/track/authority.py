@@ -287,8 +287,8 @@ class Authority:
 
         return self._degrade(call)
 
-    def commit(self, batch: int, refused: str = "", loads: Sequence[lowwater.RangeLoad] = ()) -> str:
-        """Apply a prepared batch, and hear which layout is wanted; ``refused`` says why the last one is not followed. Returns why the stage must hold, or nothing. Raises what replaced the run."""
+    def commit(self, batch: int, refused: str | None = None, loads: Sequence[lowwater.RangeLoad] = ()) -> str:
+        """Apply a prepared batch, and hear which layout is wanted; ``refused`` says why that is not followed, None: the stage follows none. Returns why the stage must hold, or nothing. Raises what replaced the run."""
         lease = self.lease
         if lease is None or self.problem:
             return self.problem or "the stage has not been claimed yet"
@@ -299,8 +299,8 @@ class Authority:
                 self.registration.name,
                 lease.sequencer,
                 batch,
-                layout=self.cut.told,
-                layout_refused=refused,
+                layout=None if refused is None else self.cut.told,
+                layout_refused=refused or "",
                 loads=loads,
                 wanted=wanted.append,
             ):
