@@ -21,13 +21,13 @@ from confluent_kafka import Consumer, TopicPartition
 import lowwater
 from lowwater_pipeline.computation.codec import Codec
 from lowwater_pipeline.computation.computation import Computation, Input, Output, Record, Timer, Weak
-from lowwater_pipeline.computation.delivery import HEADER, Delivery, check_topics, settings_of
+from lowwater_pipeline.computation.delivery import HEADER, Delivery, Producer, check_topics, settings_of
 from lowwater_pipeline.computation.productions import OUTPUT, Outputs
 from lowwater_pipeline.computation.stage import ComputationUpdate, outbox_of, start
 from lowwater_pipeline.computation.turn import Context
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.kafka_marks import marks_topic
-from lowwater_spark.track.segments import Due, Segments, write_segments
+from lowwater_spark.track.segments import Due, Parent, Segments, write_segments
 from tests.kit.kafka import ANSWERS_WITHIN, Kafka
 from tests.kit.times import MAX, MINUTE, SECOND
 
@@ -139,7 +139,7 @@ class Range:
     @property
     def waiting(self) -> int:
         """How many rows wait to be sent."""
-        outbox = outbox_of(self.last)
+        outbox = outbox_of([Parent(self.last)])
         return 0 if outbox is None else outbox.num_rows
 
     def messages(self) -> list[tuple[str, str, dict[str, Any]]]:
@@ -201,7 +201,17 @@ def test_one_row_has_one_id_whenever_its_batch_is_computed_and_no_other_row_has_
     assert len({identity for identity, _, _ in sent.messages()}) == 4, "another batch, another row"
     other = dataclasses.replace(sent.delivery, batch="another checkpoint/0")
     keys: list[Any] = ["1", b"1", 1]
-    assert len({each for key in keys for delivery in (sent.delivery, other) for each in delivery._ids([(key, 1)])}) == 6
+    assert (
+        len(
+            {
+                each
+                for key in keys
+                for delivery in (sent.delivery, other)
+                for each in delivery._ids([Producer(key, 0, 1)])
+            }
+        )
+        == 6
+    )
 
 
 def test_rule5_what_is_not_acknowledged_holds_and_is_sent_again(sent: Range) -> None:
@@ -236,8 +246,8 @@ class Hasty(Delivery):
 class Numbered(Delivery):
     """Has other ids in each attempt."""
 
-    def _ids(self, ends: Sequence[tuple[Any, int]]) -> list[tuple[str, bytes]]:
-        return [(f"{next(_names):032}", key) for _, key in super()._ids(ends)]
+    def _ids(self, producers: Sequence[Producer]) -> list[tuple[str, bytes, int]]:
+        return [(f"{next(_names):032}", key, place) for _, key, place in super()._ids(producers)]
 
 
 @pytest.mark.xfail(reason="breaks when nobody waits for acknowledgements", strict=True)

@@ -40,10 +40,11 @@ ALLOWED: Mapping[str, Mapping[str, set[str]]] = {
     "authority/src/lowwater_authority": {"core": {"_pb"}, "journal": set()},
     "pipeline/src/lowwater_pipeline": PIPELINE,
     "client/src/lowwater": {
-        "_core": {"_pb", "errors", "histogram", "views", "watermark"},
+        "_core": {"_pb", "errors", "histogram", "layout", "views", "watermark"},
         "_drive": {"_core", "errors"},
         "_server": {"_core", "errors", "views"},
         "histogram": {"watermark"},
+        "layout": {"errors"},
         "views": {"watermark"},
         "watermark": set(),
         "errors": set(),

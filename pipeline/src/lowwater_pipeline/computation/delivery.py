@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-__all__ = ["HEADER", "Delivery", "check_topics", "least_stamp", "settings_of"]
+__all__ = ["HEADER", "Delivery", "Producer", "check_topics", "least_stamp", "of_places", "settings_of"]
 
 HEADER: Final = "lowwater-id"
 """The header of a message that has the id of its row, as text."""
 
 _STAMP: Final = "stamp"
+_PLACE: Final = "place"
 
 _MOST: Final = 100_000
 """Rows that a key range keeps for later, at most."""
@@ -81,6 +82,16 @@ def check_topics(settings: Mapping[str, str], topics: Sequence[str]) -> None:
             )
 
 
+class Producer(NamedTuple):
+    """A key that has produced."""
+
+    key: Any
+    place: int
+    """Where the key is in the key space: a signed hash."""
+    end: int
+    """How many productions there are after its turn."""
+
+
 @dataclass(frozen=True, slots=True)
 class Delivery:
     """How the weak productions of a batch are sent. Travels in the closure."""
@@ -96,16 +107,16 @@ class Delivery:
     """What tells the batch from every other one: of another checkpoint, too."""
 
     def messages(
-        self, outputs: Outputs, productions: Sequence[Production], ends: Sequence[tuple[Any, int]]
+        self, outputs: Outputs, productions: Sequence[Production], producers: Sequence[Producer]
     ) -> pa.Table | None:
         """Return what is to be sent of the productions, None for nothing. O(productions).
 
-        ``ends`` has each key that has produced, and how many productions there are after its turn. The table has a row for each message: ``id``, ``output``, ``key``, ``value``, and ``stamp``, the row's timestamp in microseconds.
+        ``producers`` are in the order of the productions. The table has a row for each message: ``id``, ``output``, ``key``, ``value``, ``place``, the key's, and ``stamp``, the row's timestamp in microseconds.
         """
         import pyarrow as pa
 
         parts = []
-        ids = self._ids(ends)
+        ids = self._ids(producers)
         for output in self.topics:
             at = [i for i, (name, _, _) in enumerate(productions) if name == output]
             if not at:
@@ -122,23 +133,24 @@ class Delivery:
                         "output": pa.array([output] * len(at), pa.large_string()),
                         "key": pa.array([ids[i][1] for i in at], pa.large_binary()),
                         "value": pa.array(values, pa.large_binary()),
+                        _PLACE: pa.array([ids[i][2] for i in at], pa.int64()),
                         _STAMP: pa.array([productions[i][2] for i in at], pa.int64()),
                     }
                 )
             )
         return pa.concat_tables(parts).combine_chunks() if parts else None
 
-    def _ids(self, ends: Sequence[tuple[Any, int]]) -> list[tuple[str, bytes]]:
-        """Return the id of each production, and the key that has produced it, as the key of its message."""
-        found: list[tuple[str, bytes]] = []
-        for key, end in ends:
+    def _ids(self, producers: Sequence[Producer]) -> list[tuple[str, bytes, int]]:
+        """Return the id of each production, and of the key that has produced it the message's key and the place."""
+        found: list[tuple[str, bytes, int]] = []
+        for key, place, end in producers:
             kind = type(key).__name__
             own = key if isinstance(key, bytes) else str(key).encode()
             start = blake2b(f"{self.computation}/{self.batch}/{kind}/".encode() + own + b"/", digest_size=16)
             for number in range(end - len(found)):
                 each = start.copy()
                 each.update(str(number).encode())
-                found.append((each.hexdigest(), own))
+                found.append((each.hexdigest(), own, place))
         return found
 
     def send(self, messages: pa.Table) -> pa.Table | None:
@@ -208,6 +220,14 @@ def least_stamp(messages: pa.Table) -> int:
 
     least: int = pc.min(messages[_STAMP]).as_py()
     return least
+
+
+def of_places(messages: pa.Table, low: int, high: int) -> pa.Table:
+    """Return the messages of keys whose places are from one to before another."""
+    import pyarrow as pa
+
+    places = np.asarray(messages[_PLACE])
+    return messages.filter(pa.array((places >= low) & (places <= high - 1)))
 
 
 _producers: Final[OrderedDict[str, Any]] = OrderedDict()

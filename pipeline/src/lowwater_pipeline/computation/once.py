@@ -55,23 +55,28 @@ class Ids:
     """Of the rows of the batch."""
 
     @classmethod
-    def of(cls, before: Segments, segments: Iterable[Segment], facts: Sequence[int]) -> Ids:
-        """Return those of a version: of its segments with ids, and its facts of them. Nothing is read."""
+    def of(cls, parents: Iterable[tuple[Segments, Sequence[Segment], Sequence[int]]]) -> Ids:
+        """Return those of ranges of a version: of each its segments, those with ids, and its facts of them. Nothing is read.
+
+        Of several the later end of what is forgotten counts: what one of them does not remember nobody does.
+        """
         found: dict[int, Seen] = {}
-        for start in range(0, len(facts), _FACTS):
-            number, *known = facts[start : start + 1 + _SEEN]
-            pieces = [
-                Piece(
-                    each.rows,
-                    PieceFacts(*each.facts[2:]),
-                    partial(before.read, each),
-                    partial(before.filter, each),
-                    each,
-                )
-                for each in segments
-                if each.facts[1] == number
-            ]
-            found[number] = Seen(pieces, *known)
+        for before, segments, facts in parents:
+            for start in range(0, len(facts), _FACTS):
+                number, *known = facts[start : start + 1 + _SEEN]
+                own = [
+                    Piece(
+                        each.rows,
+                        PieceFacts(*each.facts[2:]),
+                        partial(before.read, each),
+                        partial(before.filter, each),
+                        each,
+                    )
+                    for each in segments
+                    if each.facts[1] == number
+                ]
+                other = found.get(number, Seen())
+                found[number] = Seen([*other.pieces, *own], *map(max, other.facts, known))
         return cls(found)
 
     @property

@@ -29,13 +29,13 @@ from lowwater_pipeline.computation.computation import (
     Weak,
     length_of,
 )
-from lowwater_pipeline.computation.delivery import Delivery, check_topics, least_stamp, settings_of
+from lowwater_pipeline.computation.delivery import Delivery, Producer, check_topics, least_stamp, of_places, settings_of
 from lowwater_pipeline.computation.incoming import KEY, PLACE, TIME, checked, records, united, waiting
 from lowwater_pipeline.computation.keys import Changed, Form, Keys, Piece, PieceFacts, Refs, sorted_keys
 from lowwater_pipeline.computation.once import UNDECIDABLE, UNDECIDABLE_OUTPUT, Ids, drop_copies
 from lowwater_pipeline.computation.productions import OUTPUT, Outputs, column_of
 from lowwater_pipeline.computation.turn import Kept, Production, Turns
-from lowwater_spark.track.segments import Due, FreshSegment, NextSegments, Segments
+from lowwater_spark.track.segments import Due, FreshSegment, NextSegments, Parent, Segments
 from lowwater_spark.track.update import arrow_schema
 
 if TYPE_CHECKING:
@@ -92,17 +92,26 @@ class ComputationUpdate:
 
         The records held are not told: a computation has no heuristic watermarks of its own. O((rows + keys that have a turn) x log keys), and the hooks.
         """
+        return self.update_relaid([Parent(before)], rows, low)
+
+    def update_relaid(
+        self, parents: Sequence[Parent], rows: pa.Table, low: lowwater.Watermark
+    ) -> tuple[NextSegments, pa.Table | None, lowwater.Watermark | None, list[Any]]:
+        """Return what :meth:`update_segments` does, of a range that has its keys from several ranges, or some of one; these are copied, once."""
         rows = checked(self.computation, rows)
-        keys = self._keys(before, rows)
-        rows, aside, ids = drop_copies(self.computation, rows, ids_of(before), self.promised)
+        kept = [self._keys(each, rows) for each in parents]
+        keys = replace(kept[0], pieces=[piece for each in kept for piece in each.pieces])
+        rows, aside, ids = drop_copies(self.computation, rows, ids_of(parents), self.promised)
         due = keys.due(low.micros, self.now)
-        outbox = outbox_of(before)
+        outbox = outbox_of(parents)
         outputs = {name: frozenset(self.outputs.columns[name]) for name in self.computation.outputs}
         turns = Turns(self.computation, outputs, low.micros, self.now)
+        producers: Sequence[Producer] = ()
         if rows.num_rows or len(due.rows):
             with _rare_collector():
-                keys = keys.changed(self._turns(keys, rows, due, turns), low.micros, self.now)
-        emitted, outbox = self._produced(turns, aside, outbox)
+                changed, producers = self._turns(keys, rows, due, turns)
+                keys = keys.changed(changed, low.micros, self.now)
+        emitted, outbox = self._produced(turns, producers, aside, outbox)
         outbox = self._sent(outbox)
         after = written(keys, outbox, ids, self.now)
         holds = [
@@ -111,14 +120,14 @@ class ComputationUpdate:
         return after, emitted, lowwater.Watermark(min(holds)) if holds else None, []
 
     def _produced(
-        self, turns: Turns, aside: Sequence[Production], outbox: pa.Table | None
+        self, turns: Turns, producers: Sequence[Producer], aside: Sequence[Production], outbox: pa.Table | None
     ) -> tuple[pa.Table | None, pa.Table | None]:
         """Return the rows that the batch emits, and the outbox with those that are to be sent."""
         import pyarrow as pa
 
         sent = {} if self.delivery is None else self.delivery.topics
         emitted = self.outputs.table([*aside, *(each for each in turns.productions if each[0] not in sent)])
-        fresh = None if self.delivery is None else self.delivery.messages(self.outputs, turns.productions, turns.ends)
+        fresh = None if self.delivery is None else self.delivery.messages(self.outputs, turns.productions, producers)
         both = [each for each in (outbox, fresh) if each is not None]
         return emitted, pa.concat_tables(both) if both else None
 
@@ -136,8 +145,8 @@ class ComputationUpdate:
         assert self.delivery is not None
         return self.delivery.send(outbox)
 
-    def _turns(self, keys: Keys, rows: pa.Table, due: Refs, turns: Turns) -> Changed:
-        """Give each key with records, or with something due, its turn."""
+    def _turns(self, keys: Keys, rows: pa.Table, due: Refs, turns: Turns) -> tuple[Changed, list[Producer]]:
+        """Give each key with records, or with something due, its turn. Return what is to be kept, and who has produced."""
         import pyarrow as pa
 
         places, names = np.asarray(rows[PLACE]), _whole(rows, KEY)
@@ -162,18 +171,22 @@ class ComputationUpdate:
                 kept[i] = each
         changed: list[int] = []
         then: list[Kept] = []
+        producers: list[Producer] = []
+        made = 0
         for i, (key, each) in enumerate(zip(names.to_pylist(), kept, strict=True)):
             new = turns.take(key, each, groups[i] if i < len(groups) else ())
             if new != each:
                 changed.append(i)
                 then.append(new)
+            if made < len(turns.productions):
+                made = len(turns.productions)
+                producers.append(Producer(key, int(places[i]), made))
         index = pa.array(changed, pa.int64())
-        return Changed(
-            keys.form.table(places[changed], names.take(index), then), Refs(refs.pieces[changed], refs.rows[changed])
-        )
+        table = keys.form.table(places[changed], names.take(index), then)
+        return Changed(table, Refs(refs.pieces[changed], refs.rows[changed])), producers
 
-    def _keys(self, before: Segments, rows: pa.Table) -> Keys:
-        """Return the keys that the batch before has left. Raises ValueError when something else has left them, or they are of another form."""
+    def _keys(self, parent: Parent, rows: pa.Table) -> Keys:
+        """Return the keys that the batch before has left there. Raises ValueError when something else has left them, or they are of another form."""
         inputs = self.computation.inputs
         form = Form(
             _whole(rows, KEY).type,
@@ -181,6 +194,7 @@ class ComputationUpdate:
             waiting(inputs, rows) if self.computation.in_order else None,
             inputs[0].label if len(inputs) == 1 else None,
         )
+        before = parent.segments
         if before.whole or (before.facts and before.facts[0] != _FORMAT):
             msg = (
                 f"the state of this stage is not that of a computation: something else has run in it. Give {self.computation.name} a checkpoint of its own, or begin a new one, "
@@ -199,7 +213,7 @@ class ComputationUpdate:
                 "comes. Give the frame the columns that it had, in their order, and in_order= as it was, until none waits any more, or begin a new checkpoint"
             )
             raise ValueError(msg)
-        return keys
+        return keys if parent.places is None else keys.within(*parent.places)
 
 
 def pieces_of(before: Segments) -> list[Piece]:
@@ -211,14 +225,27 @@ def pieces_of(before: Segments) -> list[Piece]:
     ]
 
 
-def outbox_of(before: Segments) -> pa.Table | None:
+def outbox_of(parents: Sequence[Parent]) -> pa.Table | None:
     """Return the rows of a range that wait to be sent; None when none does."""
-    return next((before.read(each) for each in before.segments if each.facts[0] == _OUTBOX), None)
+    import pyarrow as pa
+
+    found = []
+    for parent in parents:
+        segments, places = parent.segments, parent.places
+        waiting = [segments.read(each) for each in segments.segments if each.facts[0] == _OUTBOX]
+        found += waiting if places is None else [of_places(each, *places) for each in waiting]
+    rows = pa.concat_tables(found) if found else None
+    return rows if rows is not None and rows.num_rows else None
 
 
-def ids_of(before: Segments) -> Ids:
-    """Return the ids that a range remembers. Nothing is read."""
-    return Ids.of(before, [each for each in before.segments if each.facts[0] == _IDS], before.facts[1:])
+def ids_of(parents: Sequence[Parent]) -> Ids:
+    """Return the ids that a range remembers; of a range that was cut each part has all. Nothing is read."""
+    return Ids.of(
+        [
+            (each.segments, [one for one in each.segments.segments if one.facts[0] == _IDS], each.segments.facts[1:])
+            for each in parents
+        ]
+    )
 
 
 def written(keys: Keys, outbox: pa.Table | None = None, ids: Ids | None = None, now: int = MIN) -> NextSegments:
@@ -277,6 +304,7 @@ def start(
     state: str | os.PathLike[str] | None = None,
     address: str | None = None,
     client: lowwater.Client | None = None,
+    balance: bool = False,
     **options: Any,
 ) -> lws.TrackedQuery:
     """Run a computation as a tracked stage of Spark, one query over the streaming frames of all its inputs.
@@ -291,6 +319,7 @@ def start(
         state: Where the state is, by default in the checkpoint: an absolute directory on a local or NFS file system that all executors see.
         address: As for :func:`lowwater_spark.stage`.
         client: The same.
+        balance: The same.
         options: Those of ``Stage.foreach_batch``: trigger, adopt, name.
 
     Raises ValueError and TypeError, naming what to change, for a computation that is not whole or does not go with the frame; what ``Stage.foreach_batch`` raises.
@@ -331,6 +360,7 @@ def start(
         stamp="event" if computation.stamp is None else computation.stamp,
         address=address,
         client=client,
+        balance=balance,
     )
     return stage.foreach_batch(read.frame, run, checkpoint=checkpoint, **options)
 

@@ -326,8 +326,6 @@ class Turns(Context):
         self._computation = computation
         self._order: Final = order_of(computation.inputs)
         self._nothing = None if self._codec is None else self._codec.encode(self._codec.initial())
-        self.ends: Final[list[tuple[Any, int]]] = []
-        """Each key that has produced, and how many productions there were after its turn."""
 
     @property
     def productions(self) -> Sequence[Production]:
@@ -358,8 +356,6 @@ class Turns(Context):
         except Exception as failure:
             failure.add_note(f"in {self._name}, key {key!r}, {_told(self._doing)}")
             raise
-        if self._productions and (not self.ends or self.ends[-1][1] < len(self._productions)):
-            self.ends.append((key, len(self._productions)))
         return Kept(state, self._timers.holds, self._wall.holds, waiting)
 
     def _ready(self, waiting: list[Record], records: Sequence[Record]) -> tuple[Sequence[Record], list[Record]]:

@@ -26,6 +26,8 @@ __all__ = [
     "Due",
     "FreshSegment",
     "NextSegments",
+    "Parent",
+    "RelaidUpdate",
     "Segment",
     "SegmentUpdate",
     "Segments",
@@ -127,6 +129,29 @@ class SegmentUpdate(Protocol):
         self, before: Segments, rows: pa.Table, low: lowwater.Watermark
     ) -> tuple[NextSegments, pa.Table | None, lowwater.EventTime | None, Iterable[Any]]:
         """Return what the function of ``stateful`` returns, with the segments as the state. The same from the same, whatever attempt or run calls it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """A range of the version before, in a cut of the key space that has changed since."""
+
+    segments: Segments
+    places: tuple[int, int] | None = None
+    """The keys that the new range has of it: those whose place, the signed xxhash64 of the stage's key, is from the first to before the second. None: all."""
+
+
+@runtime_checkable
+class RelaidUpdate(SegmentUpdate, Protocol):
+    """An update whose ranges can be cut otherwise between two batches: it can tell which keys of its state are of which places."""
+
+    def update_relaid(
+        self, parents: Sequence[Parent], rows: pa.Table, low: lowwater.Watermark
+    ) -> tuple[NextSegments, pa.Table | None, lowwater.EventTime | None, Iterable[Any]]:
+        """Return what ``update_segments`` returns, of a range that has its keys from several ranges, or a part of one.
+
+        Segments of parents may stand in what is returned. No key is in two parents. It must hold no records that it tells as pending.
+        """
         ...
 
 
