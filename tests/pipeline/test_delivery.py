@@ -236,6 +236,24 @@ def test_rule5_what_is_not_acknowledged_holds_and_is_sent_again(sent: Range) -> 
     assert len({identity for identity, _, _ in sent.messages()}) == 2
 
 
+def test_rows_that_wait_go_with_their_keys_when_a_range_is_cut(sent: Range) -> None:
+    [broker] = sent.kafka.brokers
+    sent.patience = 0.1
+    broker.pause()
+    try:
+        sent.run(table([("a", 1, 3), ("b", 1, 4), ("c", 1, 5)]), MINUTE)
+    finally:
+        broker.resume()
+    assert sent.waiting == 3
+    border = ord("b")
+    parts = [outbox_of([Parent(sent.last, span)]) for span in ((-(2**63), border), (border, 2**63))]
+    assert [part["key"].to_pylist() for part in parts if part is not None] == [[b"a"], [b"b", b"c"]]
+    assert outbox_of([Parent(sent.last, (ord("d"), 2**63))]) is None
+    both = outbox_of([Parent(sent.last, (-(2**63), border)), Parent(sent.last, (border, 2**63))])
+    assert both is not None
+    assert both.num_rows == 3
+
+
 class Hasty(Delivery):
     """Passes over what is not acknowledged."""
 

@@ -13,12 +13,14 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 
+import lowwater
 from lowwater_pipeline.computation import stage
 from lowwater_pipeline.computation.computation import Computation, Input, Output
 from lowwater_pipeline.computation.once import UNDECIDABLE, UNDECIDABLE_OUTPUT, Ids, copies_of
 from lowwater_pipeline.computation.productions import OUTPUT, Outputs
-from lowwater_pipeline.computation.stage import start
+from lowwater_pipeline.computation.stage import ComputationUpdate, start
 from lowwater_pipeline.dedup.sieve import Counts
+from lowwater_spark.track.segments import Parent, Segments, write_segments
 from tests.kit.times import MAX
 from tests.pipeline.test_computation import Range, Row, Rows, table
 from tests.pipeline.test_turn import Action
@@ -131,6 +133,36 @@ def test_records_in_time_that_are_read_together_with_a_newer_low_watermark_have_
     assert disk.logs() == {"a": ["record 1 5"]}
     assert [each[OUTPUT] for each in disk.run(table([("a", 5, 1, [])]), 10, promised=10)] == [UNDECIDABLE]
     assert disk.logs() == {"a": ["record 1 5"]}
+
+
+def test_ids_are_known_in_whatever_ranges_their_keys_are(tmp_path: Path) -> None:
+    """Of a range that is cut, and of its parts when they are one again; of ranges that have forgotten unlike much, what one has forgotten counts."""
+    whole = Range(tmp_path, Once(), OUT)
+    first: list[Row] = [("a", 5, 1, []), ("b", 6, 2, []), ("c", 7, 3, [])]
+    whole.run(table(first), 0)
+    low, high = (-(2**63), 0), (0, 2**63)
+
+    def run(parents: Sequence[Parent], rows: Sequence[Row], promised: int, name: str) -> tuple[Segments, list[Any]]:
+        update = ComputationUpdate(Once(), OUT, 0, promised)
+        after, emitted, _, _ = update.update_relaid(parents, table(rows), lowwater.Watermark(promised))
+        folder = tmp_path / name
+        folder.mkdir()
+        written = write_segments(after, parents[0].segments, str(folder), "0")
+        return Segments(str(folder), written, tuple(after.facts)), [] if emitted is None else emitted.to_pylist()
+
+    places = {each[0]: place for each, place in zip(first, table(first)["lowwater_place"].to_pylist(), strict=True)}
+    parts = []
+    for span in (low, high):
+        mine = [each for each in first if span[0] <= places[each[0]] < span[1]]
+        part, out = run([Parent(whole.last, span)], [*mine, (mine[0][0], 8, 9, [])], 5, f"part{span[0]}")
+        assert out == []
+        noted: Any = SimpleNamespace(noted=[part.facts])
+        assert (copies_of(noted).duplicates, copies_of(noted).main) == (len(mine), 1)
+        parts.append(Parent(part))
+    again, out = run(parts, first, 6, "one")
+    assert [row[f"{UNDECIDABLE}/event_time"] for row in out] == [5]
+    noted = SimpleNamespace(noted=[again.facts])
+    assert (copies_of(noted).duplicates, copies_of(noted).main) == (2, 0)
 
 
 def test_what_is_forgotten_takes_no_room(tmp_path: Path) -> None:

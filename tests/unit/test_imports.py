@@ -27,13 +27,13 @@ SPARK = {
 
 PIPELINE: Mapping[str, set[str]] = {
     "command": {"dedup", "graph_command"},
-    "computation": set(),
+    "computation": {"dedup"},
     "dedup": set(),
     "graph": {"computation"},
     "graph_command": {"graph"},
     "guard": set(),
 }
-"""The same: what runs beside what else is in a folder of its own, which stands on no other; but a pipeline is made of computations."""
+"""The same: what runs beside what else is in a folder of its own, which stands on no other; but a pipeline is made of computations, and these drop copies."""
 
 ALLOWED: Mapping[str, Mapping[str, set[str]]] = {
     "spark_listener/src/lowwater_spark": SPARK,
