@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka demo-dedup demo-year daily-close two-partitions zombie test test-long simulate mutants chaos chaos-kafka floors lint fmt gen bench soak clean \
+.PHONY: help setup demo demo-kafka demo-dedup demo-zeitgeist demo-billing demo-year daily-close two-partitions zombie test test-long simulate mutants chaos chaos-kafka floors lint fmt gen bench soak clean \
 	check-style check-pyright check-mypy check-public check-generated
 
 RUN := . .tools/env &&
@@ -27,6 +27,8 @@ help:
 	@echo "make demo        replay four days of real flights through three Spark jobs (about three minutes)"
 	@echo "make demo-kafka  the same through topics of Kafka and tables of Delta; starts a broker"
 	@echo "make demo-dedup  a Kafka topic with copies through the deduplicator, which is killed while it works (about a minute)"
+	@echo "make demo-zeitgeist   dips and spikes of real departures: a feed that is late, and a blizzard (about four minutes)"
+	@echo "make demo-billing   Kafka in, bills in a Delta table out, while the driver, the authority and the broker are killed (about three minutes)"
 	@echo "make demo-year   the whole year through plain Python workers, every window checked"
 	@echo "make daily-close a day of event time is closed once, whoever sleeps over it (some seconds)"
 	@echo "make two-partitions   what Spark's own watermark drops, attached and driven (about a minute)"
@@ -59,6 +61,13 @@ demo-kafka:
 demo-dedup:
 	@scripts/setup.sh --tests
 	@$(RUN) python -m examples.dedup $(ARGS)
+
+demo-zeitgeist: setup
+	@$(RUN) python -m examples.zeitgeist $(ARGS)
+
+demo-billing:
+	@scripts/setup.sh --tests
+	@$(RUN) python -m examples.billing $(ARGS)
 
 demo-year: setup
 	@$(RUN) python -m examples.flights.year $(ARGS)

@@ -18,6 +18,7 @@ from benchmarks import (
     failover,
     guarded,
     herd,
+    hot_ranges,
     incident,
     ingest,
     latency,
@@ -51,6 +52,7 @@ BENCHMARKS: Final[dict[str, Callable[..., list[result.Result]]]] = {
     "guarded": guarded.run,
     "dedup": dedup.run,
     "dedup_spark": dedup_spark.run,
+    "hot_ranges": hot_ranges.run,
 }
 
 ABOUT: Final = """\
@@ -95,6 +97,9 @@ machine, take turns by rounds, and the median round counts: read the ratio, not 
   dedup_spark
             a micro-batch of 20,000 rows that a tracked stage deduplicates with a million ids, with and without
             filters, against the same without deduplication and a rewrite of all ids      about four minutes
+  hot_ranges
+            a micro-batch of 10,000 rows of which all but one in a thousand come to one of four key ranges, and the
+            lag of its low watermark, after that range is split, against before           about two minutes
 """
 
 MORE: Final = """\

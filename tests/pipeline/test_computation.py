@@ -84,12 +84,14 @@ class Range:
     def __post_init__(self) -> None:
         self.last = Segments(str(self.folder))
 
-    def run(self, rows: pa.Table, low: int, now: int = 0, *, killed: bool = False) -> list[dict[str, Any]]:
+    def run(
+        self, rows: pa.Table, low: int, now: int = 0, *, killed: bool = False, promised: int | None = None
+    ) -> list[dict[str, Any]]:
         """Make the next version, once more after an attempt that was killed. Returns what was produced."""
         self.batch += 1
         folder = self.folder / str(self.batch)
         folder.mkdir()
-        update = ComputationUpdate(self.computation, self.outputs, now)
+        update = ComputationUpdate(self.computation, self.outputs, now, low if promised is None else promised)
         attempts = []
         for attempt in range(1 + killed):
             after, emitted, hold, pending = update.update_segments(self.last, rows, lowwater.Watermark(low))
@@ -386,7 +388,7 @@ WHOLE = {"name": "half", "inputs": [Input("source", key="key", event_time="t")],
     [
         (Script, TypeError, r"is no computation: pass an instance .*, as start\(Counts\(\), ...\)"),
         (Half(name="half"), ValueError, "Half does not say its inputs, outputs: write inputs = "),
-        (Half(**WHOLE | {"inputs": []}), ValueError, "half has 0 inputs, and a computation reads one frame"),
+        (Half(**WHOLE | {"inputs": []}), ValueError, "half has no inputs: declare what it reads"),
         (Half(**WHOLE), ValueError, "half does not say what it does with a record: write process_record"),
         (Half(**WHOLE | {"inputs": WHOLE["inputs"][0]}), TypeError, r"half is Input.*declare a list, inputs = \[Input"),  # type: ignore[index]
         (Declares({"state": dict[str, int]}), TypeError, r"which is no codec: declare state = Codec\(TYPE\)"),

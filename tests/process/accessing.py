@@ -188,6 +188,10 @@ CALLS: Final[dict[str, Call]] = {
         force=_constant(True),
     ),
     "Drop": _unary("graph", "Drop", topology_pb2.DropRequest, computation=_name),
+    "ChangeLayout": _unary(
+        "graph", "ChangeLayout", topology_pb2.ChangeLayoutRequest, computation=_name, starts=_constant([0])
+    ),
+    "GetLayout": _unary("graph", "GetLayout", topology_pb2.GetLayoutRequest, computation=_name),
     "CreateGroup": _unary("tasks", "CreateGroup", tasks_pb2.CreateGroupRequest, computation=_name),
     "ConfigureGroup": _unary("tasks", "ConfigureGroup", tasks_pb2.ConfigureGroupRequest, computation=_name),
     "CreateTasks": _unary("tasks", "CreateTasks", tasks_pb2.CreateTasksRequest, computation=_name),

@@ -120,6 +120,7 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
         ["why"],
         ["ranges"],
         ["history"],
+        ["hot"],
         ["wait", "--until", SOON],
         ["complete", "--until", SOON],
     ):
@@ -157,6 +158,20 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
     expect(1, "complete", "flights", "--until", LATE, of=lw)
     expect(2, "complete", "flights", "--until", "noon", of=lw)
     expect(2, "status", "--ca", "/nowhere.pem", of=lw, said="/nowhere.pem cannot be read: No such file or directory")
+
+    changes = (
+        ["split", "flights", "0x0000"],
+        ["merge", "flights", "0x0000", "0x8000"],
+        ["move", "flights", "0x0", "2"],
+    )
+    for command in changes:
+        expect(2, *command, of=lw, said="nobody knows how flights is cut")
+        expect(3, *command, *NOBODY, "--answer-within", "500ms", said="running there?")
+    lw.change_layout("flights", 1, lowwater.Layout(0, (0, 0x8000)))
+    expect(0, *changes[0], of=lw)
+    expect(0, *changes[2], of=lw)
+    assert outcomes.run(*changes[1], "--address", server.address)[0] == 0
+    expect(2, "split", "flights", "0x4444", of=lw, said="no range starts at 0x4444; the range of that slot starts at")
 
     expect(2, "retire", "flights", "--start", "", "--end", "", of=lw, said="exec-7 owns part")
     expect(0, "retire", "prod/ledger", "--start", "", "--end", "", of=lw)

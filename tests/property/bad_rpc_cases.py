@@ -176,6 +176,44 @@ CASES: Final[dict[str, Case]] = {
     "a drop of what is read": Case("Drop", put(computation="a"), "STILL_READ"),
     "a drop of what is owned": Case("Drop", put(computation="d"), "OWNED_RANGES"),
     "an interval that is owned": Case("Retire", put(computation="a"), "OWNED_RANGES"),
+    "a layout without ranges": Case("ChangeLayout", put(starts=[]), field="starts"),
+    "a layout that begins later": Case("ChangeLayout", put(starts=any_of([1, 2, 3], [7, 8, 9])), field="starts"),
+    "a layout that is not sorted": Case(
+        "ChangeLayout", put(starts=any_of([0, 0, 5], [0, 9, 5], [0, 5, 65_536], [0, 5, 2**32 - 1])), field="starts"
+    ),
+    "a layout with tasks for others": Case("ChangeLayout", put(tasks=any_of([1], [1, 2, 3, 4])), field="tasks"),
+    "a layout with too great a task": Case("ChangeLayout", put(tasks=[0, 65_537, 0]), field="tasks"),
+    "a layout in place of another": Case(
+        "ChangeLayout", put(expected_version=any_of(1, 7, 2**64 - 1)), "LAYOUT_CONFLICT"
+    ),
+    "a layout of another incarnation": Case("ChangeLayout", put(incarnation=any_of(0, 2)), "INCARNATION_CHANGED"),
+    "a claim in place of one that is lost": Case("Claim", put(instead_of=any_of(1, 2**63)), "STALE_SEQUENCER"),
+    "a batch with a layout that begins later": Case(
+        "CommitBatch", put(layout=types_pb2.Layout(starts=[1])), field="layout.starts"
+    ),
+    "a batch with a long reason": Case(
+        "CommitBatch", put(layout=types_pb2.Layout(starts=[0]), layout_refused="x" * 1025), field="layout_refused"
+    ),
+    "a batch with a reason that a terminal obeys": Case(
+        "CommitBatch", put(layout=types_pb2.Layout(starts=[0]), layout_refused="a\x1b[2J"), field="layout_refused"
+    ),
+    "a batch with too many loads": Case(
+        "CommitBatch",
+        put(layout=types_pb2.Layout(starts=[0]), loads=[types_pb2.RangeLoad(end=1)] * 65),
+        field="loads",
+    ),
+    "a batch with a load of nothing": Case(
+        "CommitBatch",
+        put(
+            layout=types_pb2.Layout(starts=[0]),
+            loads=any_of(
+                [types_pb2.RangeLoad(start=5, end=5)],
+                [types_pb2.RangeLoad(end=65_537)],
+                [types_pb2.RangeLoad(end=1, parts=[1] * 17)],
+            ),
+        ),
+        field="loads[0]",
+    ),
     # -- reading
     "too many names to get": Case(
         "GetWatermarks", put(computations=["a"] * (codec.MAX_NAMES + 1)), field="computations"
@@ -389,6 +427,8 @@ _NAMED: Final = (
     "Reset",
     "Retire",
     "Drop",
+    "ChangeLayout",
+    "GetLayout",
     "CheckComplete",
     "ListRanges",
     "GetHistory",

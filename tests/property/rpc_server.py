@@ -50,6 +50,8 @@ STUBS: Final = {
     "Reset": topology_pb2_grpc.TopologyServiceStub,
     "Retire": topology_pb2_grpc.TopologyServiceStub,
     "Drop": topology_pb2_grpc.TopologyServiceStub,
+    "ChangeLayout": topology_pb2_grpc.TopologyServiceStub,
+    "GetLayout": topology_pb2_grpc.TopologyServiceStub,
     "GetWatermarks": watermarks_pb2_grpc.WatermarkServiceStub,
     "Watch": watermarks_pb2_grpc.WatermarkServiceStub,
     "CheckComplete": watermarks_pb2_grpc.WatermarkServiceStub,
@@ -365,6 +367,10 @@ class Pipeline:
             "Reset": lambda: topology_pb2.ResetRequest(computation="n/c"),
             "Retire": lambda: topology_pb2.RetireRequest(computation="spare", start=b"c", end=b"m"),
             "Drop": lambda: topology_pb2.DropRequest(computation="spare"),
+            "ChangeLayout": lambda: topology_pb2.ChangeLayoutRequest(
+                computation="a", incarnation=1, starts=[0, 16, 400], tasks=[0, 1, 2]
+            ),
+            "GetLayout": lambda: topology_pb2.GetLayoutRequest(computation="a"),
             "GetWatermarks": lambda: watermarks_pb2.GetWatermarksRequest(computations=["a", "b"]),
             "Watch": lambda: watermarks_pb2.WatchRequest(computations=["a", "b"]),
             "CheckComplete": lambda: watermarks_pb2.CheckCompleteRequest(computation="a", until_micros=HOUR),

@@ -37,6 +37,12 @@ class Counts(Computation):
         ctx.state = closed + 1, hours
 
 
+class CountsOnce(Counts):
+    """The same, of each id once."""
+
+    inputs: ClassVar[Sequence[Input]] = [Input("source", key="key", event_time="t", id="id", once=True)]
+
+
 class Rings(Computation):
     """Sets two timers for each record, one of them by the clock, and says when they fire."""
 

@@ -143,7 +143,7 @@ def doomed(doom: Doom) -> Iterator[None]:
     """Have the pipelines that run meanwhile end at what is planned."""
     with (
         patch("lowwater_spark.track.kafka_out.publish_slots", doom.publish),
-        patch.object(dedup_stage, "IdUpdate", lambda sieve: Looking(IdUpdate(sieve), doom)),
+        patch.object(dedup_stage, "IdUpdate", lambda *told: Looking(IdUpdate(*told), doom)),
     ):
         yield
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -13,11 +14,12 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater_pipeline.computation import Codec, Computation, Context, Input, Output, Record, start
+from lowwater_pipeline.computation.once import UNDECIDABLE, UNDECIDABLE_OUTPUT
 from lowwater_spark.track.batch_log import BatchLog
 from lowwater_spark.track.hook import Hook
 from tests.kit.times import MIN, SECOND, at, mark, micros
 from tests.process.serving import Serving
-from tests.spark.computations import Broken, Counts, Rings
+from tests.spark.computations import Broken, Counts, CountsOnce, Rings
 from tests.spark.flow import Flow
 from tests.spark.support import Upstream, low, row
 
@@ -50,10 +52,12 @@ class Computed:
         self.flow.queries.append(query)
         return query
 
-    def out(self, computation: type[Computation], output: str) -> list[tuple[Any, ...]]:
+    def out(
+        self, computation: type[Computation], output: str, declared: str | Output | None = None
+    ) -> list[tuple[Any, ...]]:
         folder = self.flow.folder / output
         folder.mkdir(exist_ok=True)
-        declared = computation.outputs[output]
+        declared = declared or computation.outputs[output]
         schema = declared.schema if isinstance(declared, Output) else declared
         read = self.flow.spark.read.option("recursiveFileLookup", "true").schema(schema)
         return sorted(map(tuple, read.parquet(str(folder)).collect()))
@@ -118,6 +122,35 @@ def test_windows_by_timers_are_what_a_batch_computes_whatever_dies(
     now = [clock for _, clock, _ in computed.begun]
     assert now == sorted(now)
     assert {number: clock for number, clock, replayed in computed.begun if replayed} == clocks
+
+
+def test_copies_have_no_turn_whatever_dies(computed: Computed, lw: lowwater.Client, upstream: Upstream) -> None:
+    """Senders repeat in the same batch, in the next one and after a crash; one does long after everything is forgotten, which nobody can tell from a record that is late."""
+    flow = computed.flow
+    frame = flow.read("id string, key string, t timestamp")
+    records = [{"id": f"{key}{minute}", **row(key, 9, minute)} for key in "abc" for minute in range(3)]
+    doom = ["state", "written"]
+
+    def fail(step: str, _: int) -> None:
+        if doom and step == doom[0]:
+            raise RuntimeError(doom.pop(0))
+
+    upstream.at(9)
+    flow.feed.put([*records[:6], *records[:3]])
+    for dies in ("state", "written"):
+        query = computed.start(CountsOnce(), frame, probe=fail)
+        flow.eventually(lambda: not query.query.isActive, f"it dies at {dies}")  # noqa: B023
+        flow.feed.put(records)
+    computed.start(CountsOnce(), frame)
+    flow.eventually(lambda: low(lw, "counts") == mark(9), "all records are read")
+    upstream.at(10)
+    flow.eventually(lambda: low(lw, "counts") == mark(10), "the window is closed")
+    flow.feed.put([records[0]])
+    flow.eventually(lambda: computed.out(CountsOnce, UNDECIDABLE, UNDECIDABLE_OUTPUT) != [], "it is put aside")
+    [(source, key, t, rest)] = computed.out(CountsOnce, UNDECIDABLE, UNDECIDABLE_OUTPUT)
+    assert (source, key, t, json.loads(rest)["id"]) == ("source", "a", at(9).replace(tzinfo=None), "a0")
+    assert computed.out(CountsOnce, "hours") == [(key, at(9).replace(tzinfo=None), 3, 0) for key in "abc"]
+    assert doom == []
 
 
 def test_timers_fire_without_rows_and_hold_until_then(

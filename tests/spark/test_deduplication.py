@@ -126,6 +126,20 @@ def test_late_rows_go_beside_and_a_record_is_told_from_its_copy_within_the_slack
     assert [dedup.out(route) for route in ROUTES] == [Counter("a"), Counter("b"), Counter("c")]
 
 
+def test_a_backlog_that_the_low_watermark_has_passed_is_in_time(
+    dedup: Dedup, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """The first batch reads all of it, and runs with a low watermark beyond. What comes afterwards is late."""
+    flow = dedup.flow
+    flow.feed.put([row("a", 9), row("b", 10), row("a", 9)])
+    upstream.at(12)
+    dedup.start(Deduplication("key", "t"))
+    flow.eventually(lambda: low(lw, "stage") == mark(12), "it is read")
+    flow.feed.put([row("c", 9)])
+    flow.eventually(lambda: dedup.out("undecidable") == Counter("c"), "nobody knows whether it came before")
+    assert [dedup.out(route) for route in ROUTES] == [Counter("ab"), Counter(), Counter("c")]
+
+
 def passed(_: int, state: pa.Table | None, rows: pa.Table, _low: lowwater.Watermark) -> lws.UpdateResult:
     """Pass all rows, and keep something."""
     return pa.table({"n": [1]}), rows.append_column("lowwater_route", pa.array(["main"] * rows.num_rows)), None, ()

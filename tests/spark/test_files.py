@@ -25,6 +25,7 @@ from lowwater_spark.sources.head import Candidates
 from lowwater_spark.sources.source_log import File, SourceLog, Taken
 from lowwater_spark.track import handover
 from lowwater_spark.track.batch_log import BatchEntry, BatchLog
+from lowwater_spark.track.cut import EQUAL
 from lowwater_spark.track.handover import publish_directory, sweep
 from lowwater_spark.track.hook import Hook
 from lowwater_spark.track.inputs import Reading
@@ -90,7 +91,13 @@ class Forgetful(BatchLog):
 def clock_of(log: BatchLog, number: int, wall: float) -> tuple[int, bool]:
     """Begin a batch in a run of its own; return the clock that it runs with, in seconds, and whether it is a replay."""
     hook = Hook(lambda *_: None, lambda *_: None, lambda: wall)
-    part: Any = SimpleNamespace(entries=log)
+    part: Any = SimpleNamespace(
+        entries=log,
+        name="stage",
+        keyed=SimpleNamespace(layout=EQUAL),
+        authority=SimpleNamespace(wanted=None),
+        follow_logged=lambda *_: None,
+    )
     checked = SimpleNamespace(spark_bound=lambda _: MAX)
     run: Any = SimpleNamespace(lock=nullcontext(), reader=None, checked=checked, parts=[part])
     hook.run = run
@@ -135,8 +142,8 @@ def test_a_batch_that_an_older_release_has_begun_is_replayed_and_none_of_this_on
     del content["now"]
     path.write_text(json.dumps({**content, "format": 1}))
     assert log.begin(dataclasses.replace(entry, now=5)) == (entry, True), "its clock is not known"
-    path.write_text(json.dumps({**content, "format": 3}))
-    with pytest.raises(CheckpointMismatch, match="is of format 3; this release reads 1 and 2"):
+    path.write_text(json.dumps({**content, "format": 4}))
+    with pytest.raises(CheckpointMismatch, match="is of format 4; this release reads 1 to 3"):
         log.begin(entry)
 
 
@@ -357,8 +364,8 @@ def test_versions_of_releases_without_segments_are_read_and_written_as_they_were
     assert after is not None
     assert after.ranges == due
     assert after.due == Due(8, 4)
-    (tmp_path / "state/5/manifest.json").write_text(json.dumps({**written, "format": 3}))
-    with pytest.raises(CheckpointMismatch, match="of format 3; this release reads 1 and 2"):
+    (tmp_path / "state/5/manifest.json").write_text(json.dumps({**written, "format": 4}))
+    with pytest.raises(CheckpointMismatch, match="of format 4; this release reads 1 to 3"):
         store.version(5)
 
 

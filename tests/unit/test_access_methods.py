@@ -41,6 +41,8 @@ NEEDS = {
     "Reset": [("operate", "computation")],
     "Retire": [("operate", "computation")],
     "Drop": [("operate", "computation")],
+    "ChangeLayout": [("operate", "computation")],
+    "GetLayout": [("read", "computation")],
     "CreateGroup": [("report", "computation")],
     "ConfigureGroup": [("operate", "computation")],
     "CreateTasks": [("report", "computation")],

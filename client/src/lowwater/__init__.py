@@ -32,6 +32,7 @@ from lowwater.errors import (
     InputVersion,
     InvalidArgument,
     JournalFailed,
+    LayoutConflict,
     LowwaterError,
     Moved,
     NotPrepared,
@@ -58,6 +59,7 @@ from lowwater.errors import (
     WouldRegress,
 )
 from lowwater.histogram import Histogram
+from lowwater.layout import Layout, LayoutView, RangeLoad
 from lowwater.views import (
     Completeness,
     Completion,
@@ -110,6 +112,9 @@ __all__ = [
     "Hop",
     "Identity",
     "Inputs",
+    "Layout",
+    "LayoutView",
+    "RangeLoad",
     "RangeState",
     "RangeView",
     "Ranges",
@@ -135,6 +140,7 @@ __all__ = [
     "InputVersion",
     "InvalidArgument",
     "JournalFailed",
+    "LayoutConflict",
     "LowwaterError",
     "Moved",
     "NotPrepared",

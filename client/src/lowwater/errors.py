@@ -8,7 +8,7 @@ Who must react:
 
 * the caller's code is wrong: :class:`InvalidArgument`, :class:`UnknownComputation`, :class:`RegistrationConflict`,
   :class:`Cycle`, :class:`EstimatedInput`, :class:`FinishRequired`, :class:`TooFarAhead`, :class:`NotPrepared`, :class:`Closed`,
-  :class:`UnknownGroup`, :class:`TaskConflict`, :class:`BelowMark`;
+  :class:`UnknownGroup`, :class:`TaskConflict`, :class:`BelowMark`, :class:`LayoutConflict`;
 * this worker has been replaced and must stop writing: :class:`StaleSequencer`, :class:`OlderClaim`,
   :class:`IdentityMismatch`, :class:`Rewound`, :class:`InputVersion`, :class:`IncarnationChanged`, :class:`StaleLease`;
 * whoever keeps the access file must look: :class:`Unauthenticated`, :class:`PermissionDenied`;
@@ -35,6 +35,7 @@ __all__ = [
     "InputVersion",
     "InvalidArgument",
     "JournalFailed",
+    "LayoutConflict",
     "LowwaterError",
     "Moved",
     "NotPrepared",
@@ -178,6 +179,10 @@ class NotPrepared(LowwaterError):
 
 class OwnedRanges(LowwaterError):
     """Workers own part of what should be retired, or dropped. Stop them first, or force it."""
+
+
+class LayoutConflict(LowwaterError):
+    """Another layout is wanted by now: look at it, then decide. ``metadata`` has ``version``, the one that is wanted."""
 
 
 class StillRead(LowwaterError):

@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from lowwater.cli.arguments import CommandParser
+from lowwater_pipeline import graph_command
 from lowwater_pipeline.dedup import arguments as dedup
 
 __all__ = ["PARTS", "main", "parser"]
 
-PARTS: Final[tuple[Callable[[Any], None], ...]] = (dedup.add,)
+PARTS: Final[tuple[Callable[[Any], None], ...]] = (dedup.add, graph_command.add)
 """What adds the commands, in the order in which the help shows them."""
 
 _EPILOG: Final = """\

@@ -77,6 +77,7 @@ def stage(
     heuristics: Sequence[float] = (0.99,),
     stamp: Stamp = "event",
     retention: timedelta | None = None,
+    balance: bool = False,
     address: str | None = None,
     client: lowwater.Client | None = None,
 ) -> Stage:
@@ -104,6 +105,8 @@ def stage(
             a stateful function: what it keeps; several of them: the longest way down. The stage then reports the lesser of what it
             reports otherwise and Spark's watermark minus this. A declaration that is too small leads; nothing can check it
             before a row comes out below.
+        balance: Whether the driver asks for another layout of its key ranges when some of them take much longer than others, as an operator can with `lowwater split`
+            (``docs/hot-ranges.md``). It follows such layouts in any case. Where the authority has an access file, the driver's token needs ``operate`` for it.
         address: The authority's; by default the session's ``spark.lowwater.address``, else ``LOWWATER_ADDRESS``, else
             ``localhost:7420``. Executors must reach it as well. Token, certificates and namespace come from ``spark.lowwater.*``.
         client: Instead of all these: a client of your own. Its settings, with what they hold, travel to the executors.
@@ -117,7 +120,8 @@ def stage(
         msg = f"retention says how far below Spark's watermark rows can come out, so it is not negative: {retention!r}"
         raise ValueError(msg)
     declared = _declare(spark, name, tuple(inputs), key, event_time, ranges, heuristics, stamp, address, client)
-    return dataclasses.replace(declared, retention=retention)
+    keyed = dataclasses.replace(declared.keyed, balance=balance)
+    return dataclasses.replace(declared, keyed=keyed, retention=retention)
 
 
 def injector(

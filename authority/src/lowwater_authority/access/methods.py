@@ -105,6 +105,8 @@ METHODS: Final[dict[str, Method]] = {
     ),
     "/lowwater.v1.TopologyService/Reset": Method(_own(Action.OPERATE), act=lambda _: "reset"),
     "/lowwater.v1.TopologyService/Retire": Method(_own(Action.OPERATE), act=lambda _: "retire"),
+    "/lowwater.v1.TopologyService/ChangeLayout": Method(_own(Action.OPERATE), act=lambda _: "change_layout"),
+    "/lowwater.v1.TopologyService/GetLayout": Method(_own(Action.READ)),
     "/lowwater.v1.TopologyService/Drop": Method(_own(Action.OPERATE), act=lambda _: "drop"),
     "/lowwater.v1.TaskService/CreateGroup": Method(_own(Action.REPORT)),
     # As a change of inputs: it takes work away from all who have some.

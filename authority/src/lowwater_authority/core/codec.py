@@ -9,6 +9,7 @@ import numpy as np
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core.groups import Mass
 from lowwater_authority.core.history import Completion
+from lowwater_authority.core.layout import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -100,3 +101,13 @@ def completions(values: Iterable[Completion]) -> list[pb.Completion]:
 def completions_from(values: Iterable[pb.Completion]) -> list[Completion]:
     """Decode when steps became complete."""
     return [Completion(c.incarnation, c.after_micros, c.through_micros, c.time_micros) for c in values]
+
+
+def layout(value: Layout) -> pb.Layout:
+    """Encode a layout."""
+    return pb.Layout(version=value.version, starts=value.starts, tasks=value.tasks)
+
+
+def layout_from(value: pb.Layout) -> Layout:
+    """Decode a layout."""
+    return Layout(value.version, tuple(value.starts), tuple(value.tasks))

@@ -26,6 +26,7 @@ from lowwater_authority.core.groups import MOST_RECORDS, Group, GroupState, Mass
 from lowwater_authority.core.heuristics import candidates, reference_time
 from lowwater_authority.core.history import History
 from lowwater_authority.core.interval_map import IntervalMap, Range, Taken
+from lowwater_authority.core.layout import Layout, Told
 from lowwater_authority.core.requests import Fenced, Grant, Granted, Refused
 from lowwater_authority.core.tasks import Tasks
 from lowwater_authority.core.times import MAX, MIN
@@ -116,6 +117,10 @@ class Computation:
         self.order = (0, 0)
         self.vouched = MIN
         """Up to here an output may say that it is complete, reported or not: no input that is added may stand below it."""
+        self.layout = Layout()
+        """The one that is wanted."""
+        self.told: Told | None = None
+        """What the owner has said of its own; None: not since this process holds the computation."""
         self.last_batch: tuple[int, bytes] | None = None
         self.committed_by = 0
         """The claim that committed it."""
@@ -127,6 +132,7 @@ class Computation:
         self._mass_changed = False
         self._strong = False
         self.published = self._view()
+        self.published_layout = self.layout
 
     # -- claims ----------------------------------------------------------------------------------------------
 
@@ -141,6 +147,7 @@ class Computation:
         if request.request_id in self.granted:
             return self._granted_before(request)
         self._check_order(request)
+        self._check_place(request)
         self._check_bounds(request, wall)
         prepared = self.batches.prepared
         if prepared is not None and prepared.request.batch < request.generation:
@@ -208,6 +215,14 @@ class Computation:
                     f"'lowwater reset {self.spec.name}'."
                 )
                 raise errors.Rewound(msg, metadata=self._about(generation=request.generation, committed=batch))
+
+    def _check_place(self, request: ClaimRequest) -> None:
+        """A claim in place of another one is nobody's who has lost that: a zombie's, or a late one's."""
+        if not request.instead_of:
+            return
+        group = self._owned(request.instead_of)
+        if group.live_count != group.granted:
+            raise errors.StaleSequencer(_STALE, metadata=self._about(sequencer=request.instead_of))
 
     def _check_bounds(self, request: ClaimRequest, wall: int) -> None:
         """A retired range begins at its bound, so one bad timestamp must not lift it for ever."""
@@ -277,6 +292,30 @@ class Computation:
                 whole = sum(high - low for low, high in lost.handles) == lost.group.granted
                 handles = None if whole else [handle for low, high in lost.handles for handle in range(low, high)]
                 yield Fenced(self.spec.name, lost.group.sequencer, handles, reason)
+
+    def change_layout(self, incarnation: int, expected: int, starts: Sequence[int], tasks: Sequence[int]) -> int:
+        """Ask for another layout in place of the one of a version, and return the version that it has. A repeat of the newest change changes nothing.
+
+        Raises IncarnationChanged and LayoutConflict. O(ranges).
+        """
+        if incarnation != self.incarnation:
+            msg = f"{self.spec.name} is in incarnation {self.incarnation}, not {incarnation}; look at its ranges again"
+            raise errors.IncarnationChanged(msg, metadata=self._about(incarnation=self.incarnation))
+        wanted = Layout(expected + 1, tuple(starts), tuple(tasks))
+        if wanted == self.layout:
+            return wanted.version
+        if expected != self.layout.version:
+            msg = f"version {self.layout.version} of the layout of {self.spec.name} is wanted, not {expected}; look at it first"
+            raise errors.LayoutConflict(msg, metadata=self._about(version=self.layout.version))
+        self._flush()
+        op = pb.Layout(version=wanted.version, starts=starts, tasks=tasks)
+        self._apply_layout(op)
+        self._ops.append(pb.Op(layout=op))
+        self._strong = True
+        return wanted.version
+
+    def _apply_layout(self, op: pb.Layout) -> None:
+        self.layout = codec.layout_from(op)
 
     def release(self, sequencer: int) -> None:
         """Leave a claim's ranges unowned, holding their values. Raises StaleSequencer."""
@@ -818,6 +857,7 @@ class Computation:
     def publish(self) -> View:
         """Make the staged watermarks visible, after their record is durable."""
         self.published = self._view()
+        self.published_layout = self.layout
         self.tasks.publish()
         return self.published
 
@@ -857,6 +897,8 @@ class Computation:
                 self._apply_vouch(op.vouch)
             case "task":
                 self.tasks.apply(op.task)
+            case "layout":
+                self._apply_layout(op.layout)
             case kind:
                 msg = f"unknown op {kind}"
                 raise ValueError(msg)

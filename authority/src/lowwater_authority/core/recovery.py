@@ -18,6 +18,7 @@ from lowwater_authority.core.groups import Group, GroupState, RecentSlots
 from lowwater_authority.core.heuristics import reference_time
 from lowwater_authority.core.history import History
 from lowwater_authority.core.interval_map import IntervalMap
+from lowwater_authority.core.layout import Layout
 from lowwater_authority.core.requests import Granted
 from lowwater_authority.core.tasks import Tasks, restored, restored_task
 from lowwater_authority.core.times import MAX, MIN
@@ -132,6 +133,9 @@ def restarted(old: Computation, spec: Spec) -> Computation:
     new.history = History(old.history)
     if spec.first <= old.incarnation:
         new.tasks = old.tasks.restarted()
+        new.layout = old.layout
+    else:
+        new.layout = Layout(old.layout.version)  # no version stands for two layouts
     return new
 
 
@@ -158,6 +162,8 @@ def snapshot(computation: Computation) -> bytes:
     )
     if computation.vouched != MIN:
         message.vouched_micros = computation.vouched
+    if computation.layout.version:
+        message.layout.CopyFrom(codec.layout(computation.layout))
     if computation.last_batch is not None:
         message.has_batch = True
         message.batch, message.batch_digest = computation.last_batch
@@ -210,6 +216,7 @@ def _restore(computation: Computation, message: pb.Snapshot) -> Iterator[int]:
     computation.identity = message.identity if message.bound else None
     computation.order = (message.generation, message.ordinal)
     computation.vouched = message.vouched_micros if message.HasField("vouched_micros") else MIN
+    computation.layout = codec.layout_from(message.layout)
     computation.last_batch = (message.batch, message.batch_digest) if message.has_batch else None
     computation.committed_by = message.batch_sequencer
     groups_of_tasks = []

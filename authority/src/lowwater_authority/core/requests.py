@@ -59,6 +59,7 @@ class ClaimRequest:
     batch_digest: bytes = b""
     digest: bytes = b""
     """Of all the others, as they were asked first."""
+    instead_of: int = 0
 
     def __post_init__(self) -> None:
         if not self.digest:
@@ -66,7 +67,9 @@ class ClaimRequest:
 
     def digested(self) -> Pieces[bytes]:
         """Make the digest, piece by piece. O(bounds)."""
-        names = (self.worker.encode(), self.host.encode(), self.identity.encode(), self.batch_digest, self.request_id)
+        names = [self.worker.encode(), self.host.encode(), self.identity.encode(), self.batch_digest, self.request_id]
+        if self.instead_of:  # releases before it made the digest of the others
+            names.append(b"instead of %d" % self.instead_of)
         parts = [*names, b"%d %d" % (self.generation, self.ordinal), self.bound_micros.tobytes(), *self.bounds]
         found = sha256(b"%d" % len(parts))
         # A thousand at a time, which the processor's cache holds: two million at once take three times as long.

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from lowwater_authority.core.computation import Computation, View
     from lowwater_authority.core.history import Completion
     from lowwater_authority.core.interval_map import IntervalMap, Range
+    from lowwater_authority.core.layout import Layout, Told
     from lowwater_authority.core.requests import ClaimRequest, Fold, Grant, GroupReport, Prepare, TaskAttempt, TaskPart
     from lowwater_authority.core.topology import Spec, Topology
     from lowwater_authority.engine.holding import Holding
@@ -652,12 +653,14 @@ class Shard:
         """Fix the accepted attempts of a batch, in memory only; returns the missing ones."""
         return self._computation(name).prepare(request)
 
-    async def commit(self, name: str, sequencer: int, batch: int) -> list[Refused]:
-        """Apply a prepared batch. Raises StaleSequencer, NotPrepared, InputVersion, IncarnationChanged."""
+    async def commit(self, name: str, sequencer: int, batch: int, told: Told | None = None) -> list[Refused]:
+        """Apply a prepared batch, and remember what its owner says of its layout. Raises StaleSequencer, NotPrepared, InputVersion, IncarnationChanged."""
 
         def stage(round_: Round) -> list[Refused]:
-            required = self.topology.required(name)
-            return self._touch(round_, name).commit(sequencer, batch, required, round_.now, round_.wall)
+            computation, required = self._touch(round_, name), self.topology.required(name)
+            refused = computation.commit(sequencer, batch, required, round_.now, round_.wall)
+            computation.told = told
+            return refused
 
         return await self._write(stage)
 
@@ -668,6 +671,20 @@ class Shard:
             self._touch(round_, name).vouch(sequencer, through, fold, self.topology.required(name), round_.wall)
 
         await self._write(stage)
+
+    def wanted(self, name: str) -> Layout | None:
+        """Return the layout that is wanted of a computation, durably; None when this shard does not serve it."""
+        computation = self.held.computation(name)
+        return None if computation is None else computation.published_layout
+
+    async def change_layout(
+        self, name: str, incarnation: int, expected: int, starts: Sequence[int], tasks: Sequence[int]
+    ) -> int:
+        """Ask for another layout; returns its version. Raises IncarnationChanged, LayoutConflict."""
+        version = await self.change(name, lambda found, _: found.change_layout(incarnation, expected, starts, tasks))
+        told = event("layout_changed", computation=name, version=version, ranges=len(starts))
+        log.info("version %d of the layout of %s has %s", version, name, counted(len(starts), "key range"), extra=told)
+        return version
 
     async def change(self, name: str, change: Callable[[Computation, int], T]) -> T:
         """Do something to a computation, at a processing time; returns what ``change`` does, when that is durable.

@@ -15,10 +15,12 @@ import numpy as np
 
 from lowwater._core.events import NAME_BYTES, shortened
 from lowwater._pb.lowwater.v1 import topology_pb2, types_pb2, watermarks_pb2, workers_pb2
+from lowwater_authority.core import layout as layouts
 from lowwater_authority.core.batches import MAX_PARTS
 from lowwater_authority.core.codec import int64_bytes
 from lowwater_authority.core.groups import MOST_RECORDS, GroupState, Mass
 from lowwater_authority.core.heuristics import PPM
+from lowwater_authority.core.layout import Layout, Load, Told
 from lowwater_authority.core.requests import (
     NO_DIGEST,
     PIECE,
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from lowwater_authority.core.columns import Int64s
-    from lowwater_authority.core.computation import View
+    from lowwater_authority.core.computation import Computation, View
     from lowwater_authority.core.history import Completion
     from lowwater_authority.core.interval_map import Range
     from lowwater_authority.core.requests import Fenced, Pieces, Refused
@@ -54,6 +56,15 @@ MAX_NAME: Final = 256
 
 CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 """What no name for people has: it would go on to terminals and logs, which obey it."""
+
+MAX_REFUSED: Final = 1024
+"""Longest text of why a layout is not followed, in characters."""
+
+MAX_LOADS: Final = 64
+"""Most ranges of which an owner tells what they cost."""
+
+MAX_LOAD_PARTS: Final = 16
+"""Most parts of such a range."""
 
 MAX_WAITING_FOR: Final = 200
 """Longest text of what a worker waits for, in bytes of UTF-8."""
@@ -132,6 +143,7 @@ def claim(message: workers_pb2.ClaimRequest) -> Pieces[ClaimRequest]:
         starting,
         message.batch_digest,
         NO_DIGEST,
+        message.instead_of,
     )
     return replace(asked, digest=(yield from asked.digested()))
 
@@ -266,6 +278,57 @@ def part(message: workers_pb2.StageTaskRequest) -> TaskPart:
     if float(counts.sum(dtype=np.float64)) + message.finished > MOST_RECORDS:
         raise bad_field("pending and finished", "count too many records", f"a task has at most {MOST_RECORDS}")
     return TaskPart(handles, oldest, starts, counts, message.finished)
+
+
+def layout_wish(message: topology_pb2.ChangeLayoutRequest) -> tuple[int, int, list[int], list[int]]:
+    """Decode a change of the layout: incarnation, expected version, starts and tasks. Raises InvalidArgument."""
+    starts, tasks = list(message.starts), list(message.tasks)
+    problem = layouts.wrong(starts, tasks)
+    if problem is not None:
+        raise bad_field(*problem)
+    return message.incarnation, message.expected_version, starts, tasks
+
+
+def told(message: workers_pb2.CommitBatchRequest) -> Told | None:
+    """Decode what an owner says of its layout; None when it follows none. Raises InvalidArgument."""
+    if not message.HasField("layout"):
+        return None
+    problem = layouts.wrong(message.layout.starts, message.layout.tasks)
+    if problem is not None:
+        raise bad_field(f"layout.{problem[0]}", *problem[1:])
+    if len(message.layout_refused) > MAX_REFUSED:
+        raise bad_field("layout_refused", "is too long", f"use at most {MAX_REFUSED} characters")
+    if CONTROL.search(message.layout_refused):
+        raise bad_field("layout_refused", "has a control character", "use printable characters only")
+    if len(message.loads) > MAX_LOADS:
+        raise bad_field("loads", f"has {len(message.loads)} ranges", f"tell of at most {MAX_LOADS}, the hottest")
+    for i, each in enumerate(message.loads):
+        if not each.start < each.end <= layouts.SLOTS or len(each.parts) > MAX_LOAD_PARTS:
+            fix = f"0 <= start < end <= {layouts.SLOTS}, and at most {MAX_LOAD_PARTS} parts"
+            raise bad_field(f"loads[{i}]", "is no range of the key space", fix)
+    layout = Layout(message.layout.version, tuple(message.layout.starts), tuple(message.layout.tasks))
+    loads = [
+        Load(each.start, each.end, each.rows, each.micros, each.bytes, tuple(each.parts), each.heaviest)
+        for each in message.loads
+    ]
+    return Told(layout, message.layout_refused, message.batch, tuple(loads))
+
+
+def layout_message(value: Layout) -> types_pb2.Layout:
+    """Encode a layout."""
+    return types_pb2.Layout(version=value.version, starts=value.starts, tasks=value.tasks)
+
+
+def layouts_message(computation: Computation) -> topology_pb2.GetLayoutResponse:
+    """Encode what is wanted of a computation, and what its owner says."""
+    found = topology_pb2.GetLayoutResponse(
+        incarnation=computation.incarnation, wanted=layout_message(computation.published_layout)
+    )
+    if computation.told is not None:
+        found.current.CopyFrom(layout_message(computation.told.layout))
+        found.refused, found.batch = computation.told.refused, computation.told.batch
+        found.loads.extend(types_pb2.RangeLoad(**each._asdict()) for each in computation.told.loads)
+    return found
 
 
 def prepare(message: workers_pb2.PrepareBatchRequest) -> Prepare:

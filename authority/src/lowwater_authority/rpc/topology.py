@@ -82,6 +82,24 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         return topology_pb2.RetireResponse(ranges=ranges)
 
     @refusing
+    async def ChangeLayout(  # noqa: N802
+        self, request: topology_pb2.ChangeLayoutRequest, context: Context
+    ) -> topology_pb2.ChangeLayoutResponse:
+        """Ask the owner for another layout."""
+        wish = codec.layout_wish(request)
+        await self.services.reach(request.computation)
+        version = await self.services.shard.change_layout(request.computation, *wish)
+        return topology_pb2.ChangeLayoutResponse(version=version)
+
+    @refusing
+    async def GetLayout(  # noqa: N802
+        self, request: topology_pb2.GetLayoutRequest, context: Context
+    ) -> topology_pb2.GetLayoutResponse:
+        """Read the wanted layout, and the owner's."""
+        await self.services.confirm(request.computation)
+        return await self.services.shard.ask(request.computation, lambda found, _: codec.layouts_message(found))
+
+    @refusing
     async def Drop(self, request: topology_pb2.DropRequest, context: Context) -> topology_pb2.DropResponse:  # noqa: N802
         """Take a computation out of the graph."""
         shard = self.services.shard

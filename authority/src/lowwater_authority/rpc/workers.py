@@ -122,8 +122,13 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
     async def CommitBatch(self, request: pb.CommitBatchRequest, context: Context) -> pb.CommitBatchResponse:  # noqa: N802
         """Apply a prepared micro-batch."""
         await self.services.reach(request.computation)
-        refused = await self.services.shard.commit(request.computation, request.sequencer, request.batch)
-        return pb.CommitBatchResponse(refused=[codec.refused_message(request.computation, value) for value in refused])
+        shard, name, told = self.services.shard, request.computation, codec.told(request)
+        refused = await shard.commit(name, request.sequencer, request.batch, told)
+        response = pb.CommitBatchResponse(refused=[codec.refused_message(name, value) for value in refused])
+        wanted = None if told is None else shard.wanted(name)
+        if told is not None and wanted is not None and wanted.version != told.layout.version:
+            response.wanted.CopyFrom(codec.layout_message(wanted))
+        return response
 
     @refusing
     async def Vouch(self, request: pb.VouchRequest, context: Context) -> pb.VouchResponse:  # noqa: N802

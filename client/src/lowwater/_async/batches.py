@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from lowwater._async.runtime import Runtime
 from lowwater._drive.tasks.runtimes import Runtimes
 from lowwater.histogram import Histogram
+from lowwater.layout import Layout, RangeLoad
 from lowwater.views import Inputs, Refusal, TaskAttempt
 from lowwater.watermark import EventTime
 
@@ -80,14 +81,27 @@ class Batches:
         )
         return await runtime.call(call)
 
-    async def commit(self, computation: str, sequencer: int, batch: int) -> tuple[Refusal, ...]:
+    async def commit(
+        self,
+        computation: str,
+        sequencer: int,
+        batch: int,
+        *,
+        layout: Layout | None = None,
+        layout_refused: str = "",
+        loads: Iterable[RangeLoad] = (),
+        wanted: Callable[[Layout], object] | None = None,
+    ) -> tuple[Refusal, ...]:
         """Apply the prepared batch, whole or not at all; durable when it returns. A repeat changes nothing.
 
+        An owner that follows layouts says its own, why it does not follow what is wanted (at most 1,024 characters), and what at most 64 ranges
+        have cost; ``wanted`` is called with the layout that is wanted, if that is of another version.
         Returns what was refused of it. Raises NotPrepared, StaleSequencer, InputVersion, IncarnationChanged.
         Cancelled, it may or may not have been applied.
         """
         runtime = self._runtimes.get()
-        return await runtime.call(runtime.calls.commit_batch(computation, sequencer, batch))
+        call = runtime.calls.commit_batch(computation, sequencer, batch, layout, layout_refused, loads, wanted)
+        return await runtime.call(call)
 
     async def vouch(self, computation: str, sequencer: int, through: EventTime, *, seen: Inputs | None) -> None:
         """Say that the output of a running batch will say that it is complete ``through`` a time; durable when it returns.

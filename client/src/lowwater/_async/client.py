@@ -24,6 +24,7 @@ from lowwater._core.watches import Changes, Waiting, check_followed
 from lowwater._core.why import ASK_SECONDS, UNTOLD, Why, explain, find_guilty
 from lowwater._drive.tasks.connection import MakeChannel
 from lowwater._drive.tasks.runtimes import Runtimes
+from lowwater.layout import Layout, LayoutView
 from lowwater.views import (
     Completeness,
     Computation,
@@ -110,6 +111,21 @@ class Client:
         """
         runtime = self._runtime()
         return await runtime.call(runtime.calls.retire(name, start, end, force=force))
+
+    async def layout(self, name: str) -> LayoutView:
+        """Return how the key space of a computation is to be cut, how its owner cuts it, and what its hottest ranges cost. Raises UnknownComputation."""
+        runtime = self._runtime()
+        return await runtime.call(runtime.calls.layout(name))
+
+    async def change_layout(self, name: str, incarnation: int, layout: Layout) -> int:
+        """Ask the owner of a computation for another layout, in place of the one of ``layout.version``; returns its version. Durable when it returns.
+
+        It is a wish: it moves no watermark and no range. A tracked stage of Spark follows it between two micro-batches, if it can; ``layout``
+        says whether it has, or why not. Begin with ``(await lw.layout(name)).base``. Raises UnknownComputation, LayoutConflict when another version is
+        wanted, IncarnationChanged, InvalidArgument.
+        """
+        runtime = self._runtime()
+        return await runtime.call(runtime.calls.change_layout(name, incarnation, layout))
 
     async def drop(self, name: str, force: bool = False) -> int:
         """Take a computation out of the graph: its watermarks, metrics and alerts end, and nobody waits for it. Returns its last incarnation.

@@ -51,14 +51,17 @@ class Worker:
         bound: EventTime | Sequence[EventTime] | None = None,
         batch_digest: bytes = b"",
         adopt: bool = False,
+        instead_of: int = 0,
+        generation: int | None = None,
     ) -> Lease:
         """Take ownership of ``[start, end)``, or of the n ranges between n + 1 ascending ``bounds``. Durable when it returns.
 
         An empty ``end`` means no upper bound. ``bound`` is what the new owner starts from, one for all or one a range: a range
         becomes the lesser of its last value and that. ``adopt`` takes the computation over from another identity by
-        starting a new incarnation of it. Read your own state only after the claim: until then its old owner may still write it.
+        starting a new incarnation of it. ``instead_of`` is the sequencer of a claim of the same owner: unless that one has all its ranges still, this one is
+        refused. ``generation`` is another one than the worker was made with, of a run that has gone on since. Read your own state only after the claim: until then its old owner may still write it.
 
-        Raises InvalidArgument, UnknownComputation, OlderClaim, IdentityMismatch, Rewound, Unavailable; Closed when the worker was
+        Raises InvalidArgument, UnknownComputation, StaleSequencer, OlderClaim, IdentityMismatch, Rewound, Unavailable; Closed when the worker was
         closed meanwhile: the ranges, if they were granted, hold until they are claimed again.
         Cancelled, it may have been granted: claim again, or leave the ranges holding.
         """
@@ -72,6 +75,8 @@ class Worker:
             bound,
             batch_digest,
             adopt=adopt,
+            instead_of=instead_of,
+            generation=generation,
         )
         grant = await runtime.call(call)
         self._read_as(runtime, grant.reading, grant.state.sequencer)

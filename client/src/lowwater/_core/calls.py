@@ -15,6 +15,7 @@ from lowwater._core.fold import Reading
 from lowwater._core.watches import WatchState
 from lowwater._pb.lowwater.v1 import cluster_pb2, topology_pb2, watermarks_pb2, workers_pb2
 from lowwater.histogram import Histogram
+from lowwater.layout import Layout, LayoutView, RangeLoad
 from lowwater.views import (
     Completeness,
     Computation,
@@ -188,6 +189,29 @@ class Calls:
         # A forced one may not be repeated by itself: an owner may have claimed in between.
         return Call(lambda stubs: stubs.graph.Retire, request, take, request.computation, repeatable=not force)
 
+    def layout(self, name: str) -> Call[LayoutView]:
+        """Ask how a computation is laid out."""
+        full = self.full(name)
+        request = topology_pb2.GetLayoutRequest(server_token=self._known.server_token, computation=full)
+        return Call(lambda stubs: stubs.graph.GetLayout, request, lambda found: wire.layouts(full, found), full)
+
+    def change_layout(self, name: str, incarnation: int, layout: Layout) -> Call[int]:
+        """Ask for another layout in place of the one of its version."""
+        full = self.full(name)
+        request = topology_pb2.ChangeLayoutRequest(
+            server_token=self._known.server_token,
+            computation=full,
+            incarnation=checks.count("incarnation", incarnation, 64),
+            expected_version=checks.count("layout.version", layout.version, 64),
+            starts=layout.starts,
+            tasks=layout.tasks,
+        )
+
+        def take(answer: topology_pb2.ChangeLayoutResponse) -> int:
+            return answer.version
+
+        return Call(lambda stubs: stubs.graph.ChangeLayout, request, take, full)
+
     def drop(self, name: str, *, force: bool) -> Call[int]:
         """Take a computation out of the graph."""
         request = topology_pb2.DropRequest(
@@ -356,16 +380,30 @@ class Calls:
 
         return Call(lambda stubs: stubs.workers.PrepareBatch, request, take, request.computation)
 
-    def commit_batch(self, computation: str, sequencer: int, batch: int) -> Call[tuple[Refusal, ...]]:
-        """Apply the prepared batch."""
+    def commit_batch(
+        self,
+        computation: str,
+        sequencer: int,
+        batch: int,
+        layout: Layout | None = None,
+        layout_refused: str = "",
+        loads: Iterable[RangeLoad] = (),
+        wanted: Callable[[Layout], object] | None = None,
+    ) -> Call[tuple[Refusal, ...]]:
+        """Apply the prepared batch, and say how its owner lays the ranges out. ``wanted`` is called when another layout is."""
         request = workers_pb2.CommitBatchRequest(
             server_token=self._known.server_token,
             computation=self.full(computation, "computation"),
             sequencer=checks.count("sequencer", sequencer, 64),
             batch=checks.count("batch", batch, 64),
+            layout=None if layout is None else wire.layout_message(layout),
+            layout_refused=layout_refused,
+            loads=map(wire.load_message, loads),
         )
 
         def take(answer: workers_pb2.CommitBatchResponse) -> tuple[Refusal, ...]:
+            if wanted is not None and answer.HasField("wanted"):
+                wanted(wire.layout(answer.wanted))
             return tuple(wire.refusal(each) for each in answer.refused)
 
         return Call(lambda stubs: stubs.workers.CommitBatch, request, take, request.computation)

@@ -76,6 +76,8 @@ class Claimant:
         batch_digest: bytes,
         *,
         adopt: bool,
+        instead_of: int = 0,
+        generation: int | None = None,
     ) -> Call[Grant]:
         """Claim ``[start, end)`` or the ranges between ``bounds``. Raises InvalidArgument."""
         keys = _bounds(start, end, bounds)
@@ -85,12 +87,13 @@ class Claimant:
             worker=self.name,
             host=self.host,
             identity=self.identity,
-            generation=self.generation,
+            generation=self.generation if generation is None else checks.count("generation", generation, 64),
             ordinal=self.ordinal,
             request_id=request_id,
             bound_micros=_starting_bounds(bound, len(keys) - 1),
             batch_digest=checks.key("batch_digest", batch_digest),
             adopt=checks.flag("adopt", adopt),
+            instead_of=checks.count("instead_of", instead_of, 64),
         )
 
         def grant(answer: workers_pb2.ClaimResponse) -> Grant:

@@ -17,6 +17,7 @@ from lowwater._core.fold import Reading
 from lowwater._core.lease import GroupState, Mass, Report
 from lowwater._pb.lowwater.v1 import cluster_pb2, errors_pb2, topology_pb2, types_pb2, watermarks_pb2, workers_pb2
 from lowwater.histogram import Histogram
+from lowwater.layout import Layout, LayoutView, RangeLoad
 from lowwater.views import (
     PPM,
     Completeness,
@@ -45,6 +46,10 @@ __all__ = [
     "frontiers",
     "histogram",
     "history",
+    "layout",
+    "layout_message",
+    "layouts",
+    "load_message",
     "moved",
     "ppm",
     "range_view",
@@ -333,3 +338,38 @@ def moved(error: errors.Moved) -> tuple[str, str, int]:
 def error_of(reason: str, message: str, metadata: dict[str, str]) -> errors.LowwaterError:
     """Return the error of a wire reason; the root for one that this client does not know."""
     return errors.BY_REASON.get(reason, errors.LowwaterError)(message, reason=reason, metadata=metadata)
+
+
+def layout(message: types_pb2.Layout) -> Layout:
+    """Decode a layout."""
+    return Layout(message.version, tuple(message.starts), tuple(message.tasks))
+
+
+def layout_message(value: Layout) -> types_pb2.Layout:
+    """Encode a layout."""
+    return types_pb2.Layout(version=value.version, starts=value.starts, tasks=value.tasks)
+
+
+def load_message(value: RangeLoad) -> types_pb2.RangeLoad:
+    """Encode what a key range cost."""
+    return types_pb2.RangeLoad(
+        start=value.start,
+        end=value.end,
+        rows=value.rows,
+        micros=value.micros,
+        bytes=value.bytes,
+        parts=value.parts,
+        heaviest=value.heaviest,
+    )
+
+
+def layouts(computation: str, message: topology_pb2.GetLayoutResponse) -> LayoutView:
+    """Decode how a computation is laid out."""
+    loads = [
+        RangeLoad(each.start, each.end, each.rows, each.micros, each.bytes, tuple(each.parts), each.heaviest)
+        for each in message.loads
+    ]
+    current = layout(message.current) if message.HasField("current") else None
+    return LayoutView(
+        computation, message.incarnation, layout(message.wanted), current, message.refused, message.batch, tuple(loads)
+    )

@@ -25,6 +25,7 @@ from lowwater._sync.inputs import InputReader
 from lowwater._sync.runtime import Runtime
 from lowwater._sync.tasks import Tasks
 from lowwater._sync.worker import Worker
+from lowwater.layout import Layout, LayoutView
 from lowwater.views import (
     Completeness,
     Computation,
@@ -111,6 +112,21 @@ class Client:
         """
         runtime = self._runtime()
         return runtime.call(runtime.calls.retire(name, start, end, force=force))
+
+    def layout(self, name: str) -> LayoutView:
+        """Return how the key space of a computation is to be cut, how its owner cuts it, and what its hottest ranges cost. Raises UnknownComputation."""
+        runtime = self._runtime()
+        return runtime.call(runtime.calls.layout(name))
+
+    def change_layout(self, name: str, incarnation: int, layout: Layout) -> int:
+        """Ask the owner of a computation for another layout, in place of the one of ``layout.version``; returns its version. Durable when it returns.
+
+        It is a wish: it moves no watermark and no range. A tracked stage of Spark follows it between two micro-batches, if it can; ``layout``
+        says whether it has, or why not. Begin with ``(lw.layout(name)).base``. Raises UnknownComputation, LayoutConflict when another version is
+        wanted, IncarnationChanged, InvalidArgument.
+        """
+        runtime = self._runtime()
+        return runtime.call(runtime.calls.change_layout(name, incarnation, layout))
 
     def drop(self, name: str, force: bool = False) -> int:
         """Take a computation out of the graph: its watermarks, metrics and alerts end, and nobody waits for it. Returns its last incarnation.

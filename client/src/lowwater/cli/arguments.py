@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn
 from lowwater import errors
 from lowwater.cli.examples import EXAMPLES, TOP
 from lowwater.cli.failures import fail, near
+from lowwater.layout import SLOTS
 from lowwater.watermark import Watermark
 
 __all__ = [
@@ -110,6 +111,44 @@ def parse_key(text: str) -> bytes:
     except ValueError:
         msg = f"{text!r} is no key; after 0x come pairs of hexadecimal digits"
         raise argparse.ArgumentTypeError(msg) from None
+
+
+def parse_slot(text: str) -> int:
+    """Return the slot of the key space of "0x" and hexadecimal digits.
+
+    >>> parse_slot("0x4000")
+    16384
+    """
+    if not re.fullmatch(r"0x[0-9a-fA-F]{1,4}", text):
+        msg = f"{text!r} is no place in the key space; write it like 0x4000, as `lowwater hot` does"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text, 16)
+
+
+def parse_parts(text: str) -> int:
+    """Return into how many parts: at least two.
+
+    >>> parse_parts("4")
+    4
+    """
+    if not text.isdecimal() or not 2 <= int(text) <= SLOTS:
+        msg = f"{text!r} is no number of parts; write 2 or more"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text)
+
+
+def parse_task(text: str) -> int:
+    """Return the number of a task, from 1; 0 for "any".
+
+    >>> parse_task("any"), parse_task("2")
+    (0, 2)
+    """
+    if text == "any":
+        return 0
+    if not text.isdecimal() or not 1 <= int(text) <= SLOTS:
+        msg = f"{text!r} is no task; count from 1, or write any"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text)
 
 
 def parse_count(text: str) -> int:
@@ -211,6 +250,26 @@ def parser() -> CommandParser:
         "--end", type=parse_key, required=True, metavar="KEY", help="first key after; '' for no upper bound"
     )
     retire.add_argument("--force", action="store_true", help="even ranges that a worker owns")
+
+    hot = _command(commands, "hot", "how a computation is cut into key ranges, and which of them cost most")
+    _name(hot)
+
+    split = _command(commands, "split", "ask the owner of a computation to cut a key range in parts")
+    _name(split)
+    _range(split, "range", "the range: its start, as `lowwater hot` has it")
+    where = split.add_mutually_exclusive_group()
+    where.add_argument("--into", type=parse_parts, metavar="N", help="in so many parts of one size")
+    where.add_argument("--at", type=parse_slot, metavar="SLOT", help="where the second part starts, like 0x4400")
+
+    merge = _command(commands, "merge", "ask the owner of a computation to make one key range of several")
+    _name(merge)
+    _range(merge, "first", "the first of the ranges: its start")
+    _range(merge, "last", "the last of them")
+
+    move = _command(commands, "move", "ask the owner of a computation to run a key range in a task")
+    _name(move)
+    _range(move, "range", "the range: its start")
+    move.add_argument("task", type=parse_task, metavar="TASK", help="the task, counted from 1; or any")
 
     inputs = _command(commands, "set-inputs", "change what a computation reads; its workers have to claim again")
     _name(inputs)
@@ -397,6 +456,10 @@ def _names(command: argparse.ArgumentParser) -> None:
 
 def _name(command: argparse.ArgumentParser) -> None:
     command.add_argument("name", metavar="NAME", help="the computation")
+
+
+def _range(command: argparse.ArgumentParser, name: str, what: str) -> None:
+    command.add_argument(name, type=parse_slot, metavar=name.upper(), help=what)
 
 
 def _unregistered(command: argparse.ArgumentParser) -> None:

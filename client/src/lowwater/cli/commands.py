@@ -25,6 +25,7 @@ from lowwater._sync.client import Client
 from lowwater.cli import render
 from lowwater.cli.failures import AWAY, fail, say, unknown
 from lowwater.cli.history import history_record, history_table, why_empty
+from lowwater.cli.layouts import heat, hot, merge, move, split
 from lowwater.cli.render import to_json
 from lowwater.cli.shards import drain_record, handing_over, shards_record, shards_table, taken_by_others
 from lowwater.cli.tasks import tasks
@@ -274,6 +275,10 @@ def why(lw: Client, args: argparse.Namespace) -> int:
     """Who holds a computation; 3 when the authority cannot tell which key ranges do."""
     found = lw.why(args.name)
     print(to_json(render.why_record(found)) if args.json else found)
+    if not args.json:
+        with suppress(errors.LowwaterError):  # nobody waits for it: it may help
+            for line in heat(lw.layout(found.guilty.computation)):
+                print(line)
     return 3 if found.guilty.cause is Cause.CANNOT_TELL else 0
 
 
@@ -462,6 +467,10 @@ COMMANDS: Final[dict[str, Callable[[Client, argparse.Namespace], int]]] = {
     "history": history,
     "reset": reset,
     "retire": retire,
+    "hot": hot,
+    "split": split,
+    "merge": merge,
+    "move": move,
     "set-inputs": set_inputs,
     "drop": drop,
     "shards": shards,

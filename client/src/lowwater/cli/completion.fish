@@ -50,8 +50,8 @@ function _shtab_lowwater_using
   test "$_shtab_lowwater_cmdpath" = "$argv"
 end
 
-set -g _shtab_lowwater_commands serve journal 'journal copy' 'journal show' access 'access token' 'access hash' 'access check' status watch why wait complete ranges history reset retire set-inputs drop shards drain pin tasks 'tasks list' 'tasks create-group' 'tasks configure' 'tasks create' 'tasks take' 'tasks output' 'tasks renew' 'tasks done' 'tasks release' completion
-set -g _shtab_lowwater_opts_with_value --access --address --advertise --answer-within --as --at --below --ca --cert --configuration --data --dead-after --deployment --digest --end --every --group --http --key --last --lease --limit --listen --log-format --may --namespace --output --page --payload --peer-ca --server-token --since --start --state --store --timeout --tls-cert --tls-client-ca --tls-key --until --version --wait --worker
+set -g _shtab_lowwater_commands serve journal 'journal copy' 'journal show' access 'access token' 'access hash' 'access check' status watch why wait complete ranges history reset retire hot split merge move set-inputs drop shards drain pin tasks 'tasks list' 'tasks create-group' 'tasks configure' 'tasks create' 'tasks take' 'tasks output' 'tasks renew' 'tasks done' 'tasks release' completion
+set -g _shtab_lowwater_opts_with_value --access --address --advertise --answer-within --as --at --below --ca --cert --configuration --data --dead-after --deployment --digest --end --every --group --http --into --key --last --lease --limit --listen --log-format --may --namespace --output --page --payload --peer-ca --server-token --since --start --state --store --timeout --tls-cert --tls-client-ca --tls-key --until --version --wait --worker
 
 complete -c lowwater -e
 complete -c lowwater -f
@@ -211,6 +211,52 @@ complete -c lowwater -n '_shtab_lowwater_using retire' -l start -x -d 'first key
 complete -c lowwater -n '_shtab_lowwater_using retire' -l end -x -d 'first key after; '"'"''"'"' for no upper bound'
 complete -c lowwater -n '_shtab_lowwater_using retire' -l force -d 'even ranges that a worker owns'
 complete -c lowwater -n '_shtab_lowwater_using retire; and test $_shtab_lowwater_npos -eq 0' -ka "(lowwater status --names --answer-within 1s 2>/dev/null)" -d 'the computation'
+complete -c lowwater -n '_shtab_lowwater_using; and test $_shtab_lowwater_npos -eq 0' -a hot -d 'How a computation is cut into key ranges, and which of them cost most.'
+complete -c lowwater -n '_shtab_lowwater_using hot' -s h -l help -d 'show this help message and exit'
+complete -c lowwater -n '_shtab_lowwater_using hot' -l json -d 'answer in JSON, for programs; see docs/cli.md for the fields'
+complete -c lowwater -n '_shtab_lowwater_using hot' -l address -x -d 'where it listens, at port 7420 if none is named; of many shards one or more (default: LOWWATER_ADDRESS or localhost:7420)'
+complete -c lowwater -n '_shtab_lowwater_using hot' -l namespace -x -d 'put before names that have none; where all would be shown, only what is in it'
+complete -c lowwater -n '_shtab_lowwater_using hot' -l answer-within -x -d 'how long an answer may take (default: 5s)'
+complete -c lowwater -n '_shtab_lowwater_using hot' -l server-token -x -d 'the deployment that must answer'
+complete -c lowwater -n '_shtab_lowwater_using hot' -l ca -xka "(__fish_complete_path (commandline -ct))" -d 'certificates to trust; turns TLS on (default: LOWWATER_CA)'
+complete -c lowwater -n '_shtab_lowwater_using hot' -l cert -xka "(__fish_complete_path (commandline -ct))" -d 'this client'"'"'s certificates (default: LOWWATER_CERT)'
+complete -c lowwater -n '_shtab_lowwater_using hot' -l key -xka "(__fish_complete_path (commandline -ct))" -d 'this client'"'"'s key (default: LOWWATER_KEY)'
+complete -c lowwater -n '_shtab_lowwater_using hot; and test $_shtab_lowwater_npos -eq 0' -ka "(lowwater status --names --answer-within 1s 2>/dev/null)" -d 'the computation'
+complete -c lowwater -n '_shtab_lowwater_using; and test $_shtab_lowwater_npos -eq 0' -a split -d 'Ask the owner of a computation to cut a key range in parts.'
+complete -c lowwater -n '_shtab_lowwater_using split' -s h -l help -d 'show this help message and exit'
+complete -c lowwater -n '_shtab_lowwater_using split' -l json -d 'answer in JSON, for programs; see docs/cli.md for the fields'
+complete -c lowwater -n '_shtab_lowwater_using split' -l address -x -d 'where it listens, at port 7420 if none is named; of many shards one or more (default: LOWWATER_ADDRESS or localhost:7420)'
+complete -c lowwater -n '_shtab_lowwater_using split' -l namespace -x -d 'put before names that have none; where all would be shown, only what is in it'
+complete -c lowwater -n '_shtab_lowwater_using split' -l answer-within -x -d 'how long an answer may take (default: 5s)'
+complete -c lowwater -n '_shtab_lowwater_using split' -l server-token -x -d 'the deployment that must answer'
+complete -c lowwater -n '_shtab_lowwater_using split' -l ca -xka "(__fish_complete_path (commandline -ct))" -d 'certificates to trust; turns TLS on (default: LOWWATER_CA)'
+complete -c lowwater -n '_shtab_lowwater_using split' -l cert -xka "(__fish_complete_path (commandline -ct))" -d 'this client'"'"'s certificates (default: LOWWATER_CERT)'
+complete -c lowwater -n '_shtab_lowwater_using split' -l key -xka "(__fish_complete_path (commandline -ct))" -d 'this client'"'"'s key (default: LOWWATER_KEY)'
+complete -c lowwater -n '_shtab_lowwater_using split' -l into -x -d 'in so many parts of one size'
+complete -c lowwater -n '_shtab_lowwater_using split' -l at -x -d 'where the second part starts, like 0x4400'
+complete -c lowwater -n '_shtab_lowwater_using split; and test $_shtab_lowwater_npos -eq 0' -ka "(lowwater status --names --answer-within 1s 2>/dev/null)" -d 'the computation'
+complete -c lowwater -n '_shtab_lowwater_using; and test $_shtab_lowwater_npos -eq 0' -a merge -d 'Ask the owner of a computation to make one key range of several.'
+complete -c lowwater -n '_shtab_lowwater_using merge' -s h -l help -d 'show this help message and exit'
+complete -c lowwater -n '_shtab_lowwater_using merge' -l json -d 'answer in JSON, for programs; see docs/cli.md for the fields'
+complete -c lowwater -n '_shtab_lowwater_using merge' -l address -x -d 'where it listens, at port 7420 if none is named; of many shards one or more (default: LOWWATER_ADDRESS or localhost:7420)'
+complete -c lowwater -n '_shtab_lowwater_using merge' -l namespace -x -d 'put before names that have none; where all would be shown, only what is in it'
+complete -c lowwater -n '_shtab_lowwater_using merge' -l answer-within -x -d 'how long an answer may take (default: 5s)'
+complete -c lowwater -n '_shtab_lowwater_using merge' -l server-token -x -d 'the deployment that must answer'
+complete -c lowwater -n '_shtab_lowwater_using merge' -l ca -xka "(__fish_complete_path (commandline -ct))" -d 'certificates to trust; turns TLS on (default: LOWWATER_CA)'
+complete -c lowwater -n '_shtab_lowwater_using merge' -l cert -xka "(__fish_complete_path (commandline -ct))" -d 'this client'"'"'s certificates (default: LOWWATER_CERT)'
+complete -c lowwater -n '_shtab_lowwater_using merge' -l key -xka "(__fish_complete_path (commandline -ct))" -d 'this client'"'"'s key (default: LOWWATER_KEY)'
+complete -c lowwater -n '_shtab_lowwater_using merge; and test $_shtab_lowwater_npos -eq 0' -ka "(lowwater status --names --answer-within 1s 2>/dev/null)" -d 'the computation'
+complete -c lowwater -n '_shtab_lowwater_using; and test $_shtab_lowwater_npos -eq 0' -a move -d 'Ask the owner of a computation to run a key range in a task.'
+complete -c lowwater -n '_shtab_lowwater_using move' -s h -l help -d 'show this help message and exit'
+complete -c lowwater -n '_shtab_lowwater_using move' -l json -d 'answer in JSON, for programs; see docs/cli.md for the fields'
+complete -c lowwater -n '_shtab_lowwater_using move' -l address -x -d 'where it listens, at port 7420 if none is named; of many shards one or more (default: LOWWATER_ADDRESS or localhost:7420)'
+complete -c lowwater -n '_shtab_lowwater_using move' -l namespace -x -d 'put before names that have none; where all would be shown, only what is in it'
+complete -c lowwater -n '_shtab_lowwater_using move' -l answer-within -x -d 'how long an answer may take (default: 5s)'
+complete -c lowwater -n '_shtab_lowwater_using move' -l server-token -x -d 'the deployment that must answer'
+complete -c lowwater -n '_shtab_lowwater_using move' -l ca -xka "(__fish_complete_path (commandline -ct))" -d 'certificates to trust; turns TLS on (default: LOWWATER_CA)'
+complete -c lowwater -n '_shtab_lowwater_using move' -l cert -xka "(__fish_complete_path (commandline -ct))" -d 'this client'"'"'s certificates (default: LOWWATER_CERT)'
+complete -c lowwater -n '_shtab_lowwater_using move' -l key -xka "(__fish_complete_path (commandline -ct))" -d 'this client'"'"'s key (default: LOWWATER_KEY)'
+complete -c lowwater -n '_shtab_lowwater_using move; and test $_shtab_lowwater_npos -eq 0' -ka "(lowwater status --names --answer-within 1s 2>/dev/null)" -d 'the computation'
 complete -c lowwater -n '_shtab_lowwater_using; and test $_shtab_lowwater_npos -eq 0' -a set-inputs -d 'Change what a computation reads; its workers have to claim again.'
 complete -c lowwater -n '_shtab_lowwater_using set-inputs' -s h -l help -d 'show this help message and exit'
 complete -c lowwater -n '_shtab_lowwater_using set-inputs' -l json -d 'answer in JSON, for programs; see docs/cli.md for the fields'

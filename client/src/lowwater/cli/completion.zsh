@@ -16,7 +16,10 @@ _shtab_lowwater_commands() {
     drain:'Have a shard hand over what it serves; exits 0 when it serves nothing any more, 1 when not in time.'
     drop:'Take a computation that is gone for good out of the pipeline: its alerts end.'
     history:'When each hour, or other step of event time, became complete.'
+    hot:'How a computation is cut into key ranges, and which of them cost most.'
     journal:'Copy a journal to another store, or list what is in one.'
+    merge:'Ask the owner of a computation to make one key range of several.'
+    move:'Ask the owner of a computation to run a key range in a task.'
     pin:'Have a shard serve a computation whenever it lives.'
     ranges:'Key ranges of a computation, furthest behind first.'
     reset:'Start a new incarnation of a computation and of all that reads it.'
@@ -24,6 +27,7 @@ _shtab_lowwater_commands() {
     serve:'Serve low watermarks: take reports over gRPC, journal them, broadcast what is complete.'
     set-inputs:'Change what a computation reads; its workers have to claim again.'
     shards:'The shards of the deployment, and what each serves.'
+    split:'Ask the owner of a computation to cut a key range in parts.'
     status:'Where computations stand, as a table.'
     tasks:'Work that is done once by whoever takes it, such as a close each day.'
     wait:'Wait until everything before a time is here (exit 0; 1 when it is not in time).'
@@ -182,6 +186,22 @@ _shtab_lowwater_history_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_lowwater_history_defaults_added=0
 
+_shtab_lowwater_hot_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
+  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--answer-within[how long an answer may take (default\: 5s)]:T:"
+  "--server-token[the deployment that must answer]:TOKEN:"
+  "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
+  "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
+  "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
+  ":the computation:_lowwater_names"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_hot_defaults_added=0
+
 _shtab_lowwater_journal_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
 )
@@ -207,6 +227,42 @@ _shtab_lowwater_journal_show_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_lowwater_journal_show_defaults_added=0
+
+_shtab_lowwater_merge_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
+  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--answer-within[how long an answer may take (default\: 5s)]:T:"
+  "--server-token[the deployment that must answer]:TOKEN:"
+  "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
+  "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
+  "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
+  ":the computation:_lowwater_names"
+  ":the first of the ranges\: its start:"
+  ":the last of them:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_merge_defaults_added=0
+
+_shtab_lowwater_move_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
+  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--answer-within[how long an answer may take (default\: 5s)]:T:"
+  "--server-token[the deployment that must answer]:TOKEN:"
+  "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
+  "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
+  "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
+  ":the computation:_lowwater_names"
+  ":the range\: its start:"
+  ":the task, counted from 1\; or any:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_move_defaults_added=0
 
 _shtab_lowwater_pin_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -334,6 +390,25 @@ _shtab_lowwater_shards_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_lowwater_shards_defaults_added=0
+
+_shtab_lowwater_split_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
+  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--answer-within[how long an answer may take (default\: 5s)]:T:"
+  "--server-token[the deployment that must answer]:TOKEN:"
+  "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
+  "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
+  "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
+  "--into[in so many parts of one size]:N:"
+  "--at[where the second part starts, like 0x4400]:SLOT:"
+  ":the computation:_lowwater_names"
+  ":the range\: its start, as \`lowwater hot\` has it:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_split_defaults_added=0
 
 _shtab_lowwater_status_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -597,7 +672,10 @@ _shtab_lowwater() {
         drain) _arguments -C -s $_shtab_lowwater_drain_options ;;
         drop) _arguments -C -s $_shtab_lowwater_drop_options ;;
         history) _arguments -C -s $_shtab_lowwater_history_options ;;
+        hot) _arguments -C -s $_shtab_lowwater_hot_options ;;
         journal) _shtab_lowwater_journal ;;
+        merge) _arguments -C -s $_shtab_lowwater_merge_options ;;
+        move) _arguments -C -s $_shtab_lowwater_move_options ;;
         pin) _arguments -C -s $_shtab_lowwater_pin_options ;;
         ranges) _arguments -C -s $_shtab_lowwater_ranges_options ;;
         reset) _arguments -C -s $_shtab_lowwater_reset_options ;;
@@ -605,6 +683,7 @@ _shtab_lowwater() {
         serve) _arguments -C -s $_shtab_lowwater_serve_options ;;
         set-inputs) _arguments -C -s $_shtab_lowwater_set_inputs_options ;;
         shards) _arguments -C -s $_shtab_lowwater_shards_options ;;
+        split) _arguments -C -s $_shtab_lowwater_split_options ;;
         status) _arguments -C -s $_shtab_lowwater_status_options ;;
         tasks) _shtab_lowwater_tasks ;;
         wait) _arguments -C -s $_shtab_lowwater_wait_options ;;

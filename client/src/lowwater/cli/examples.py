@@ -270,6 +270,36 @@ Names of computations are completed too, when an authority answers within a
 second at LOWWATER_ADDRESS.
 """
 
+_HOT: Final = """\
+examples:
+  lowwater hot counts
+  lowwater hot counts --json
+
+A range that is ruled by one key cannot be spread by a cut.
+"""
+
+_SPLIT: Final = """\
+examples:
+  lowwater split counts 0x4000
+  lowwater split counts 0x4000 --into 4
+  lowwater split counts 0x4000 --at 0x4400
+
+Without more it is cut in two, where the rows of the last micro-batch are
+halved as well as can be. A tracked stage of Spark follows between two
+micro-batches; no record is lost or counted twice.
+"""
+
+_MERGE: Final = """\
+example:
+  lowwater merge counts 0x4000 0x4c00
+"""
+
+_MOVE: Final = """\
+examples:
+  lowwater move counts 0x4000 2
+  lowwater move counts 0x4000 any
+"""
+
 EXAMPLES: Final = {
     "status": _STATUS,
     "watch": _WATCH,
@@ -280,6 +310,10 @@ EXAMPLES: Final = {
     "history": _HISTORY,
     "reset": _RESET,
     "retire": _RETIRE,
+    "hot": _HOT,
+    "split": _SPLIT,
+    "merge": _MERGE,
+    "move": _MOVE,
     "set-inputs": _SET_INPUTS,
     "drop": _DROP,
     "shards": _SHARDS,

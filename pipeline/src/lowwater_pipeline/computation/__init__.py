@@ -14,9 +14,12 @@ from lowwater_pipeline.computation.computation import (
     Input,
     Output,
     Record,
+    Strong,
     Timer,
+    Weak,
     floor,
 )
+from lowwater_pipeline.computation.once import copies_of
 from lowwater_pipeline.computation.stage import start
 from lowwater_pipeline.computation.turn import Context
 
@@ -33,7 +36,10 @@ __all__ = [
     "Output",
     "Record",
     "StateCodec",
+    "Strong",
     "Timer",
+    "Weak",
+    "copies_of",
     "floor",
     "start",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from lowwater.watermark import MAX
@@ -25,9 +26,13 @@ __all__ = [
     "Input",
     "Output",
     "Record",
+    "Strong",
     "Timer",
+    "Weak",
+    "column_named",
     "floor",
     "length_of",
+    "order_of",
 ]
 
 SECOND: Final = 1_000_000
@@ -48,6 +53,23 @@ def floor(micros: int, length: int) -> int:
     return micros - micros % length
 
 
+def column_named(name: Any, columns: Sequence[str]) -> str:
+    """Return the column that is asked for by a name: as for Spark, large and small letters are the same. Raises KeyError."""
+    found = [name] if name in columns else [each for each in columns if each.lower() == str(name).lower()]
+    if len(found) != 1:
+        msg = f"the rows have no column {name}; they have {', '.join(columns)}"
+        raise KeyError(msg)
+    return str(found[0])
+
+
+def order_of(inputs: Sequence[Input]) -> Callable[[Record], Any]:
+    """Return by what the records of one key are sorted: time, place of the input, id."""
+    if len(inputs) == 1:
+        return attrgetter("timestamp", "id") if inputs[0].id else attrgetter("timestamp")
+    places = {each.label: place for place, each in enumerate(inputs)}
+    return lambda record: (record.timestamp, places[record.input], record.id)
+
+
 def length_of(stamp: timedelta | None) -> int:
     """Return a length in microseconds; 1, which every time is a multiple of, without one."""
     return 1 if stamp is None else stamp // timedelta(microseconds=1)
@@ -66,6 +88,20 @@ class Input:
     """The column of the event times, a timestamp."""
     id: str | None = None
     """The column of the records' ids: text, bytes or whole numbers. Records of one key and time come in their order; without one in any."""
+    once: bool = False
+    """Whether of each id only the first record has its turn (MillWheel 6.1.1). Every copy has the same key and event time. Ids are forgotten when the low watermark has passed them; a record below that may be a copy or not, and goes into
+    the output ``undecidable``, with the columns input, key, event_time, and row, which is the rest as JSON."""
+    slack: timedelta = timedelta(0)
+    """For how much longer ids are remembered, so that late records can be told from copies."""
+    alias: str | None = None
+    """What ``record.input`` and the frames of :func:`~lowwater_pipeline.computation.start` call it: by default the name, of several ones with ``+`` between them. Two inputs need two."""
+    output: str | None = None
+    """In a :class:`~lowwater_pipeline.graph.Pipeline`: which output it is, of a computation that has several."""
+
+    @property
+    def label(self) -> str:
+        """What it is called."""
+        return "+".join(self.names) if self.alias is None else self.alias
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -90,6 +126,27 @@ class Output:
     """The column that consumers declare as their event time: a timestamp, which no row leaves null. No row has it below what the low watermark may have passed. None: nobody reads one from it, or each row has another."""
 
 
+@dataclass(frozen=True)
+class Strong:
+    """Each row is in the version of its batch before anybody gets it (MillWheel 6.1.2)."""
+
+
+@dataclass(frozen=True)
+class Weak:
+    """Rows of some outputs are sent to Kafka while the batch runs, before it is durable (MillWheel 6.1.3): a job less, and rows may come twice.
+
+    It is for those whose rows depend on nothing but the records and the state, and whose readers drop copies. Each message has an id in the header ``lowwater-id``, the same whenever its batch is computed;
+    its key is the key that has produced it, and its value the row as JSON. What no broker has acknowledged within the patience is kept with the state and sent again, and the low watermark does not pass it.
+    """
+
+    topics: Mapping[str, str]
+    """The topic of each output that is sent. It has no other writer that marks it, as ``batch.write_kafka`` does."""
+    options: Mapping[str, object]
+    """Of Kafka's client, as Spark names them: ``kafka.bootstrap.servers`` at least."""
+    patience: timedelta = timedelta(seconds=1)
+    """How long a key range waits for acknowledgements, in each batch."""
+
+
 @dataclass(slots=True)
 class Record:
     """A record of the key whose turn it is."""
@@ -99,6 +156,8 @@ class Record:
     id: Any = None
     row: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The columns of the frame. ``record["n"]`` is one of them; only those that are asked for are converted."""
+    input: str = ""
+    """What its input is called."""
 
     def __getitem__(self, name: str) -> Any:
         return self.row[name]
@@ -129,13 +188,15 @@ class Computation:
     name: ClassVar[str]
     """The computation's name, under which others read it."""
     inputs: ClassVar[Sequence[Input]]
-    """One."""
+    """One or several, with keys of one kind. Records of one key and time come in their order."""
     outputs: ClassVar[Mapping[str, str | Output]]
     """Name to :class:`Output`; the schema alone, as DDL, is enough for one without timestamps."""
     state: ClassVar[StateCodec[Any] | None] = None
     """How the state becomes bytes, see :class:`~lowwater_pipeline.computation.codec.Codec`; None: there is none."""
     stamp: ClassVar[timedelta | None] = None
     """The length of tumbling windows by whose start is stamped what is produced, see ``stamp`` of :func:`lowwater_spark.stage`; None: a record produces nothing below its own time."""
+    productions: ClassVar[Strong | Weak] = Strong()
+    """Whether rows are durable before they are sent, :class:`Strong`, or may be sent twice, :class:`Weak`."""
     in_order: ClassVar[bool] = False
     """Whether records wait until the low watermark has passed them, and so come in order of time whatever makes a batch. A late one comes at once."""
 

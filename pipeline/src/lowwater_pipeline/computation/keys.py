@@ -9,7 +9,7 @@ batch. Rows of a piece stop counting and never begin again, so these numbers onl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowwater.watermark import MAX
-from lowwater_pipeline.computation.computation import Record
+from lowwater_pipeline.computation.computation import Record, column_named
 from lowwater_pipeline.computation.turn import Kept, TimerId
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ class Form:
     length: int = 1
     """Of the windows by whose start is stamped, microseconds."""
     waiting: pa.DataType | None = None
-    """Of the records that may wait: a list of structs of ``timestamp``, ``id`` and ``row``. None: none waits."""
+    """Of the records that may wait: a list of structs of ``timestamp``, ``id`` and ``row``, or of several inputs of ``timestamp``, ``input`` and ``of``, which has id and row by the input. None: none waits."""
+    input: str | None = ""
+    """What the input is called; None: there are several."""
 
     def table(self, places: Sequence[int] | Places, keys: pa.Array, kept: Sequence[Kept]) -> pa.Table:
         """Return the rows of some keys, in that order. O(kept)."""
@@ -64,10 +66,7 @@ class Form:
             "hold": pa.array([each.hold(self.length) for each in kept], pa.int64()),
         }
         if self.waiting is not None:
-            waiting = [
-                [{"timestamp": one.timestamp, "id": one.id, "row": dict(one.row)} for one in each.waiting]
-                for each in kept
-            ]
+            waiting = [[self._waits(one) for one in each.waiting] for each in kept]
             columns[WAITING] = pa.array(waiting, self.waiting)
         return pa.table(columns)
 
@@ -79,8 +78,26 @@ class Form:
         ]
         if self.waiting is not None:
             for each, waiting in zip(found, table[WAITING].to_pylist(), strict=True):
-                each.waiting = [Record(one["timestamp"], one["id"], one["row"]) for one in waiting]
+                each.waiting = [self._waited(one) for one in waiting]
         return found
+
+    def _waits(self, record: Record) -> dict[str, Any]:
+        told = {"id": record.id, "row": dict(record.row)}
+        if self.input is not None:
+            return {"timestamp": record.timestamp, **told}
+        return {"timestamp": record.timestamp, "input": record.input, "of": {record.input: told}}
+
+    def _waited(self, kept: Mapping[str, Any]) -> Record:
+        name = kept["input"] if self.input is None else self.input
+        told = kept["of"][name] if self.input is None else kept
+        return Record(kept["timestamp"], told["id"], _WaitedRow(told["row"]), name)
+
+
+class _WaitedRow(dict[str, Any]):
+    """The row of a record that has waited, by names as in any other row."""
+
+    def __missing__(self, name: str) -> Any:
+        return self[column_named(name, [*self])]
 
 
 def _timers(kept: Sequence[Kept]) -> pa.Array:
@@ -280,6 +297,17 @@ class Keys:
                     return self, kind
             pieces[number] = replace(piece, read=partial(_as_declared, piece.read, self.form.waiting))
         return replace(self, pieces=pieces), None
+
+    def within(self, low: int, high: int) -> Keys:
+        """Return the keys whose places are from one to before another, in one piece of their own, of which all rows count. O(rows of them)."""
+        tables = []
+        for piece in reversed(self.pieces):
+            places = piece.column(PLACE)
+            start, end = np.searchsorted(places, low), np.searchsorted(places, high - 1, side="right")
+            if start < end:
+                tables.append(piece.read().slice(start, end - start))
+        merged = _merged(tables[0], tables[1:][::-1], last=True) if tables else None
+        return replace(self, pieces=(Piece.of(merged),) if merged is not None and merged.num_rows else ())
 
     @property
     def count(self) -> int:

@@ -5,9 +5,11 @@ So an output may get further columns, as a stage's state may: what was emitted b
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater_pipeline.computation.turn import Production
@@ -15,7 +17,7 @@ from lowwater_pipeline.computation.turn import Production
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["OUTPUT", "Outputs", "column_of"]
+__all__ = ["OUTPUT", "Outputs", "column_of", "to_json"]
 
 OUTPUT: Final = "lowwater_output"
 
@@ -40,17 +42,24 @@ class Outputs:
         import pyarrow as pa
 
         parts = []
-        for output, columns in self.columns.items():
+        for output in self.columns:
             rows = [row for name, row, _ in productions if name == output]
             if not rows:
                 continue
             arrays: dict[str, pa.Array] = {each.name: pa.nulls(len(rows), each.type) for each in self.schema}
             arrays[OUTPUT] = pa.array([output] * len(rows), self.schema.field(OUTPUT).type)
-            for name in columns:
-                kind = self.schema.field(column_of(output, name)).type
-                arrays[column_of(output, name)] = self._column(output, name, kind, [row[name] for row in rows])
+            arrays |= {column_of(output, name): column for name, column in self.arrays(output, rows).items()}
             parts.append(pa.table(arrays, schema=self.schema))
         return pa.concat_tables(parts) if parts else None
+
+    def arrays(self, output: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, pa.Array]:
+        """Return the columns of rows of one output. Raises ValueError, with output and column, for a value that is not of the column's type."""
+        return {
+            name: self._column(
+                output, name, self.schema.field(column_of(output, name)).type, [row[name] for row in rows]
+            )
+            for name in self.columns[output]
+        }
 
     def _column(self, output: str, name: str, kind: pa.DataType, values: list[Any]) -> pa.Array:
         import pyarrow as pa
@@ -66,3 +75,15 @@ class Outputs:
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as failure:
             msg = f"{what} is of {kind}, and a value is not ({failure}): convert it, or declare outputs = otherwise"
             raise ValueError(msg) from failure
+
+
+def to_json(row: Mapping[str, Any]) -> str:
+    """Return a row as JSON, in the form in which Spark's from_json reads it: times in ISO 8601, bytes in base64."""
+    return json.dumps(row, default=_plain, separators=(",", ":"), ensure_ascii=False)
+
+
+def _plain(value: object) -> str:
+    """Return a value that JSON does not know."""
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)

@@ -13,41 +13,48 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 import lowwater
 import lowwater_spark as lws
-from lowwater_pipeline.computation.computation import Computation, Input, Output, Record, length_of
+from lowwater.watermark import MAX, MIN
+from lowwater_pipeline.computation.computation import (
+    SECOND,
+    Computation,
+    Input,
+    Output,
+    Strong,
+    Weak,
+    length_of,
+)
+from lowwater_pipeline.computation.delivery import Delivery, Producer, check_topics, least_stamp, of_places, settings_of
+from lowwater_pipeline.computation.incoming import KEY, PLACE, TIME, checked, records, united, waiting
 from lowwater_pipeline.computation.keys import Changed, Form, Keys, Piece, PieceFacts, Refs, sorted_keys
+from lowwater_pipeline.computation.once import UNDECIDABLE, UNDECIDABLE_OUTPUT, Ids, drop_copies
 from lowwater_pipeline.computation.productions import OUTPUT, Outputs, column_of
-from lowwater_pipeline.computation.turn import Kept, Turns
-from lowwater_spark.track.rows import event_micros
-from lowwater_spark.track.segments import Due, FreshSegment, NextSegments, Segments
+from lowwater_pipeline.computation.turn import Kept, Production, Turns
+from lowwater_spark.track.segments import Due, FreshSegment, NextSegments, Parent, Segments
 from lowwater_spark.track.update import arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from numpy.typing import NDArray
-    from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+    from lowwater_pipeline.computation.incoming import Frames
 
     WriteOutputs = Callable[[Mapping[str, DataFrame], lws.Batch], object]
     """write(outputs, batch): outputs by name."""
 
-__all__ = ["ComputationUpdate", "pieces_of", "start", "written"]
+__all__ = ["ComputationUpdate", "check_whole", "pieces_of", "start", "written"]
 
-_PLACE: Final = "lowwater_place"
-_KEY: Final = "lowwater_key"
-_TIME: Final = "lowwater_micros"
-_ID: Final = "lowwater_id"
-_OWN: Final = (_PLACE, _KEY, _TIME, _ID)
-
-_FORMAT: Final = 0x636F6D70_01
+_FORMAT: Final = 0x636F6D70_02
 """The first fact of a range: what has made it, and how."""
 
+_KEYS, _OUTBOX, _IDS = 0, 1, 2
+"""The first fact of a segment: what is in it."""
 
 _COLLECT: Final = 200_000
 """So many more objects there are before the next look for cycles."""
@@ -65,44 +72,6 @@ def _rare_collector() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-class _Row(Mapping[str, Any]):
-    """A row of a table whose columns are converted when the first row is asked for them."""
-
-    __slots__ = ("_at", "_columns")
-
-    def __init__(self, columns: _Columns, at: int) -> None:
-        self._columns = columns
-        self._at = at
-
-    def __getitem__(self, name: str) -> Any:
-        return self._columns[name][self._at]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._columns.names)
-
-    def __len__(self) -> int:
-        return len(self._columns.names)
-
-
-class _Columns(dict[str, list[Any]]):
-    """Columns as lists of Python's values."""
-
-    def __init__(self, rows: pa.Table) -> None:
-        super().__init__()
-        self._rows = rows
-        self.names = [name for name in rows.column_names if name not in _OWN]
-
-    def __missing__(self, name: str) -> list[Any]:
-        # As for Spark, large and small letters are the same.
-        found = [name] if name in self.names else [each for each in self.names if each.lower() == str(name).lower()]
-        if len(found) != 1:
-            msg = f"the rows have no column {name}; they have {', '.join(self.names)}"
-            raise KeyError(msg)
-        values: list[Any] = self._rows[found[0]].to_pylist()
-        self[name] = values
-        return values
-
-
 @dataclass(frozen=True, slots=True)
 class ComputationUpdate:
     """What every key range does with its rows of a batch; see ``Batch.stateful``. Travels in the closure."""
@@ -111,36 +80,80 @@ class ComputationUpdate:
     outputs: Outputs
     now: int
     """The clock of the batch, microseconds."""
+    promised: int = MIN
+    """The low watermark of the inputs before the batch, microseconds."""
+    delivery: Delivery | None = None
+    """How weak productions are sent; None: there are none."""
 
     def update_segments(
         self, before: Segments, rows: pa.Table, low: lowwater.Watermark
     ) -> tuple[NextSegments, pa.Table | None, lowwater.Watermark | None, list[Any]]:
-        """Return the keys after the batch, what was produced, and the least hold.
+        """Return the keys after the batch, what was produced and not sent, and the least hold.
 
         The records held are not told: a computation has no heuristic watermarks of its own. O((rows + keys that have a turn) x log keys), and the hooks.
         """
-        rows = self._checked(rows)
-        keys = self._keys(before, rows)
-        due = keys.due(low.micros, self.now)
-        emitted = None
-        if rows.num_rows or len(due.rows):
-            outputs = {name: frozenset(columns) for name, columns in self.outputs.columns.items()}
-            turns = Turns(self.computation, outputs, low.micros, self.now)
-            with _rare_collector():
-                keys = keys.changed(self._turns(keys, rows, due, turns), low.micros, self.now)
-                emitted = self.outputs.table(turns.productions)
-        hold = keys.least("hold")
-        return written(keys), emitted, None if hold is None else lowwater.Watermark(hold), []
+        return self.update_relaid([Parent(before)], rows, low)
 
-    def _turns(self, keys: Keys, rows: pa.Table, due: Refs, turns: Turns) -> Changed:
-        """Give each key with records, or with something due, its turn."""
+    def update_relaid(
+        self, parents: Sequence[Parent], rows: pa.Table, low: lowwater.Watermark
+    ) -> tuple[NextSegments, pa.Table | None, lowwater.Watermark | None, list[Any]]:
+        """Return what :meth:`update_segments` does, of a range that has its keys from several ranges, or some of one; these are copied, once."""
+        rows = checked(self.computation, rows)
+        kept = [self._keys(each, rows) for each in parents]
+        keys = replace(kept[0], pieces=[piece for each in kept for piece in each.pieces])
+        rows, aside, ids = drop_copies(self.computation, rows, ids_of(parents), self.promised)
+        due = keys.due(low.micros, self.now)
+        outbox = outbox_of(parents)
+        outputs = {name: frozenset(self.outputs.columns[name]) for name in self.computation.outputs}
+        turns = Turns(self.computation, outputs, low.micros, self.now)
+        producers: Sequence[Producer] = ()
+        if rows.num_rows or len(due.rows):
+            with _rare_collector():
+                changed, producers = self._turns(keys, rows, due, turns)
+                keys = keys.changed(changed, low.micros, self.now)
+        emitted, outbox = self._produced(turns, producers, aside, outbox)
+        outbox = self._sent(outbox)
+        after = written(keys, outbox, ids, self.now)
+        holds = [
+            hold for hold in (keys.least("hold"), None if outbox is None else least_stamp(outbox)) if hold is not None
+        ]
+        return after, emitted, lowwater.Watermark(min(holds)) if holds else None, []
+
+    def _produced(
+        self, turns: Turns, producers: Sequence[Producer], aside: Sequence[Production], outbox: pa.Table | None
+    ) -> tuple[pa.Table | None, pa.Table | None]:
+        """Return the rows that the batch emits, and the outbox with those that are to be sent."""
         import pyarrow as pa
 
-        places, names = np.asarray(rows[_PLACE]), _whole(rows, _KEY)
-        times = np.asarray(rows[_TIME])
+        sent = {} if self.delivery is None else self.delivery.topics
+        emitted = self.outputs.table([*aside, *(each for each in turns.productions if each[0] not in sent)])
+        fresh = None if self.delivery is None else self.delivery.messages(self.outputs, turns.productions, producers)
+        both = [each for each in (outbox, fresh) if each is not None]
+        return emitted, pa.concat_tables(both) if both else None
+
+    def _sent(self, outbox: pa.Table | None) -> pa.Table | None:
+        """Send an outbox; return what is left of it. Raises ValueError for rows of an output that is not sent any more."""
+        if outbox is None:
+            return None
+        topics = {} if self.delivery is None else self.delivery.topics
+        if lost := sorted(set(outbox["output"].unique().to_pylist()) - topics.keys()):
+            msg = (
+                f"rows of {self.computation.name}'s output {lost[0]} wait to be sent, and productions = Weak(...) does not say any more where to: let it name a topic for {lost[0]} until they are "
+                "sent, that is until the low watermark moves on"
+            )
+            raise ValueError(msg)
+        assert self.delivery is not None
+        return self.delivery.send(outbox)
+
+    def _turns(self, keys: Keys, rows: pa.Table, due: Refs, turns: Turns) -> tuple[Changed, list[Producer]]:
+        """Give each key with records, or with something due, its turn. Return what is to be kept, and who has produced."""
+        import pyarrow as pa
+
+        places, names = np.asarray(rows[PLACE]), _whole(rows, KEY)
+        times = np.asarray(rows[TIME])
         order, first = sorted_keys(places, names, times)
         starts = np.flatnonzero(first)
-        groups = _records(rows, order, starts)
+        groups = records(self.computation.inputs, rows, order, starts)
         at = order[starts]
         places, names = places[at], names.take(pa.array(at))
         found = keys.find(places, names)
@@ -158,23 +171,30 @@ class ComputationUpdate:
                 kept[i] = each
         changed: list[int] = []
         then: list[Kept] = []
+        producers: list[Producer] = []
+        made = 0
         for i, (key, each) in enumerate(zip(names.to_pylist(), kept, strict=True)):
             new = turns.take(key, each, groups[i] if i < len(groups) else ())
             if new != each:
                 changed.append(i)
                 then.append(new)
+            if made < len(turns.productions):
+                made = len(turns.productions)
+                producers.append(Producer(key, int(places[i]), made))
         index = pa.array(changed, pa.int64())
-        return Changed(
-            keys.form.table(places[changed], names.take(index), then), Refs(refs.pieces[changed], refs.rows[changed])
-        )
+        table = keys.form.table(places[changed], names.take(index), then)
+        return Changed(table, Refs(refs.pieces[changed], refs.rows[changed])), producers
 
-    def _keys(self, before: Segments, rows: pa.Table) -> Keys:
-        """Return the keys that the batch before has left. Raises ValueError when something else has left them, or they are of another form."""
+    def _keys(self, parent: Parent, rows: pa.Table) -> Keys:
+        """Return the keys that the batch before has left there. Raises ValueError when something else has left them, or they are of another form."""
+        inputs = self.computation.inputs
         form = Form(
-            _whole(rows, _KEY).type,
+            _whole(rows, KEY).type,
             length_of(self.computation.stamp),
-            self._waiting(rows) if self.computation.in_order else None,
+            waiting(inputs, rows) if self.computation.in_order else None,
+            inputs[0].label if len(inputs) == 1 else None,
         )
+        before = parent.segments
         if before.whole or (before.facts and before.facts[0] != _FORMAT):
             msg = (
                 f"the state of this stage is not that of a computation: something else has run in it. Give {self.computation.name} a checkpoint of its own, or begin a new one, "
@@ -186,93 +206,65 @@ class ComputationUpdate:
             if kind != form.key:
                 msg = f"the keys of {self.computation.name} are of {form.key} now, and those that are kept are of {kind}. Cast the key as it was, or begin a new checkpoint"
                 raise ValueError(msg)
-        keys, waiting = keys.as_declared()
-        if waiting is not None:
+        keys, kept = keys.as_declared()
+        if kept is not None:
             msg = (
-                f"records of {self.computation.name} wait for the low watermark, and the frame has other columns now, or in_order= has changed: {waiting} is kept, and {form.waiting} "
+                f"records of {self.computation.name} wait for the low watermark, and the frame has other columns now, or in_order= has changed: {kept} is kept, and {form.waiting} "
                 "comes. Give the frame the columns that it had, in their order, and in_order= as it was, until none waits any more, or begin a new checkpoint"
             )
             raise ValueError(msg)
-        return keys
-
-    @staticmethod
-    def _waiting(rows: pa.Table) -> pa.DataType:
-        import pyarrow as pa
-
-        row = pa.struct([each.remove_metadata() for each in rows.schema if each.name not in _OWN])
-        identity = rows.schema.field(_ID).type if _ID in rows.column_names else pa.null()
-        return pa.list_(pa.struct([("timestamp", pa.int64()), ("id", identity), ("row", row)]))
-
-    def _checked(self, rows: pa.Table) -> pa.Table:
-        """Return the rows in one piece, with times in UTC. Raises ValueError for a row without key, time or id."""
-        declared = self.computation.inputs[0]
-        for name, what, said in (
-            (_KEY, "key", declared.key),
-            (_TIME, "event time", declared.event_time),
-            (_ID, "id", declared.id),
-        ):
-            if name in rows.column_names and rows[name].null_count:
-                msg = (
-                    f"{rows[name].null_count} of {rows.num_rows} rows of {self.computation.name} have no {what} ({said or 'an expression'}). Give each record one, or filter these rows "
-                    "out of the frame; nothing of the batch is lost meanwhile"
-                )
-                raise ValueError(msg)
-        for i, field in enumerate(rows.schema):
-            # Spark gives them the zone of the session, which another run may have set otherwise.
-            kind = _in_utc(field.type)
-            if kind != field.type:
-                rows = rows.set_column(i, field.name, rows[field.name].cast(kind))
-        return rows.combine_chunks()
-
-
-def _in_utc(kind: pa.DataType) -> pa.DataType:
-    """Return a type with UTC as the zone of all times in it that have one."""
-    import pyarrow as pa
-
-    if pa.types.is_timestamp(kind):
-        return kind if kind.tz in (None, "UTC") else pa.timestamp(kind.unit, "UTC")
-    if pa.types.is_struct(kind):
-        return pa.struct(
-            [each.with_type(_in_utc(each.type)) for each in (kind.field(i) for i in range(kind.num_fields))]
-        )
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_in_utc(kind.value_type)))
-    if pa.types.is_large_list(kind):
-        return pa.large_list(kind.value_field.with_type(_in_utc(kind.value_type)))
-    if pa.types.is_map(kind):
-        key, item = kind.key_field, kind.item_field
-        return pa.map_(key.with_type(_in_utc(key.type)), item.with_type(_in_utc(item.type)))
-    return kind
+        return keys if parent.places is None else keys.within(*parent.places)
 
 
 def pieces_of(before: Segments) -> list[Piece]:
-    """Return the pieces that the segments of a range are. Nothing is read."""
-    return [Piece(each.rows, PieceFacts(*each.facts), partial(before.read, each), each) for each in before.segments]
-
-
-def written(keys: Keys) -> NextSegments:
-    """Return keys as the segments of a version: pieces that were there stay, with what is known of them now."""
-    segments = [
-        FreshSegment(piece.read(), tuple(piece.facts))
-        if piece.source is None
-        else replace(piece.source, facts=tuple(piece.facts))
-        for piece in keys.pieces
+    """Return the pieces of the keys of a range. Nothing is read."""
+    return [
+        Piece(each.rows, PieceFacts(*each.facts[1:]), partial(before.read, each), each)
+        for each in before.segments
+        if each.facts[0] == _KEYS
     ]
-    return NextSegments(segments, (_FORMAT,), Due(keys.least("due"), keys.least("wall")))
 
 
-def _records(rows: pa.Table, order: NDArray[np.int64], starts: NDArray[np.int64]) -> list[list[Record]]:
-    """Return the records of each key."""
-    columns = _Columns(rows)
-    times = np.asarray(rows[_TIME])[order].tolist()
-    at = order.tolist()
-    if _ID in rows.column_names:
-        ids = rows[_ID].to_pylist()
-        made = [Record(time, ids[i], _Row(columns, i)) for time, i in zip(times, at, strict=True)]
-    else:
-        made = [Record(time, None, _Row(columns, i)) for time, i in zip(times, at, strict=True)]
-    bounds = [*starts.tolist(), len(made)]
-    return [made[start:end] for start, end in pairwise(bounds)]
+def outbox_of(parents: Sequence[Parent]) -> pa.Table | None:
+    """Return the rows of a range that wait to be sent; None when none does."""
+    import pyarrow as pa
+
+    found = []
+    for parent in parents:
+        segments, places = parent.segments, parent.places
+        waiting = [segments.read(each) for each in segments.segments if each.facts[0] == _OUTBOX]
+        found += waiting if places is None else [of_places(each, *places) for each in waiting]
+    rows = pa.concat_tables(found) if found else None
+    return rows if rows is not None and rows.num_rows else None
+
+
+def ids_of(parents: Sequence[Parent]) -> Ids:
+    """Return the ids that a range remembers; of a range that was cut each part has all. Nothing is read."""
+    return Ids.of(
+        [
+            (each.segments, [one for one in each.segments.segments if one.facts[0] == _IDS], each.segments.facts[1:])
+            for each in parents
+        ]
+    )
+
+
+def written(keys: Keys, outbox: pa.Table | None = None, ids: Ids | None = None, now: int = MIN) -> NextSegments:
+    """Return keys, rows that wait to be sent, and ids, as the segments of a version: pieces that were there stay, with what is known of them now.
+
+    ``now`` is the clock of the batch: what waits is sent again a second later.
+    """
+    ids = ids or Ids()
+    segments = [
+        FreshSegment(piece.read(), (_KEYS, *piece.facts))
+        if piece.source is None
+        else replace(piece.source, facts=(_KEYS, *piece.facts))
+        for piece in keys.pieces
+    ] + ids.segments(_IDS)
+    wall = keys.least("wall")
+    if outbox is not None:
+        segments.append(FreshSegment(outbox, (_OUTBOX,)))
+        wall = min(now + SECOND, MAX if wall is None else wall)
+    return NextSegments(segments, (_FORMAT, *ids.facts), Due(keys.least("due"), wall))
 
 
 def _without(due: Refs, found: Refs) -> Refs:
@@ -304,67 +296,77 @@ def _whole(rows: pa.Table, name: str) -> pa.Array:
 
 def start(
     computation: Computation,
-    frame: DataFrame,
-    write: WriteOutputs,
+    frames: Frames,
+    write: WriteOutputs | None,
     *,
     checkpoint: str | os.PathLike[str],
     ranges: int = 64,
     state: str | os.PathLike[str] | None = None,
     address: str | None = None,
     client: lowwater.Client | None = None,
+    balance: bool = False,
     **options: Any,
 ) -> lws.TrackedQuery:
-    """Run a computation as a tracked stage of Spark, over a streaming frame.
+    """Run a computation as a tracked stage of Spark, one query over the streaming frames of all its inputs.
 
     Args:
         computation: An instance of a class derived from :class:`Computation`.
-        frame: What it reads; what its input names must be all that is written there.
+        frames: A streaming frame of what it reads, or of several inputs one for each, by what the input is called: ``{"searches": FRAME, "clicks": FRAME}``. What the inputs name must be all that is written there.
         write: ``write(outputs, batch)`` is called in each batch with a frame for each output, by name, also without rows. What it writes with the batch's methods (``batch.write``, ``write_kafka``,
-            ``write_table``) is written once. It must write in the same batch what is to be kept.
+            ``write_table``) is written once. It must write in the same batch what is to be kept. Outputs that are sent by ``productions = Weak(...)`` are not among them; None if all are.
         checkpoint: Spark's checkpoint, a directory of the computation's own.
         ranges: Key ranges; a checkpoint keeps its number.
         state: Where the state is, by default in the checkpoint: an absolute directory on a local or NFS file system that all executors see.
         address: As for :func:`lowwater_spark.stage`.
         client: The same.
+        balance: The same.
         options: Those of ``Stage.foreach_batch``: trigger, adopt, name.
 
     Raises ValueError and TypeError, naming what to change, for a computation that is not whole or does not go with the frame; what ``Stage.foreach_batch`` raises.
     """
-    declared = _declared(computation)
+    check_whole(computation)
+    delivery = _delivery(computation)
     columns, schema = _outputs(computation)
-    key = _key(declared)
-    _check_frame(computation, declared, frame, key)
+    read = united(computation, frames)
     update = partial(ComputationUpdate, computation, Outputs(computation.name, columns, arrow_schema(schema)))
+    sent = () if delivery is None else delivery.topics
+    if write is None and columns.keys() - sent:
+        msg = f"nobody writes {', '.join(sorted(columns.keys() - sent))}, of {computation.name}: pass write(outputs, batch), or None if all outputs are sent by productions = Weak(...)"
+        raise TypeError(msg)
 
     def run(rows: DataFrame, batch: lws.Batch) -> None:
         from pyspark.sql import functions as sf
 
-        emitted = batch.stateful(_prepared(declared, rows, key), update(batch.now), schema, state)
+        each = None if delivery is None else replace(delivery, batch=f"{batch.checkpoint}/{batch.id}/{batch.digest}")
+        emitted = batch.stateful(read.prepare(rows), update(batch.now, batch.promised.micros, each), schema, state)
         outputs = {
             output: emitted.where(sf.col(OUTPUT) == output).select(
                 *[sf.col(f"`{column_of(output, name)}`").alias(name) for name in names]
             )
             for output, names in columns.items()
+            if output not in sent
         }
-        write(outputs, batch)
+        if write is not None:
+            write(outputs, batch)
 
     stage = lws.stage(
-        frame.sparkSession,
+        read.frame.sparkSession,
         computation.name,
-        inputs=declared.names,
-        key=key,
-        event_time=declared.event_time,
+        inputs=tuple(dict.fromkeys(name for each in computation.inputs for name in each.names)),
+        key=read.key,
+        event_time=read.event_time,
         ranges=ranges,
         heuristics=(),
         stamp="event" if computation.stamp is None else computation.stamp,
         address=address,
         client=client,
+        balance=balance,
     )
-    return stage.foreach_batch(frame, run, checkpoint=checkpoint, **options)
+    return stage.foreach_batch(read.frame, run, checkpoint=checkpoint, **options)
 
 
-def _declared(computation: object) -> Input:
-    """Return the input. Raises ValueError for a computation that is not whole."""
+def check_whole(computation: object) -> None:
+    """Refuse what is no computation, or not a whole one. Raises ValueError and TypeError."""
     if not isinstance(computation, Computation):
         msg = f"{computation!r} is no computation: pass an instance of a class derived from Computation, as start(Counts(), ...)"
         raise TypeError(msg)
@@ -378,12 +380,19 @@ def _declared(computation: object) -> Input:
     if not isinstance(inputs, Sequence) or not all(isinstance(each, Input) for each in inputs):
         msg = f"inputs of {computation.name} is {inputs!r}: declare a list, inputs = [Input(...)]"
         raise TypeError(msg)
-    if len(inputs) != 1:
-        msg = f"{computation.name} has {len(computation.inputs)} inputs, and a computation reads one frame: declare inputs = [Input(...)]; several writers of the frame are Input([NAME, NAME], ...)"
+    if not inputs:
+        msg = f"{computation.name} has no inputs: declare what it reads, inputs = [Input(...)]"
         raise ValueError(msg)
     if type(computation).process_record is Computation.process_record:
         msg = f"{computation.name} does not say what it does with a record: write process_record(self, ctx, record) in the class"
         raise ValueError(msg)
+    for each in inputs:
+        if each.once and each.id is None:
+            msg = f"the input {each.label} of {computation.name} drops copies, and they are known by their ids: declare id="
+            raise ValueError(msg)
+        if each.slack < timedelta(0) or (each.slack and not each.once):
+            msg = f"slack of the input {each.label} of {computation.name} is {each.slack!r}: it says for how much longer ids are remembered with once=True, so it is not negative, and goes with that"
+            raise ValueError(msg)
     if not computation.outputs:
         msg = f'{computation.name} has no outputs: declare outputs = {{"NAME": "SCHEMA"}}, or nobody would see what it does'
         raise ValueError(msg)
@@ -399,7 +408,30 @@ def _declared(computation: object) -> Input:
     except Exception as failure:
         msg = f"{computation.name} cannot travel to the executors: let its class and its fields hold plain values, and make what else it needs in process_record ({failure})"
         raise TypeError(msg) from failure
-    return computation.inputs[0]
+
+
+def _delivery(computation: Computation) -> Delivery | None:
+    """Return how weak productions are sent; None when there are none. Raises ValueError and TypeError for what is not whole, and what :func:`check_topics` raises."""
+    declared: Any = computation.productions
+    if isinstance(declared, Strong):
+        return None
+    name = computation.name
+    if not isinstance(declared, Weak):
+        msg = f"productions of {name} is {declared!r}: declare Strong(), or Weak(topics={{OUTPUT: TOPIC}}, options={{...}})"
+        raise TypeError(msg)
+    unknown = sorted(declared.topics.keys() - computation.outputs.keys())
+    if unknown or not declared.topics:
+        msg = f"productions = Weak(...) of {name} sends {', '.join(unknown) or 'nothing'}, and the outputs are {', '.join(computation.outputs)}: give topics={{OUTPUT: TOPIC}} of them"
+        raise ValueError(msg)
+    if any(each.id is None for each in computation.inputs):
+        msg = f"productions = Weak(...) of {name} sends rows again when a batch runs again, and without an id of the records they may be others then: declare id= of each Input"
+        raise ValueError(msg)
+    if declared.patience <= timedelta(0):
+        msg = f"patience of {name} is {declared.patience!r}: it is how long a batch waits for acknowledgements, so it is positive"
+        raise ValueError(msg)
+    settings = settings_of(declared.options)
+    check_topics(settings, sorted(declared.topics.values()))
+    return Delivery(name, dict(declared.topics), settings, declared.patience.total_seconds(), "")
 
 
 def _check_state(computation: Computation) -> None:
@@ -429,7 +461,12 @@ def _outputs(computation: Computation) -> tuple[dict[str, list[str]], StructType
 
     columns: dict[str, list[str]] = {}
     schema = StructType().add(OUTPUT, StringType())
-    for output, given in computation.outputs.items():
+    once = [each.label for each in computation.inputs if each.once]
+    if once and UNDECIDABLE in computation.outputs:
+        msg = f"{computation.name} has an output {UNDECIDABLE}, and its input {once[0]} drops copies, which makes one of this name: call yours otherwise"
+        raise ValueError(msg)
+    everything = {**computation.outputs, **({UNDECIDABLE: UNDECIDABLE_OUTPUT} if once else {})}
+    for output, given in everything.items():
         declared = given.schema if isinstance(given, Output) else given
         if output.lower() in map(str.lower, columns) or "`" in output or "/" in output:
             msg = f"{computation.name} cannot have an output {output!r}: take a name without / and `, which no other one has, in small letters or large ones"
@@ -458,63 +495,3 @@ def _outputs(computation: Computation) -> tuple[dict[str, list[str]], StructType
         for field in made.fields:
             schema.add(column_of(output, field.name), field.dataType)
     return columns, schema
-
-
-def _key(declared: Input) -> Column:
-    from pyspark.sql import Column
-    from pyspark.sql import functions as sf
-
-    key: Any = declared.key
-    if isinstance(key, str):
-        return sf.expr(key)
-    made = key() if callable(key) and not isinstance(key, Column) else None
-    if not isinstance(made, Column):
-        msg = f'key= is {key!r}: give SQL, as key="upper(name)", or a function that returns a column, as key=lambda: sf.upper("name"); executors that import the class cannot make a column'
-        raise TypeError(msg)
-    return made
-
-
-def _prepared(declared: Input, rows: DataFrame, key: Column) -> DataFrame:
-    """Return the rows with what the update needs beside them."""
-    from pyspark.sql import functions as sf
-
-    own = [
-        sf.xxhash64(key).alias(_PLACE),
-        _cast(key, rows).alias(_KEY),
-        event_micros(rows, declared.event_time).alias(_TIME),
-    ]
-    if declared.id is not None:
-        own.append(_cast(sf.col(declared.id), rows).alias(_ID))
-    return rows.select("*", *own)
-
-
-def _cast(column: Column, rows: DataFrame) -> Column:
-    kind = _kind(column, rows)
-    return column.cast("long") if kind.typeName() in _WHOLE else column
-
-
-def _kind(column: Column, rows: DataFrame) -> DataType:
-    return rows.select(column).schema.fields[0].dataType
-
-
-_WHOLE: Final = ("byte", "short", "integer", "long")
-_KINDS: Final = ("string", "binary", *_WHOLE)
-
-
-def _check_frame(computation: Computation, declared: Input, frame: DataFrame, key: Column) -> None:
-    """Refuse a frame that has not what is declared. Raises ValueError, TypeError, and what Spark does for a column that is not there."""
-    from pyspark.sql import functions as sf
-
-    taken = [name for name in frame.columns if name.lower() in (*_OWN, OUTPUT)]
-    if taken:
-        msg = f"the frame has a column {taken[0]} already; rename it before {computation.name} reads it"
-        raise ValueError(msg)
-    event_micros(frame, declared.event_time)
-    named: Sequence[tuple[str, Column]] = [("key", key)]
-    if declared.id is not None:
-        named = [*named, ("id", sf.col(declared.id))]
-    for what, column in named:
-        kind = _kind(column, frame)
-        if kind.typeName() not in _KINDS:
-            msg = f"the {what} of {computation.name} is of {kind.simpleString()}; take text, bytes or a whole number: cast it, as by F.col(...).cast('string')"
-            raise TypeError(msg)

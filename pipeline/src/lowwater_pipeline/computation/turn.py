@@ -1,6 +1,6 @@
 """One key's turn in a batch: its records and its timers in one order, and what is kept of it afterwards. Pure: no Spark, no Arrow, no clock.
 
-The order: records by time and id, and before each the timers of the low watermark that are due and not later than it; then the other ones that are due; then those of the clock. So a timer at *t* has
+The order: records by time, input and id, and before each the timers of the low watermark that are due and not later than it; then the other ones that are due; then those of the clock. So a timer at *t* has
 seen all records before *t*, and none at *t* that came in its batch or after it. Of the timers that stand, the earliest fires first. One that is set meanwhile, and is due, fires in the same turn; one of the low watermark comes before any of the clock.
 
 A timer *holds*: until it has fired, the low watermark of the computation does not pass its hold, so that what it produces is not below what was reported. What is produced, and each hold, comes from
@@ -15,11 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
-from operator import attrgetter
 from typing import Any, Final
 
 from lowwater.watermark import MAX, MIN, Watermark, to_micros
-from lowwater_pipeline.computation.computation import Computation, Output, Record, Timer, length_of
+from lowwater_pipeline.computation.computation import Computation, Output, Record, Timer, length_of, order_of
 
 __all__ = ["Context", "Held", "Kept", "Production", "TimerId", "Turns"]
 
@@ -325,7 +324,7 @@ class Turns(Context):
     ) -> None:
         super().__init__(computation, outputs, low, now)
         self._computation = computation
-        self._order: Any = attrgetter(*(("timestamp", "id") if computation.inputs[0].id else ("timestamp",)))
+        self._order: Final = order_of(computation.inputs)
         self._nothing = None if self._codec is None else self._codec.encode(self._codec.initial())
 
     @property

@@ -30,11 +30,16 @@ class IdUpdate:
     """What every key range does with its rows of a batch; see ``Batch.stateful``. Travels in the closure."""
 
     sieve: Sieve
+    promised: int
+    """The senders' low watermark before the batch, microseconds. That of the batch itself may have passed rows that it reads in time."""
 
     def update_segments(
-        self, before: Segments, rows: pa.Table, low: lowwater.Watermark
+        self,
+        before: Segments,
+        rows: pa.Table,
+        low: lowwater.Watermark,
     ) -> tuple[NextSegments, pa.Table, None, list[Any]]:
-        seen, out, counts = self.sieve.sift(self._seen(before), rows, low.micros)
+        seen, out, counts = self.sieve.sift(self._seen(before), rows, self.promised)
         segments = [
             piece.source or FreshSegment(piece.read(), tuple(piece.facts), piece.filter()) for piece in seen.pieces
         ]
@@ -100,7 +105,7 @@ class Deduplication:
     def of(self, batch: Batch, rows: DataFrame) -> Deduplicated:
         """Return the rows of a batch without copies. Call it once in every batch, with all of its rows.
 
-        It takes the place of ``batch.stateful``. Each key range reads the segments in which its rows' ids can be, and writes what is new. Raises what that raises, and ValueError,
+        What a row's time is compared with is ``batch.promised``. It takes the place of ``batch.stateful``. Each key range reads the segments in which its rows' ids can be, and writes what is new. Raises what that raises, and ValueError,
         through the query, for a row without id or event time, and WindowFull.
         """
         from pyspark.sql import functions as sf
@@ -110,7 +115,7 @@ class Deduplication:
             msg = f"the rows have a column {ROUTE} already; rename it before they are deduplicated"
             raise ValueError(msg)
         out = StructType([*rows.schema.fields, StructField(ROUTE, StringType())])
-        sifted = batch.stateful(rows, IdUpdate(self._sieve), out)
+        sifted = batch.stateful(rows, IdUpdate(self._sieve, batch.promised.micros), out)
         routed = {route: sifted.where(sf.col(ROUTE) == route.value).drop(ROUTE) for route in Route}
         noted = zip(*(each[-len(Counts._fields) :] for each in batch.noted), strict=True)
         counts = Counts(*(sum(column) for column in noted))

@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,8 +19,9 @@ from lowwater import errors
 from lowwater._core.calls import full_name
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.errors import AWAY
+from lowwater_spark.track.cut import Cut
 from lowwater_spark.track.inputs import Reading
-from lowwater_spark.track.ranges import KEY_HASH, range_bounds
+from lowwater_spark.track.ranges import KEY_HASH
 from lowwater_spark.track.receipt import Destination
 from lowwater_spark.track.status import in_short
 
@@ -86,6 +87,10 @@ class Authority:
     registered: lowwater.Computation | None = field(default=None, init=False)
     problem: str = field(default="", init=False)
     """Why it cannot be reached; empty while it can."""
+    cut: Cut = field(init=False)
+    """How the stage cuts its key space; the lease is of its ranges."""
+    wanted: lowwater.Layout | None = field(default=None, init=False)
+    """Another layout that is wanted, as the last commit has told; None: none is."""
     _quick: lowwater.Client = field(init=False)
     _worker: lowwater.Worker | None = field(default=None, init=False)
     _probed: float = field(default=0.0, init=False)
@@ -93,10 +98,13 @@ class Authority:
     _said: tuple[Reading, tuple[int, ...], float | None, tuple[str, ...]] | None = field(default=None, init=False)
     _unsaid: str = field(default="", init=False)
     """Why an output may not say how far it is complete, as it was logged last; empty: it may."""
+    _unproposed: str = field(default="", init=False)
+    """Why no layout could be asked for, as it was logged last."""
     _last: Reading | None = field(default=None, init=False)
     """What was read of the inputs last."""
 
     def __post_init__(self) -> None:
+        self.cut = Cut(self.registration.ranges)
         settings = self.client.settings
         self._quick = lowwater.Client(dataclasses.replace(settings, timeout=min(settings.timeout, CALL_TIMEOUT)))
 
@@ -126,8 +134,15 @@ class Authority:
             )
         return self.registered
 
-    def enter(self, check: Callable[[lowwater.Computation], None], values: Callable[[], Sequence[int]]) -> bool:
-        """Register, and claim from the values that are then said; False when the authority is away, which is remembered.
+    def enter(
+        self,
+        check: Callable[[lowwater.Computation], None],
+        values: Callable[[], tuple[Cut, Sequence[int]]],
+        lock: AbstractContextManager[object],
+    ) -> bool:
+        """Register, and claim the ranges of a cut from the values that are then said; False when the authority is away, which is remembered.
+
+        False, too, when the stage has been cut otherwise meanwhile: the claim is not of its ranges. ``lock`` guards the cut, and is not held meanwhile.
 
         ``check`` compares the inputs, as they are registered now, with those that the checkpoint was made from. Raises what that does,
         before anything is claimed, and what the authority refuses.
@@ -135,14 +150,33 @@ class Authority:
         try:
             check(self.register())
             self.registration = self.as_of_now(self.registration)
-            self.claim(values())
+            cut, starting = values()
+            lease = self._claim(cut, starting)
         except DEFERRABLE as failure:
             self.lost(failure)
             return False
-        return True
+        with lock:
+            if cut == self.cut:
+                self.lease = lease
+            return self.lease is not None
 
     def claim(self, values: Sequence[int]) -> None:
         """Claim the whole key space, each range starting from at most its value. Raises LowwaterError."""
+        self.lease = self._claim(self.cut, values)
+
+    def claim_again(self, cut: Cut, values: Sequence[int], batch: int, digest: str) -> None:
+        """Claim the ranges of another cut, in place of those that the stage has, before a batch begins. Raises LowwaterError.
+
+        When it is not known whether that was granted, the lease is given up: it may be fenced by now. Then the stage is claimed anew, as at the start.
+        """
+        before, self.lease = self.lease, None
+        assert before is not None
+        self.registration = dataclasses.replace(self.registration, generation=batch, digest=bytes.fromhex(digest))
+        self.lease = self._claim(cut, values, before.sequencer)
+        self.cut = cut
+        self._said, self._finished = None, set()
+
+    def _claim(self, cut: Cut, values: Sequence[int], instead_of: int = 0) -> lowwater.Lease:
         asked = self.registration
         if self._worker is None:
             self._worker = self.client.worker(
@@ -153,8 +187,13 @@ class Authority:
                 ordinal=asked.ordinal,
             )
         with self._noticing():
-            self.lease = self._worker.claim(
-                bounds=range_bounds(asked.ranges), bound=list(values), batch_digest=asked.digest, adopt=asked.adopt
+            return self._worker.claim(
+                bounds=cut.bounds,
+                bound=list(values),
+                batch_digest=asked.digest,
+                adopt=asked.adopt,
+                instead_of=instead_of,
+                generation=asked.generation,
             )
 
     # -- reading ----------------------------------------------------------------------------------------------------
@@ -248,21 +287,50 @@ class Authority:
 
         return self._degrade(call)
 
-    def commit(self, batch: int) -> str:
-        """Apply a prepared batch. Returns why the stage must hold, or nothing. Raises what replaced the run."""
+    def commit(self, batch: int, refused: str | None = None, loads: Sequence[lowwater.RangeLoad] = ()) -> str:
+        """Apply a prepared batch, and hear which layout is wanted; ``refused`` says why that is not followed, None: the stage follows none. Returns why the stage must hold, or nothing. Raises what replaced the run."""
         lease = self.lease
         if lease is None or self.problem:
             return self.problem or "the stage has not been claimed yet"
 
         def call() -> str:
-            for refused in self._quick.batches.commit(self.registration.name, lease.sequencer, batch):
-                if refused.reason == errors.StaleSequencer.reason:
-                    raise errors.StaleSequencer(refused.message, metadata={"computation": self.registration.name})
+            wanted: list[lowwater.Layout] = []
+            for each in self._quick.batches.commit(
+                self.registration.name,
+                lease.sequencer,
+                batch,
+                layout=None if refused is None else self.cut.told,
+                layout_refused=refused or "",
+                loads=loads,
+                wanted=wanted.append,
+            ):
+                if each.reason == errors.StaleSequencer.reason:
+                    raise errors.StaleSequencer(each.message, metadata={"computation": self.registration.name})
                 # The rest counts; another batch would be refused as well. The lease says it again, and the status shows it.
-                logger.warning("batch %d of %s: %s", batch, self.registration.name, refused.message)
+                logger.warning("batch %d of %s: %s", batch, self.registration.name, each.message)
+            self.wanted = wanted[-1] if wanted else None
             return ""
 
         return self._degrade(call)
+
+    def propose(self, layout: lowwater.Layout) -> bool:
+        """Ask for another layout, in place of the one that the stage has; False when it is not wanted: somebody else has asked for one, or may not be overruled."""
+        lease = self.lease
+        if lease is None or self.problem:
+            return False
+        try:
+            version = self._quick.change_layout(self.registration.name, lease.incarnation, layout)
+        except AWAY as failure:
+            self.lost(failure)
+            return False
+        except errors.LowwaterError as failure:
+            if failure.reason != self._unproposed:
+                logger.warning("%s is not balanced: %s", self.full_name, failure)
+            self._unproposed = failure.reason
+            return False
+        logger.info("%s asks for version %d of its layout, with %d key ranges", self.full_name, version, len(layout))
+        self._unproposed = ""
+        return True
 
     def vouch(self, through: int, reading: Reading) -> str:
         """Let the authority know what an output will say, before it does. Returns why it must not, or nothing. Raises what replaced the run."""

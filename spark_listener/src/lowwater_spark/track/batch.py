@@ -28,10 +28,12 @@ from lowwater_spark.sources.sink_log import refuse_sink
 from lowwater_spark.sources.writers import mark_writer
 from lowwater_spark.track import iceberg_out, table_out
 from lowwater_spark.track.batch_log import BatchEntry, BatchLog
+from lowwater_spark.track.cut import EQUAL, Cut
 from lowwater_spark.track.frontier import Bounds
 from lowwater_spark.track.handover import hand_over, sweep
 from lowwater_spark.track.inputs import floor_stamp
 from lowwater_spark.track.kafka_out import KafkaOut
+from lowwater_spark.track.load import loads_of
 from lowwater_spark.track.outputs import remember, remembered
 from lowwater_spark.track.plan import refuse_pattern
 from lowwater_spark.track.ranges import key_text, key_zone
@@ -39,7 +41,7 @@ from lowwater_spark.track.receipt import Destination, Receipt
 from lowwater_spark.track.removal import Removal
 from lowwater_spark.track.segments import SegmentUpdate
 from lowwater_spark.track.state import Place, StateStore, Version
-from lowwater_spark.track.update import Update, build_version, restage, rows_of
+from lowwater_spark.track.update import Update, build_version, fixed, restage, rows_of, tasks_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -125,11 +127,21 @@ class Keyed:
     key: Sequence[str | Column]
     event_time: str | Column
     ranges: int
+    """As declared."""
     injector: bool
     window: timedelta | None = None
     """The length of the windows by whose start the stage stamps what it emits; None when it stamps by event time."""
     bounds: Bounds | None = None
     """What an injector has declared of its source, from which its frontier is told; None: the function tells it."""
+    balance: bool = False
+    """Whether the driver asks for another layout when the loads of the ranges are uneven."""
+    layout: lowwater.Layout = EQUAL
+    """The layout that is followed; version 0: none, the key space is cut into equal parts."""
+
+    @property
+    def cut(self) -> Cut:
+        """How the key space is cut."""
+        return Cut(self.ranges, self.layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +182,12 @@ class Outcome:
     """Event time of the oldest late row, microseconds."""
     late_handle: int | None = None
     """Its key range."""
+    loads: Sequence[lowwater.RangeLoad] = ()
+    """What each range has cost; of a stage without state, and of a version that was found, nothing is known."""
+    tasks: int = 1
+    """How many tasks have shared the ranges."""
+    fixed: str = ""
+    """Why the ranges of its state cannot be cut otherwise; empty: they can, or there is none."""
 
 
 class Batch:
@@ -262,6 +280,14 @@ class Batch:
         return lowwater.Watermark(self._low())
 
     @property
+    def promised(self) -> lowwater.Watermark:
+        """The low watermark that the inputs had reached before the batch, as far as it was read then: rows below it are late. Durable, as :attr:`low`, which may be later by what the batch reads itself.
+
+        MIN for an injector, and when what Spark has held back may be older.
+        """
+        return lowwater.Watermark(self._entry.promised)
+
+    @property
     def now(self) -> int:
         """The driver's clock when the batch first began, microseconds since the epoch: durable, the same in every replay, and never below that of the batch before.
 
@@ -278,6 +304,11 @@ class Batch:
     def digest(self) -> str:
         """What tells the batch from another one of its number: the digest of its plan, the same in every replay."""
         return self._entry.digest
+
+    @property
+    def checkpoint(self) -> str:
+        """The identity of the query's checkpoint: no other one has it, and all runs of this one do."""
+        return identity(self._place.manifest.checkpoint)
 
     @property
     def claimed(self) -> Claimed | None:
@@ -608,12 +639,25 @@ class Batch:
             injector=self._keyed.injector,
             window=self._keyed.window,
             destination=self._destination,
+            cut=self._keyed.cut,
         )
         self._probe("state", self.id)
         if not receipts:
             receipts = restage(frame.sparkSession, manifest, self._reference(), self._destination)
         self._outcome = Outcome(
-            receipts, manifest, manifest.finished, manifest.late, manifest.late_example, manifest.late_handle
+            receipts,
+            manifest,
+            manifest.finished,
+            manifest.late,
+            manifest.late_example,
+            manifest.late_handle,
+            loads_of(
+                self._keyed.cut, [each for one in receipts for each in one.detail.get("loads", ())], manifest.ranges
+            )
+            if any("loads" in one.detail for one in receipts)
+            else (),
+            tasks_of(frame.sparkSession, self._keyed.cut),
+            fixed(update, [each for each in manifest.ranges if each.state or each.segmented]),
         )
         emitted = rows_of(frame.sparkSession, store, manifest, columns)
         # A replay may find all that it emits in the sink already, and read nothing.

@@ -11,13 +11,16 @@ batch has been read, is a second file, equally written once, with what it was to
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+from lowwater.layout import Layout
 from lowwater.watermark import MIN
 from lowwater_spark.checkpoint.durable import make_directory, write_once
 from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.track.cut import layout_from_json, layout_to_json
 from lowwater_spark.track.frontier import Seen
 from lowwater_spark.track.inputs import Reading
 
@@ -25,6 +28,9 @@ __all__ = ["BatchEntry", "BatchLog"]
 
 _FORMAT: Final = 2
 """Since the manifest (:mod:`lowwater_spark.checkpoint.manifest`). The entries are as before it, but a release that passes over it must not go on."""
+
+_LAID_OUT: Final = 3
+"""With a layout of key ranges: a release that passed over it would look for keys in other ranges."""
 
 _OLD: Final = 1
 
@@ -41,6 +47,8 @@ class BatchEntry:
     promised: int
     """The low watermark of the inputs that the committed batches before N had already reached, microseconds: a row of
     batch N below it is late, a broken promise of an input."""
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    """By stage, how it cuts its key space; a stage that is not named cuts it into equal parts."""
     now: int = MIN
     """The driver's clock when the batch first began, or that of a batch before it if the clock went back: microseconds since the epoch. MIN in entries of releases that kept none."""
 
@@ -57,13 +65,15 @@ class BatchLog:
         Durable when it returns. Raises CheckpointMismatch when the batch had been planned otherwise.
         """
         content = {
-            "format": _FORMAT,
+            "format": _LAID_OUT if entry.layouts else _FORMAT,
             "batch": entry.batch,
             "digest": entry.digest,
             "promised": entry.promised,
             "now": entry.now,
             **entry.reading.to_json(),
         }
+        if entry.layouts:
+            content["layouts"] = {name: layout_to_json(layout) for name, layout in entry.layouts.items()}
         make_directory(self._folder)
         fresh = write_once(self._path(entry.batch), json.dumps(content).encode())
         if fresh:
@@ -83,6 +93,7 @@ class BatchLog:
             digest=str(content["digest"]),
             reading=Reading.from_json(content),
             promised=int(content["promised"]),
+            layouts={name: layout_from_json(each) for name, each in content.get("layouts", {}).items()},
             now=int(content.get("now", MIN)),
         )
 
@@ -139,8 +150,8 @@ def _load(path: Location) -> dict[str, Any] | None:
         content: dict[str, Any] = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    if content.get("format") not in (_OLD, _FORMAT):
-        msg = f"{path} is of format {content.get('format')}; this release reads {_OLD} and {_FORMAT}. Use the release that wrote it, or a newer one."
+    if content.get("format") not in (_OLD, _FORMAT, _LAID_OUT):
+        msg = f"{path} is of format {content.get('format')}; this release reads {_OLD} to {_LAID_OUT}. Use the release that wrote it, or a newer one."
         raise CheckpointMismatch(msg)
     return content
 

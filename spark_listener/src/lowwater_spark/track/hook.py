@@ -427,9 +427,15 @@ class Hook:
             # What Spark still holds after this batch is written by a later one.
             bound = self.run.checked.spark_bound(plan)
             chosen = dataclasses.replace(chosen, low=bound) if bound < chosen.low else chosen
-            entry, replayed = self.run.parts[0].entries.begin(
-                BatchEntry(plan.batch, plan.digest, chosen, promised, self._clock())
-            )
+            entries, number, digest = self.run.parts[0].entries, plan.batch, plan.digest
+            if any(part.authority.wanted for part in self.run.parts) and entries.read(number) is None:
+                for part in self.run.parts:
+                    part.follow_wanted(number, digest)
+                self.probe("laid out", number)
+            layouts = {part.name: part.keyed.layout for part in self.run.parts if part.keyed.layout.version}
+            entry, replayed = entries.begin(BatchEntry(number, digest, chosen, promised, layouts, self._clock()))
+            for part in self.run.parts:
+                part.follow_logged(entry.layouts, number, digest)
             self._note(entry)
             self._running = _Running(plan, entry, replayed, time.time())
             return self._running
@@ -478,7 +484,7 @@ class Hook:
         self.probe("committed", number)
         # What a stage reads is committed before it: a crash in between leaves the later ones behind, never ahead.
         told = [
-            (state, outcome, holding or part.authority.commit(number))
+            (state, outcome, holding or part.commit(number, outcome))
             for part, (state, outcome, holding) in zip(self.run.parts, running.ended, strict=True)
         ]
         if not any(holding for _, _, holding in told):

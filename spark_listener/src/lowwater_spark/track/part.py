@@ -11,22 +11,27 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import lowwater
+from lowwater.layout import Layout
 from lowwater.watermark import MIN
 from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.checkpoint.log import Plan
+from lowwater_spark.errors import AWAY
 from lowwater_spark.sources.base import OpenSource
 from lowwater_spark.track.authority import Authority
 from lowwater_spark.track.batch import Keyed, Outcome
 from lowwater_spark.track.batch_log import BatchEntry, BatchLog
+from lowwater_spark.track.cut import EQUAL, Cut, Share, least_of
 from lowwater_spark.track.frontier import Example, Seen
 from lowwater_spark.track.inputs import UNREAD, Change, Origin, Reading, fold, still_counts
+from lowwater_spark.track.load import BATCHES, balanced, hottest
 from lowwater_spark.track.progress import Committed, Progress, passed_on
 from lowwater_spark.track.state import Place, StateStore, Version
 from lowwater_spark.track.status import KeyRange
+from lowwater_spark.track.update import can_pin
 
 __all__ = ["LateRow", "Part", "committed"]
 
@@ -43,6 +48,8 @@ class LateRow:
     """Its key range; None where nobody knows it: of a plain query, of an injector, and of a replay of a batch that did not keep it."""
     where: str = ""
     """In words, of an injector: its part of the source."""
+    cut: Cut | None = None
+    """What its key range is one of."""
 
 
 @dataclass(slots=True)
@@ -69,6 +76,14 @@ class Part:
     seen: Seen | None = field(default=None, init=False)
     """What an injector knows of its source after the newest batch; None when nobody looks."""
     _unreported: tuple[tuple[Sequence[int], Sequence[int]], int] | None = field(default=None, init=False)
+    _fixed: str = field(default="", init=False)
+    """Why its ranges cannot be cut otherwise, by its last batch; empty: they can."""
+    _refused: str = field(default="", init=False)
+    """Why the layout that is wanted is not followed; empty: it is, or none is wanted."""
+    _loads: Sequence[Sequence[lowwater.RangeLoad]] = field(default=(), init=False)
+    """Of the last batches, for who balances them."""
+    _said: int = field(default=0, init=False)
+    """The version of the last layout whose refusal was logged."""
 
     def __post_init__(self) -> None:
         self.entries = BatchLog(self.home)
@@ -143,13 +158,14 @@ class Part:
                     for part, each in zip(self.earlier, earlier, strict=True)
                 ]
             )
+        self._lay_out(entry.layouts)
         store = StateStore.existing(self.place)
         manifest = None if store is None or last < store.first else store.before(last + 1)
         return committed(plan, reading, manifest, spark_bound)
 
     def open(self, sources: Sequence[OpenSource], state: Committed) -> None:
         """Begin from the durable state."""
-        self.progress = Progress(self.keyed.ranges, self.keyed.window, sources, state)
+        self.progress = Progress(len(self.keyed.cut), self.keyed.window, sources, state)
 
     # -- the claim ----------------------------------------------------------------------------------------------------
 
@@ -164,12 +180,12 @@ class Part:
             with lock:
                 self.check_inputs(registered, reader)
 
-        def values() -> list[int]:
+        def values() -> tuple[Cut, list[int]]:
             with lock:
                 self._unreported = (self.progress.committed.pending, 0)
-                return self.progress.values(self.progress.reading)
+                return self.keyed.cut, self.progress.values(self.progress.reading)
 
-        return self.authority.enter(check, values)
+        return self.authority.enter(check, values, lock)
 
     def check_inputs(self, registered: lowwater.Computation, reader: Part | None) -> None:
         """Compare the inputs with those that the checkpoint's watermark was read from."""
@@ -188,11 +204,90 @@ class Part:
             again = still_counts(reading, state.batch, registered)
         self.progress.restart(dataclasses.replace(state, reading=again))
 
+    # -- the layout of its ranges --------------------------------------------------------------------------------------
+
+    def follow_wanted(self, batch: int, digest: str) -> None:
+        """Follow the layout that is wanted, before a batch begins, if there is one and it can be followed: claim its ranges. Raises what replaced the run.
+
+        When the claim is not granted, the layout stays as it is.
+        """
+        wanted = self.authority.wanted
+        if wanted is None or wanted.version == self.keyed.layout.version or not wanted.starts:
+            return
+        self._refused = wanted.wrong() or self._fixed
+        if self._refused:
+            if self._said != wanted.version:
+                said = "version %d of the layout of %s is not followed: %s"
+                logger.warning(said, wanted.version, self.name, self._refused)
+            self._said = wanted.version
+            return
+        if self.authority.lease is None or self.authority.problem or self.progress.holding:
+            return  # with a batch that the authority hears of
+        if self._relay(wanted, batch, digest):
+            logger.info("%s has %d key ranges from batch %d on", self.name, len(wanted), batch)
+
+    def follow_logged(self, layouts: Mapping[str, Layout], batch: int, digest: str) -> None:
+        """Follow the layout that a batch has begun with: also when nobody grants a claim of its ranges, which are claimed later then. Raises what replaced the run."""
+        logged = layouts.get(self.name, EQUAL)
+        if logged == self.keyed.layout:
+            return
+        if self.authority.lease is None or self.authority.problem or not self._relay(logged, batch, digest):
+            shares = Cut(self.keyed.ranges, logged).shares(self.keyed.cut)
+            held = self._held(shares)
+            self._lay_out(layouts)
+            self.progress.relay(len(shares), held)
+
+    def _relay(self, layout: Layout, batch: int, digest: str) -> bool:
+        """Claim the ranges of another layout, each from where its keys stand; False when the authority is away."""
+        cut = Cut(self.keyed.ranges, layout)
+        shares = cut.shares(self.keyed.cut)
+        values = self.progress.values(self.progress.reading)
+        try:
+            self.authority.claim_again(
+                cut, [min(values[share.parent] for share in each) for each in shares], batch, digest
+            )
+        except AWAY as failure:
+            self.authority.lost(failure)
+            return False
+        held = self._held(shares)
+        self.keyed = dataclasses.replace(self.keyed, layout=layout)
+        self.progress.relay(len(shares), held)
+        self._unreported = (self.progress.committed.pending, 0 if self._unreported is None else self._unreported[1])
+        return True
+
+    def _held(self, shares: Sequence[Sequence[Share]]) -> Sequence[int | None]:
+        held = self.progress.committed.held
+        return least_of(shares, held) if held else ()
+
+    def _lay_out(self, layouts: Mapping[str, Layout]) -> None:
+        """Have the layout of a batch. A lease of other ranges is given up, and claimed anew."""
+        self.keyed = dataclasses.replace(self.keyed, layout=layouts.get(self.name, EQUAL))
+        if self.authority.cut != self.keyed.cut:
+            self.authority.cut, self.authority.lease = self.keyed.cut, None
+
+    def _balance(self, outcome: Outcome) -> None:
+        """Ask for a layout that spreads the loads of the last batches better, if it is declared so; nothing else is wanted meanwhile."""
+        wanted, layout = self.authority.wanted, self.keyed.cut.told
+        if not self.keyed.balance or not outcome.loads or self._fixed:
+            return
+        self._loads = [*self._loads, outcome.loads][-BATCHES:]
+        if wanted is not None and wanted.version != layout.version:
+            return
+        better = balanced(layout, self._loads, outcome.tasks, self.keyed.ranges, pins=can_pin())
+        if better is not None and self.authority.propose(better):
+            self._loads = []
+
+    def commit(self, batch: int, outcome: Outcome) -> str:
+        """Have the authority apply a batch, and tell it what the hottest ranges have cost; returns as :meth:`Authority.commit` does."""
+        return self.authority.commit(batch, self._refused, hottest(outcome.loads))
+
     # -- batches and the clock ----------------------------------------------------------------------------------------
 
     def settle(self, state: Committed, outcome: Outcome, holding: str) -> None:
         """Take notice of a committed batch. ``holding``: why the authority does not know it whole."""
         self.progress.settle(state, holding)
+        self._fixed = outcome.fixed
+        self._balance(outcome)
         finished = outcome.finished + (self._unreported[1] if self._unreported is not None else 0)
         self._unreported = (self.progress.committed.pending, finished)
         if holding:
@@ -274,7 +369,7 @@ class Part:
         if not outcome.late or outcome.late_example is None:
             return
         self.late_rows += outcome.late
-        row = LateRow(batch, outcome.late_example, outcome.late_handle)
+        row = LateRow(batch, outcome.late_example, outcome.late_handle, cut=self.keyed.cut)
         if self.late_row is None or row.micros < self.late_row.micros:
             self.late_row = row
         logger.warning(
@@ -283,7 +378,7 @@ class Part:
             self.name,
             outcome.late,
             lowwater.Watermark(row.micros),
-            "?" if row.handle is None else KeyRange.of(row.handle, self.keyed.ranges),
+            "?" if row.handle is None else KeyRange.of(row.handle, self.keyed.cut),
         )
 
 

@@ -83,6 +83,11 @@ class Progress:
         self.committed = committed
         self._reading = committed.reading
 
+    def relay(self, ranges: int, held: Sequence[int | None]) -> None:
+        """Take notice that the key space is cut otherwise: into so many ranges, which hold what the committed batch has left."""
+        self._ranges = ranges
+        self.committed = dataclasses.replace(self.committed, held=held)
+
     def must_list(self, reading: Reading, now: float) -> bool:
         """Return whether the sources must be listed: for a reading that is news, or again for one that waits, since files vanish.
 

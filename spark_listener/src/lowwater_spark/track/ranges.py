@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = [
     "KEY_HASH",
     "MAX_RANGES",
+    "PLACES",
+    "SIGN",
     "hash_range_column",
     "key_text",
     "key_zone",
@@ -33,8 +35,8 @@ KEY_HASH: Final = "xxhash64"
 
 MAX_RANGES: Final = 65_536
 
-_PLACES: Final = 1 << 64
-_SIGN: Final = 1 << 63
+PLACES: Final = 1 << 64
+SIGN: Final = 1 << 63
 
 
 def range_bounds(count: int) -> list[bytes]:
@@ -48,13 +50,13 @@ def range_bounds(count: int) -> list[bytes]:
     if not 1 <= count <= MAX_RANGES:
         msg = f"ranges must be 1 to {MAX_RANGES}, not {count}"
         raise ValueError(msg)
-    inner = [(-(-i * _PLACES // count)).to_bytes(8, "big") for i in range(1, count)]
+    inner = [(-(-i * PLACES // count)).to_bytes(8, "big") for i in range(1, count)]
     return [b"", *inner, b""]
 
 
 def place_bytes(xxhash64: int) -> bytes:
     """Return the key of a hash value as Spark gives it, a signed 64-bit number."""
-    return (xxhash64 + _SIGN).to_bytes(8, "big")
+    return (xxhash64 + SIGN).to_bytes(8, "big")
 
 
 def range_column(key: Sequence[str | Column], count: int) -> Column:
@@ -137,7 +139,7 @@ def hash_range_column(xxhash64: Column, count: int) -> Column:
     """
     from pyspark.sql import functions as sf
 
-    place = xxhash64.bitwiseXOR(sf.lit(-_SIGN))
+    place = xxhash64.bitwiseXOR(sf.lit(-SIGN))
     low = place.bitwiseAND(sf.lit(0xFFFF_FFFF))
     carried = sf.shiftrightunsigned(low * sf.lit(count), 32)
     return sf.shiftrightunsigned(sf.shiftrightunsigned(place, 32) * sf.lit(count) + carried, 32).cast("int")

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater.watermark import MIN
-from lowwater_spark.track.ranges import range_column
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -125,7 +124,7 @@ class Rows:
 
         frame = self._source()
         time = event_micros(frame, self._keyed.event_time)
-        handle = range_column(self._keyed.key, self._keyed.ranges)
+        handle = self._keyed.cut.handle(sf.xxhash64(*self._keyed.key))
         late = frame.select(time.alias("micros"), handle.alias("handle")).where(
             sf.col("micros") < sf.lit(self._promised)
         )

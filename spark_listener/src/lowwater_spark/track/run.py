@@ -319,5 +319,7 @@ class Run:
                 removal_held_back=max((each.held_back(time.time()) for each in removals), default=0.0),
                 ahead_rows=part.ahead_rows,
                 ahead_example="" if part.ahead_row is None else f"{part.ahead_row[1]} in batch {part.ahead_row[0]}",
-                late_range=None if late is None or late.handle is None else KeyRange.of(late.handle, part.keyed.ranges),
+                late_range=None
+                if late is None or late.handle is None or late.cut is None
+                else KeyRange.of(late.handle, late.cut),
             )

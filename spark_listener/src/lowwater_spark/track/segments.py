@@ -4,7 +4,7 @@ A version names the segments of each range. What they hold and when they are mer
 memory map. With each go a few whole numbers of the update, and perhaps a filter: bytes that say what it surely does not hold. It stands in the segment's file, so it cannot be of another version
 than what it speaks of.
 
-A batch writes all new segments of a range into one file, since a file has to be synced, which takes longer than to write a small one. A file is linked as long as the segments that are still named are
+A batch writes all new segments of a range that have one schema into one file, since a file has to be synced, which takes longer than to write a small one. A file is linked as long as the segments that are still named are
 half of it; then those that are left go into the file of the batch. So files take at most about twice what the segments do, and no more is copied in all than is written.
 """
 
@@ -26,6 +26,8 @@ __all__ = [
     "Due",
     "FreshSegment",
     "NextSegments",
+    "Parent",
+    "RelaidUpdate",
     "Segment",
     "SegmentUpdate",
     "Segments",
@@ -126,9 +128,29 @@ class SegmentUpdate(Protocol):
     def update_segments(
         self, before: Segments, rows: pa.Table, low: lowwater.Watermark
     ) -> tuple[NextSegments, pa.Table | None, lowwater.EventTime | None, Iterable[Any]]:
-        """Return what the function of ``stateful`` returns, with the segments as the state. The same from the same, whatever attempt or run calls it.
+        """Return what the function of ``stateful`` returns, with the segments as the state. The same from the same, whatever attempt or run calls it."""
+        ...
 
-        All segments of a range have one schema, those of earlier versions included.
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """A range of the version before, in a cut of the key space that has changed since."""
+
+    segments: Segments
+    places: tuple[int, int] | None = None
+    """The keys that the new range has of it: those whose place, the signed xxhash64 of the stage's key, is from the first to before the second. None: all."""
+
+
+@runtime_checkable
+class RelaidUpdate(SegmentUpdate, Protocol):
+    """An update whose ranges can be cut otherwise between two batches: it can tell which keys of its state are of which places."""
+
+    def update_relaid(
+        self, parents: Sequence[Parent], rows: pa.Table, low: lowwater.Watermark
+    ) -> tuple[NextSegments, pa.Table | None, lowwater.EventTime | None, Iterable[Any]]:
+        """Return what ``update_segments`` returns, of a range that has its keys from several ranges, or a part of one.
+
+        Segments of parents may stand in what is returned. No key is in two parents. It must hold no records that it tells as pending.
         """
         ...
 
@@ -136,7 +158,7 @@ class SegmentUpdate(Protocol):
 def write_segments(after: NextSegments, before: Segments, folder: str, prefix: str) -> tuple[Segment, ...]:
     """Write or link the segments of a range into a version that is being made, in files whose names begin with ``prefix``. O(what is written + segments).
 
-    All that are written have one schema. Each attempt has a prefix of its own, so two of them do not meet. Nothing is durable before the version is.
+    Each attempt has a prefix of its own, so two of them do not meet. Nothing is durable before the version is.
     """
     live: Counter[str] = Counter()
     for each in after.segments:
@@ -147,8 +169,8 @@ def write_segments(after: NextSegments, before: Segments, folder: str, prefix: s
         if isinstance(each, Segment) and each.name not in links and 2 * live[each.name] >= each.of:
             links[each.name] = f"{prefix}-{len(links) + 1}{_SUFFIX}"
             os.link(f"{before.folder}/{each.name}", f"{folder}/{links[each.name]}")
-    own = f"{prefix}-0{_SUFFIX}"
-    fresh: list[FreshSegment] = []
+    files: dict[pa.Schema, str] = {}
+    fresh: dict[str, list[FreshSegment]] = {}
     placed: list[Segment] = []
     for each in after.segments:
         if isinstance(each, Segment) and each.name in links:
@@ -158,13 +180,16 @@ def write_segments(after: NextSegments, before: Segments, folder: str, prefix: s
             written, size = FreshSegment(before.read(each), each.facts, before.filter(each)), each.size
         else:
             written, size = each, each.table.nbytes + len(each.filter)
-        placed.append(Segment(own, len(fresh), written.table.num_rows, size, 0, written.facts))
-        fresh.append(written)
-    if not fresh:
-        return tuple(placed)
-    _save(fresh, f"{folder}/{own}")
-    of = sum(each.size for each in placed if each.name == own)
-    return tuple(replace(each, of=of) if each.name == own else each for each in placed)
+        own = files.setdefault(written.table.schema, f"{prefix}-new{len(files)}{_SUFFIX}")
+        parts = fresh.setdefault(own, [])
+        placed.append(Segment(own, len(parts), written.table.num_rows, size, 0, written.facts))
+        parts.append(written)
+    sizes: Counter[str] = Counter()
+    for each in placed:
+        sizes[each.name] += each.size
+    for name, parts in fresh.items():
+        _save(parts, f"{folder}/{name}")
+    return tuple(replace(each, of=sizes[each.name]) if each.name in fresh else each for each in placed)
 
 
 def _save(segments: Sequence[FreshSegment], path: str) -> None:

@@ -20,10 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from lowwater.layout import Layout
 from lowwater_spark.checkpoint.durable import make_directory
 from lowwater_spark.checkpoint.location import Location, way
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, StateLost
+from lowwater_spark.track.cut import EQUAL, layout_from_json, layout_to_json
 from lowwater_spark.track.handover import publish_directory, sweep
 from lowwater_spark.track.segments import Due, Segment
 
@@ -31,7 +33,8 @@ __all__ = ["Place", "RangeEntry", "StateStore", "Version"]
 
 _WHOLE: Final = 1
 _SEGMENTED: Final = 2
-"""Formats of a manifest. One without segments is written as releases read it that know none."""
+_LAID_OUT: Final = 3
+"""Formats of a manifest. One without segments is written as releases read it that know none, and so is one of equal ranges."""
 _MANIFEST: Final = "manifest.json"
 
 KEPT_VERSIONS: Final = 3
@@ -100,6 +103,8 @@ class Version:
     """Event time of the oldest of them."""
     late_handle: int | None = None
     """Its key range."""
+    layout: Layout = EQUAL
+    """How the key space is cut; version 0: into equal parts."""
 
     @property
     def held(self) -> list[int | None]:
@@ -238,8 +243,8 @@ class StateStore:
             entry = json.loads((self.root / str(batch) / _MANIFEST).read_bytes())
         except FileNotFoundError:
             return None
-        if entry["format"] not in (_WHOLE, _SEGMENTED):
-            msg = f"version {batch} in {self.root} is of format {entry['format']}; this release reads {_WHOLE} and {_SEGMENTED}"
+        if entry["format"] not in (_WHOLE, _SEGMENTED, _LAID_OUT):
+            msg = f"version {batch} in {self.root} is of format {entry['format']}; this release reads {_WHOLE} to {_LAID_OUT}"
             raise CheckpointMismatch(msg)
         return _manifest(entry)
 
@@ -306,8 +311,11 @@ def _struct(schema: Mapping[str, str]) -> str:
 
 
 def _entry(manifest: Version) -> dict[str, Any]:
+    laid_out = {"layout": layout_to_json(manifest.layout)} if manifest.layout.version else {}
+    segmented = _SEGMENTED if any(entry.segmented for entry in manifest.ranges) else _WHOLE
     return {
-        "format": _SEGMENTED if any(entry.segmented for entry in manifest.ranges) else _WHOLE,
+        "format": _LAID_OUT if laid_out else segmented,
+        **laid_out,
         "batch": manifest.batch,
         "digest": manifest.digest,
         "low": manifest.low,
@@ -331,4 +339,5 @@ def _manifest(entry: Mapping[str, Any]) -> Version:
         late=entry["late"],
         late_example=entry["late_example"],
         late_handle=entry.get("late_handle"),
+        layout=layout_from_json(entry["layout"]) if "layout" in entry else EQUAL,
     )

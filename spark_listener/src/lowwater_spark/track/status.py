@@ -9,7 +9,7 @@ from typing import Final, Self
 
 import lowwater
 from lowwater._core.text import on_one_line
-from lowwater_spark.track.ranges import range_bounds
+from lowwater_spark.track.cut import Cut
 
 __all__ = ["KeyRange", "Status", "in_short"]
 
@@ -52,13 +52,13 @@ class KeyRange:
     """The first key that is not in it; empty: it has no upper bound."""
 
     @classmethod
-    def of(cls, handle: int, ranges: int) -> Self:
-        """Return one of equal ranges.
+    def of(cls, handle: int, cut: Cut) -> Self:
+        """Return one of the ranges of a cut.
 
-        >>> str(KeyRange.of(1, 3))
+        >>> str(KeyRange.of(1, Cut(3)))
         '1 [5555555555555556, aaaaaaaaaaaaaaab)'
         """
-        bounds = range_bounds(ranges)
+        bounds = cut.bounds
         return cls(handle, bounds[handle], bounds[handle + 1])
 
     def __str__(self) -> str:

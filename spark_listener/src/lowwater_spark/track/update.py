@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -18,11 +19,12 @@ from typing import TYPE_CHECKING, Any, Final
 import lowwater
 from lowwater.watermark import MAX, all_to_micros
 from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.track.cut import Cut, least_of
 from lowwater_spark.track.inputs import floor_stamp
-from lowwater_spark.track.ranges import range_column
+from lowwater_spark.track.load import measured
 from lowwater_spark.track.receipt import RECEIPT, Destination, Part, Receipt, receipt_of, stage_part
 from lowwater_spark.track.rows import event_micros
-from lowwater_spark.track.segments import Segments, SegmentUpdate, load, save, write_segments
+from lowwater_spark.track.segments import Parent, RelaidUpdate, Segments, SegmentUpdate, load, save, write_segments
 from lowwater_spark.track.state import RangeEntry, StateStore, Version
 
 if TYPE_CHECKING:
@@ -35,11 +37,14 @@ __all__ = [
     "UpdateResult",
     "arrow_schema",
     "build_version",
+    "can_pin",
+    "fixed",
     "held_micros",
     "least_record",
     "lowest_stamp",
     "restage",
     "rows_of",
+    "tasks_of",
 ]
 
 UpdateResult = tuple["pa.Table | None", "pa.Table | None", "lowwater.EventTime | None", Iterable[Any]]
@@ -50,8 +55,26 @@ Update = Callable[[int, "pa.Table | None", "pa.Table", lowwater.Watermark], Upda
 
 _HANDLE: Final = "__lowwater_handle"
 _TIME: Final = "__lowwater_time"
+_PLACE: Final = "__lowwater_place"
 _SEED: Final = "__lowwater_seed"
+_OWN: Final = (_HANDLE, _TIME, _PLACE, _SEED)
 _DETAIL: Final = ("finished", "late")
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What a range builds on: one range of the version before, or where the key space was cut otherwise, parts of some."""
+
+    oldest: int | None = None
+    """The oldest stamp that any of them holds."""
+    records: int = 0
+    parents: Sequence[tuple[RangeEntry, tuple[int, int] | None]] = ((RangeEntry(), None),)
+    """Each with the places that the range has of it; None: all."""
+
+    @property
+    def unchanged(self) -> RangeEntry | None:
+        """The range of the version before, if that is the same; else None."""
+        return self.parents[0][0] if len(self.parents) == 1 and self.parents[0][1] is None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +87,10 @@ class _Job:
     """Where the version is being made."""
     base: str
     """Where the version is that it builds on."""
-    before: Sequence[RangeEntry]
+    before: Sequence[Before]
     """Per range, what it builds on."""
+    places: Sequence[int]
+    """Where the ranges start, and the end of the key space."""
     schema: Any
     """pyarrow schema of the rows to emit."""
     low: int
@@ -92,6 +117,7 @@ def build_version(
     injector: bool,
     window: timedelta | None,
     destination: Destination,
+    cut: Cut,
 ) -> tuple[Version, list[Receipt]]:
     """Return version N of the state and the receipts of the job that made it; no receipts when it had been made before."""
     batch = destination.batch
@@ -102,6 +128,7 @@ def build_version(
             "remembered would be lost. Run in this stage what has made them, or begin a new checkpoint, with adopt=True."
         )
         raise CheckpointMismatch(msg)
+    start = _before(store, before, cut, update)
     receipts: list[Receipt] = []
 
     def fill(folder: Path) -> Version:
@@ -110,7 +137,8 @@ def build_version(
             destination=destination,
             folder=os.fspath(folder),
             base=store.file(batch - 1, ""),
-            before=[RangeEntry()] * store.ranges if before is None else before.ranges,
+            before=start,
+            places=cut.places,
             schema=arrow_schema(schema),
             low=low,
             promised=promised,
@@ -119,35 +147,85 @@ def build_version(
             window=window,
             event_time=event_time if isinstance(event_time, str) else "",
         )
-        receipts.extend(_run(job, frame, key, event_time, store.ranges))
+        receipts.extend(_run(job, frame, key, event_time, cut))
         _check_stamps(receipts, batch)
-        return _manifest_of(receipts, job, digest, store.ranges)
+        return _manifest_of(receipts, job, digest, cut)
 
     return store.build(batch, digest, fill), receipts
 
 
-def _run(
-    job: _Job, frame: DataFrame, key: Sequence[str | Column], event_time: str | Column, ranges: int
-) -> list[Receipt]:
+def _before(store: StateStore, before: Version | None, cut: Cut, update: Update | SegmentUpdate) -> list[Before]:
+    """Return what each range builds on. Raises CheckpointMismatch for an update whose ranges cannot be cut otherwise, and have been."""
+    if before is None:
+        return [Before()] * len(cut)
+    if before.layout == cut.layout:
+        return [Before(each.oldest, each.records, [(each, None)]) for each in before.ranges]
+    shares = cut.shares(Cut(store.ranges, before.layout))
+    entries = before.ranges
+    reason = fixed(update, [each for each in entries if each.state or each.segmented])
+    if reason:
+        msg = f"the key ranges of batch {before.batch + 1} are cut otherwise than those of the state in {store.root}, and {reason}"
+        raise CheckpointMismatch(msg)
+    counted: set[int] = set()
+    found = []
+    for each, oldest in zip(shares, least_of(shares, before.held), strict=True):
+        new = {share.parent for share in each} - counted
+        counted |= new
+        parents = [(entries[share.parent], share.places) for share in each]
+        found.append(Before(oldest, sum(entries[parent].records for parent in new), parents))
+    return found
+
+
+def fixed(update: object, held: Sequence[RangeEntry] = ()) -> str:
+    """Return why the ranges of an update cannot be cut otherwise, given the ranges that hold something, and what to do; empty: they can."""
+    if isinstance(update, RelaidUpdate):
+        if any(each.records for each in held):
+            return "records are held that are told as pending: nobody knows which keys they are of"
+        return ""
+    if not held:
+        return ""
+    what = (
+        f"the state of {type(update).__name__} does not say"
+        if isinstance(update, SegmentUpdate)
+        else "a table of a function of yours does not say"
+    )
+    return f"{what} which key a row of it is of. Write the stage as a computation (lowwater_pipeline.computation), whose state can be cut, or leave its ranges as they are"
+
+
+def _run(job: _Job, frame: DataFrame, key: Sequence[str | Column], event_time: str | Column, cut: Cut) -> list[Receipt]:
     from pyspark.sql import functions as sf
 
     session = frame.sparkSession
     rows = frame.select(
         "*",
-        range_column(key, ranges).alias(_HANDLE),
+        cut.handle(sf.xxhash64(*key)).alias(_HANDLE),
         event_micros(frame, event_time).alias(_TIME),
+        sf.xxhash64(*key).alias(_PLACE),
         sf.lit(col=False).alias(_SEED),
     )
-    nulls = [sf.lit(None).cast(field.dataType).alias(field.name) for field in rows.schema.fields[:-3]]
-    seeds = session.range(0, ranges, 1, 1).select(
+    nulls = [sf.lit(None).cast(field.dataType).alias(field.name) for field in rows.schema.fields[: -len(_OWN)]]
+    seeds = session.range(0, len(cut), 1, 1).select(
         *nulls,
         sf.col("id").cast("int").alias(_HANDLE),
         sf.lit(None).cast("long").alias(_TIME),
+        sf.lit(None).cast("long").alias(_PLACE),
         sf.lit(col=True).alias(_SEED),
     )
-    tasks = min(ranges, int(session.conf.get("spark.sql.shuffle.partitions", "200") or 200))
-    spread = _by_range(rows.union(seeds), tasks).sortWithinPartitions(_HANDLE)
+    spread = _by_range(rows.union(seeds), tasks_of(session, cut), cut).sortWithinPartitions(_HANDLE)
     return [receipt_of(row) for row in spread.mapInArrow(partial(_update_ranges, job), RECEIPT).collect()]
+
+
+def tasks_of(session: Any, cut: Cut) -> int:
+    """Return how many tasks share the ranges of a cut."""
+    return min(len(cut), int(session.conf.get("spark.sql.shuffle.partitions", "200") or 200))
+
+
+def can_pin() -> bool:
+    """Return whether a range can be given to a task: not before PySpark 4.1."""
+    from pyspark.sql import DataFrame
+
+    # Of the class: of a frame a column of that name would be one as well.
+    return hasattr(DataFrame, "repartitionById")
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -159,12 +237,13 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, **zone)
 
 
-def _by_range(rows: DataFrame, tasks: int) -> DataFrame:
+def _by_range(rows: DataFrame, tasks: int, cut: Cut) -> DataFrame:
     """Return the rows with all that have one handle in the same one of so many partitions."""
-    # Of the class: of a frame a column of that name would be one as well.
-    if hasattr(type(rows), "repartitionById"):
-        return rows.repartitionById(tasks, _HANDLE)
-    # Before PySpark 4.1. The hash keeps a range in one place as well, but some tasks have several ranges and others none.
+    from pyspark.sql import functions as sf
+
+    if can_pin():
+        return rows.repartitionById(tasks, cut.task(sf.col(_HANDLE)))
+    # Before PySpark 4.1. The hash keeps a range in one place as well, but some tasks have several ranges and others none, and none can be chosen.
     return rows.repartition(tasks, _HANDLE)
 
 
@@ -189,7 +268,7 @@ def _check_stamps(receipts: Sequence[Receipt], batch: int) -> None:
         raise ValueError(msg)
 
 
-def _manifest_of(receipts: Sequence[Receipt], job: _Job, digest: str, ranges: int) -> Version:
+def _manifest_of(receipts: Sequence[Receipt], job: _Job, digest: str, cut: Cut) -> Version:
     entries: dict[int, RangeEntry] = {}
     pending: dict[int, int] = {}
     examples: list[tuple[int, int]] = []
@@ -203,19 +282,20 @@ def _manifest_of(receipts: Sequence[Receipt], job: _Job, digest: str, ranges: in
             totals[name] += detail[name]
         if detail["late_example"] is not None:
             examples.append(tuple(detail["late_example"]))
-    assert len(entries) == ranges, "every range has a seed row, so every range was run"
+    assert len(entries) == len(cut), "every range has a seed row, so every range was run"
     starts = sorted(pending)
     late_example, late_handle = min(examples, default=(None, None))
     return Version(
         batch=job.destination.batch,
         digest=digest,
         low=job.low,
-        ranges=[entries[handle] for handle in range(ranges)],
+        ranges=[entries[handle] for handle in range(len(cut))],
         pending=(starts, [pending[start] for start in starts]),
         finished=totals["finished"],
         late=totals["late"],
         late_example=late_example,
         late_handle=late_handle,
+        layout=cut.layout,
     )
 
 
@@ -230,6 +310,7 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
     made: dict[int, RangeEntry] = {}
     rows_in = late = emitted_rows = 0
     examples: list[tuple[int, int]] = []
+    loads: list[list[int]] = []
     early: list[tuple[int, int, int]] = []
     untold: list[tuple[int, int | None, int, int]] = []
     for handle, table in _by_handle(batches):
@@ -240,8 +321,11 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
             late += pc.sum(pc.less(times, job.promised)).as_py()
             examples.append((low_time, handle))
         rows_in += data.num_rows
-        bare = data.drop_columns([_HANDLE, _TIME, _SEED])
+        bare = data.drop_columns(list(_OWN))
+        began = time.monotonic()
         entry, held, emitted, kept = _update_range(job, handle, bare, context.taskAttemptId())
+        micros = round((time.monotonic() - began) * 1_000_000)
+        loads.append(measured(handle, data.column(_PLACE), (job.places[handle], job.places[handle + 1]), micros))
         emitted_rows += emitted
         pending.add_many(held)
         made[handle] = entry
@@ -271,6 +355,7 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
         "finished": part.finished,
         "late": late,
         "late_example": min(examples, default=None),
+        "loads": loads,
         "early": early,
         "untold": untold,
     }
@@ -313,14 +398,22 @@ def _update_range(
     job: _Job, handle: int, rows: pa.Table, attempt: int
 ) -> tuple[RangeEntry, list[int], int, pa.Table | None]:
     """Return what the range is in the new version, the records it holds, how many rows it emits, and its state if that is a table."""
-    before = job.before[handle]
-    whole = before.state and os.fspath(Path(job.base, before.state))
+    before = job.before[handle].unchanged
     name = f"{handle:05}-{attempt}"
     entry = RangeEntry()
     new_state = None
+    low = lowwater.Watermark(job.low)
     if isinstance(job.update, SegmentUpdate):
-        segments = Segments(job.base, before.segments, before.facts, whole)
-        after, emitted, oldest, held = job.update.update_segments(segments, rows, lowwater.Watermark(job.low))
+        if before is not None:
+            segments = _segments(job, before)
+            after, emitted, oldest, held = job.update.update_segments(segments, rows, low)
+        elif isinstance(job.update, RelaidUpdate):
+            segments = Segments(job.base)
+            parents = [Parent(_segments(job, each), places) for each, places in job.before[handle].parents]
+            after, emitted, oldest, held = job.update.update_relaid(parents, rows, low)
+        else:  # none of the parents holds anything
+            segments = Segments(job.base)
+            after, emitted, oldest, held = job.update.update_segments(segments, rows, low)
         entry = replace(
             entry,
             segments=write_segments(after, segments, job.folder, name),
@@ -328,8 +421,9 @@ def _update_range(
             due=after.due,
         )
     else:
+        whole = "" if before is None else _whole(job, before)
         state = load(whole)
-        new_state, emitted, oldest, held = job.update(handle, state, rows, lowwater.Watermark(job.low))
+        new_state, emitted, oldest, held = job.update(handle, state, rows, low)
         if new_state is not None and new_state.num_rows:
             entry = replace(entry, state=f"{name}.state")
             path = Path(job.folder, entry.state)
@@ -347,6 +441,14 @@ def _update_range(
         entry = replace(entry, emitted=f"{name}.parquet")
         pyarrow.parquet.write_table(emitted.select(job.schema.names).cast(job.schema), Path(job.folder, entry.emitted))
     return entry, pending, 0 if emitted is None else emitted.num_rows, new_state
+
+
+def _whole(job: _Job, before: RangeEntry) -> str:
+    return before.state and os.fspath(Path(job.base, before.state))
+
+
+def _segments(job: _Job, before: RangeEntry) -> Segments:
+    return Segments(job.base, before.segments, before.facts, _whole(job, before))
 
 
 def held_micros(held: Any) -> list[int]:

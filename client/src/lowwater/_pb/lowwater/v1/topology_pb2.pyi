@@ -8,6 +8,7 @@ import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
+import lowwater._pb.lowwater.v1.types_pb2
 import sys
 import typing
 
@@ -406,3 +407,137 @@ class DropResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["computation", b"computation"]) -> None: ...
 
 Global___DropResponse: typing_extensions.TypeAlias = DropResponse
+
+@typing.final
+class ChangeLayoutRequest(google.protobuf.message.Message):
+    """Asks for another layout."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COMPUTATION_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
+    EXPECTED_VERSION_FIELD_NUMBER: builtins.int
+    STARTS_FIELD_NUMBER: builtins.int
+    TASKS_FIELD_NUMBER: builtins.int
+    SERVER_TOKEN_FIELD_NUMBER: builtins.int
+    computation: builtins.str
+    """The computation."""
+    incarnation: builtins.int
+    """Its incarnation that is meant; another one is INCARNATION_CHANGED."""
+    expected_version: builtins.int
+    """The version that it takes the place of; another one is LAYOUT_CONFLICT. A
+    repeat of the newest change is answered as that was.
+    """
+    server_token: builtins.str
+    """The deployment the caller means; empty accepts any."""
+    @property
+    def starts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """As in Layout, at most 65,536."""
+
+    @property
+    def tasks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """As in Layout; at most 65,536 each."""
+
+    def __init__(
+        self,
+        *,
+        computation: builtins.str = ...,
+        incarnation: builtins.int = ...,
+        expected_version: builtins.int = ...,
+        starts: collections.abc.Iterable[builtins.int] | None = ...,
+        tasks: collections.abc.Iterable[builtins.int] | None = ...,
+        server_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computation", b"computation", "expected_version", b"expected_version", "incarnation", b"incarnation", "server_token", b"server_token", "starts", b"starts", "tasks", b"tasks"]) -> None: ...
+
+Global___ChangeLayoutRequest: typing_extensions.TypeAlias = ChangeLayoutRequest
+
+@typing.final
+class ChangeLayoutResponse(google.protobuf.message.Message):
+    """It is wanted."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: builtins.int
+    version: builtins.int
+    """Its version."""
+    def __init__(
+        self,
+        *,
+        version: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["version", b"version"]) -> None: ...
+
+Global___ChangeLayoutResponse: typing_extensions.TypeAlias = ChangeLayoutResponse
+
+@typing.final
+class GetLayoutRequest(google.protobuf.message.Message):
+    """Asks which layout is wanted."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COMPUTATION_FIELD_NUMBER: builtins.int
+    SERVER_TOKEN_FIELD_NUMBER: builtins.int
+    computation: builtins.str
+    """The computation."""
+    server_token: builtins.str
+    """The deployment the caller means; empty accepts any."""
+    def __init__(
+        self,
+        *,
+        computation: builtins.str = ...,
+        server_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computation", b"computation", "server_token", b"server_token"]) -> None: ...
+
+Global___GetLayoutRequest: typing_extensions.TypeAlias = GetLayoutRequest
+
+@typing.final
+class GetLayoutResponse(google.protobuf.message.Message):
+    """How a computation is to be laid out, and how its owner lays it out."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    INCARNATION_FIELD_NUMBER: builtins.int
+    WANTED_FIELD_NUMBER: builtins.int
+    CURRENT_FIELD_NUMBER: builtins.int
+    REFUSED_FIELD_NUMBER: builtins.int
+    BATCH_FIELD_NUMBER: builtins.int
+    LOADS_FIELD_NUMBER: builtins.int
+    incarnation: builtins.int
+    """The computation's incarnation."""
+    refused: builtins.str
+    """Why the owner does not follow what is wanted, in words; empty: it does, or
+    will.
+    """
+    batch: builtins.int
+    """The last micro-batch whose loads are told."""
+    @property
+    def wanted(self) -> lowwater._pb.lowwater.v1.types_pb2.Layout:
+        """What is wanted."""
+
+    @property
+    def current(self) -> lowwater._pb.lowwater.v1.types_pb2.Layout:
+        """The owner's layout, as it was told with its last commit; absent: it has not
+        said since this shard serves the computation, or follows none.
+        """
+
+    @property
+    def loads(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater._pb.lowwater.v1.types_pb2.RangeLoad]:
+        """What its hottest ranges cost, the hottest first."""
+
+    def __init__(
+        self,
+        *,
+        incarnation: builtins.int = ...,
+        wanted: lowwater._pb.lowwater.v1.types_pb2.Layout | None = ...,
+        current: lowwater._pb.lowwater.v1.types_pb2.Layout | None = ...,
+        refused: builtins.str = ...,
+        batch: builtins.int = ...,
+        loads: collections.abc.Iterable[lowwater._pb.lowwater.v1.types_pb2.RangeLoad] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_current", b"_current", "current", b"current", "wanted", b"wanted"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_current", b"_current", "batch", b"batch", "current", b"current", "incarnation", b"incarnation", "loads", b"loads", "refused", b"refused", "wanted", b"wanted"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_current", b"_current"]) -> typing.Literal["current"] | None: ...
+
+Global___GetLayoutResponse: typing_extensions.TypeAlias = GetLayoutResponse

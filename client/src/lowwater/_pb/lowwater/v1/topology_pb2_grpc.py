@@ -66,6 +66,16 @@ class TopologyServiceStub(object):
                 request_serializer=lowwater_dot_v1_dot_topology__pb2.DropRequest.SerializeToString,
                 response_deserializer=lowwater_dot_v1_dot_topology__pb2.DropResponse.FromString,
                 _registered_method=True)
+        self.ChangeLayout = channel.unary_unary(
+                '/lowwater.v1.TopologyService/ChangeLayout',
+                request_serializer=lowwater_dot_v1_dot_topology__pb2.ChangeLayoutRequest.SerializeToString,
+                response_deserializer=lowwater_dot_v1_dot_topology__pb2.ChangeLayoutResponse.FromString,
+                _registered_method=True)
+        self.GetLayout = channel.unary_unary(
+                '/lowwater.v1.TopologyService/GetLayout',
+                request_serializer=lowwater_dot_v1_dot_topology__pb2.GetLayoutRequest.SerializeToString,
+                response_deserializer=lowwater_dot_v1_dot_topology__pb2.GetLayoutResponse.FromString,
+                _registered_method=True)
 
 
 class TopologyServiceServicer(object):
@@ -119,6 +129,22 @@ class TopologyServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ChangeLayout(self, request, context):
+        """Asks the owner of a computation for another layout, in place of the one of a
+        version. It is only a wish: it changes no claim, no value and no watermark. An
+        owner that can follows it between two micro-batches. Durable when it returns.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetLayout(self, request, context):
+        """Reads the wanted layout, and what the owner has said of its own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TopologyServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -151,6 +177,16 @@ def add_TopologyServiceServicer_to_server(servicer, server):
                     servicer.Drop,
                     request_deserializer=lowwater_dot_v1_dot_topology__pb2.DropRequest.FromString,
                     response_serializer=lowwater_dot_v1_dot_topology__pb2.DropResponse.SerializeToString,
+            ),
+            'ChangeLayout': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeLayout,
+                    request_deserializer=lowwater_dot_v1_dot_topology__pb2.ChangeLayoutRequest.FromString,
+                    response_serializer=lowwater_dot_v1_dot_topology__pb2.ChangeLayoutResponse.SerializeToString,
+            ),
+            'GetLayout': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLayout,
+                    request_deserializer=lowwater_dot_v1_dot_topology__pb2.GetLayoutRequest.FromString,
+                    response_serializer=lowwater_dot_v1_dot_topology__pb2.GetLayoutResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -317,6 +353,60 @@ class TopologyService(object):
             '/lowwater.v1.TopologyService/Drop',
             lowwater_dot_v1_dot_topology__pb2.DropRequest.SerializeToString,
             lowwater_dot_v1_dot_topology__pb2.DropResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeLayout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lowwater.v1.TopologyService/ChangeLayout',
+            lowwater_dot_v1_dot_topology__pb2.ChangeLayoutRequest.SerializeToString,
+            lowwater_dot_v1_dot_topology__pb2.ChangeLayoutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLayout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lowwater.v1.TopologyService/GetLayout',
+            lowwater_dot_v1_dot_topology__pb2.GetLayoutRequest.SerializeToString,
+            lowwater_dot_v1_dot_topology__pb2.GetLayoutResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -121,7 +121,39 @@ _TopologyServiceDropType = typing_extensions.TypeVar(
     ],
 )
 
-class TopologyServiceStub(typing.Generic[_TopologyServiceRegisterType, _TopologyServiceGetTopologyType, _TopologyServiceSetInputsType, _TopologyServiceResetType, _TopologyServiceRetireType, _TopologyServiceDropType]):
+_TopologyServiceChangeLayoutType = typing_extensions.TypeVar(
+    '_TopologyServiceChangeLayoutType',
+    grpc.UnaryUnaryMultiCallable[
+        lowwater._pb.lowwater.v1.topology_pb2.ChangeLayoutRequest,
+        lowwater._pb.lowwater.v1.topology_pb2.ChangeLayoutResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        lowwater._pb.lowwater.v1.topology_pb2.ChangeLayoutRequest,
+        lowwater._pb.lowwater.v1.topology_pb2.ChangeLayoutResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        lowwater._pb.lowwater.v1.topology_pb2.ChangeLayoutRequest,
+        lowwater._pb.lowwater.v1.topology_pb2.ChangeLayoutResponse,
+    ],
+)
+
+_TopologyServiceGetLayoutType = typing_extensions.TypeVar(
+    '_TopologyServiceGetLayoutType',
+    grpc.UnaryUnaryMultiCallable[
+        lowwater._pb.lowwater.v1.topology_pb2.GetLayoutRequest,
+        lowwater._pb.lowwater.v1.topology_pb2.GetLayoutResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        lowwater._pb.lowwater.v1.topology_pb2.GetLayoutRequest,
+        lowwater._pb.lowwater.v1.topology_pb2.GetLayoutResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        lowwater._pb.lowwater.v1.topology_pb2.GetLayoutRequest,
+        lowwater._pb.lowwater.v1.topology_pb2.GetLayoutResponse,
+    ],
+)
+
+class TopologyServiceStub(typing.Generic[_TopologyServiceRegisterType, _TopologyServiceGetTopologyType, _TopologyServiceSetInputsType, _TopologyServiceResetType, _TopologyServiceRetireType, _TopologyServiceDropType, _TopologyServiceChangeLayoutType, _TopologyServiceGetLayoutType]):
     """Registers computations and changes the graph. Each change is one journaled,
     versioned record.
     """
@@ -152,6 +184,14 @@ class TopologyServiceStub(typing.Generic[_TopologyServiceRegisterType, _Topology
             lowwater._pb.lowwater.v1.topology_pb2.DropRequest,
             lowwater._pb.lowwater.v1.topology_pb2.DropResponse,
         ],
+        grpc.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.topology_pb2.ChangeLayoutRequest,
+            lowwater._pb.lowwater.v1.topology_pb2.ChangeLayoutResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.topology_pb2.GetLayoutRequest,
+            lowwater._pb.lowwater.v1.topology_pb2.GetLayoutResponse,
+        ],
     ], channel: grpc.Channel) -> None: ...
 
     @typing.overload
@@ -180,6 +220,14 @@ class TopologyServiceStub(typing.Generic[_TopologyServiceRegisterType, _Topology
             lowwater._pb.lowwater.v1.topology_pb2.DropRequest,
             lowwater._pb.lowwater.v1.topology_pb2.DropResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.topology_pb2.ChangeLayoutRequest,
+            lowwater._pb.lowwater.v1.topology_pb2.ChangeLayoutResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.topology_pb2.GetLayoutRequest,
+            lowwater._pb.lowwater.v1.topology_pb2.GetLayoutResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     Register: _TopologyServiceRegisterType
@@ -207,6 +255,15 @@ class TopologyServiceStub(typing.Generic[_TopologyServiceRegisterType, _Topology
     incarnation.
     """
 
+    ChangeLayout: _TopologyServiceChangeLayoutType
+    """Asks the owner of a computation for another layout, in place of the one of a
+    version. It is only a wish: it changes no claim, no value and no watermark. An
+    owner that can follows it between two micro-batches. Durable when it returns.
+    """
+
+    GetLayout: _TopologyServiceGetLayoutType
+    """Reads the wanted layout, and what the owner has said of its own."""
+
 TopologyServiceAsyncStub: typing_extensions.TypeAlias = TopologyServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         lowwater._pb.lowwater.v1.topology_pb2.RegisterRequest,
@@ -231,6 +288,14 @@ TopologyServiceAsyncStub: typing_extensions.TypeAlias = TopologyServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         lowwater._pb.lowwater.v1.topology_pb2.DropRequest,
         lowwater._pb.lowwater.v1.topology_pb2.DropResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        lowwater._pb.lowwater.v1.topology_pb2.ChangeLayoutRequest,
+        lowwater._pb.lowwater.v1.topology_pb2.ChangeLayoutResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        lowwater._pb.lowwater.v1.topology_pb2.GetLayoutRequest,
+        lowwater._pb.lowwater.v1.topology_pb2.GetLayoutResponse,
     ],
 ]
 
@@ -293,5 +358,24 @@ class TopologyServiceServicer(metaclass=abc.ABCMeta):
         Its name can be registered again, and goes on with the next
         incarnation.
         """
+
+    @abc.abstractmethod
+    def ChangeLayout(
+        self,
+        request: lowwater._pb.lowwater.v1.topology_pb2.ChangeLayoutRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[lowwater._pb.lowwater.v1.topology_pb2.ChangeLayoutResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.topology_pb2.ChangeLayoutResponse]]:
+        """Asks the owner of a computation for another layout, in place of the one of a
+        version. It is only a wish: it changes no claim, no value and no watermark. An
+        owner that can follows it between two micro-batches. Durable when it returns.
+        """
+
+    @abc.abstractmethod
+    def GetLayout(
+        self,
+        request: lowwater._pb.lowwater.v1.topology_pb2.GetLayoutRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[lowwater._pb.lowwater.v1.topology_pb2.GetLayoutResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.topology_pb2.GetLayoutResponse]]:
+        """Reads the wanted layout, and what the owner has said of its own."""
 
 def add_TopologyServiceServicer_to_server(servicer: TopologyServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -285,3 +285,83 @@ class GoAway(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["address", b"address", "epoch", b"epoch", "reason", b"reason", "retry_after_millis", b"retry_after_millis"]) -> None: ...
 
 Global___GoAway: typing_extensions.TypeAlias = GoAway
+
+@typing.final
+class Layout(google.protobuf.message.Message):
+    """How the key space of a computation with hashed keys is cut, and where its
+    ranges run.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: builtins.int
+    STARTS_FIELD_NUMBER: builtins.int
+    TASKS_FIELD_NUMBER: builtins.int
+    version: builtins.int
+    """Grows with every change, across resets too; 0: nobody has asked for any."""
+    @property
+    def starts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Where each range starts, in 65,536ths of the key space: ascending, the first
+        is 0. Empty: as the owner cuts it by itself.
+        """
+
+    @property
+    def tasks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Of each range the task that it is to run in, counted from 1; 0: any. Empty:
+        any, for all.
+        """
+
+    def __init__(
+        self,
+        *,
+        version: builtins.int = ...,
+        starts: collections.abc.Iterable[builtins.int] | None = ...,
+        tasks: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["starts", b"starts", "tasks", b"tasks", "version", b"version"]) -> None: ...
+
+Global___Layout: typing_extensions.TypeAlias = Layout
+
+@typing.final
+class RangeLoad(google.protobuf.message.Message):
+    """What a key range cost its owner in one micro-batch."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    START_FIELD_NUMBER: builtins.int
+    END_FIELD_NUMBER: builtins.int
+    ROWS_FIELD_NUMBER: builtins.int
+    MICROS_FIELD_NUMBER: builtins.int
+    BYTES_FIELD_NUMBER: builtins.int
+    PARTS_FIELD_NUMBER: builtins.int
+    HEAVIEST_FIELD_NUMBER: builtins.int
+    start: builtins.int
+    """Where it starts, in 65,536ths of the key space."""
+    end: builtins.int
+    """Where the next one starts; 65,536 for the last."""
+    rows: builtins.int
+    """Rows that came to it."""
+    micros: builtins.int
+    """For how long its update ran, microseconds."""
+    bytes: builtins.int
+    """Bytes of its state."""
+    heaviest: builtins.int
+    """Rows of its heaviest key."""
+    @property
+    def parts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Rows in each of 16 equal parts of it."""
+
+    def __init__(
+        self,
+        *,
+        start: builtins.int = ...,
+        end: builtins.int = ...,
+        rows: builtins.int = ...,
+        micros: builtins.int = ...,
+        bytes: builtins.int = ...,
+        parts: collections.abc.Iterable[builtins.int] | None = ...,
+        heaviest: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "end", b"end", "heaviest", b"heaviest", "micros", b"micros", "parts", b"parts", "rows", b"rows", "start", b"start"]) -> None: ...
+
+Global___RangeLoad: typing_extensions.TypeAlias = RangeLoad

@@ -37,6 +37,7 @@ class ClaimRequest(google.protobuf.message.Message):
     BOUND_MICROS_FIELD_NUMBER: builtins.int
     BATCH_DIGEST_FIELD_NUMBER: builtins.int
     ADOPT_FIELD_NUMBER: builtins.int
+    INSTEAD_OF_FIELD_NUMBER: builtins.int
     server_token: builtins.str
     """The deployment the caller means; empty accepts any."""
     computation: builtins.str
@@ -71,6 +72,10 @@ class ClaimRequest(google.protobuf.message.Message):
     """Takes the computation over from another identity by starting a new
     incarnation.
     """
+    instead_of: builtins.int
+    """A claim of the same owner that it takes the place of: refused with
+    STALE_SEQUENCER unless that one still has all of its ranges. 0: of any owner.
+    """
     @property
     def bounds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """n + 1 strictly ascending keys delimit n ranges; range i is the handle i.
@@ -104,8 +109,9 @@ class ClaimRequest(google.protobuf.message.Message):
         bound_micros: collections.abc.Iterable[builtins.int] | None = ...,
         batch_digest: builtins.bytes = ...,
         adopt: builtins.bool = ...,
+        instead_of: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adopt", b"adopt", "batch_digest", b"batch_digest", "bound_micros", b"bound_micros", "bounds", b"bounds", "computation", b"computation", "generation", b"generation", "host", b"host", "identity", b"identity", "ordinal", b"ordinal", "request_id", b"request_id", "server_token", b"server_token", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adopt", b"adopt", "batch_digest", b"batch_digest", "bound_micros", b"bound_micros", "bounds", b"bounds", "computation", b"computation", "generation", b"generation", "host", b"host", "identity", b"identity", "instead_of", b"instead_of", "ordinal", b"ordinal", "request_id", b"request_id", "server_token", b"server_token", "worker", b"worker"]) -> None: ...
 
 Global___ClaimRequest: typing_extensions.TypeAlias = ClaimRequest
 
@@ -868,6 +874,9 @@ class CommitBatchRequest(google.protobuf.message.Message):
     SEQUENCER_FIELD_NUMBER: builtins.int
     BATCH_FIELD_NUMBER: builtins.int
     SERVER_TOKEN_FIELD_NUMBER: builtins.int
+    LAYOUT_FIELD_NUMBER: builtins.int
+    LAYOUT_REFUSED_FIELD_NUMBER: builtins.int
+    LOADS_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """The computation."""
     sequencer: builtins.int
@@ -876,6 +885,20 @@ class CommitBatchRequest(google.protobuf.message.Message):
     """The micro-batch."""
     server_token: builtins.str
     """The deployment the caller means; empty accepts any."""
+    layout_refused: builtins.str
+    """Why it does not follow the layout that is wanted, for people; at most 1,024
+    characters.
+    """
+    @property
+    def layout(self) -> lowwater._pb.lowwater.v1.types_pb2.Layout:
+        """Of an owner that follows layouts: its own. The answer has what is wanted, if
+        that is of another version.
+        """
+
+    @property
+    def loads(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater._pb.lowwater.v1.types_pb2.RangeLoad]:
+        """What its hottest ranges have cost in the micro-batch, at most 64."""
+
     def __init__(
         self,
         *,
@@ -883,8 +906,13 @@ class CommitBatchRequest(google.protobuf.message.Message):
         sequencer: builtins.int = ...,
         batch: builtins.int = ...,
         server_token: builtins.str = ...,
+        layout: lowwater._pb.lowwater.v1.types_pb2.Layout | None = ...,
+        layout_refused: builtins.str = ...,
+        loads: collections.abc.Iterable[lowwater._pb.lowwater.v1.types_pb2.RangeLoad] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "computation", b"computation", "sequencer", b"sequencer", "server_token", b"server_token"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_layout", b"_layout", "layout", b"layout"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_layout", b"_layout", "batch", b"batch", "computation", b"computation", "layout", b"layout", "layout_refused", b"layout_refused", "loads", b"loads", "sequencer", b"sequencer", "server_token", b"server_token"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_layout", b"_layout"]) -> typing.Literal["layout"] | None: ...
 
 Global___CommitBatchRequest: typing_extensions.TypeAlias = CommitBatchRequest
 
@@ -895,16 +923,24 @@ class CommitBatchResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REFUSED_FIELD_NUMBER: builtins.int
+    WANTED_FIELD_NUMBER: builtins.int
     @property
     def refused(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RefusedRanges]:
         """What was refused."""
+
+    @property
+    def wanted(self) -> lowwater._pb.lowwater.v1.types_pb2.Layout:
+        """Present when another layout is wanted than the owner's."""
 
     def __init__(
         self,
         *,
         refused: collections.abc.Iterable[Global___RefusedRanges] | None = ...,
+        wanted: lowwater._pb.lowwater.v1.types_pb2.Layout | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["refused", b"refused"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_wanted", b"_wanted", "wanted", b"wanted"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_wanted", b"_wanted", "refused", b"refused", "wanted", b"wanted"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_wanted", b"_wanted"]) -> typing.Literal["wanted"] | None: ...
 
 Global___CommitBatchResponse: typing_extensions.TypeAlias = CommitBatchResponse
 

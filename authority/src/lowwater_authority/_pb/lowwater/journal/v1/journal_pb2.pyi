@@ -97,6 +97,7 @@ class Op(google.protobuf.message.Message):
     BATCH_FIELD_NUMBER: builtins.int
     VOUCH_FIELD_NUMBER: builtins.int
     TASK_FIELD_NUMBER: builtins.int
+    LAYOUT_FIELD_NUMBER: builtins.int
     @property
     def claim(self) -> Global___Claim:
         """A granted claim."""
@@ -129,6 +130,10 @@ class Op(google.protobuf.message.Message):
     def task(self) -> Global___TaskStep:
         """A step of a task, or of a group of tasks."""
 
+    @property
+    def layout(self) -> Global___Layout:
+        """Another layout was asked for."""
+
     def __init__(
         self,
         *,
@@ -140,10 +145,11 @@ class Op(google.protobuf.message.Message):
         batch: Global___Batch | None = ...,
         vouch: Global___Vouch | None = ...,
         task: Global___TaskStep | None = ...,
+        layout: Global___Layout | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["batch", b"batch", "claim", b"claim", "kind", b"kind", "release", b"release", "retire", b"retire", "revoke", b"revoke", "task", b"task", "values", b"values", "vouch", b"vouch"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "claim", b"claim", "kind", b"kind", "release", b"release", "retire", b"retire", "revoke", b"revoke", "task", b"task", "values", b"values", "vouch", b"vouch"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["claim", "values", "release", "revoke", "retire", "batch", "vouch", "task"] | None: ...
+    def HasField(self, field_name: typing.Literal["batch", b"batch", "claim", b"claim", "kind", b"kind", "layout", b"layout", "release", b"release", "retire", b"retire", "revoke", b"revoke", "task", b"task", "values", b"values", "vouch", b"vouch"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "claim", b"claim", "kind", b"kind", "layout", b"layout", "release", b"release", "retire", b"retire", "revoke", b"revoke", "task", b"task", "values", b"values", "vouch", b"vouch"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["claim", "values", "release", "revoke", "retire", "batch", "vouch", "task", "layout"] | None: ...
 
 Global___Op: typing_extensions.TypeAlias = Op
 
@@ -421,6 +427,38 @@ class Vouch(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["through_micros", b"through_micros"]) -> None: ...
 
 Global___Vouch: typing_extensions.TypeAlias = Vouch
+
+@typing.final
+class Layout(google.protobuf.message.Message):
+    """The layout that is wanted."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: builtins.int
+    STARTS_FIELD_NUMBER: builtins.int
+    TASKS_FIELD_NUMBER: builtins.int
+    version: builtins.int
+    """Its version."""
+    @property
+    def starts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Where each range starts, in 65,536ths of the key space; empty: as the owner
+        cuts it by itself.
+        """
+
+    @property
+    def tasks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Of each range the task that it is pinned to, counted from 1; empty: to none."""
+
+    def __init__(
+        self,
+        *,
+        version: builtins.int = ...,
+        starts: collections.abc.Iterable[builtins.int] | None = ...,
+        tasks: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["starts", b"starts", "tasks", b"tasks", "version", b"version"]) -> None: ...
+
+Global___Layout: typing_extensions.TypeAlias = Layout
 
 @typing.final
 class TaskStep(google.protobuf.message.Message):
@@ -830,6 +868,7 @@ class Snapshot(google.protobuf.message.Message):
     HISTORY_FIELD_NUMBER: builtins.int
     VOUCHED_MICROS_FIELD_NUMBER: builtins.int
     TASKS_FIELD_NUMBER: builtins.int
+    LAYOUT_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """Its name."""
     incarnation: builtins.int
@@ -880,6 +919,10 @@ class Snapshot(google.protobuf.message.Message):
     def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TaskGroup]:
         """Its groups of tasks."""
 
+    @property
+    def layout(self) -> Global___Layout:
+        """The layout that is wanted; absent: none ever was."""
+
     def __init__(
         self,
         *,
@@ -902,9 +945,13 @@ class Snapshot(google.protobuf.message.Message):
         history: collections.abc.Iterable[Global___Completion] | None = ...,
         vouched_micros: builtins.int | None = ...,
         tasks: collections.abc.Iterable[Global___TaskGroup] | None = ...,
+        layout: Global___Layout | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_vouched_micros", b"_vouched_micros", "vouched_micros", b"vouched_micros"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_vouched_micros", b"_vouched_micros", "batch", b"batch", "batch_digest", b"batch_digest", "batch_sequencer", b"batch_sequencer", "bound", b"bound", "computation", b"computation", "generation", b"generation", "granted", b"granted", "groups", b"groups", "has_batch", b"has_batch", "heuristics", b"heuristics", "history", b"history", "identity", b"identity", "incarnation", b"incarnation", "last_sequencer", b"last_sequencer", "low_micros", b"low_micros", "ordinal", b"ordinal", "since_micros", b"since_micros", "tasks", b"tasks", "vouched_micros", b"vouched_micros"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_layout", b"_layout", "_vouched_micros", b"_vouched_micros", "layout", b"layout", "vouched_micros", b"vouched_micros"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_layout", b"_layout", "_vouched_micros", b"_vouched_micros", "batch", b"batch", "batch_digest", b"batch_digest", "batch_sequencer", b"batch_sequencer", "bound", b"bound", "computation", b"computation", "generation", b"generation", "granted", b"granted", "groups", b"groups", "has_batch", b"has_batch", "heuristics", b"heuristics", "history", b"history", "identity", b"identity", "incarnation", b"incarnation", "last_sequencer", b"last_sequencer", "layout", b"layout", "low_micros", b"low_micros", "ordinal", b"ordinal", "since_micros", b"since_micros", "tasks", b"tasks", "vouched_micros", b"vouched_micros"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_layout", b"_layout"]) -> typing.Literal["layout"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_vouched_micros", b"_vouched_micros"]) -> typing.Literal["vouched_micros"] | None: ...
 
 Global___Snapshot: typing_extensions.TypeAlias = Snapshot

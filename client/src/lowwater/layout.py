@@ -1,0 +1,177 @@
+"""How the key space of a computation with hashed keys is cut into ranges, and where those run.
+
+The key space has 65,536 *slots*, by the first two bytes of a key's place; a range is one or several slots side by side. A layout is a value: each
+change makes another one. Nothing here talks to anybody.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from lowwater.errors import InvalidArgument
+
+__all__ = ["SLOTS", "Layout", "LayoutView", "RangeLoad", "slot_text"]
+
+SLOTS: Final = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class RangeLoad:
+    """What a key range cost its owner in one micro-batch."""
+
+    start: int
+    """Its first slot."""
+    end: int
+    """The slot after its last."""
+    rows: int
+    micros: int
+    """For how long its update ran."""
+    bytes: int
+    """Of its state."""
+    parts: tuple[int, ...] = ()
+    """Rows in each of equal parts of the range."""
+    heaviest: int = 0
+    """Rows of its heaviest key."""
+
+    @property
+    def ruled(self) -> bool:
+        """Whether one key brings more than half of the rows: then no cut spreads them."""
+        return 2 * self.heaviest > self.rows
+
+    @property
+    def median(self) -> int | None:
+        """The slot at which a cut halves the rows best, as far as the parts tell; None when no cut is possible. O(parts)."""
+        size = self.end - self.start
+        if size < 2:
+            return None
+        total, before, best = sum(self.parts), 0, (1, self.start + size // 2)
+        if not total:
+            return best[1]
+        cuts: list[tuple[float, int]] = []
+        for i, rows in enumerate(self.parts[:-1], start=1):
+            before += rows
+            slot = self.start + size * i // len(self.parts)
+            if self.start < slot < self.end:
+                cuts.append((abs(before / total - 0.5), slot))
+        return min(cuts, default=best)[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A layout. The first one of a computation has version 0, and no starts: its owner cuts the key space by itself."""
+
+    version: int = 0
+    starts: tuple[int, ...] = ()
+    """The first slot of each range, ascending from 0."""
+    tasks: tuple[int, ...] = ()
+    """Of each range the task that it is to run in, counted from 1, 0 for any; empty: any, for all."""
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The slot after the last one of each range."""
+        return (*self.starts[1:], SLOTS)
+
+    @property
+    def bounds(self) -> list[bytes]:
+        """The n + 1 bounds of its ranges, as a claim has them: keys of eight bytes, the first and the last empty."""
+        return [b"", *((start << 48).to_bytes(8, "big") for start in self.starts[1:]), b""]
+
+    def wrong(self) -> str:
+        """Return what is wrong with it, in words; empty: nothing. O(ranges)."""
+        ascending = all(first < second for first, second in pairwise((*self.starts, SLOTS)))
+        if not self.starts or self.starts[0] != 0 or not ascending:
+            return f"the starts of its ranges are not ascending from 0 and below {SLOTS}"
+        if self.tasks and len(self.tasks) != len(self.starts):
+            return f"it has {len(self.tasks)} tasks for {len(self.starts)} ranges"
+        return ""
+
+    def index(self, start: int) -> int:
+        """Return which range starts at a slot. Raises InvalidArgument when none does, naming the one that the slot is in. O(log ranges)."""
+        i = bisect_right(self.starts, start) - 1
+        if not 0 <= start < SLOTS or i < 0 or self.starts[i] != start:
+            near = f"the range of that slot starts at {slot_text(self.starts[i])}" if i >= 0 and start < SLOTS else ""
+            msg = f"no range starts at {slot_text(start)}" + (f"; {near}" if near else "")
+            raise InvalidArgument(msg, metadata={"field": "range", "fix": near or f"a slot below {SLOTS:#x}"})
+        return i
+
+    def split(self, start: int, cuts: Sequence[int]) -> Layout:
+        """Return the layout with the range that starts there cut at some slots. Its parts run in any task. Raises InvalidArgument."""
+        i = self.index(start)
+        inner = sorted(set(cuts))
+        if not inner or inner[0] <= start or inner[-1] >= self.ends[i]:
+            some = ", ".join(map(slot_text, inner))
+            msg = f"the range from {slot_text(start)} to {slot_text(self.ends[i])} cannot be cut at {some or 'nothing'}"
+            fix = "slots that are inside of the range; one of a single slot cannot be cut"
+            raise InvalidArgument(msg, metadata={"field": "cuts", "fix": fix})
+        return self._spliced(i, i + 1, [start, *inner])
+
+    def halves(self, start: int, into: int) -> list[int]:
+        """Return where a range is cut into so many parts of one size, or fewer when it has not so many slots."""
+        i = self.index(start)
+        size = self.ends[i] - start
+        return sorted({start + size * part // into for part in range(1, into)} - {start})
+
+    def merge(self, first: int, last: int) -> Layout:
+        """Return the layout with all ranges between two, these included, as one. Raises InvalidArgument."""
+        low, high = self.index(first), self.index(last)
+        if low >= high:
+            msg = f"{slot_text(first)} does not come before {slot_text(last)}"
+            raise InvalidArgument(msg, metadata={"field": "last", "fix": "two ranges, in the order of the key space"})
+        return self._spliced(low, high + 1, [first])
+
+    def move(self, start: int, task: int) -> Layout:
+        """Return the layout with a range pinned to a task, counted from 1; 0: to none. Raises InvalidArgument."""
+        i = self.index(start)
+        tasks = list(self.tasks or [0] * len(self))
+        tasks[i] = task
+        return Layout(self.version, self.starts, tuple(tasks) if any(tasks) else ())
+
+    def _spliced(self, low: int, high: int, starts: Sequence[int]) -> Layout:
+        tasks = self.tasks and (*self.tasks[:low], *[0] * len(starts), *self.tasks[high:])
+        return Layout(self.version, (*self.starts[:low], *starts, *self.starts[high:]), tasks if any(tasks) else ())
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutView:
+    """How a computation is to be laid out, and how its owner lays it out."""
+
+    computation: str
+    incarnation: int
+    wanted: Layout
+    current: Layout | None
+    """The owner's; None when it has not said, or follows none."""
+    refused: str = ""
+    """Why the owner does not follow what is wanted; empty: it does, or will."""
+    batch: int = 0
+    """The micro-batch of the loads."""
+    loads: tuple[RangeLoad, ...] = ()
+    """Of its hottest ranges, the hottest first."""
+
+    @property
+    def base(self) -> Layout:
+        """What a change begins with: what is wanted, and before anything is, what the owner has. Raises InvalidArgument when neither is known."""
+        if self.wanted.starts:
+            return self.wanted
+        if self.current is None:
+            msg = (
+                f"nobody knows how {self.computation} is cut: its owner says so with the first micro-batch that it commits, "
+                "if it is a tracked stage of Spark that can follow layouts"
+            )
+            raise InvalidArgument(msg, metadata={"computation": self.computation, "fix": "wait for a micro-batch"})
+        return Layout(self.wanted.version, self.current.starts, self.current.tasks)
+
+
+def slot_text(slot: int) -> str:
+    """Return a slot as people see it.
+
+    >>> slot_text(0x40ff)
+    '0x40ff'
+    """
+    return f"{slot:#06x}"

@@ -1,0 +1,47 @@
+"""``make demo-zeitgeist``: the departures of five weeks teach what is usual; then a feed stands still, and a blizzard comes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from examples.flights.server import serving
+from examples.session import clear, spark_session
+from examples.zeitgeist import picture, replay, report
+from examples.zeitgeist.run import Run, run
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Find dips and spikes of real departures by the low watermark, and by Spark's own."""
+    parser = argparse.ArgumentParser(prog="python -m examples.zeitgeist", description=main.__doc__)
+    parser.add_argument("--out", type=Path, default=Path("build/zeitgeist"), help="picture and files of the run")
+    options = parser.parse_args(arguments)
+    out = options.out.resolve()
+    clear(out, "zeitgeist", parser)
+    left = replay.departures()
+    steps = replay.steps(left)
+    print(f"replaying {len(left):,} departures in {len(steps)} steps, some minutes ...", flush=True)
+    # A JVM of some minutes: optimising what it runs would cost more than it saves.
+    quick = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m"}
+    with serving(out / "authority") as address, spark_session("zeitgeist", out, quick) as spark:
+        found = run(spark, address, out, steps, ask=replay.STALL[1])
+    return conclude(found, steps, out)
+
+
+def conclude(found: Run, steps: Sequence[replay.Step], out: Path) -> int:
+    """Check what the low watermark has let pass, draw and report; return the exit code."""
+    batch = report.batch_answer(steps)
+    wrong = report.differences(found.low, batch)
+    if wrong:
+        print(f"WRONG: what the computations say is not the batch answer\n  {wrong}", file=sys.stderr)
+        return 1
+    drawing = out / "zeitgeist.png"
+    picture.draw(found, batch, drawing)
+    print(f"{report.as_text(found, batch)}\npicture: {drawing}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

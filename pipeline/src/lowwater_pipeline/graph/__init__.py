@@ -1,0 +1,6 @@
+"""Pipelines of computations: declared once, drawn, and run by one command. docs/pipelines.md says what is promised."""
+
+from lowwater_pipeline.graph.pipeline import Pipeline, PipelineError
+from lowwater_pipeline.graph.places import Folder, Frame, Table, Topic
+
+__all__ = ["Folder", "Frame", "Pipeline", "PipelineError", "Table", "Topic"]

@@ -1,0 +1,350 @@
+"""Computations that read from one another, declared once: what each is called, where it reads, where it writes and where it keeps its checkpoint is derived, and checked whole before anything starts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from lowwater_pipeline.computation.computation import Computation, Input, Output
+from lowwater_pipeline.computation.stage import check_whole
+from lowwater_pipeline.graph.columns import columns_of
+from lowwater_pipeline.graph.places import Folder, Frame, Place, Topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    import lowwater
+    from lowwater_pipeline.graph.running import Running
+
+__all__ = ["Pipeline", "PipelineError", "Reads", "Writes"]
+
+_PLAIN: Final = re.compile(r"`[^`]+`|[A-Za-z_]\w*")
+"""A key that is the name of a column."""
+
+
+class PipelineError(ValueError):
+    """A pipeline that cannot run as it is declared. Each of ``problems`` names the computation and the field, and how to mend it."""
+
+    def __init__(self, pipeline: str, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        lines = "".join(f"\n  - {problem}" for problem in problems)
+        super().__init__(f"the pipeline {pipeline} cannot run:{lines}")
+
+
+@dataclass(frozen=True)
+class Writes:
+    """An output of a computation, and where it stands."""
+
+    computation: str
+    output: str
+    declared: Output
+    place: Place
+
+    @property
+    def path(self) -> str:
+        """Its path below the root."""
+        return self.place.path or f"outputs/{self.computation}/{self.output}"
+
+    @property
+    def called(self) -> str:
+        """Its name in the pipeline."""
+        return f"{self.computation}.{self.output}"
+
+
+@dataclass(frozen=True)
+class Reads:
+    """An input of a computation, and what it reads."""
+
+    computation: str
+    input: Input
+    source: Writes | Place
+    """An output of the pipeline, or a place that others write."""
+
+    @property
+    def place(self) -> Place:
+        """Where the rows stand."""
+        return self.source.place if isinstance(self.source, Writes) else self.source
+
+    @property
+    def path(self) -> str:
+        """Its path below the root."""
+        return self.source.path if isinstance(self.source, Writes) else self.source.path or ""
+
+    @property
+    def schema(self) -> str | None:
+        """The columns; None where only Spark knows them."""
+        return self.source.declared.schema if isinstance(self.source, Writes) else self.source.schema
+
+    @property
+    def origin(self) -> str:
+        """What it reads, by its name: the output, or who writes the source."""
+        return self.source.called if isinstance(self.source, Writes) else "+".join(self.input.names)
+
+
+class Pipeline:
+    """Computations, where they read and where they write: ``pipeline = Pipeline("zeitgeist", [Counts(), Spikes()], sources={"searches": Folder(...)})``.
+
+    An input that names a computation of the pipeline reads the output of that one, ``output=`` of :class:`Input` says which of several. Any other input is a source.
+
+    Args:
+        name: Of the pipeline.
+        computations: Instances, in any order.
+        sources: Where an input reads that no computation of the pipeline writes, by the input's name; ``"a+b"`` for several writers.
+        outputs: Where outputs stand that are no parquet folder below the root, by ``"COMPUTATION.OUTPUT"``, or the computation alone if it has one.
+        ranges: Key ranges of each computation; a checkpoint keeps its number.
+
+    Raises :class:`PipelineError` with all that is wrong; ValueError and TypeError for a computation that is not whole. Nothing is started, and Spark not asked.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        computations: Sequence[Computation],
+        *,
+        sources: Mapping[str, Place] | None = None,
+        outputs: Mapping[str, Place] | None = None,
+        ranges: int = 64,
+    ) -> None:
+        self.name = name
+        self.ranges = ranges
+        for each in computations:
+            check_whole(each)
+        problems = list(_names(computations))
+        if problems:
+            raise PipelineError(name, problems)
+        self.computations: Mapping[str, Computation] = {each.name: each for each in computations}
+        self.writes: Sequence[Writes] = list(_writes(computations, outputs or {}, problems))
+        """All outputs."""
+        self.reads: Sequence[Reads] = list(_reads(computations, self.writes, sources or {}, problems))
+        """All inputs."""
+        for read in self.reads:
+            problems += _check_columns(read)
+        problems += _unused(self.reads, sources or {})
+        problems += _shared(self.writes)
+        self.order: Sequence[str] = _ordered(self, problems)
+        """The computations by name, each after those that it reads."""
+        if problems:
+            raise PipelineError(name, problems)
+
+    def reads_of(self, computation: str) -> list[Reads]:
+        """Return the inputs of a computation, in its order."""
+        return [each for each in self.reads if each.computation == computation]
+
+    def writes_of(self, computation: str) -> list[Writes]:
+        """Return the outputs of a computation."""
+        return [each for each in self.writes if each.computation == computation]
+
+    def upstream_of(self, computation: str) -> list[str]:
+        """Return the computations of the pipeline that one reads, each once."""
+        found = [each.source.computation for each in self.reads_of(computation) if isinstance(each.source, Writes)]
+        return list(dict.fromkeys(found))
+
+    def readers_of(self, computation: str) -> list[str]:
+        """Return the computations of the pipeline that read one."""
+        return [name for name in self.computations if computation in self.upstream_of(name)]
+
+    def named(self, only: Sequence[str]) -> list[str]:
+        """Return computations in the order in which they start; all, if none is named. Raises ValueError for a name that is none."""
+        unknown = [name for name in only if name not in self.computations]
+        if unknown:
+            msg = f"the pipeline {self.name} has no computation {unknown[0]}; it has {', '.join(self.computations)}"
+            raise ValueError(msg)
+        return [name for name in self.order if not only or name in only]
+
+    def start(
+        self,
+        spark: SparkSession,
+        root: str | Path,
+        *,
+        address: str | None = None,
+        client: lowwater.Client | None = None,
+        only: Sequence[str] = (),
+        **options: Any,
+    ) -> Running:
+        """Start the computations, or those that are named, each as a query of one session, and return them.
+
+        Args:
+            spark: The session.
+            root: An absolute directory that all executors see, with ``checkpoints/COMPUTATION`` and ``outputs/COMPUTATION/OUTPUT``; relative paths of places are below it.
+            address: As for :func:`lowwater_spark.stage`.
+            client: The same.
+            only: Names.
+            options: Of each query, as for :func:`~lowwater_pipeline.computation.start`.
+
+        All frames are made, and compared with what the inputs declare, before the first query starts. Raises :class:`PipelineError` with all that is wrong then. What fails later, as a name that another checkpoint
+        has, ends that computation alone.
+        """
+        from lowwater_pipeline.graph.running import start
+
+        return start(self, spark, Path(root), self.named(only), {"address": address, "client": client, **options})
+
+    def run(
+        self,
+        spark: SparkSession,
+        root: str | Path,
+        *,
+        address: str | None = None,
+        client: lowwater.Client | None = None,
+        only: Sequence[str] = (),
+        until_finished: bool = False,
+        **options: Any,
+    ) -> int:
+        """Start as :meth:`start` does, tell how it goes on standard output, and return when all have ended, or were stopped by Ctrl-C or SIGTERM.
+
+        With ``until_finished`` also when all inputs are finished and all that comes of them is written. Returns 0, or 1 if a computation has failed: it tells the reason, and the others go on. So
+        ``sys.exit(pipeline.run(spark, root))`` is a whole program for ``spark-submit``.
+        """
+        running = self.start(spark, root, address=address, client=client, only=only, **options)
+        return running.wait(until_finished=until_finished)
+
+
+def _names(computations: Sequence[Computation]) -> Iterator[str]:
+    if not computations:
+        yield "it has no computations: name one at least, Pipeline(NAME, [Counts(), ...])"
+    seen: dict[str, Computation] = {}
+    for each in computations:
+        other = seen.setdefault(each.name.lower(), each)
+        if other is not each:
+            yield f"{each.name}: two computations have the name, {type(other).__name__} and {type(each).__name__}; give one of them another name="
+        if "/" in each.name or each.name in (".", ".."):
+            yield f"{each.name}: name= is also that of a folder in a pipeline; take one without /"
+
+
+def _writes(computations: Sequence[Computation], places: Mapping[str, Place], problems: list[str]) -> Iterator[Writes]:
+    left = dict(places)
+    for each in computations:
+        for output, given in each.outputs.items():
+            declared = given if isinstance(given, Output) else Output(given, None)
+            place = left.pop(f"{each.name}.{output}", None)
+            if place is None and len(each.outputs) == 1:
+                place = left.pop(each.name, None)
+            if isinstance(place, Frame):
+                problems.append(
+                    f"{each.name}: outputs[{output!r}] is a Frame, which is read only; take Folder, Topic or Table"
+                )
+            if place is not None and place.schema is not None:
+                problems.append(
+                    f"{each.name}: the place of outputs[{output!r}] has a schema= beside that of the output; leave it out"
+                )
+            yield Writes(each.name, output, declared, place or Folder())
+    declared_all = ", ".join(f"{each.name}.{output}" for each in computations for output in each.outputs)
+    for name in left:
+        problems.append(f"outputs={{{name!r}: ...}} is no output of a computation; there are {declared_all}")
+
+
+def _reads(
+    computations: Sequence[Computation], writes: Sequence[Writes], sources: Mapping[str, Place], problems: list[str]
+) -> Iterator[Reads]:
+    names = [each.name for each in computations]
+    for each in computations:
+        for declared in each.inputs:
+            what = f"{each.name}: the input {declared.label}"
+            inside = [name for name in declared.names if name in names]
+            source = sources.get("+".join(declared.names))
+            if inside and (len(declared.names) > 1 or source is not None):
+                why = (
+                    f"names {inside[0]} of the pipeline beside others; read each by an Input of its own"
+                    if len(declared.names) > 1
+                    else f"is a computation of the pipeline and in sources= as well; leave sources={{{inside[0]!r}: ...}} out"
+                )
+                problems.append(f"{what} {why}")
+            elif inside:
+                found = _output(declared, [write for write in writes if write.computation == inside[0]])
+                if isinstance(found, str):
+                    problems.append(f"{what} {found}")
+                else:
+                    yield Reads(each.name, declared, found)
+            elif source is None:
+                problems.append(
+                    f"{what} is no computation of the pipeline and in no sources=: say where its rows stand, sources={{{'+'.join(declared.names)!r}: Folder(SCHEMA, PATH)}}, or mend the name; "
+                    f"the computations are {', '.join(names)}"
+                )
+            elif isinstance(source, Folder) and (source.schema is None or source.path is None):
+                problems.append(
+                    f"{what} reads a Folder without its columns or its path: declare both, Folder(SCHEMA, PATH)"
+                )
+            elif isinstance(source, Topic) and source.schema is None:
+                problems.append(f"{what} reads a Topic without its columns: declare them, Topic(..., schema=SCHEMA)")
+            else:
+                yield Reads(each.name, declared, source)
+
+
+def _output(declared: Input, outputs: Sequence[Writes]) -> Writes | str:
+    """Return the output that an input reads, or what is wrong."""
+    names = ", ".join(each.output for each in outputs)
+    if declared.output is None:
+        return outputs[0] if len(outputs) == 1 else f"does not say which output it reads: add output=, one of {names}"
+    found = [each for each in outputs if each.output == declared.output]
+    return found[0] if found else f"reads output={declared.output!r}, which nobody declares: take one of {names}"
+
+
+def _check_columns(read: Reads) -> Iterator[str]:
+    """Yield what an input declares that is not in what it reads, as far as it can be known without Spark."""
+    what, declared = f"{read.computation}: the input {read.input.label}", read.input
+    written = read.source.declared if isinstance(read.source, Writes) else None
+    if written is not None:
+        if written.event_time is None:
+            yield (
+                f"{what} reads {read.origin}, which declares no event time: name the timestamp that its rows are stamped by, Output({written.schema!r}, event_time=...)"
+            )
+        elif written.event_time.lower() != declared.event_time.lower():
+            yield (
+                f"{what} has event_time={declared.event_time!r}, and the output {read.origin} is stamped by {written.event_time}: declare event_time={written.event_time!r}, or rows would come below the low watermark"
+            )
+    if read.schema is None:
+        return
+    columns = columns_of(read.schema)
+    there = f"{read.origin} has {', '.join(columns)}"
+    kind = columns.get(declared.event_time.lower())
+    if kind is None:
+        yield f"{what} has event_time={declared.event_time!r}, and {there}: name one of these, a timestamp"
+    elif kind != "timestamp":
+        yield f"{what} has event_time={declared.event_time!r}, which is of {kind} in {read.origin}: make it a timestamp there"
+    named = [("id", declared.id)]
+    if isinstance(declared.key, str) and _PLAIN.fullmatch(declared.key):
+        named.append(("key", declared.key))
+    for field, column in named:
+        if column is not None and column.strip("`").lower() not in columns:
+            yield f"{what} has {field}={column!r}, and {there}: name one of these, or write it there"
+
+
+def _unused(reads: Sequence[Reads], sources: Mapping[str, Place]) -> Iterator[str]:
+    used = {"+".join(each.input.names) for each in reads}
+    for name in sources:
+        if name not in used:
+            yield f"sources={{{name!r}: ...}} is read by no input; leave it out, or name it in inputs="
+
+
+def _shared(writes: Sequence[Writes]) -> Iterator[str]:
+    seen: dict[object, Writes] = {}
+    for each in writes:
+        other = seen.setdefault(each.place.identity(each.path), each)
+        if other is not each:
+            yield f"{each.computation}: outputs[{each.output!r}] and {other.called} stand in one place, {each.place.told(each.path)}; give each its own"
+
+
+def _ordered(pipeline: Pipeline, problems: list[str]) -> list[str]:
+    """Return the computations, each after those that it reads; tell a ring."""
+    left = {name: set(pipeline.upstream_of(name)) for name in pipeline.computations}
+    order: list[str] = []
+    while left:
+        free = [name for name, others in left.items() if not others & left.keys()]
+        if not free:
+            problems.append(
+                f"{_ring(left)}: each waits for the other, and none would ever go on; take one of these inputs= out"
+            )
+            break
+        order += free
+        left = {name: others for name, others in left.items() if name not in free}
+    return order
+
+
+def _ring(left: Mapping[str, set[str]]) -> str:
+    """Return a ring in words, each computation before its reader."""
+    way = [next(iter(left))]
+    while way[-1] not in way[:-1]:
+        way.append(next(name for name in left if name in left[way[-1]]))
+    return " -> ".join(reversed(way[way.index(way[-1]) :]))

@@ -1,0 +1,135 @@
+"""What the key ranges of a batch have cost, and which layout spreads that better. Pure.
+
+A task measures each of its ranges: rows, the time of the update, rows by sixteen parts, and those of the heaviest key. The driver has all of them from the
+receipts, and tells the authority of the hottest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from lowwater.layout import Layout, RangeLoad
+from lowwater_spark.track.ranges import PLACES, SIGN
+
+if TYPE_CHECKING:
+    from lowwater_spark.track.cut import Cut
+    from lowwater_spark.track.state import RangeEntry
+
+__all__ = ["BATCHES", "MOST_TOLD", "balanced", "hottest", "loads_of", "measured"]
+
+PARTS: Final = 16
+
+MOST_TOLD: Final = 64
+"""Ranges of which the authority hears."""
+
+BATCHES: Final = 3
+"""So many batches in a row a range must be too hot, or a neighbour cold, before that counts."""
+
+UNEVEN: Final = 1.25
+"""So much more than its fair share the slowest task must have before ranges are moved."""
+
+GAIN: Final = 0.8
+"""So much of its load the slowest task may keep, or it is not worth while."""
+
+COLD: Final = 0.125
+"""Of a task's fair share: what two neighbours may have together before they are merged."""
+
+
+def measured(handle: int, places: Any, span: tuple[int, int], micros: int) -> list[int]:
+    """Return what a range has cost, as a receipt has it: handle, micros, rows, rows of the heaviest key, rows by part. O(rows log rows).
+
+    ``places`` are the signed hashes of the rows' keys, and ``span`` the range's unsigned places.
+    """
+    if not len(places):
+        return [handle, micros, 0, 0]
+    unsigned = np.asarray(places, np.int64).view(np.uint64) ^ np.uint64(SIGN)
+    start, size = span[0], span[1] - span[0]
+    part = np.minimum((unsigned - np.uint64(start)) // np.uint64(max(1, size // PARTS)), PARTS - 1)
+    heaviest = int(np.unique(unsigned, return_counts=True)[1].max())
+    return [handle, micros, len(unsigned), heaviest, *np.bincount(part.astype(np.int64), minlength=PARTS).tolist()]
+
+
+def loads_of(cut: Cut, found: Sequence[Sequence[int]], entries: Sequence[RangeEntry]) -> list[RangeLoad]:
+    """Return the loads of all ranges, in the order of the key space, from what their tasks have measured. Ranges of less than a slot are left out."""
+    slots = [place * 65_536 // PLACES for place in cut.places]
+    by_handle = {handle: rest for handle, *rest in found}
+    loads = []
+    for handle, (start, end) in enumerate(pairwise(slots)):
+        micros, rows, heaviest, *parts = by_handle.get(handle, (0, 0, 0))
+        size = sum(each.size for each in entries[handle].segments)
+        if start < end:
+            loads.append(RangeLoad(start, end, rows, micros, size, tuple(parts), heaviest))
+    return loads
+
+
+def hottest(loads: Sequence[RangeLoad]) -> list[RangeLoad]:
+    """Return the ranges that have cost most, the hottest first; those without rows are left out."""
+    return sorted((each for each in loads if each.rows), key=lambda each: (-each.micros, each.start))[:MOST_TOLD]
+
+
+def balanced(
+    layout: Layout, history: Sequence[Sequence[RangeLoad]], tasks: int, least: int, *, pins: bool
+) -> Layout | None:
+    """Return a layout that spreads the loads of the last batches better; None when this one will do.
+
+    First ranges go to other tasks; one is cut at the median of its rows only when it alone is more than a task's fair share, in each of the batches; last, two cold
+    neighbours become one, down to ``least`` ranges. A range that is ruled by one key is left as it is. ``pins``: whether a range can be given to a task.
+    O(ranges log ranges) for each batch.
+    """
+    batches = history[-BATCHES:]
+    spans = list(zip(layout.starts, layout.ends, strict=True))
+    if len(batches) < BATCHES or any([(each.start, each.end) for each in loads] != spans for loads in batches):
+        return None
+    means = [sum(each.micros for each in loads) / len(batches) for loads in zip(*batches, strict=True)]
+    fair = sum(means) / tasks
+    if not fair:
+        return None
+    placed = [(task - 1 if task else i) % tasks for i, task in enumerate(layout.tasks or [0] * len(layout))]
+    slowest = max(_sums(placed, means, tasks))
+    if pins and slowest > UNEVEN * fair:
+        packed = _packed(means, tasks)
+        if max(_sums(packed, means, tasks)) <= GAIN * slowest:
+            return Layout(layout.version, layout.starts, tuple(task + 1 for task in packed))
+    shares = [[sum(each.micros for each in loads) / tasks] * len(loads) for loads in batches]
+    for i in sorted(range(len(layout)), key=lambda i: (-means[i], i)):
+        each = [loads[i] for loads in batches]
+        median = each[-1].median
+        hot = all(load.micros > share[i] for load, share in zip(each, shares, strict=True))
+        if hot and median is not None and not any(load.ruled for load in each):
+            return layout.split(layout.starts[i], [median])
+    if len(layout) <= least:
+        return None
+    pairs = [(means[i] + means[i + 1], i) for i in range(len(layout) - 1)]
+    cold = [
+        (load, i)
+        for load, i in pairs
+        if all(
+            loads[i].micros + loads[i + 1].micros <= COLD * share[i]
+            for loads, share in zip(batches, shares, strict=True)
+        )
+    ]
+    if not cold:
+        return None
+    _, i = min(cold)
+    return layout.merge(layout.starts[i], layout.starts[i + 1])
+
+
+def _sums(placed: Sequence[int], loads: Sequence[float], tasks: int) -> list[float]:
+    sums = [0.0] * tasks
+    for task, load in zip(placed, loads, strict=True):
+        sums[task] += load
+    return sums
+
+
+def _packed(loads: Sequence[float], tasks: int) -> list[int]:
+    """Return a task for each load, the greatest first, each into the task that has least by then."""
+    sums, packed = [0.0] * tasks, [0] * len(loads)
+    for i in sorted(range(len(loads)), key=lambda i: (-loads[i], i)):
+        task = min(range(tasks), key=lambda task: (sums[task], task))
+        packed[i] = task
+        sums[task] += loads[i]
+    return packed

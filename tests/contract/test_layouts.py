@@ -1,0 +1,139 @@
+"""The layout that is wanted of a computation, over each store: it is durable, changed by compare-and-set alone, and moves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+from lowwater import errors
+from lowwater_authority.core.layout import Layout, Told
+from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Fenced, GroupReport, Prepare
+from lowwater_authority.core.topology import Spec
+from lowwater_authority.engine.shard import Shard
+from lowwater_authority.ops.observer import Observer
+from tests.contract.journal_stores import Store
+from tests.kit.times import HOUR
+
+NOW = 1_700_000_000_000_000
+
+
+@asynccontextmanager
+async def running(store: Store) -> AsyncIterator[Shard]:
+    shard = Shard(store.make(), clock=lambda: NOW, observer=Observer())
+    await shard.start()
+    run = asyncio.create_task(shard.run())
+    yield shard
+    shard.stop()
+    await run
+    await shard.close()
+
+
+def claim(number: int, *inner: bytes, instead_of: int = 0, bound: int | None = None) -> ClaimRequest:
+    bounds = np.array([] if bound is None else [bound], dtype=np.int64)
+    return ClaimRequest([b"", *inner, b""], request_id=bytes([number] * 16), bound_micros=bounds, instead_of=instead_of)
+
+
+@pytest.mark.asyncio
+async def test_a_layout_is_there_after_a_restart_and_moves_nothing(store: Store) -> None:
+    async with running(store) as shard:
+        await shard.register(Spec("x"))
+        grant = await shard.claim("x", claim(1, b"\x80"))
+        report = GroupReport(grant.sequencer, np.array([5 * HOUR, 6 * HOUR]))
+        await shard.report([("x", report)], sender=b"s" * 16, number=(1, 1))
+        before = shard.view("x")
+        fenced: list[Fenced] = []
+        shard.on_fenced = fenced.append
+        assert await shard.change_layout("x", 1, 0, [0, 7], []) == 1
+        assert await shard.change_layout("x", 1, 1, [0, 7, 9], [0, 2, 0]) == 2
+        assert shard.view("x") == before
+        assert not fenced
+        assert await shard.report([("x", report)], sender=b"s" * 16, number=(1, 2)) == []
+    async with running(store) as again:
+        await again.serve("x")
+        assert again.wanted("x") == Layout(2, (0, 7, 9), (0, 2, 0))
+        view = again.view("x")
+        assert view is not None
+        assert (view.low, view.ranges) == (5 * HOUR, 2)
+
+
+@pytest.mark.asyncio
+async def test_a_stale_change_is_refused_with_the_version_that_is_wanted(store: Store) -> None:
+    async with running(store) as shard:
+        await shard.register(Spec("x"))
+        await shard.claim("x", claim(1))
+        assert await shard.change_layout("x", 1, 0, [0, 7], []) == 1
+        assert await shard.change_layout("x", 1, 0, [0, 7], []) == 1, "a repeat is answered as the first"
+        with pytest.raises(errors.LayoutConflict) as refused:
+            await shard.change_layout("x", 1, 0, [0, 8], [])
+        assert refused.value.metadata["version"] == "1"
+        with pytest.raises(errors.IncarnationChanged):
+            await shard.change_layout("x", 2, 1, [0, 8], [])
+        assert shard.wanted("x") == Layout(1, (0, 7))
+        results = await asyncio.gather(
+            *(shard.change_layout("x", 1, 1, [0, start], []) for start in range(1, 20)), return_exceptions=True
+        )
+        assert [each for each in results if each == 2] == [2], "of all that change one version one wins"
+
+
+@pytest.mark.asyncio
+async def test_a_reset_keeps_the_layout_and_a_drop_only_its_version(store: Store) -> None:
+    async with running(store) as shard:
+        await shard.register(Spec("x"))
+        await shard.change_layout("x", 1, 0, [0, 7], [])
+        await shard.reset("x")
+        assert shard.wanted("x") == Layout(1, (0, 7))
+        await shard.drop("x", force=True)
+        await shard.register(Spec("x"))
+        await shard.serve("x")
+        assert shard.wanted("x") == Layout(1), "or a version would stand for two layouts"
+        assert await shard.change_layout("x", 3, 1, [0, 9], []) == 2
+    async with running(store) as again:
+        await again.serve("x")
+        assert again.wanted("x") == Layout(2, (0, 9))
+
+
+@pytest.mark.asyncio
+async def test_a_claim_in_place_of_another_is_nobodys_who_has_lost_that(store: Store) -> None:
+    async with running(store) as shard:
+        await shard.register(Spec("x"))
+        first = await shard.claim("x", claim(1, b"\x40", b"\x80"))
+        second = await shard.claim("x", claim(2, b"\x40", b"\x60", b"\x80", instead_of=first.sequencer))
+        again = await shard.claim("x", claim(2, b"\x40", b"\x60", b"\x80", instead_of=first.sequencer))
+        assert again.sequencer == second.sequencer, "its repeat gets the same answer"
+        with pytest.raises(errors.StaleSequencer):
+            await shard.claim("x", claim(3, instead_of=first.sequencer))
+        part = ClaimRequest([b"\x40", b"\x60"], request_id=b"4" * 16)
+        await shard.claim("x", part)
+        with pytest.raises(errors.StaleSequencer):
+            await shard.claim("x", claim(5, instead_of=second.sequencer))
+
+
+@pytest.mark.asyncio
+async def test_a_claim_of_the_parts_copies_and_one_of_the_whole_takes_the_least(store: Store) -> None:
+    async with running(store) as shard:
+        await shard.register(Spec("x"))
+        first = await shard.claim("x", claim(1, b"\x80"))
+        report = GroupReport(first.sequencer, np.array([5 * HOUR, 6 * HOUR]))
+        await shard.report([("x", report)], sender=b"s" * 16, number=(1, 1))
+        second = await shard.claim("x", claim(2, b"\x40", b"\x80", b"\xc0", instead_of=first.sequencer))
+        assert second.watermarks.tolist() == [5 * HOUR, 5 * HOUR, 6 * HOUR, 6 * HOUR]
+        third = await shard.claim("x", claim(3, b"\x40", instead_of=second.sequencer))
+        assert third.watermarks.tolist() == [5 * HOUR, 5 * HOUR]
+
+
+@pytest.mark.asyncio
+async def test_what_an_owner_says_counts_with_its_commit_alone(store: Store) -> None:
+    told = Told(Layout(3, (0, 9)), "for a reason", 1)
+    async with running(store) as shard:
+        await shard.register(Spec("x"))
+        grant = await shard.claim("x", claim(1))
+        with pytest.raises(errors.NotPrepared):
+            await shard.commit("x", grant.sequencer, 1, told)
+        assert await shard.ask("x", lambda found, _: found.told) is None
+        shard.prepare("x", Prepare(grant.sequencer, 1, b"d", (), 5 * HOUR, False, NO_FOLD, 0, {}))
+        await shard.commit("x", grant.sequencer, 1, told)
+        assert await shard.ask("x", lambda found, _: found.told) == told

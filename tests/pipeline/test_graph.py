@@ -1,0 +1,404 @@
+"""A pipeline that is declared once: what is derived of it, what is refused before anything starts, and how it is drawn. Without Spark."""
+
+from __future__ import annotations
+
+import re
+import threading
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lowwater
+from lowwater_pipeline.command import main
+from lowwater_pipeline.computation import Computation, Input, Output
+from lowwater_pipeline.graph import Folder, Frame, Pipeline, PipelineError, Table, Topic
+from lowwater_pipeline.graph.columns import columns_of
+from lowwater_pipeline.graph.drawing import FORMATS, draw
+from lowwater_pipeline.graph.pipeline import Writes
+from lowwater_pipeline.graph.running import Running, reason
+from tests.kit.times import mark
+
+ROWS = "q string, start timestamp, n long"
+
+
+class Any_(Computation):
+    """Declares in its fields what is given."""
+
+    def __init__(self, name: str, inputs: Sequence[Input], outputs: Mapping[str, str | Output], **more: Any) -> None:
+        self.__dict__.update({"name": name, "inputs": inputs, "outputs": outputs, **more})
+
+    def process_record(self, ctx: Any, record: Any) -> None:
+        """Nothing."""
+
+
+def named(name: str, *inputs: Input, **more: Any) -> Any_:
+    """One whose rows are stamped by their start."""
+    return Any_(name, inputs, {"rows": Output(ROWS, event_time="start")}, **more)
+
+
+def reads(name: str, **more: Any) -> Input:
+    return Input(name, **{"key": "q", "event_time": "start"} | more)
+
+
+SOURCE: Mapping[str, Any] = {"in": Folder(ROWS, "in")}
+
+
+def test_all_is_derived_of_what_is_said_once() -> None:
+    """In whatever order: a computation comes after those that it reads."""
+    last = named("last", reads("middle"), reads("first", output="b", alias="b", event_time="T"))
+    middle = named("middle", reads("first", output="a"))
+    first = Any_("first", [reads("in")], {"a": Output(ROWS, "start"), "b": Output("q string, t timestamp", "t")})
+    made = Pipeline("p", [last, middle, first], sources=SOURCE, outputs={"first.b": Folder(path="/b", format="json")})
+    assert made.order == ["first", "middle", "last"]
+    assert [(each.computation, each.input.label, each.origin, each.path) for each in made.reads] == [
+        ("last", "middle", "middle.rows", "outputs/middle/rows"),
+        ("last", "b", "first.b", "/b"),
+        ("middle", "first", "first.a", "outputs/first/a"),
+        ("first", "in", "in", "in"),
+    ]
+    assert [each.schema for each in made.reads] == [ROWS, "q string, t timestamp", ROWS, ROWS]
+    assert (made.upstream_of("last"), made.readers_of("first")) == (["middle", "first"], ["last", "middle"])
+    assert made.named(["last", "first"]) == ["first", "last"]
+    with pytest.raises(ValueError, match="the pipeline p has no computation other; it has last, middle, first"):
+        made.named(["other"])
+
+
+def both(first: Sequence[Input], second: Sequence[Input]) -> list[Computation]:
+    return [named("a", *first), named("b", *second)]
+
+
+WRONG: Mapping[str, tuple[Sequence[Computation], Mapping[str, Any], Mapping[str, Any], str]] = {
+    "none": ([], {}, {}, "it has no computations"),
+    "two of a name": ([named("a", reads("in")), named("A", reads("in"))], SOURCE, {}, "two computations have the name"),
+    "a name with a folder": ([named("a/b", reads("in"))], SOURCE, {}, "a/b: name= is also that of a folder"),
+    "a ring": (
+        both([reads("b")], [reads("a")]),
+        {},
+        {},
+        "-> a: each waits for the other.* take one of these inputs= out",
+    ),
+    "itself": ([named("a", reads("a"))], {}, {}, "a -> a: each waits for the other"),
+    "unknown": (
+        [named("a", reads("inn"))],
+        {},
+        {},
+        r"a: the input inn is no computation of the pipeline and in no sources=: .*sources=\{'inn': Folder\(SCHEMA, PATH\)\}",
+    ),
+    "a source nobody reads": ([named("a", reads("in"))], {**SOURCE, "b": Folder("", "")}, {}, "is read by no input"),
+    "a source that is computed": (
+        both([reads("in")], [reads("a")]),
+        {**SOURCE, "a": Folder(ROWS, "a")},
+        {},
+        "b: the input a is a computation of the pipeline and in sources= as well",
+    ),
+    "among others": (
+        both([reads("in")], [Input(["a", "x"], key="q", event_time="start")]),
+        SOURCE,
+        {},
+        r"b: the input a\+x names a of the pipeline beside others",
+    ),
+    "a folder of what": ([named("a", reads("in"))], {"in": Folder(path="in")}, {}, "a Folder without its columns"),
+    "a topic of what": ([named("a", reads("in"))], {"in": Topic("t", "k:1", 1)}, {}, "a Topic without its columns"),
+    "which output": (
+        [Any_("a", [reads("in")], {"x": Output(ROWS, "start"), "y": "n int"}), named("b", reads("a"))],
+        SOURCE,
+        {},
+        "b: the input a does not say which output it reads: add output=, one of x, y",
+    ),
+    "no such output": (
+        both([reads("in")], [reads("a", output="row")]),
+        SOURCE,
+        {},
+        "b: the input a reads output='row', which nobody declares: take one of rows",
+    ),
+    "no event time": (
+        [Any_("a", [reads("in")], {"rows": Output(ROWS, None)}), named("b", reads("a"))],
+        SOURCE,
+        {},
+        "b: the input a reads a.rows, which declares no event time",
+    ),
+    "another event time": (
+        [
+            Any_("a", [reads("in")], {"rows": Output(ROWS + ", other timestamp", "start")}),
+            named("b", reads("a", event_time="other")),
+        ],
+        SOURCE,
+        {},
+        "b: the input a has event_time='other', and the output a.rows is stamped by start: declare event_time='start'",
+    ),
+    "no such column": (
+        [named("a", reads("in", event_time="ts"))],
+        SOURCE,
+        {},
+        "a: the input in has event_time='ts', and in has q, start, n",
+    ),
+    "no such id": (
+        [named("a", reads("in", id="rid"))],
+        SOURCE,
+        {},
+        "a: the input in has id='rid', and in has q, start",
+    ),
+    "no such key": ([named("a", reads("in", key="`k`"))], SOURCE, {}, "a: the input in has key='`k`', and in has q"),
+    "no timestamp": ([named("a", reads("in", event_time="n"))], SOURCE, {}, "event_time='n', which is of long in in"),
+    "no such place": (
+        [named("a", reads("in"))],
+        SOURCE,
+        {"a.x": Table()},
+        r"outputs=\{'a.x': ...\} is no output .*a.rows",
+    ),
+    "a frame": ([named("a", reads("in"))], SOURCE, {"a": Frame(len)}, "a: outputs\\['rows'\\] is a Frame"),  # type: ignore[arg-type]
+    "two schemas": ([named("a", reads("in"))], SOURCE, {"a": Folder("n int")}, "has a schema= beside that"),
+    "one place": (
+        both([reads("in")], [reads("in")]),
+        SOURCE,
+        {"a": Folder(path="x"), "b": Table("x")},
+        "b: outputs\\['rows'\\] and a.rows stand in one place, delta x",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_run_is_refused_by_name(case: str) -> None:
+    computations, sources, outputs, said = WRONG[case]
+    with pytest.raises(PipelineError, match="the pipeline p cannot run:") as refused:
+        Pipeline("p", computations, sources=sources, outputs=outputs)
+    assert [problem for problem in refused.value.problems if re.search(said, problem)], refused.value
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    with pytest.raises(PipelineError) as refused:
+        Pipeline("p", [named("a", reads("in", id="x", key="y")), named("b", reads("c"))], sources=SOURCE)
+    assert len(refused.value.problems) == 3
+
+
+def test_an_expression_as_key_and_a_table_without_columns_are_sparks_to_check() -> None:
+    Pipeline("p", [named("a", reads("in", key="upper(z)"))], sources=SOURCE)
+    Pipeline("p", [named("a", reads("in", key="z"))], sources={"in": Table("in")})
+
+
+def test_columns_are_found_without_spark() -> None:
+    assert columns_of(
+        "a INT, `b,c``d` Map<string, struct<x:int,y:int>> NOT NULL, e: decimal(3, 1) COMMENT 'f, g int'"
+    ) == {
+        "a": "int",
+        "b,c`d": "map<string, struct<x:int,y:int>>",
+        "e": "decimal(3, 1)",
+    }
+
+
+# -- drawings ----------------------------------------------------------------------------------------------------------
+
+
+def drawn() -> Pipeline:
+    first = named("first", reads("in", key=lambda: None), stamp=timedelta(minutes=1))
+    middle = named("mi<dle", reads("first"), in_order=True)
+    last = named("last", reads("first"), reads("mi<dle"))
+    return Pipeline("p", [first, middle, last], sources=SOURCE, outputs={"last": Topic("t", "k:1", 1)})
+
+
+def test_the_text_has_a_line_for_each_input_and_output() -> None:
+    lines = draw(drawn(), "text").splitlines()
+    assert lines[0] == "pipeline p"
+    rows = [re.split(r"\s{2,}", line) for line in lines]
+    assert ["first", "in", "in", "parquet in", "a function", "start", "-"] in rows
+    assert ["last", "first", "first.rows", "parquet outputs/first/rows", "q", "start", "-"] in rows
+    assert ["first", "rows", "parquet outputs/first/rows", "start", "mi<dle, last"] in rows
+    assert ["last", "rows", "topic t", "start", "-"] in rows
+    assert ["first", "windows of 0:01:00", "strong", "as it comes"] in rows
+    assert ["mi<dle", "event time", "strong", "by time"] in rows
+    [head] = [line.index("EVENT TIME") for line in lines if "READ BY" in line]
+    assert [line.index("start") for line in lines if "mi<dle, last" in line] == [head]
+
+
+def test_pictures_have_each_box_and_each_arrow() -> None:
+    mermaid = draw(drawn(), "mermaid")
+    assert mermaid.count("-->") == 5
+    assert "<b>mi&lt;dle</b>" in mermaid
+    assert '"first" -> "mi<dle" [label="rows by start"]' in draw(drawn(), "dot")
+    assert set(FORMATS) == {"text", "mermaid", "dot", "svg"}
+
+
+def test_the_drawing_goes_from_left_to_right_and_no_boxes_overlap() -> None:
+    svg = ET.fromstring(draw(drawn(), "svg"))
+    space = "{http://www.w3.org/2000/svg}"
+    boxes = [[float(each.attrib[name]) for name in ("x", "y", "width", "height")] for each in svg.iter(f"{space}rect")]
+    texts = list(svg.iter(f"{space}text"))
+    assert len(boxes) == 5
+    for i, (x, y, width, height) in enumerate(boxes):
+        assert x + width <= float(svg.attrib["width"])
+        assert y + height <= float(svg.attrib["height"])
+        for other in boxes[:i]:
+            assert (
+                x >= other[0] + other[2] or other[0] >= x + width or y >= other[1] + other[3] or other[1] >= y + height
+            )
+    arrows = [
+        [float(number) for number in re.findall(r"[\d.]+", each.attrib["d"])]
+        for each in svg.iter(f"{space}path")
+        if "marker-end" in each.attrib
+    ]
+    assert len(arrows) == 5
+    assert all(arrow[0] < arrow[-2] for arrow in arrows), "each points to the right"
+    assert "mi<dle" in [each.text for each in texts]
+
+
+def test_the_picture_of_the_page_is_that_of_its_module() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    declared: dict[str, Any] = {}
+    exec((docs / "pipelines.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0], declared)
+    assert (docs / "pictures/zeitgeist.svg").read_text(encoding="utf-8") == draw(declared["pipeline"], "svg")
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+MODULE = """
+from lowwater_pipeline.graph import Folder, Pipeline
+from tests.pipeline.test_graph import SOURCE, named, reads
+
+other = pipeline = Pipeline("p", [named("a", reads("in"))], sources=SOURCE)
+wrong = 1
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = f"declared_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setattr("sys.path", ["", *__import__("sys").path])
+    return name
+
+
+@pytest.mark.parametrize("asked", ["{}", "{}.py", "{}:other", "{}.py:other"])
+def test_the_command_finds_what_a_module_declares(module: str, asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["graph", asked.format(module)]) == 0
+    assert capsys.readouterr().out.startswith("pipeline p\n\nCOMPUTATION  INPUT")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("{}:wrong", "has no wrong that is a Pipeline: write wrong = Pipeline(...)"),
+        ("{}:none", "has no none that is a Pipeline"),
+        ("{}_other", "there is no module declared_"),
+        ("{}_other.py", "there is no file declared_"),
+    ],
+)
+def test_the_command_says_what_it_does_not_find(
+    module: str, asked: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["graph", asked.format(module)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_command_tells_what_is_wrong_in_a_pipeline(
+    module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / f"{module}_wrong.py").write_text(MODULE.replace('reads("in")', 'reads("in", id="x")'))
+    assert main(["graph", f"{module}_wrong"]) == 2
+    assert "a: the input in has id='x'" in capsys.readouterr().err
+    for more, said in ((["--only", "b"], "has no computation b; it has a"), (["--conf", "x"], "write NAME=VALUE")):
+        assert main(["run", module, "--root", str(tmp_path), *more]) == 2
+        assert said in capsys.readouterr().err
+
+
+# -- running, without Spark --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Query:
+    """How one stands is what is said."""
+
+    reported: Any = field(default_factory=lambda: mark(9))
+    failure: Exception | None = None
+    stops: list[str] = field(default_factory=list[str])
+    name: str = ""
+    batch: int | None = 1
+    low: Any = field(default_factory=lambda: mark(9))
+    late_rows: int = 0
+    holding: str = ""
+
+    def stage_status(self) -> Query:
+        return self
+
+    def await_termination(self, _timeout: float) -> bool:
+        if self.failure is not None:
+            raise self.failure
+        return bool(self.stops.count(self.name))
+
+    def stop(self) -> None:
+        self.stops.append(self.name)
+
+
+class Lines(list[str]):
+    """What was told, and an event that is set when one begins so."""
+
+    def __init__(self, end: str = "never") -> None:
+        super().__init__()
+        self.stopping = threading.Event()
+        self.end = end
+
+    def tell(self, line: str) -> None:
+        self.append(line)
+        if line.startswith(self.end):
+            self.stopping.set()
+
+
+CHAIN = Pipeline("p", [named("b", reads("a")), named("a", reads("in")), named("c", reads("in"))], sources=SOURCE)
+
+
+def running(**queries: Query) -> Running:
+    stops: list[str] = []
+    for name, query in queries.items():
+        query.name, query.stops = name, stops
+    return Running(CHAIN, dict(queries))  # type: ignore[arg-type]
+
+
+def test_one_that_fails_ends_alone_and_the_code_says_so() -> None:
+    a = Query(failure=ConnectionResetError("the disk is full\nmore"))
+    made, lines = running(a=a, b=Query(), c=Query(late_rows=2, holding="for a file")), Lines("c")
+    assert made.wait(tell=lines.tell, stopping=lines.stopping) == 1
+    assert lines == [
+        "a  batch 1  low 2013-01-09T09:00:00Z  reported 2013-01-09T09:00:00Z",
+        "a  has failed: ConnectionResetError: the disk is full",
+        "a  is stopped; b, c go on",
+        "b  batch 1  low 2013-01-09T09:00:00Z  reported 2013-01-09T09:00:00Z",
+        "c  batch 1  low 2013-01-09T09:00:00Z  reported 2013-01-09T09:00:00Z  late 2  holds: for a file",
+        "stopping, since it was told to",
+    ]
+    assert a.stops == ["c", "b"], "each before those that read it"
+
+
+def test_until_finished_it_does_not_wait_for_what_reads_one_that_has_failed() -> None:
+    done = lowwater.Watermark.FINISHED
+    made, lines = running(a=Query(reported=done), b=Query(reported=done), c=Query(reported=done)), Lines()
+    assert made.wait(until_finished=True, tell=lines.tell, stopping=lines.stopping) == 0
+    assert lines[-3:] == ["a  is finished", "c  is finished", "b  is finished"]
+    made = running(a=Query(failure=ValueError("x")), b=Query(), c=Query(reported=done))
+    assert made.wait(until_finished=True, tell=lines.tell, stopping=lines.stopping) == 1
+    made, lines = running(b=Query(), c=Query(reported=done)), Lines("b  batch 1  low 2013-01-09T10")
+    made.failed["a"] = ValueError("not the checkpoint's name")
+    assert made.wait(until_finished=True, tell=lines.tell, stopping=lines.stopping) == 1
+    assert lines[0] == "a  has not started: ValueError: not the checkpoint's name"
+
+
+def test_the_reason_is_what_was_raised_and_not_sparks_report_of_it() -> None:
+    report = (
+        "[STREAM_FAILED] Query terminated\nTraceback (most recent call last):\n  File\nKeyError: 'n'\n\tat org.apache"
+    )
+    assert reason(RuntimeError(report)) == "KeyError: 'n'"
+    assert reason(ValueError("first\nsecond")) == "ValueError: first"
+
+
+def test_where_an_output_stands_does_not_depend_on_who_reads_it() -> None:
+    assert {each.called: each.path for each in CHAIN.writes} == {
+        "a.rows": "outputs/a/rows",
+        "b.rows": "outputs/b/rows",
+        "c.rows": "outputs/c/rows",
+    }
+    assert all(isinstance(each.source, Writes) == (each.computation == "b") for each in CHAIN.reads)

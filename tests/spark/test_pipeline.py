@@ -1,0 +1,310 @@
+"""Pipelines by one command, with Spark: what comes out is what a batch would compute, also under spark-submit; one that fails ends alone, and what does not fit is refused before anything starts."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+from pyspark.sql import SparkSession
+
+import lowwater
+from lowwater_pipeline.computation import Computation, Input, Output
+from lowwater_pipeline.graph import Folder, Pipeline, PipelineError, Table, Topic
+from lowwater_pipeline.graph.removal import Refused, check_unread, remove
+from lowwater_spark.errors import CheckpointMismatch
+from tests.kit import delta
+from tests.kit.eventually import eventually
+from tests.kit.kafka import Kafka
+from tests.kit.times import at
+from tests.process.serving import Serving
+from tests.spark.session import QUICK, spark_session
+from tests.spark.support import SETTINGS, Feed, Upstream, low
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+
+PAGE = (ROOT / "docs/pipelines.md").read_text(encoding="utf-8")
+MODULE = re.sub(r'"(searches|clicks)"\)', r'"\1", format="json")', PAGE.split("```python\n")[1].split("```")[0])
+"""The module of the page, over JSON."""
+
+CLICKED = "            ctx.state = before, clicks + 1\n"
+BREAKS = CLICKED + '            if record["q"] == "BROKEN":\n                raise ValueError("broken by a click")\n'
+
+
+class Zeitgeist:
+    """The module in a folder, what it reads, and the command on it."""
+
+    def __init__(self, folder: Path, address: str, lw: lowwater.Client) -> None:
+        self.folder = folder
+        self.address = address
+        self.searches, self.clicks = Feed(folder / "root/searches"), Feed(folder / "root/clicks")
+        self.upstreams = [Upstream(lw, "searches"), Upstream(lw, "clicks")]
+        (folder / "zeitgeist.py").write_text(MODULE)
+        self.processes: list[subprocess.Popen[str]] = []
+        self.log = folder / "log"
+
+    def search(self, query: str, *minutes: int) -> None:
+        self.searches.put(
+            [
+                {"rid": f"{query} {second}", "query": query, "ts": at(9, minute, second).isoformat()}
+                for second, minute in enumerate(minutes)
+            ]
+        )
+
+    def click(self, query: str, *minutes: int) -> None:
+        self.clicks.put([{"q": query, "at": at(9, minute, 30).isoformat()} for minute in minutes])
+
+    def start(self, *arguments: str, submit: Sequence[str] = ()) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "lowwater_pipeline", "run", "zeitgeist.py", "--root", "root"]
+        command += ["--address", self.address, "--master", "local[2]", *arguments]
+        command += [f"--conf={name}={value}" for name, value in SETTINGS.items()]
+        environment = dict(os.environ) | {"PYSPARK_PYTHON": sys.executable}
+        with self.log.open("w") as log:
+            process = subprocess.Popen(
+                submit or command, cwd=self.folder, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
+            )
+        self.processes.append(process)
+        return process
+
+    def run(self, *arguments: str, submit: Sequence[str] = ()) -> tuple[int, str]:
+        """Until it ends; returns the code and what it has said."""
+        process = self.start(*arguments, submit=submit)
+        said, _ = process.communicate(timeout=300)
+        return process.returncode, said
+
+    def rows(self, output: str) -> list[dict[str, Any]]:
+        import pyarrow.parquet as pq
+
+        found: list[dict[str, Any]] = []
+        for file in (self.folder / "root/outputs" / output).glob("batch=*/*.parquet"):
+            found += pq.ParquetFile(file).read().to_pylist()
+        for each in found:
+            each["start"] = each["start"].minute
+        return sorted(found, key=lambda each: (each["query"], each["start"]))
+
+
+@pytest.fixture
+def zeitgeist(tmp_path: Path, authority: Serving, lw: lowwater.Client) -> Iterator[Zeitgeist]:
+    made = Zeitgeist(tmp_path, authority.address, lw)
+    yield made
+    for process in made.processes:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def minute(query: str, start: int, n: int, **more: int) -> dict[str, Any]:
+    return {"query": query, "start": start, "n": n, **more}
+
+
+COUNTED = [minute("a", 0, 1), minute("a", 1, 2), minute("a", 2, 3), minute("b", 5, 1)]
+SPIKES = [minute("a", 0, 1, clicks=0), minute("a", 1, 2, clicks=1), minute("b", 5, 1, clicks=2)]
+
+
+def test_the_command_runs_all_until_the_inputs_are_finished(zeitgeist: Zeitgeist, lw: lowwater.Client) -> None:
+    """First it is stopped in the middle, and goes on with the same command."""
+    zeitgeist.search("a", 0, 1, 2)
+    zeitgeist.click("A", 0, 2)
+    for each in zeitgeist.upstreams:
+        each.at(9, 1)
+    process = zeitgeist.start()
+    eventually(lambda: zeitgeist.rows("spikes/spikes"), "the first minute is there", seconds=120)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert (process.returncode, said.splitlines()[-1][10:]) == (0, "stopping, since it was told to"), said
+    assert (zeitgeist.folder / "root/checkpoints/spikes").is_dir()
+    zeitgeist.search("a", 1, 2, 2)
+    zeitgeist.search("b", 5)
+    zeitgeist.click("b", 3, 4)
+    for each in zeitgeist.upstreams:
+        each.lease.finish()
+    code, said = zeitgeist.run("--until-finished")
+    assert code == 0, said + zeitgeist.log.read_text()[-3000:]
+    assert [line[10:] for line in said.splitlines()[-2:]] == ["counts  is finished", "spikes  is finished"]
+    assert zeitgeist.rows("counts/minutes") == COUNTED
+    assert zeitgeist.rows("spikes/spikes") == SPIKES
+    assert low(lw, "spikes").finished
+
+
+def test_one_that_fails_ends_alone_and_goes_on_when_it_is_mended(zeitgeist: Zeitgeist) -> None:
+    zeitgeist.search("a", 0, 1, 1, 2, 2, 2)
+    zeitgeist.search("b", 5)
+    zeitgeist.click("broken", 0)
+    zeitgeist.click("BROKEN", 0)
+    for each in zeitgeist.upstreams:
+        each.lease.finish()
+    module = zeitgeist.folder / "zeitgeist.py"
+    module.write_text(MODULE.replace(CLICKED, BREAKS))
+    code, said = zeitgeist.run("--until-finished")
+    assert code == 1, said
+    assert "spikes  has failed: ValueError: broken by a click" in said, said
+    assert said.splitlines()[-1].endswith("counts  is finished")
+    assert zeitgeist.rows("counts/minutes") == COUNTED
+    module.write_text(MODULE)
+    code, said = zeitgeist.run("--until-finished", "--only", "spikes")
+    assert code == 0, said
+    assert "counts" not in said
+    assert zeitgeist.rows("spikes/spikes") == [{**each, "clicks": 0} for each in SPIKES]
+
+
+def test_a_file_for_spark_submit_is_a_whole_program(zeitgeist: Zeitgeist) -> None:
+    zeitgeist.search("a", 0, 1, 1, 2, 2, 2)
+    zeitgeist.search("b", 5)
+    zeitgeist.click("A", 0, 2)
+    zeitgeist.click("b", 3, 4)
+    for each in zeitgeist.upstreams:
+        each.lease.finish()
+    root, address = zeitgeist.folder / "root", zeitgeist.address
+    away = zeitgeist.folder / "elsewhere"
+    away.mkdir()
+    (zeitgeist.folder / "zeitgeist.py").rename(away / "zeitgeist.py")
+    (zeitgeist.folder / "main.py").write_text(
+        "import sys\nfrom pyspark.sql import SparkSession\nfrom zeitgeist import pipeline\n\n"
+        "spark = SparkSession.builder.getOrCreate()\n"
+        f"sys.exit(pipeline.run(spark, {str(root)!r}, address={address!r}, until_finished=True))\n"
+    )
+    submit = [f"{Path(pyspark.__file__).parent}/bin/spark-submit", "--master", "local[2]", "--py-files"]
+    submit += [str(away / "zeitgeist.py")]
+    for name, value in SETTINGS.items():
+        submit += ["--conf", f"{name}={value}"]
+    code, said = zeitgeist.run(submit=[*submit, "main.py"])
+    assert code == 0, said + zeitgeist.log.read_text()[-3000:]
+    assert zeitgeist.rows("spikes/spikes") == SPIKES
+
+
+# -- in a session ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    session = spark_session("lowwater-pipeline", "local[2,3]", SETTINGS | QUICK | delta.SETTINGS)
+    yield session
+    for query in session.streams.active:
+        query.stop()
+
+
+class Passes(Computation):
+    """Passes its rows on."""
+
+    def __init__(self, name: str, source: str, key: str = "key") -> None:
+        self.name = name  # type: ignore[misc]
+        self.inputs = [Input(source, key=key, event_time="t")]  # type: ignore[misc]
+        self.outputs = {"rows": Output("key string, t timestamp", event_time="t")}  # type: ignore[misc]
+
+    def process_record(self, ctx: Any, record: Any) -> None:
+        ctx.produce("rows", {"key": ctx.key, "t": record["t"]})
+
+
+SOURCE = {"source": Folder("key string, t timestamp", "in", format="json")}
+
+
+def test_tables_and_topics_between_computations_keep_times_to_the_microsecond(
+    spark: SparkSession, tmp_path: Path, authority: Serving, lw: lowwater.Client
+) -> None:
+    """All start when no row is there yet."""
+    source, feed = Upstream(lw), Feed(tmp_path / "in")
+    time = at(9).replace(microsecond=123_457)
+    with Kafka(tmp_path / "kafka") as kafka:
+        kafka.create("rows", 2)
+        made = Pipeline(
+            "p",
+            [Passes("first", "source"), Passes("second", "first"), Passes("third", "second")],
+            sources=SOURCE,
+            outputs={"first": Table(), "second.rows": Topic("rows", kafka.address, brokers=1)},
+            ranges=2,
+        )
+        running = made.start(spark, tmp_path, address=authority.address)
+        try:
+            assert (list(running.queries), running.failed) == (["first", "second", "third"], {})
+            feed.put([{"key": "a", "t": time.isoformat()}])
+            source.at(10)
+            eventually(lambda: low(lw, "third") == lowwater.Watermark.of(at(10)), "all is through", seconds=120)
+        finally:
+            running.stop()
+    out = spark.read.option("recursiveFileLookup", "true").parquet(str(tmp_path / "outputs/third/rows"))
+    assert [tuple(row) for row in out.selectExpr("key", "unix_micros(t)").collect()] == [
+        ("a", lowwater.Watermark.of(time).micros)
+    ]
+
+
+def test_one_is_added_and_removed_while_the_others_run(
+    spark: SparkSession, tmp_path: Path, authority: Serving, lw: lowwater.Client
+) -> None:
+    """What is added later has read all from the beginning, so it is as if it had been there. Added again, it begins anew."""
+    source, feed = Upstream(lw), Feed(tmp_path / "in")
+    first, second = Passes("first", "source"), Passes("second", "first")
+    before = Pipeline("p", [first], sources=SOURCE, ranges=2)
+    after = Pipeline("p", [first, second], sources=SOURCE, ranges=2)
+
+    def rows() -> list[str]:
+        out = spark.read.option("recursiveFileLookup", "true").schema("key string, t timestamp")
+        return sorted(row.key for row in out.parquet(str(tmp_path / "outputs/second/rows")).collect())
+
+    def put(key: str, hour: int) -> None:
+        feed.put([{"key": key, "t": at(hour, 30).isoformat()}])
+        source.at(hour + 1)
+
+    def through(name: str, hour: int) -> None:
+        eventually(lambda: low(lw, name) == lowwater.Watermark.of(at(hour)), f"{name} is through", seconds=120)
+
+    running = before.start(spark, tmp_path, address=authority.address)
+    try:
+        put("a", 9)
+        through("first", 10)
+        added = after.start(spark, tmp_path, address=authority.address, only=["second"])
+        through("second", 10)
+        assert rows() == ["a"]
+        put("b", 10)
+        through("second", 11)
+        with pytest.raises(Refused, match="second of the pipeline p reads first"):
+            check_unread(after, "first")
+        with pytest.raises(Refused, match="second runs: stop its process first"):
+            remove(tmp_path, "second", lw, discard=True)
+        added.stop()
+        with pytest.raises(Refused, match="second is not finished"):
+            remove(tmp_path, "second", lw, discard=False)
+        remove(tmp_path, "second", lw, discard=True)
+        put("c", 11)
+        through("first", 12)
+        assert running.look(print, {}), "the other one goes on"
+        assert rows() == ["a", "b"]
+        assert not lw.get("second")["second"].registered
+        again = after.start(spark, tmp_path, address=authority.address, only=["second"])
+        with pytest.raises(CheckpointMismatch, match="batch=0"):
+            again.queries["second"].await_termination(120)
+        again.stop()
+        (tmp_path / "outputs/second").rename(tmp_path / "outputs/second before")
+        remove(tmp_path, "second", lw, discard=True)
+        again = after.start(spark, tmp_path, address=authority.address, only=["second"])
+        through("second", 12)
+        again.stop()
+        assert rows() == ["a", "b", "c"]
+    finally:
+        running.stop()
+
+
+def test_what_only_spark_knows_is_refused_before_anything_starts(
+    spark: SparkSession, tmp_path: Path, authority: Serving, lw: lowwater.Client
+) -> None:
+    Feed(tmp_path / "in")
+    wrong = [Passes("first", "source"), Passes("second", "first", key="upper(k)"), Passes("third", "first", key="t")]
+    made = Pipeline("p", wrong, sources=SOURCE)
+    with pytest.raises(PipelineError, match="the pipeline p cannot run") as refused:
+        made.start(spark, tmp_path, address=authority.address)
+    second, third = refused.value.problems
+    assert second.startswith("second: AnalysisException: [UNRESOLVED_COLUMN.WITH_SUGGESTION]")
+    assert "`k`" in second
+    assert third.startswith("third: TypeError: the key of third is of timestamp; take text, bytes")
+    assert not (tmp_path / "checkpoints").exists()
+    assert "first" not in lw.get()
+    with pytest.raises(ValueError, match="root is not absolute"):
+        made.start(spark, "root", address=authority.address)
