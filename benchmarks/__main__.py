@@ -12,6 +12,7 @@ from typing import Final
 
 from benchmarks import (
     attach,
+    computation,
     dedup,
     dedup_spark,
     depth,
@@ -52,6 +53,7 @@ BENCHMARKS: Final[dict[str, Callable[..., list[result.Result]]]] = {
     "guarded": guarded.run,
     "dedup": dedup.run,
     "dedup_spark": dedup_spark.run,
+    "computation": computation.run,
     "hot_ranges": hot_ranges.run,
 }
 

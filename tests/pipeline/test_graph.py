@@ -42,7 +42,8 @@ def named(name: str, *inputs: Input, **more: Any) -> Any_:
 
 
 def reads(name: str, **more: Any) -> Input:
-    return Input(name, **{"key": "q", "event_time": "start"} | more)
+    told: dict[str, Any] = {"key": "q", "event_time": "start"} | more
+    return Input(name, **told)
 
 
 SOURCE: Mapping[str, Any] = {"in": Folder(ROWS, "in")}

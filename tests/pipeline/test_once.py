@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from random import Random
@@ -189,7 +189,7 @@ class Slack(Rows):
 
 
 class Named(Once):
-    outputs: ClassVar[dict[str, str | Output]] = {UNDECIDABLE: UNDECIDABLE_OUTPUT}
+    outputs: ClassVar[Mapping[str, str | Output]] = {UNDECIDABLE: UNDECIDABLE_OUTPUT}
 
 
 @pytest.mark.parametrize(

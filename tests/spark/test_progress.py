@@ -479,7 +479,9 @@ def test_a_stage_that_tells_when_it_is_due_is_asked_for_nothing_before(due: Due 
     assert progress.would_close() == closes
 
 
-@pytest.mark.parametrize(("window", "due"), [(None, Due(21)), (timedelta(microseconds=16), None)], ids=["timer", "window"])
+@pytest.mark.parametrize(
+    ("window", "due"), [(None, Due(21)), (timedelta(microseconds=16), None)], ids=["timer", "window"]
+)
 def test_no_batch_is_forced_for_what_spark_holds_back(window: timedelta | None, due: Due | None) -> None:
     """It would run with no more than that, find nothing due, and be forced again."""
     progress = Progress(1, window, [Log()], Committed(0, [0], Reading(10), held=[5], spark_bound=20, due=due))

@@ -59,7 +59,9 @@ class Exchange(ABC, Generic[Result]):
         self._repeatable = repeatable
         self._attempts = Attempts(surroundings, timeout)
         self._lost: list[str] = []
-        self._why: errors.LowwaterError | None = None  # what the call waits for: a redirect in vain, or an attempt refused for now
+        self._why: errors.LowwaterError | None = (
+            None  # what the call waits for: a redirect in vain, or an attempt refused for now
+        )
         self._hops = 0
         self._address = ""
         self._alive = ""
