@@ -13,6 +13,8 @@ from pyspark.sql import functions as sf
 from lowwater import Layout
 from lowwater.layout import SLOTS
 from lowwater_spark.track.cut import Cut, layout_from_json, layout_to_json, least_of
+from lowwater_spark.track.inputs import Reading
+from lowwater_spark.track.progress import Committed, Progress
 from lowwater_spark.track.ranges import place_bytes
 
 starts = st.sets(st.integers(1, SLOTS - 1), max_size=30).map(lambda some: (0, *sorted(some)))
@@ -85,3 +87,11 @@ def test_the_same_cut_has_all_of_its_parents(cut: Cut) -> None:
     ]
     assert layout_from_json(layout_to_json(cut.layout)) == cut.layout
     assert not cut.told.wrong()
+
+
+def test_what_is_reported_has_a_value_for_each_range_of_the_cut() -> None:
+    progress = Progress(2, None, [], Committed(held=[5, None]))
+    progress.relay(3, [5, 5, None])
+    assert progress.values(Reading(9)) == [5, 5, 9]
+    progress.relay(4, ())
+    assert progress.values(Reading(9)) == [9] * 4

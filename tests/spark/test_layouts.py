@@ -15,7 +15,7 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater import Layout, errors
-from lowwater.cli.__main__ import main
+from lowwater.cli import main
 from lowwater_pipeline.computation import start
 from lowwater_pipeline.dedup.stage import Deduplication
 from lowwater_spark.checkpoint.log import CheckpointLog
@@ -176,6 +176,42 @@ def test_a_crash_while_the_layout_changes_is_replayed_by_the_layout_that_was_log
     counted.check()
 
 
+@pytest.mark.parametrize("granted", [False, True])
+def test_rule11_a_claim_without_an_answer_leaves_the_layout_as_it_is(
+    counted: Counted, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch, granted: bool
+) -> None:
+    """Whether or not it was granted: the batch runs as before, the stage is claimed anew, and follows later."""
+    claim, lost = Authority._claim, list[Cut]()
+
+    def away(self: Authority, cut: Cut, values: list[int], instead_of: int = 0) -> lowwater.Lease:
+        if instead_of and not lost:
+            lost.append(cut)
+            if granted:
+                claim(self, cut, values, instead_of)
+            raise errors.Unavailable("nobody answers")
+        return claim(self, cut, values, instead_of)
+
+    upstream.at(9)
+    counted.start()
+    counted.put(NAMES, 9)
+    monkeypatch.setattr(Authority, "_claim", away)
+    wanted = counted.ask(lambda base: base.split(0, [0x2000]))
+    counted.flow.eventually(lambda: lw.layout("counts").wanted == wanted, "it is wanted")
+    number = -1
+    while not lost:
+        number = counted.put(["1"], 9)
+    entry = BatchLog(counted.checkpoint).read(number)
+    assert entry is not None
+    assert entry.layouts == {}
+    upstream.at(9, 30)
+    counted.put(["2"], 10)
+    counted.flow.eventually(lambda: lw.ranges("counts").total == 2, "it is claimed anew")
+    counted.follow(wanted, 10)
+    upstream.at(12)
+    counted.flow.eventually(lambda: low(lw, "counts") == mark(12), "all windows are closed")
+    counted.check()
+
+
 def test_a_restart_goes_on_with_its_layout(counted: Counted, lw: lowwater.Client, upstream: Upstream) -> None:
     upstream.at(9)
     query = counted.start()
@@ -217,7 +253,7 @@ def replayed(counted: Counted, lw: lowwater.Client) -> None:
     query = counted.start()
     log = CheckpointLog(counted.checkpoint)
     counted.flow.eventually(lambda: (log.last_committed() or 0) >= 2, "it is replayed")
-    counted.flow.eventually(lambda: query.status().batch is not None and query.status().batch >= 2, "it is noticed")
+    counted.flow.eventually(lambda: (query.status().batch or 0) >= 2, "it is noticed")
 
 
 def test_what_a_replay_tells_is_of_the_ranges_that_are_claimed(

@@ -286,12 +286,12 @@ def test_a_crash_between_two_commits_leaves_the_second_behind(
     commit = Authority.commit
     dies = [True]
 
-    def fragile(self: Authority, batch: int) -> str:
+    def fragile(self: Authority, batch: int, *told: Any) -> str:
         if dies and self.registration.name == "hourly":
             dies.clear()
             msg = "killed"
             raise RuntimeError(msg)
-        return commit(self, batch)
+        return commit(self, batch, *told)
 
     monkeypatch.setattr(Authority, "commit", fragile)
     last = flow.declare("hourly", "enriched", stamp=HOUR)
@@ -313,10 +313,10 @@ def test_a_commit_that_fails_is_said_again_by_an_empty_batch(
     commit = Authority.commit
     fails = [True]
 
-    def fragile(self: Authority, batch: int) -> str:
+    def fragile(self: Authority, batch: int, *told: Any) -> str:
         if fails and self.registration.name == "rejected":
             return "the parts were lost"
-        return commit(self, batch)
+        return commit(self, batch, *told)
 
     monkeypatch.setattr(Authority, "commit", fragile)
     flow.feed.put([row("a", 9), row("bad", 9)])

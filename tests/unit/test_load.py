@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from lowwater import Layout, RangeLoad
 from lowwater.layout import SLOTS
-from lowwater_spark.track import load
 from lowwater_spark.track.cut import Cut
 from lowwater_spark.track.load import balanced, hottest, loads_of, measured
 from lowwater_spark.track.state import RangeEntry
@@ -155,5 +154,5 @@ def test_nothing_is_decided_by_fewer_batches_or_by_loads_of_another_layout() -> 
 def test_a_range_that_is_ruled_by_one_key_is_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = Layout(0, (0, 0x4000))
     assert balanced(layout, [loads(layout, [100, 1], [81, 1])] * 3, 2, 2, pins=False) is None
-    monkeypatch.setattr(load.RangeLoad, "ruled", property(lambda _: False))
+    monkeypatch.setattr(RangeLoad, "ruled", property(lambda _: False))
     assert balanced(layout, [loads(layout, [100, 1], [81, 1])] * 3, 2, 2, pins=False) is not None, "the rule keeps it"

@@ -15,6 +15,7 @@ import pytest
 from lowwater import errors
 from lowwater_authority.core import batches, recovery
 from lowwater_authority.core.computation import Computation
+from lowwater_authority.core.layout import Layout
 from lowwater_authority.core.requests import (
     NO_FOLD,
     ClaimRequest,
@@ -137,6 +138,21 @@ async def test_rule2_a_claim_is_granted_when_it_is_durable(disk: MemoryDisk) -> 
     gate.open.set()
     await claim
     assert (await one.shard.journal.load("a")).last == 1
+    await one.stop()
+
+
+async def test_rule2_a_layout_is_wanted_when_it_is_durable(disk: MemoryDisk) -> None:
+    one, gate = await gated(disk)
+    await one.claim()
+    gate.open.clear()
+    gate.reached.clear()
+    change = asyncio.create_task(one.shard.change_layout("a", 1, 0, [0, 7], []))
+    await gate.reached.wait()
+    assert one.shard.wanted("a") == Layout()
+    assert not change.done()
+    gate.open.set()
+    assert await change == 1
+    assert one.shard.wanted("a") == Layout(1, (0, 7))
     await one.stop()
 
 

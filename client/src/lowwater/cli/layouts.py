@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any, Final
 
 from lowwater import errors
@@ -58,7 +59,7 @@ def move(lw: Client, args: argparse.Namespace) -> int:
     return _change(lw, args, lambda _, base: base.move(args.range, args.task))
 
 
-def _change(lw: Client, args: argparse.Namespace, change: Any) -> int:
+def _change(lw: Client, args: argparse.Namespace, change: Callable[[LayoutView, Layout], Layout]) -> int:
     for attempt in range(_ATTEMPTS):
         found = lw.layout(args.name)
         wanted = change(found, found.base)

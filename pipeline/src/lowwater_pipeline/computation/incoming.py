@@ -282,20 +282,24 @@ def records(
     """Return the records of each key, whose rows stand in ``order`` and begin at ``starts``. O(rows)."""
     import pyarrow as pa
 
-    times = np.asarray(rows[TIME])
-    made: list[Record] = []
-    origin: list[NDArray[np.int64]] = []
+    times, ordered = np.asarray(rows[TIME])[order], list[Record]()
     for declared, at, own, identity in parts(inputs, rows):
         columns, label = _Columns(own), declared.label
         ids = rows[identity].take(pa.array(at)).to_pylist() if identity in rows.column_names else [None] * len(at)
-        made += [
-            Record(time, one, _Row(columns, i), label)
-            for i, (time, one) in enumerate(zip(times[at].tolist(), ids, strict=True))
+        rank = np.full(rows.num_rows, -1)
+        rank[at] = np.arange(len(at))
+        rank = rank[order]
+        here = np.flatnonzero(rank >= 0)
+        made = [
+            Record(time, ids[i], _Row(columns, i), label)
+            for time, i in zip(times[here].tolist(), rank[here].tolist(), strict=True)
         ]
-        origin.append(at)
-    where = np.empty(len(made), np.int64)
-    where[np.concatenate(origin)] = np.arange(len(made))
-    ordered = [made[i] for i in where[order].tolist()]
+        if len(inputs) == 1:
+            ordered = made
+        else:
+            ordered = ordered or [Record(0)] * rows.num_rows
+            for i, record in zip(here.tolist(), made, strict=True):
+                ordered[i] = record
     return [ordered[start:end] for start, end in pairwise([*starts.tolist(), len(ordered)])]
 
 

@@ -13,6 +13,7 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import lowwater
 from lowwater.layout import Layout
@@ -36,6 +37,9 @@ from lowwater_spark.track.update import can_pin
 __all__ = ["LateRow", "Part", "committed"]
 
 logger = logging.getLogger("lowwater.spark")
+
+_MOST_SAID: Final = 1000
+"""Characters of a reason that the authority hears: it takes a few more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +171,11 @@ class Part:
         """Begin from the durable state."""
         self.progress = Progress(len(self.keyed.cut), self.keyed.window, sources, state)
 
+    def restart(self, state: Committed) -> None:
+        """Begin again from a durable state, in the ranges that it is of: an older run may have made a batch since, and another layout with it."""
+        self.progress.restart(state)
+        self.progress.relay(len(self.keyed.cut), state.held)
+
     # -- the claim ----------------------------------------------------------------------------------------------------
 
     def claim(self, reader: Part | None, lock: threading.RLock) -> bool:
@@ -214,7 +223,7 @@ class Part:
         wanted = self.authority.wanted
         if wanted is None or wanted.version == self.keyed.layout.version or not wanted.starts:
             return
-        self._refused = wanted.wrong() or self._fixed
+        self._refused = wanted.wrong() or self._fixed[:_MOST_SAID]
         if self._refused:
             if self._said != wanted.version:
                 said = "version %d of the layout of %s is not followed: %s"

@@ -147,7 +147,7 @@ class Run:
         self.manifest.look()
         with self.lock:
             for part, state in zip(self.parts, self.batches.durable(), strict=True):
-                part.progress.restart(state)
+                part.restart(state)
             for part in self.parts:
                 if part.authority.registered is not None:
                     part.check_inputs(part.authority.registered, self.reader)
