@@ -99,6 +99,8 @@ LISTS: Final[dict[str, Made]] = {
     "watermarks_micros": some((*TIMES, *TIMES, *FAR)),
     "oldest_micros": some((*TIMES, *FAR), 2),
     "starts_micros": lambda random: sorted(random.sample((*TIMES, *FAR), random.randint(0, 3))),
+    "starts": one_of((), (0,), (0, 32_768), (0, 1, 2), (5,), (0, 0), (0, 65_536), (0, 2**32 - 1)),
+    "tasks": one_of((), (), (), (0, 1), (1, 2, 1), (2**32 - 1,)),
     "outputs": one_of((), (), ("part",), ("x" * 3000,)),
     "counts": some((0, 1, 1, 2, 3, 2**40, 2**63, 2**64 - 1)),
 }

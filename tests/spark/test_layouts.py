@@ -253,7 +253,7 @@ def replayed(counted: Counted, lw: lowwater.Client) -> None:
     query = counted.start()
     log = CheckpointLog(counted.checkpoint)
     counted.flow.eventually(lambda: (log.last_committed() or 0) >= 2, "it is replayed")
-    counted.flow.eventually(lambda: (query.status().batch or 0) >= 2, "it is noticed")
+    counted.flow.eventually(lambda: (query.stage_status().batch or 0) >= 2, "it is noticed")
 
 
 def test_what_a_replay_tells_is_of_the_ranges_that_are_claimed(
