@@ -403,3 +403,24 @@ def test_where_an_output_stands_does_not_depend_on_who_reads_it() -> None:
         "c.rows": "outputs/c/rows",
     }
     assert all(isinstance(each.source, Writes) == (each.computation == "b") for each in CHAIN.reads)
+
+
+def test_rows_that_are_undecidable_have_a_place() -> None:
+    """Beside the output of the computation, which keeps its short names; nowhere where no copies are dropped."""
+    first = named("a", reads("in", id="n", once=True))
+    made = Pipeline("p", [first, named("b", reads("a"))], sources=SOURCE, outputs={"a": Folder(path="x")})
+    assert [(each.output, each.path) for each in made.writes_of("a")] == [
+        ("rows", "x"),
+        ("undecidable", "outputs/a/undecidable"),
+    ]
+    assert [each.output for each in made.writes_of("b")] == ["rows"]
+    assert made.reads_of("b")[0].origin == "a.rows"
+    assert "undecidable" in draw(made, "text")
+    elsewhere = Pipeline("p", [first], sources=SOURCE, outputs={"a.undecidable": Folder(path="y")})
+    assert elsewhere.writes_of("a")[1].path == "y"
+
+
+def test_a_timestamp_has_two_names() -> None:
+    Pipeline("p", [named("a", reads("in"))], sources={"in": Folder("q string, start timestamp_ltz", "in")})
+    with pytest.raises(PipelineError, match="which is of timestamp_ntz"):
+        Pipeline("p", [named("a", reads("in"))], sources={"in": Folder("q string, start timestamp_ntz", "in")})
