@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lowwater_pipeline.computation.computation import Computation, Input, Output
+from lowwater_pipeline.computation.computation import Computation, Input, Output, Weak
 from lowwater_pipeline.computation.once import UNDECIDABLE, UNDECIDABLE_OUTPUT
 from lowwater_pipeline.computation.stage import check_whole
 from lowwater_pipeline.graph.columns import columns_of
@@ -113,7 +113,7 @@ class Pipeline:
         self.ranges = ranges
         for each in computations:
             check_whole(each)
-        problems = list(_names(computations))
+        problems = [*_names(computations), *_weak(computations)]
         if problems:
             raise PipelineError(name, problems)
         self.computations: Mapping[str, Computation] = {each.name: each for each in computations}
@@ -212,6 +212,12 @@ def _names(computations: Sequence[Computation]) -> Iterator[str]:
             yield f"{each.name}: two computations have the name, {type(other).__name__} and {type(each).__name__}; give one of them another name="
         if "/" in each.name or each.name in (".", ".."):
             yield f"{each.name}: name= is also that of a folder in a pipeline; take one without /"
+
+
+def _weak(computations: Sequence[Computation]) -> Iterator[str]:
+    for each in computations:
+        if isinstance(each.productions, Weak):
+            yield f"{each.name}: productions= is Weak, and weak productions go to a topic by themselves; start it with computation.start, or declare Strong()"
 
 
 def _outputs(computation: Computation) -> Mapping[str, str | Output]:
