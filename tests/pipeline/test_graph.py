@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import threading
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ import pytest
 
 import lowwater
 from lowwater_pipeline.command import main
-from lowwater_pipeline.computation import Computation, Input, Output
+from lowwater_pipeline.computation import Computation, Input, Output, Weak
 from lowwater_pipeline.graph import Folder, Frame, Pipeline, PipelineError, Table, Topic
 from lowwater_pipeline.graph.columns import columns_of
 from lowwater_pipeline.graph.drawing import FORMATS, draw
@@ -403,3 +404,60 @@ def test_where_an_output_stands_does_not_depend_on_who_reads_it() -> None:
         "c.rows": "outputs/c/rows",
     }
     assert all(isinstance(each.source, Writes) == (each.computation == "b") for each in CHAIN.reads)
+
+
+def test_rows_that_are_undecidable_have_a_place() -> None:
+    """Beside the output of the computation, which keeps its short names; nowhere where no copies are dropped."""
+    first = named("a", reads("in", id="n", once=True))
+    made = Pipeline("p", [first, named("b", reads("a"))], sources=SOURCE, outputs={"a": Folder(path="x")})
+    assert [(each.output, each.path) for each in made.writes_of("a")] == [
+        ("rows", "x"),
+        ("undecidable", "outputs/a/undecidable"),
+    ]
+    assert [each.output for each in made.writes_of("b")] == ["rows"]
+    assert made.reads_of("b")[0].origin == "a.rows"
+    assert "undecidable" in draw(made, "text")
+    elsewhere = Pipeline("p", [first], sources=SOURCE, outputs={"a.undecidable": Folder(path="y")})
+    assert elsewhere.writes_of("a")[1].path == "y"
+
+
+def test_a_timestamp_has_two_names() -> None:
+    Pipeline("p", [named("a", reads("in"))], sources={"in": Folder("q string, start timestamp_ltz", "in")})
+    with pytest.raises(PipelineError, match="which is of timestamp_ntz"):
+        Pipeline("p", [named("a", reads("in"))], sources={"in": Folder("q string, start timestamp_ntz", "in")})
+
+
+def test_weak_productions_are_refused() -> None:
+    weak = named("a", reads("in"), productions=Weak({"rows": "t"}, {}))
+    with pytest.raises(PipelineError, match=r"a: productions= is Weak.* start it with computation.start, or declare"):
+        Pipeline("p", [weak], sources=SOURCE)
+
+
+class Stuck(Query):
+    """Cannot be stopped."""
+
+    def stop(self) -> None:
+        msg = "no gateway"
+        raise ConnectionError(msg)
+
+
+def test_one_that_cannot_be_stopped_does_not_keep_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor the handlers of signals."""
+    b = Query()
+    made = running(a=Query(), b=b, c=Stuck())
+    monkeypatch.setattr(Running, "look", lambda *_: False)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(ConnectionError, match="no gateway") as raised:
+        made.wait(tell=Lines().tell)
+    assert raised.value.__notes__ == ["c could not be stopped"]
+    assert sorted(b.stops) == ["a", "b"]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_command_tells_of_a_computation_that_is_not_whole(
+    module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / f"{module}_type.py").write_text("raise TypeError('Counts has no process_record')\n")
+    for command in (["graph"], ["run", "--root", "r"], ["remove", "a", "--root", "r"]):
+        assert main([command[0], f"{module}_type", *command[1:]]) == 2
+        assert "Counts has no process_record" in capsys.readouterr().err

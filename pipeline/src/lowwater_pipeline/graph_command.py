@@ -158,7 +158,7 @@ def _load(named: str) -> Pipeline:
             msg = f"there is no module {module} in {folder} nor where Python looks for modules; a file is named with its ending, {module}.py"
             raise _Refused(msg) from failure
         raise
-    except ValueError as failure:
+    except (TypeError, ValueError) as failure:
         raise _Refused(str(failure)) from failure
     if not isinstance(found, Pipeline):
         msg = f"{module} has no {name or 'pipeline'} that is a Pipeline: write {name or 'pipeline'} = Pipeline(...), or name another one, {module}:NAME"
@@ -190,10 +190,11 @@ def _run(args: argparse.Namespace) -> int:
     master = args.master or conf.get("spark.master") or os.environ.get("MASTER") or "local[*]"
     spark = builder.master(master).getOrCreate()
     try:
-        root = args.root.resolve()
-        return pipeline.run(spark, root, address=args.address, only=args.only, until_finished=args.until_finished)
-    except ValueError as failure:
-        return _refuse(failure)
+        try:
+            running = pipeline.start(spark, args.root.resolve(), address=args.address, only=args.only)
+        except (OSError, TypeError, ValueError) as failure:
+            return _refuse(failure)
+        return running.wait(until_finished=args.until_finished)
     finally:
         spark.stop()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -45,9 +45,29 @@ _ANSWERS_WITHIN: Final = 10.0
 """Seconds that the brokers have to say which topics there are."""
 
 _LATER: Final = frozenset(
-    {"_ALL_BROKERS_DOWN", "_MSG_TIMED_OUT", "_PURGE_INFLIGHT", "_PURGE_QUEUE", "_TIMED_OUT", "_TRANSPORT"}
+    {
+        "BROKER_NOT_AVAILABLE",
+        "FENCED_LEADER_EPOCH",
+        "KAFKA_STORAGE_ERROR",
+        "LEADER_NOT_AVAILABLE",
+        "NETWORK_EXCEPTION",
+        "NOT_ENOUGH_REPLICAS",
+        "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
+        "NOT_LEADER_FOR_PARTITION",
+        "REPLICA_NOT_AVAILABLE",
+        "REQUEST_TIMED_OUT",
+        "THROTTLING_QUOTA_EXCEEDED",
+        "UNKNOWN_LEADER_EPOCH",
+        "_ALL_BROKERS_DOWN",
+        "_MSG_TIMED_OUT",
+        "_PURGE_INFLIGHT",
+        "_PURGE_QUEUE",
+        "_TIMED_OUT",
+        "_TIMED_OUT_QUEUE",
+        "_TRANSPORT",
+    }
 )
-"""What the client says of a message that another time may be delivered, beside what it calls retriable."""
+"""What the client says of a message that another time may be delivered."""
 
 _KEPT: Final = 4
 """Producers that a worker keeps; each has a connection to each broker."""
@@ -116,41 +136,46 @@ class Delivery:
         import pyarrow as pa
 
         parts = []
-        ids = self._ids(producers)
+        begun = 0
+        owners: list[Producer] = []
+        for each in producers:
+            owners += [each] * (each.end - begun)
+            begun = each.end
         for output in self.topics:
             at = [i for i, (name, _, _) in enumerate(productions) if name == output]
             if not at:
                 continue
             columns = outputs.arrays(output, [productions[i][1] for i in at])
             values = [
-                to_json(dict(zip(columns, row, strict=True)))
+                to_json(dict(zip(columns, row, strict=True))).encode()
                 for row in zip(*map(pa.Array.to_pylist, columns.values()), strict=True)
             ]
+            keys = [owners[i].key for i in at]
             parts.append(
                 pa.table(
                     {
-                        "id": pa.array([ids[i][0] for i in at], pa.large_string()),
+                        "id": pa.array(self._ids(output, keys, values), pa.large_string()),
                         "output": pa.array([output] * len(at), pa.large_string()),
-                        "key": pa.array([ids[i][1] for i in at], pa.large_binary()),
+                        "key": pa.array(map(_bytes, keys), pa.large_binary()),
                         "value": pa.array(values, pa.large_binary()),
-                        _PLACE: pa.array([ids[i][2] for i in at], pa.int64()),
+                        _PLACE: pa.array([owners[i].place for i in at], pa.int64()),
                         _STAMP: pa.array([productions[i][2] for i in at], pa.int64()),
                     }
                 )
             )
         return pa.concat_tables(parts).combine_chunks() if parts else None
 
-    def _ids(self, producers: Sequence[Producer]) -> list[tuple[str, bytes, int]]:
-        """Return the id of each production, and of the key that has produced it the message's key and the place."""
-        found: list[tuple[str, bytes, int]] = []
-        for key, place, end in producers:
-            kind = type(key).__name__
-            own = key if isinstance(key, bytes) else str(key).encode()
-            start = blake2b(f"{self.computation}/{self.batch}/{kind}/".encode() + own + b"/", digest_size=16)
-            for number in range(end - len(found)):
-                each = start.copy()
-                each.update(str(number).encode())
-                found.append((each.hexdigest(), own, place))
+    def _ids(self, output: str, keys: Sequence[Any], values: Sequence[bytes]) -> list[str]:
+        """Return the ids of rows: of the batch, the key, the output and the row itself, and of equal ones the how many-th it is. So code that was mended between two attempts gives no row the id of another."""
+        seen: Counter[bytes] = Counter()
+        found: list[str] = []
+        for key, value in zip(keys, values, strict=True):
+            told = [self.computation, self.batch, output, type(key).__name__, _bytes(key).hex()]
+            each = blake2b(json.dumps(told).encode() + value, digest_size=16)
+            number = seen[each.digest()]
+            seen[each.digest()] += 1
+            each.update(b"/%d" % number)
+            found.append(each.hexdigest())
         return found
 
     def send(self, messages: pa.Table) -> pa.Table | None:
@@ -176,7 +201,7 @@ class Delivery:
         if left > _MOST:
             msg = (
                 f"{left} rows of a key range of {self.computation} wait for Kafka, and it keeps {_MOST}: the brokers at {self.settings['bootstrap.servers']} acknowledge nothing, or less "
-                "than comes. The batch is run again by the next start, and nothing is lost"
+                "than comes within patience=, which may be too short, or ranges= too few. The batch is run again by the next start, and nothing is lost"
             )
             raise OSError(msg)
         return messages.filter(pa.array(waits)).combine_chunks() if left else None
@@ -196,6 +221,8 @@ class Delivery:
                 if time.monotonic() >= deadline:
                     return False
                 producer.poll(0.05)  # some have to be acknowledged first
+            except confluent().KafkaException as failure:
+                raise OSError(self._refusal(message, failure.args[0])) from failure
             else:
                 producer.poll(0)
                 return True
@@ -206,12 +233,14 @@ class Delivery:
         """Take what has become of a message."""
         if error is None:
             waits[i] = False
-        elif not error.retriable() and error.name() not in _LATER:
-            topic = self.topics[message["output"]]
-            refused.append(
-                f"Kafka does not take a row of {self.computation}'s output {message['output']} into the topic {topic}, of {len(message['value'])} bytes: {error}. The batch is run "
-                "again by the next start, and nothing is lost"
-            )
+        elif error.name() not in _LATER:
+            refused.append(self._refusal(message, error))
+
+    def _refusal(self, message: Mapping[str, Any], error: object) -> str:
+        return (
+            f"Kafka does not take a row of {self.computation}'s output {message['output']} into the topic {self.topics[message['output']]}, of {len(message['value'])} bytes: {error}. If it is too large, produce "
+            "smaller rows, or raise kafka.message.max.bytes in options= and max.message.bytes of the topic. The batch is run again by the next start, and nothing is lost"
+        )
 
 
 def least_stamp(messages: pa.Table) -> int:
@@ -228,6 +257,11 @@ def of_places(messages: pa.Table, low: int, high: int) -> pa.Table:
 
     places = np.asarray(messages[_PLACE])
     return messages.filter(pa.array((places >= low) & (places <= high - 1)))
+
+
+def _bytes(key: Any) -> bytes:
+    """Return a key as the key of a message."""
+    return key if isinstance(key, bytes) else str(key).encode()
 
 
 _producers: Final[OrderedDict[str, Any]] = OrderedDict()

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
-from zlib import crc32
 
 import numpy as np
 
@@ -36,14 +35,9 @@ UNDECIDABLE_OUTPUT: Final = Output("input string, key string, event_time timesta
 
 _SEEN: Final = len(Seen().facts)
 _FACTS: Final = 1 + _SEEN + len(Counts._fields)
-"""Of each input: what it is told by, what is known of its ids, and how many rows of the last batch became what."""
+"""Of each input: its place in the list, what is known of its ids, and how many rows of the last batch became what."""
 
 _ID, _TIME, _AT = "id", "micros", "at"
-
-
-def _number(label: str) -> int:
-    """Return what tells the ids of an input from those of the others of its computation."""
-    return crc32(label.encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +104,9 @@ def drop_copies(
     aside: list[Production] = []
     seen: dict[int, Seen] = {}
     counts: dict[int, Counts] = {}
-    for declared, at, own, identity in parts(computation.inputs, rows):
+    for number, (declared, at, own, identity) in enumerate(parts(computation.inputs, rows)):
         if not declared.once:
             continue
-        number = _number(declared.label)
         micros = np.asarray(rows[TIME])[at]
         named = pa.table(
             {

@@ -327,6 +327,8 @@ def start(
     check_whole(computation)
     delivery = _delivery(computation)
     columns, schema = _outputs(computation)
+    if delivery is not None:
+        _check_sent(computation, delivery, arrow_schema(schema))
     read = united(computation, frames)
     update = partial(ComputationUpdate, computation, Outputs(computation.name, columns, arrow_schema(schema)))
     sent = () if delivery is None else delivery.topics
@@ -432,6 +434,22 @@ def _delivery(computation: Computation) -> Delivery | None:
     settings = settings_of(declared.options)
     check_topics(settings, sorted(declared.topics.values()))
     return Delivery(name, dict(declared.topics), settings, declared.patience.total_seconds(), "")
+
+
+def _check_sent(computation: Computation, delivery: Delivery, schema: pa.Schema) -> None:
+    """Refuse columns that JSON has no form for which readers know. Raises ValueError."""
+    import pyarrow.types as pt
+
+    def lost(kind: pa.DataType) -> bool:
+        if pt.is_map(kind) or pt.is_duration(kind) or pt.is_interval(kind):
+            return True
+        return any(lost(kind.field(i).type) for i in range(kind.num_fields))
+
+    for field in schema:
+        output, _, column = field.name.partition("/")
+        if output in delivery.topics and lost(field.type):
+            msg = f"column {column} of {computation.name}'s output {output} is of {field.type}, and rows are sent as JSON, which has no such values: declare a struct or a text, or leave {output} out of productions = Weak(...)"
+            raise ValueError(msg)
 
 
 def _check_state(computation: Computation) -> None:

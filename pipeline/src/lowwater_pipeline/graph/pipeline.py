@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lowwater_pipeline.computation.computation import Computation, Input, Output
+from lowwater_pipeline.computation.computation import Computation, Input, Output, Weak
+from lowwater_pipeline.computation.once import UNDECIDABLE, UNDECIDABLE_OUTPUT
 from lowwater_pipeline.computation.stage import check_whole
 from lowwater_pipeline.graph.columns import columns_of
 from lowwater_pipeline.graph.places import Folder, Frame, Place, Topic
@@ -112,7 +113,7 @@ class Pipeline:
         self.ranges = ranges
         for each in computations:
             check_whole(each)
-        problems = list(_names(computations))
+        problems = [*_names(computations), *_weak(computations)]
         if problems:
             raise PipelineError(name, problems)
         self.computations: Mapping[str, Computation] = {each.name: each for each in computations}
@@ -213,10 +214,23 @@ def _names(computations: Sequence[Computation]) -> Iterator[str]:
             yield f"{each.name}: name= is also that of a folder in a pipeline; take one without /"
 
 
+def _weak(computations: Sequence[Computation]) -> Iterator[str]:
+    for each in computations:
+        if isinstance(each.productions, Weak):
+            yield f"{each.name}: productions= is Weak, and weak productions go to a topic by themselves; start it with computation.start, or declare Strong()"
+
+
+def _outputs(computation: Computation) -> Mapping[str, str | Output]:
+    """Return the outputs that a computation declares, and that of the rows of which it cannot be said whether they are copies."""
+    once = any(each.once for each in computation.inputs)
+    return {**computation.outputs, **({UNDECIDABLE: UNDECIDABLE_OUTPUT} if once else {})}
+
+
 def _writes(computations: Sequence[Computation], places: Mapping[str, Place], problems: list[str]) -> Iterator[Writes]:
     left = dict(places)
     for each in computations:
-        for output, given in each.outputs.items():
+        outputs = _outputs(each)
+        for output, given in outputs.items():
             declared = given if isinstance(given, Output) else Output(given, None)
             place = left.pop(f"{each.name}.{output}", None)
             if place is None and len(each.outputs) == 1:
@@ -230,7 +244,7 @@ def _writes(computations: Sequence[Computation], places: Mapping[str, Place], pr
                     f"{each.name}: the place of outputs[{output!r}] has a schema= beside that of the output; leave it out"
                 )
             yield Writes(each.name, output, declared, place or Folder())
-    declared_all = ", ".join(f"{each.name}.{output}" for each in computations for output in each.outputs)
+    declared_all = ", ".join(f"{each.name}.{output}" for each in computations for output in _outputs(each))
     for name in left:
         problems.append(f"outputs={{{name!r}: ...}} is no output of a computation; there are {declared_all}")
 
@@ -273,10 +287,11 @@ def _reads(
 
 
 def _output(declared: Input, outputs: Sequence[Writes]) -> Writes | str:
-    """Return the output that an input reads, or what is wrong."""
+    """Return the output that an input reads, or what is wrong. The undecidable rows are read only by name."""
     names = ", ".join(each.output for each in outputs)
     if declared.output is None:
-        return outputs[0] if len(outputs) == 1 else f"does not say which output it reads: add output=, one of {names}"
+        own = [each for each in outputs if each.declared is not UNDECIDABLE_OUTPUT]
+        return own[0] if len(own) == 1 else f"does not say which output it reads: add output=, one of {names}"
     found = [each for each in outputs if each.output == declared.output]
     return found[0] if found else f"reads output={declared.output!r}, which nobody declares: take one of {names}"
 
@@ -301,7 +316,7 @@ def _check_columns(read: Reads) -> Iterator[str]:
     kind = columns.get(declared.event_time.lower())
     if kind is None:
         yield f"{what} has event_time={declared.event_time!r}, and {there}: name one of these, a timestamp"
-    elif kind != "timestamp":
+    elif kind not in ("timestamp", "timestamp_ltz"):
         yield f"{what} has event_time={declared.event_time!r}, which is of {kind} in {read.origin}: make it a timestamp there"
     named = [("id", declared.id)]
     if isinstance(declared.key, str) and _PLAIN.fullmatch(declared.key):

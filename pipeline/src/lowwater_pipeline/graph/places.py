@@ -125,7 +125,7 @@ class Topic:
         committed = {"kafka.isolation.level": "read_committed", "startingOffsets": "earliest"}
         options = {**committed, **self._client(), "lowwater.brokers": str(self.brokers), "subscribe": self.topic}
         stream = spark.readStream.format("kafka").options(**options).load()
-        value = sf.from_json(sf.col("value").cast("string"), schema, _TIMES)
+        value = sf.from_json(sf.col("value").cast("string"), schema)
         return stream.select(value.alias("value")).select("value.*")
 
     def write(self, rows: DataFrame, batch: lws.Batch, path: str) -> None:

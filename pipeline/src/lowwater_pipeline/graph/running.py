@@ -145,9 +145,11 @@ class Running:
             if ends.is_set():
                 tell("stopping, since it was told to")
         finally:
-            self.stop()
-            for each, handler in before.items():
-                signal.signal(each, handler)
+            try:
+                self.stop()
+            finally:
+                for each, handler in before.items():
+                    signal.signal(each, handler)
         self.look(tell, told)
         for name in self.pipeline.order:
             if name in self.finished:
@@ -188,11 +190,19 @@ class Running:
         return bool(self.queries)
 
     def stop(self) -> None:
-        """Stop all queries, each before those that read it. What they have committed is reported."""
+        """Stop all queries, each before those that read it. What they have committed is reported. Raises what the first of them raised that could not be stopped, when the others are stopped."""
+        failures: list[Exception] = []
         for name in self.pipeline.order:
             if name in self.queries:
-                self.queries[name].stop()
-                self._mark_ended(name)
+                try:
+                    self.queries[name].stop()
+                except Exception as failure:  # noqa: BLE001 - the others are stopped first
+                    failure.add_note(f"{name} could not be stopped")
+                    failures.append(failure)
+                else:
+                    self._mark_ended(name)
+        if failures:
+            raise failures[0]
 
     def _mark_ended(self, name: str) -> None:
         if name in self.marks:
