@@ -241,7 +241,7 @@ def test_a_layout_that_is_refused_changes_nothing_and_is_not_asked_for_again(
     counted.flow.eventually(lambda: lw.layout("counts").refused == "not so", "it says why")
     assert len(refused) == 1
     assert query.query.isActive
-    counted.follow(counted.ask(lambda base: base.split(0, [0x3000])), 10)
+    counted.follow(counted.ask(lambda base: base.split(0, [0x1000])), 10)
     upstream.at(12)
     counted.flow.eventually(lambda: low(lw, "counts") == mark(12), "all windows are closed")
     counted.check()
