@@ -161,6 +161,48 @@ WRONG: Mapping[str, tuple[Sequence[Computation], Mapping[str, Any], Mapping[str,
         {"a": Folder(path="x"), "b": Table("x")},
         "b: outputs\\['rows'\\] and a.rows stand in one place, delta x",
     ),
+    "one place in other words": (
+        both([reads("in")], [reads("in")]),
+        SOURCE,
+        {"a": Folder(path="x/"), "b": Folder(path="./y/../x")},
+        "b: outputs\\['rows'\\] and a.rows stand in one place",
+    ),
+    "a place in another": (
+        both([reads("in")], [reads("in")]),
+        SOURCE,
+        {"a": Folder(path="x"), "b": Folder(path="x/y")},
+        "a.rows stand in one place, parquet x/y; give each its own, none below another",
+    ),
+    "one topic": (
+        both([reads("in")], [reads("in")]),
+        SOURCE,
+        {"a": Topic("t", "k:1,k:2", 2), "b": Topic("t", "k:2, k:1", 2)},
+        "a.rows stand in one place, topic t",
+    ),
+    "where it reads": (
+        [named("a", reads("in"))],
+        SOURCE,
+        {"a": Folder(path="in/a")},
+        "a: the input in reads parquet in, where a.rows is written",
+    ),
+    "an output as a folder": (
+        [Any_("a", [reads("in")], {"..": "n int"})],
+        SOURCE,
+        {},
+        "a: outputs\\['..'\\] is also the name of a folder",
+    ),
+    "a column without a type": (
+        [Any_("a", [reads("in")], {"rows": "n"})],
+        SOURCE,
+        {},
+        "does not say of what type n is: write 'n' as NAME TYPE",
+    ),
+    "stamped by nothing": (
+        [Any_("a", [reads("in")], {"rows": Output("n int, t timestamp", "ts")})],
+        SOURCE,
+        {},
+        "is stamped by ts, and its timestamps are t: name one of them as event_time=",
+    ),
 }
 
 

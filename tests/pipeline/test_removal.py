@@ -9,7 +9,7 @@ import pytest
 
 import lowwater
 from lowwater_pipeline.command import main
-from lowwater_pipeline.graph import Pipeline
+from lowwater_pipeline.graph import Pipeline, removal
 from lowwater_pipeline.graph.removal import Refused, check_unread, mark_running, remove
 from tests.pipeline.test_graph import SOURCE, module, named, reads
 from tests.process.serving import Serving
@@ -76,8 +76,23 @@ def test_what_would_be_lost_is_lost_only_when_that_is_said(root: Path, lw: lowwa
     assert remove(root, "a", lw, discard=True) == f"a is removed, its checkpoint is {aside} now. Its outputs stay"
     assert lw.get("a")["a"].dropped
     assert [each.name for each in aside.iterdir()] == ["begun"]
-    with pytest.raises(Refused, match="there is no a: it is not registered"):
+    with pytest.raises(Refused, match=r"there is no a in .*: .*/checkpoints/a is not there. Is --root that of"):
         remove(root, "a", lw, discard=True)
+
+
+def test_another_root_or_another_authority_removes_nothing(root: Path, lw: lowwater.Client) -> None:
+    """Whoever is wrong about one of them would throw away what runs, or what is not finished."""
+    Upstream(lw, "a").at(9)
+    with pytest.raises(Refused, match="Is --root that of the pipeline"):
+        remove(root / "other", "a", lw, discard=True)
+    assert lw.get("a")["a"].registered
+    lw.drop("a", force=True)
+    with pytest.raises(Refused, match="the authority does not know a, so nobody can say whether it is finished"):
+        remove(root, "a", lw, discard=False)
+    for name in ("", ".", "..", "a/b"):
+        with pytest.raises(Refused, match="is no name of a computation"):
+            remove(root, name, lw, discard=True)
+    assert (root / "checkpoints/a/begun").exists()
 
 
 def test_one_that_is_finished_has_nothing_to_lose(root: Path, lw: lowwater.Client) -> None:
@@ -87,13 +102,33 @@ def test_one_that_is_finished_has_nothing_to_lose(root: Path, lw: lowwater.Clien
     assert remove(root, "a", lw, discard=False).startswith("a is removed")
 
 
-def test_after_a_crash_in_the_middle_it_does_what_is_left(root: Path, lw: lowwater.Client) -> None:
+def test_after_a_crash_in_the_middle_it_does_what_is_left(
+    root: Path, lw: lowwater.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The name is dropped already. What was removed under the name before stays as it is."""
     Upstream(lw, "a").at(9)
-    lw.drop("a", force=True)
     (root / "removed/a.4").mkdir(parents=True)
+
+    def die(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as crash:
+        crash.setattr(removal, "_put_aside", die)
+        with pytest.raises(KeyboardInterrupt):
+            remove(root, "a", lw, discard=True)
+    assert lw.get("a")["a"].dropped
     remove(root, "a", lw, discard=False)
     assert (root / "removed/a.5/begun").exists()
+    assert not (root / "removing/a").exists()
+
+
+def test_a_removal_that_was_interrupted_is_forgotten_when_it_is_started_again(root: Path, lw: lowwater.Client) -> None:
+    Upstream(lw, "a").at(9)
+    (root / "removing").mkdir()
+    (root / "removing/a").touch()
+    mark_running(root, "a").close()
+    with pytest.raises(Refused, match="a is not finished"):
+        remove(root, "a", lw, discard=False)
 
 
 def test_the_command_removes(

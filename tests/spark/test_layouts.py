@@ -212,6 +212,60 @@ def test_rule11_a_claim_without_an_answer_leaves_the_layout_as_it_is(
     counted.check()
 
 
+@pytest.mark.parametrize("refusal", [errors.TooFarAhead, errors.PermissionDenied, errors.Overloaded])
+def test_a_layout_that_is_refused_changes_nothing_and_is_not_asked_for_again(
+    counted: Counted,
+    lw: lowwater.Client,
+    upstream: Upstream,
+    monkeypatch: pytest.MonkeyPatch,
+    refusal: type[errors.LowwaterError],
+) -> None:
+    """The query goes on, `lowwater hot` says why, and another layout is followed."""
+    claim, refused = Authority._claim, list[Cut]()
+
+    def refuse(self: Authority, cut: Cut, values: list[int], instead_of: int = 0) -> lowwater.Lease:
+        if instead_of and cut.layout.version == 1:
+            refused.append(cut)
+            raise refusal("not so")
+        return claim(self, cut, values, instead_of)
+
+    upstream.at(9)
+    query = counted.start()
+    counted.put(NAMES, 9)
+    monkeypatch.setattr(Authority, "_claim", refuse)
+    counted.ask(lambda base: base.split(0, [0x2000]))
+    while not refused:
+        counted.put(["1"], 9)
+    for _ in range(3):
+        counted.put(["2"], 9)
+    counted.flow.eventually(lambda: lw.layout("counts").refused == "not so", "it says why")
+    assert len(refused) == 1
+    assert query.query.isActive
+    counted.follow(counted.ask(lambda base: base.split(0, [0x1000])), 10)
+    upstream.at(12)
+    counted.flow.eventually(lambda: low(lw, "counts") == mark(12), "all windows are closed")
+    counted.check()
+
+
+def test_a_run_that_was_granted_adopts_nothing_any_more(
+    counted: Counted, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take the computation back from who adopted it while its claim of another layout was lost."""
+    asked: list[bool] = []
+    claim = Authority._claim
+
+    def listen(self: Authority, cut: Cut, values: list[int], instead_of: int = 0) -> lowwater.Lease:
+        asked.append(self.registration.adopt)
+        return claim(self, cut, values, instead_of)
+
+    monkeypatch.setattr(Authority, "_claim", listen)
+    upstream.at(9)
+    counted.start(adopt=True)
+    counted.put(NAMES, 9)
+    counted.follow(counted.ask(lambda base: base.split(0, [0x2000])), 9)
+    assert asked == [True, False]
+
+
 def test_a_restart_goes_on_with_its_layout(counted: Counted, lw: lowwater.Client, upstream: Upstream) -> None:
     upstream.at(9)
     query = counted.start()

@@ -62,23 +62,23 @@ def slowest(layout: Layout, micros: Sequence[float], tasks: int) -> float:
 layouts = st.sets(st.integers(1, SLOTS - 1), min_size=1, max_size=11).map(lambda some: Layout(3, (0, *sorted(some))))
 
 
-@given(layouts, st.integers(1, 5), st.booleans(), st.integers(1, 12), st.data())
+@given(layouts, st.integers(1, 5), st.integers(1, 5), st.booleans(), st.integers(1, 12), st.data())
 def test_each_decision_is_one_that_the_oracle_allows(
-    layout: Layout, tasks: int, pins: bool, least: int, data: st.DataObject
+    layout: Layout, tasks: int, workers: int, pins: bool, least: int, data: st.DataObject
 ) -> None:
     costs = st.lists(st.integers(0, 100), min_size=len(layout), max_size=len(layout))
     history = [data.draw(costs) for _ in range(3)]
     heavy = data.draw(st.lists(st.integers(1, 160), min_size=len(layout), max_size=len(layout)))
     batches = [loads(layout, micros, heavy) for micros in history]
-    made = balanced(layout, batches, tasks, least, pins=pins)
+    made = balanced(layout, batches, tasks, workers, least, pins=pins)
     means = [sum(some) / 3 for some in zip(*history, strict=True)]
-    fair = [sum(micros) / tasks for micros in history]
+    fair = [sum(micros) / workers for micros in history]
     before = slowest(layout, means, tasks)
     may_pack = pins and before > 1.25 * sum(means) / tasks
     hot = [
         i
         for i in range(len(layout))
-        if all(micros[i] > share for micros, share in zip(history, fair, strict=True))
+        if all(micros[i] > 1.25 * share for micros, share in zip(history, fair, strict=True))
         and heavy[i] <= 80
         and layout.ends[i] - layout.starts[i] > 1
     ]
@@ -131,7 +131,7 @@ def test_it_settles() -> None:
             )
             for each in loads(layout, micros)
         ]
-        made = balanced(layout, [parts] * 3, tasks, 4, pins=True)
+        made = balanced(layout, [parts] * 3, tasks, tasks, 4, pins=True)
         if made is None:
             break
         layout = made
@@ -142,17 +142,30 @@ def test_it_settles() -> None:
     assert len(layout) < 30
 
 
+@pytest.mark.parametrize(("ranges", "workers"), [(8, 2), (2, 2), (64, 8), (1, 1)])
+def test_it_rests_under_loads_that_are_even_but_for_noise(ranges: int, workers: int) -> None:
+    """However many tasks there may be: a range that is a little above the others now and then is not cut."""
+    chance = Random(1)
+    layout = Layout(0, tuple(65_536 * i // ranges for i in range(ranges)))
+    history: list[list[RangeLoad]] = []
+    for _ in range(300):
+        history.append(loads(layout, [1000 + chance.randrange(100) for _ in layout.starts]))
+        assert balanced(layout, history[-3:], min(len(layout), 200), workers, ranges, pins=True) is None
+
+
 def test_nothing_is_decided_by_fewer_batches_or_by_loads_of_another_layout() -> None:
     layout = Layout(0, (0, 0x4000))
     hot = loads(layout, [100, 1])
-    assert balanced(layout, [hot] * 2, 2, 1, pins=False) is None
-    assert balanced(layout, [hot] * 3, 2, 1, pins=False) == layout.split(0, [0x2000])
-    assert balanced(layout, [hot, hot, loads(Layout(0, (0, 0x5000)), [100, 1])], 2, 1, pins=False) is None
-    assert balanced(layout, [loads(layout, [1, 100]), hot, hot], 2, 2, pins=False) is None
+    assert balanced(layout, [hot] * 2, 2, 2, 1, pins=False) is None
+    assert balanced(layout, [hot] * 3, 2, 2, 1, pins=False) == layout.split(0, [0x2000])
+    assert balanced(layout, [hot, hot, loads(Layout(0, (0, 0x5000)), [100, 1])], 2, 2, 1, pins=False) is None
+    assert balanced(layout, [loads(layout, [1, 100]), hot, hot], 2, 2, 2, pins=False) is None
 
 
 def test_a_range_that_is_ruled_by_one_key_is_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = Layout(0, (0, 0x4000))
-    assert balanced(layout, [loads(layout, [100, 1], [81, 1])] * 3, 2, 2, pins=False) is None
+    assert balanced(layout, [loads(layout, [100, 1], [81, 1])] * 3, 2, 2, 2, pins=False) is None
     monkeypatch.setattr(RangeLoad, "ruled", property(lambda _: False))
-    assert balanced(layout, [loads(layout, [100, 1], [81, 1])] * 3, 2, 2, pins=False) is not None, "the rule keeps it"
+    assert balanced(layout, [loads(layout, [100, 1], [81, 1])] * 3, 2, 2, 2, pins=False) is not None, (
+        "the rule keeps it"
+    )

@@ -108,7 +108,7 @@ def heat(found: LayoutView) -> list[str]:
     """Say which key range takes most of its owner's time, if one takes half of it or more: it may be why the owner is behind."""
     total = sum(each.micros for each in found.loads)
     hottest = max(found.loads, key=lambda each: each.micros, default=None)
-    if hottest is None or len(found.loads) < 2 or 2 * hottest.micros < total:
+    if hottest is None or len(found.current or found.loads) < 2 or 2 * hottest.micros < total:
         return []
     share = round(100 * hottest.micros / total)
     said = (
@@ -135,7 +135,7 @@ def _standing(found: LayoutView) -> list[str]:
 
 
 def _wish(found: LayoutView) -> list[str]:
-    if not found.wanted.version:
+    if not found.wanted.starts or not found.wanted.version:
         return []
     wished = f"  version {found.wanted.version} is wanted, with {counted(len(found.wanted), 'key range')}"
     return [f"{wished}: {found.refused}" if found.refused else f"{wished}; it comes with one of the next micro-batches"]

@@ -124,7 +124,9 @@ class Pipeline:
         for read in self.reads:
             problems += _check_columns(read)
         problems += _unused(self.reads, sources or {})
-        problems += _shared(self.writes)
+        for written in self.writes:
+            problems += _check_output(written)
+        problems += _shared(self.writes, self.reads)
         self.order: Sequence[str] = _ordered(self, problems)
         """The computations by name, each after those that it reads."""
         if problems:
@@ -333,12 +335,41 @@ def _unused(reads: Sequence[Reads], sources: Mapping[str, Place]) -> Iterator[st
             yield f"sources={{{name!r}: ...}} is read by no input; leave it out, or name it in inputs="
 
 
-def _shared(writes: Sequence[Writes]) -> Iterator[str]:
-    seen: dict[object, Writes] = {}
+def _shared(writes: Sequence[Writes], reads: Sequence[Reads]) -> Iterator[str]:
+    """Yield outputs that stand where another one stands, or a source. Of a folder all that is below it is read."""
+    seen: list[tuple[object, str]] = []
     for each in writes:
-        other = seen.setdefault(each.place.identity(each.path), each)
-        if other is not each:
-            yield f"{each.computation}: outputs[{each.output!r}] and {other.called} stand in one place, {each.place.told(each.path)}; give each its own"
+        place = each.place.identity(each.path)
+        other = next((called for known, called in seen if _meet(place, known)), None)
+        if other is not None:
+            yield f"{each.computation}: outputs[{each.output!r}] and {other} stand in one place, {each.place.told(each.path)}; give each its own, none below another"
+        seen.append((place, each.called))
+    for read in reads:
+        if isinstance(read.source, Writes):
+            continue
+        place = read.place.identity(read.path)
+        other = next((called for known, called in seen if _meet(place, known)), None)
+        if other is not None:
+            yield f"{read.computation}: the input {read.input.label} reads {read.place.told(read.path)}, where {other} is written; name the computation as the input, or give one another place"
+
+
+def _meet(one: object, other: object) -> bool:
+    if isinstance(one, Path) and isinstance(other, Path):
+        return one.is_relative_to(other) or other.is_relative_to(one)
+    return one == other
+
+
+def _check_output(written: Writes) -> Iterator[str]:
+    """Yield what is wrong in the declaration of an output, as far as it can be known without Spark."""
+    what = f"{written.computation}: outputs[{written.output!r}]"
+    if "/" in written.output or written.output in (".", ".."):
+        yield f"{what} is also the name of a folder in a pipeline; take one without /"
+    columns = columns_of(written.declared.schema)
+    if bare := [name for name, kind in columns.items() if not kind]:
+        yield f"{what} does not say of what type {bare[0]} is: write {written.declared.schema!r} as NAME TYPE, NAME TYPE"
+    event_time = written.declared.event_time
+    if event_time is not None and columns.get(event_time.lower()) not in ("timestamp", "timestamp_ltz"):
+        yield f"{what} is stamped by {event_time}, and its timestamps are {', '.join(name for name, kind in columns.items() if kind.startswith('timestamp')) or 'none'}: name one of them as event_time="
 
 
 def _ordered(pipeline: Pipeline, problems: list[str]) -> list[str]:

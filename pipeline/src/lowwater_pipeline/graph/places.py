@@ -5,6 +5,7 @@ One place is said once. Who writes it and who reads it are made of the same word
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -40,7 +41,7 @@ class Place(Protocol):
         ...
 
     def identity(self, path: str) -> object:
-        """Return what is equal for two that are the same place."""
+        """Return what is equal for two that are the same place: of one in a file system its path."""
         ...
 
     def prepare(self, spark: SparkSession, path: str, schema: str) -> None:
@@ -76,7 +77,7 @@ class Folder:
 
     def identity(self, path: str) -> object:
         """See Place."""
-        return "folder", path
+        return Path(os.path.normpath(path))
 
     def prepare(self, spark: SparkSession, path: str, schema: str) -> None:
         """See Place."""
@@ -113,7 +114,7 @@ class Topic:
 
     def identity(self, path: str) -> object:
         """See Place."""
-        return "topic", self.servers, self.topic
+        return "topic", frozenset(self.servers.replace(" ", "").split(",")), self.topic
 
     def prepare(self, spark: SparkSession, path: str, schema: str) -> None:
         """Do nothing: who makes a topic says how many partitions it has."""
@@ -155,7 +156,7 @@ class Table:
 
     def identity(self, path: str) -> object:
         """See Place."""
-        return "folder", path
+        return Path(os.path.normpath(path))
 
     def prepare(self, spark: SparkSession, path: str, schema: str) -> None:
         """See Place."""

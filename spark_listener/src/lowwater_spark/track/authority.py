@@ -170,11 +170,11 @@ class Authority:
         When it is not known whether that was granted, the lease is given up: it may be fenced by now. Then the stage is claimed anew, as at the start.
         """
         before, self.lease = self.lease, None
+        self._said, self._finished = None, set()
         assert before is not None
         self.registration = dataclasses.replace(self.registration, generation=batch, digest=bytes.fromhex(digest))
         self.lease = self._claim(cut, values, before.sequencer)
         self.cut = cut
-        self._said, self._finished = None, set()
 
     def _claim(self, cut: Cut, values: Sequence[int], instead_of: int = 0) -> lowwater.Lease:
         asked = self.registration
@@ -187,7 +187,7 @@ class Authority:
                 ordinal=asked.ordinal,
             )
         with self._noticing():
-            return self._worker.claim(
+            lease = self._worker.claim(
                 bounds=cut.bounds,
                 bound=list(values),
                 batch_digest=asked.digest,
@@ -195,6 +195,9 @@ class Authority:
                 instead_of=instead_of,
                 generation=asked.generation,
             )
+        # Who takes the place of another one does so once: whoever took its own since is not replaced in turn.
+        self.registration = dataclasses.replace(self.registration, adopt=False)
+        return lease
 
     # -- reading ----------------------------------------------------------------------------------------------------
 

@@ -186,6 +186,8 @@ class Outcome:
     """What each range has cost; of a stage without state, and of a version that was found, nothing is known."""
     tasks: int = 1
     """How many tasks have shared the ranges."""
+    workers: int = 1
+    """How many tasks run side by side, if there are as many ranges."""
     fixed: str = ""
     """Why the ranges of its state cannot be cut otherwise; empty: they can, or there is none."""
 
@@ -656,7 +658,8 @@ class Batch:
             )
             if any("loads" in one.detail for one in receipts)
             else (),
-            tasks_of(frame.sparkSession, self._keyed.cut),
+            tasks_of(frame.sparkSession, len(self._keyed.cut)),
+            tasks_of(frame.sparkSession, frame.sparkSession.sparkContext.defaultParallelism),
             fixed(update, [each for each in manifest.ranges if each.state or each.segmented]),
         )
         emitted = rows_of(frame.sparkSession, store, manifest, columns)

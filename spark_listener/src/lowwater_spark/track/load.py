@@ -30,13 +30,13 @@ BATCHES: Final = 3
 """So many batches in a row a range must be too hot, or a neighbour cold, before that counts."""
 
 UNEVEN: Final = 1.25
-"""So much more than its fair share the slowest task must have before ranges are moved."""
+"""So much more than its fair share the slowest task must have before ranges are moved, and a range before it is cut."""
 
 GAIN: Final = 0.8
 """So much of its load the slowest task may keep, or it is not worth while."""
 
 COLD: Final = 0.125
-"""Of a task's fair share: what two neighbours may have together before they are merged."""
+"""Of a worker's fair share: what two neighbours may have together before they are merged."""
 
 
 def measured(handle: int, places: Any, span: tuple[int, int], micros: int) -> list[int]:
@@ -72,12 +72,13 @@ def hottest(loads: Sequence[RangeLoad]) -> list[RangeLoad]:
 
 
 def balanced(
-    layout: Layout, history: Sequence[Sequence[RangeLoad]], tasks: int, least: int, *, pins: bool
+    layout: Layout, history: Sequence[Sequence[RangeLoad]], tasks: int, workers: int, least: int, *, pins: bool
 ) -> Layout | None:
     """Return a layout that spreads the loads of the last batches better; None when this one will do.
 
-    First ranges go to other tasks; one is cut at the median of its rows only when it alone is more than a task's fair share, in each of the batches; last, two cold
-    neighbours become one, down to ``least`` ranges. A range that is ruled by one key is left as it is. ``pins``: whether a range can be given to a task.
+    First ranges go to other tasks; one is cut at the median of its rows only when it alone is a quarter more than the fair share of one of the ``workers``, which run
+    tasks side by side, in each of the batches; last, two cold neighbours become one, down to ``least`` ranges. A range that is ruled by one key is left as it is.
+    ``pins``: whether a range can be given to a task.
     O(ranges log ranges) for each batch.
     """
     batches = history[-BATCHES:]
@@ -94,11 +95,11 @@ def balanced(
         packed = _packed(means, tasks)
         if max(_sums(packed, means, tasks)) <= GAIN * slowest:
             return Layout(layout.version, layout.starts, tuple(task + 1 for task in packed))
-    shares = [[sum(each.micros for each in loads) / tasks] * len(loads) for loads in batches]
+    shares = [[sum(each.micros for each in loads) / workers] * len(loads) for loads in batches]
     for i in sorted(range(len(layout)), key=lambda i: (-means[i], i)):
         each = [loads[i] for loads in batches]
         median = each[-1].median
-        hot = all(load.micros > share[i] for load, share in zip(each, shares, strict=True))
+        hot = all(load.micros > UNEVEN * share[i] for load, share in zip(each, shares, strict=True))
         if hot and median is not None and not any(load.ruled for load in each):
             return layout.split(layout.starts[i], [median])
     if len(layout) <= least:

@@ -16,13 +16,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import lowwater
+from lowwater import errors
 from lowwater.layout import Layout
 from lowwater.watermark import MIN
 from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.errors import AWAY
 from lowwater_spark.sources.base import OpenSource
-from lowwater_spark.track.authority import Authority
+from lowwater_spark.track.authority import REPLACED, Authority
 from lowwater_spark.track.batch import Keyed, Outcome
 from lowwater_spark.track.batch_log import BatchEntry, BatchLog
 from lowwater_spark.track.cut import EQUAL, Cut, Share, least_of
@@ -84,6 +85,8 @@ class Part:
     """Why its ranges cannot be cut otherwise, by its last batch; empty: they can."""
     _refused: str = field(default="", init=False)
     """Why the layout that is wanted is not followed; empty: it is, or none is wanted."""
+    _unclaimed: tuple[Layout, str] = field(default=(EQUAL, ""), init=False)
+    """The last layout whose claim was refused, and why."""
     _loads: Sequence[Sequence[lowwater.RangeLoad]] = field(default=(), init=False)
     """Of the last batches, for who balances them."""
     _said: int = field(default=0, init=False)
@@ -223,7 +226,8 @@ class Part:
         wanted = self.authority.wanted
         if wanted is None or wanted.version == self.keyed.layout.version or not wanted.starts:
             return
-        self._refused = wanted.wrong() or self._fixed[:_MOST_SAID]
+        unclaimed, why = self._unclaimed
+        self._refused = wanted.wrong() or self._fixed[:_MOST_SAID] or (why if unclaimed == wanted else "")
         if self._refused:
             if self._said != wanted.version:
                 said = "version %d of the layout of %s is not followed: %s"
@@ -247,7 +251,7 @@ class Part:
             self.progress.relay(len(shares), held)
 
     def _relay(self, layout: Layout, batch: int, digest: str) -> bool:
-        """Claim the ranges of another layout, each from where its keys stand; False when the authority is away."""
+        """Claim the ranges of another layout, each from where its keys stand; False when that was not granted. A layout that was refused is not claimed again."""
         cut = Cut(self.keyed.ranges, layout)
         shares = cut.shares(self.keyed.cut)
         values = self.progress.values(self.progress.reading)
@@ -255,8 +259,12 @@ class Part:
             self.authority.claim_again(
                 cut, [min(values[share.parent] for share in each) for each in shares], batch, digest
             )
-        except AWAY as failure:
+        except (*REPLACED, errors.Closed):
+            raise
+        except errors.LowwaterError as failure:
             self.authority.lost(failure)
+            if isinstance(failure, errors.Overloaded) or not isinstance(failure, AWAY):
+                self._unclaimed = layout, str(failure)[:_MOST_SAID]
             return False
         held = self._held(shares)
         self.keyed = dataclasses.replace(self.keyed, layout=layout)
@@ -280,9 +288,9 @@ class Part:
         if not self.keyed.balance or not outcome.loads or self._fixed:
             return
         self._loads = [*self._loads, outcome.loads][-BATCHES:]
-        if wanted is not None and wanted.version != layout.version:
+        if wanted is not None and wanted.version != layout.version and wanted.starts:
             return
-        better = balanced(layout, self._loads, outcome.tasks, self.keyed.ranges, pins=can_pin())
+        better = balanced(layout, self._loads, outcome.tasks, outcome.workers, self.keyed.ranges, pins=can_pin())
         if better is not None and self.authority.propose(better):
             self._loads = []
 

@@ -211,13 +211,13 @@ def _run(job: _Job, frame: DataFrame, key: Sequence[str | Column], event_time: s
         sf.lit(None).cast("long").alias(_PLACE),
         sf.lit(col=True).alias(_SEED),
     )
-    spread = _by_range(rows.union(seeds), tasks_of(session, cut), cut).sortWithinPartitions(_HANDLE)
+    spread = _by_range(rows.union(seeds), tasks_of(session, len(cut)), cut).sortWithinPartitions(_HANDLE)
     return [receipt_of(row) for row in spread.mapInArrow(partial(_update_ranges, job), RECEIPT).collect()]
 
 
-def tasks_of(session: Any, cut: Cut) -> int:
-    """Return how many tasks share the ranges of a cut."""
-    return min(len(cut), int(session.conf.get("spark.sql.shuffle.partitions", "200") or 200))
+def tasks_of(session: Any, most: int) -> int:
+    """Return how many tasks a batch is spread over, which are so many at most."""
+    return min(most, int(session.conf.get("spark.sql.shuffle.partitions", "200") or 200))
 
 
 def can_pin() -> bool:
