@@ -98,6 +98,8 @@ def drop_copies(
 
     ``promised`` is the low watermark of the inputs before the batch, microseconds: that of the batch itself may have passed rows that it reads in time.
     """
+    if not any(each.once for each in computation.inputs):
+        return rows, [], Ids()
     import pyarrow as pa
 
     stays = np.ones(rows.num_rows, np.bool_)

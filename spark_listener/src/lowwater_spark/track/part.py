@@ -288,8 +288,12 @@ class Part:
         if not self.keyed.balance or not outcome.loads or self._fixed:
             return
         self._loads = [*self._loads, outcome.loads][-BATCHES:]
-        if wanted is not None and wanted.version != layout.version and wanted.starts:
-            return
+        if wanted is not None and wanted.version != layout.version:
+            if wanted.starts:
+                return
+            layout = dataclasses.replace(
+                layout, version=wanted.version
+            )  # of a life before, which ends no wish of this one
         better = balanced(layout, self._loads, outcome.tasks, outcome.workers, self.keyed.ranges, pins=can_pin())
         if better is not None and self.authority.propose(better):
             self._loads = []
