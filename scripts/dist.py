@@ -1,0 +1,253 @@
+"""Everything that is handed out, in one folder: wheels, source archives, the chart, bills of materials, the image where an engine is at hand, and the checksums of all.
+
+``make dist`` runs it. The folder can be used as it is, or be put behind any web server: ``pip install --find-links`` takes ``packages/``, ``helm install`` the
+chart, ``helm repo add`` the folder ``charts/``. The same commit gives the same bytes, but for the image: times are the commit's, and what builds is held by hash
+(container/build.txt). A tree with changes says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from html import escape
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+ROOT: Final = Path(__file__).parents[1]
+DISTRIBUTIONS: Final = {
+    "lowwater": "client",
+    "lowwater-authority": "authority",
+    "lowwater-page": "page",
+    "lowwater-spark": "spark_listener",
+    "lowwater-pipeline": "pipeline",
+}
+"""The folder of each distribution, by its name."""
+_IMAGE: Final = ("lowwater-authority", "lowwater-page")
+_IMAGE_EXTRAS: Final = ("redis", "otel")
+_CHART: Final = ROOT / "helm/lowwater"
+ENGINES: Final = ("docker", "podman", "buildah")
+_ZERO: Final = "urn:uuid:00000000-0000-0000-0000-000000000000"
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What is built."""
+
+    name: str
+    """Its full hash; "unknown" outside of a checkout."""
+    epoch: int
+    """Its time, seconds."""
+    changed: bool
+    """Whether the tree has changes that it does not have."""
+
+    @classmethod
+    def here(cls) -> Commit:
+        """Return the one that is checked out. Outside of a checkout times are those of ``SOURCE_DATE_EPOCH``, else of 1 January 1980, the first that a wheel can have."""
+        try:
+            name, epoch = _output("git", "log", "-1", "--format=%H %ct").split()
+            changed = bool(_output("git", "status", "--porcelain"))
+        except (OSError, subprocess.CalledProcessError):
+            return cls("unknown", int(os.environ.get("SOURCE_DATE_EPOCH", "315532800")), changed=False)
+        return cls(name, int(epoch), changed)
+
+    @property
+    def time(self) -> str:
+        """Its time as RFC 3339 has it."""
+        return datetime.fromtimestamp(self.epoch, UTC).isoformat().replace("+00:00", "Z")
+
+
+def version() -> str:
+    """Return the version that all distributions and the chart have. Raises SystemExit when they differ."""
+    found = {
+        name: str(tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
+        for name, folder in DISTRIBUTIONS.items()
+    }
+    found["the chart"] = str(yaml.safe_load((_CHART / "Chart.yaml").read_text(encoding="utf-8"))["version"])
+    if len(set(found.values())) > 1:
+        msg = f"versions differ: {', '.join(f'{name} {each}' for name, each in found.items())}"
+        raise SystemExit(msg)
+    return found["lowwater"]
+
+
+def packages(out: Path, commit: Commit) -> None:
+    """Build wheels and source archives, each wheel from its source archive, and an index page for ``--find-links`` by HTTP."""
+    out.mkdir(parents=True)
+    constraints = ("--require-hashes", "--build-constraints", "container/build.txt")
+    _run("uv", "build", "--quiet", "--all-packages", "--out-dir", os.fspath(out), *constraints, epoch=commit.epoch)
+    (out / ".gitignore").unlink(missing_ok=True)
+    links = "".join(
+        f'<a href="{escape(path.name)}#sha256={_digest(path)}">{escape(path.name)}</a><br>\n'
+        for path in sorted(out.iterdir())
+    )
+    page = f"<!doctype html>\n<title>lowwater {version()}</title>\n{links}"
+    (out / "index.html").write_text(page, encoding="utf-8")
+
+
+def chart(out: Path, commit: Commit) -> None:
+    """Pack the chart as helm does, with the commit's times, and write the index that ``helm repo add`` reads."""
+    out.mkdir(parents=True)
+    _run("helm", "package", os.fspath(_CHART), "--destination", os.fspath(out))
+    (packed,) = out.glob("*.tgz")
+    packed.write_bytes(_with_times(packed.read_bytes(), commit.epoch))
+    _run("helm", "repo", "index", os.fspath(out))
+    index = yaml.safe_load((out / "index.yaml").read_text(encoding="utf-8"))
+    index["generated"] = commit.time
+    for entries in index["entries"].values():
+        for entry in entries:
+            entry["created"] = commit.time
+    (out / "index.yaml").write_text(yaml.safe_dump(index), encoding="utf-8")
+
+
+def _with_times(packed: bytes, epoch: int) -> bytes:
+    """Return a .tgz with the same files, in order of their names, all of one time and of nobody."""
+    inner, found = io.BytesIO(), []
+    with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
+        for member in archive:
+            content = archive.extractfile(member)
+            found.append((member.name, content.read() if content else b""))
+    with tarfile.open(fileobj=inner, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for name, content in sorted(found):
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime, member.mode = len(content), epoch, 0o644
+            archive.addfile(member, io.BytesIO(content))
+    return gzip.compress(inner.getvalue(), mtime=0)
+
+
+def materials(out: Path, commit: Commit) -> None:
+    """Write a bill of materials (CycloneDX) of each distribution with all its extras, and one of the image: what the lock has, with hashes."""
+    out.mkdir(parents=True)
+    for name in DISTRIBUTIONS:
+        _material(out / f"{name}.cdx.json", commit, "--package", name, "--all-extras")
+    named = [part for name in _IMAGE for part in ("--package", name)]
+    extras = [part for extra in _IMAGE_EXTRAS for part in ("--extra", extra)]
+    _material(out / "image.cdx.json", commit, *named, *extras)
+
+
+def _material(path: Path, commit: Commit, *what: str) -> None:
+    told: dict[str, Any] = json.loads(
+        _output(
+            "uv", "export", "--quiet", "--frozen", "--preview", "--format", "cyclonedx1.5", "--no-default-groups", *what
+        )
+    )
+    told["metadata"]["timestamp"], told["serialNumber"] = commit.time, _ZERO
+    told["serialNumber"] = uuid.uuid5(uuid.NAMESPACE_OID, json.dumps(told, sort_keys=True)).urn
+    path.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+
+
+def image(out: Path, commit: Commit, engine: str, base: str | None) -> Path:
+    """Build the image by an engine, and save it as an archive that ``docker load`` takes. Returns the archive."""
+    out.mkdir(parents=True)
+    tag = f"lowwater:{version()}"
+    archive = out / f"lowwater-{version()}.tar"
+    given = [*(["--build-arg", f"BASE={base}"] if base else []), "--build-arg", f"REVISION={commit.name}"]
+    given += ["--build-arg", f"VERSION={version()}", "--tag", tag, "."]
+    if engine == "buildah":
+        # The format of Docker: the other one has no health check.
+        _run("buildah", "build", "--format", "docker", *given)
+        _run("buildah", "push", "--quiet", tag, f"docker-archive:{archive}:{tag}")
+    else:
+        _run(engine, "build", *(["--format", "docker"] if engine == "podman" else []), *given)
+        _run(engine, "save", "--output", os.fspath(archive), tag)
+    return archive
+
+
+def sums(out: Path) -> None:
+    """Write SHA256SUMS over all files, as ``sha256sum --check`` reads it."""
+    lines = [f"{_digest(path)}  {path.relative_to(out).as_posix()}\n" for path in _files(out)]
+    (out / "SHA256SUMS").write_text("".join(lines), encoding="utf-8")
+
+
+def _files(out: Path) -> Iterator[Path]:
+    yield from sorted(path for path in out.rglob("*") if path.is_file() and path.name != "SHA256SUMS")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _run(*command: str, epoch: int | None = None) -> None:
+    told = {} if epoch is None else {"SOURCE_DATE_EPOCH": str(epoch)}
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | told,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+    if done.returncode:
+        msg = f"dist: {' '.join(command)} ended with {done.returncode}:\n{done.stdout}"
+        raise SystemExit(msg)
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=True).stdout
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Build all of it; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="make dist", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=ROOT / "dist",
+        help="where to; what an earlier run left there is replaced (default: dist)",
+    )
+    parser.add_argument(
+        "--engine",
+        choices=(*ENGINES, "none"),
+        help="what builds the image (default: the first of these that is installed)",
+    )
+    parser.add_argument(
+        "--base", help="another base image than the Dockerfile's, for example one of your registry, with its digest"
+    )
+    args = parser.parse_args(arguments)
+    out: Path = args.out.absolute()
+    if out.exists() and any(out.iterdir()) and not (out / "SHA256SUMS").exists():
+        parser.error(f"--out: {out} is there, and nothing says that this command wrote it; name another folder")
+    engine = args.engine or next((each for each in ENGINES if shutil.which(each)), "none")
+    commit = Commit.here()
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    sums(out)  # so that the next run may replace what an interrupted one leaves
+    print(f"dist: lowwater {version()}, commit {commit.name[:12]}", flush=True)
+    if commit.changed:
+        print(
+            "dist: the tree has changes that are not committed; what is built is not what the commit says",
+            file=sys.stderr,
+        )
+    steps = (("packages", packages), ("charts", chart), ("sbom", materials))
+    for name, step in steps:
+        step(out / name, commit)
+        print(f"dist: {name}: {', '.join(path.name for path in _files(out / name))}", flush=True)
+    if engine == "none":
+        print("dist: no image: install docker, podman or buildah (docs/container.md)", file=sys.stderr)
+    else:
+        print(f"dist: image, by {engine}; this takes minutes", flush=True)
+        print(f"dist: {image(out / 'image', commit, engine, args.base).name}", flush=True)
+    sums(out)
+    print(f"dist: {out}, checksums in SHA256SUMS")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

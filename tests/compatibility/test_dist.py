@@ -1,0 +1,146 @@
+"""What `make dist` builds: the same again, complete, and enough for a machine that has nothing else of the project."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scripts import dist
+from tests.compatibility.environments import ROOT, clean_environ, uv
+
+pytestmark = pytest.mark.timeout(1200)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("dist") / "dist"
+    assert dist.main(["--out", str(out), "--engine", "none"]) == 0
+    return out
+
+
+def members(path: Path) -> Iterator[str]:
+    if path.suffix == ".whl":
+        yield from zipfile.ZipFile(path).namelist()
+    else:
+        with tarfile.open(path) as archive:
+            yield from archive.getnames()
+
+
+def test_each_distribution_is_there_as_wheel_and_source_with_its_licence(built: Path) -> None:
+    version = dist.version()
+    for name in dist.DISTRIBUTIONS:
+        stem = f"{name.replace('-', '_')}-{version}"
+        for path in (built / f"packages/{stem}-py3-none-any.whl", built / f"packages/{stem}.tar.gz"):
+            assert any(member.endswith("/LICENSE") for member in members(path)), path
+
+
+def test_the_checksums_are_those_of_all_files(built: Path) -> None:
+    told = dict(reversed(line.split("  ")) for line in (built / "SHA256SUMS").read_text().splitlines())
+    found = {
+        path.relative_to(built).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in built.rglob("*")
+        if path.is_file() and path.name != "SHA256SUMS"
+    }
+    assert told == found
+
+
+def test_helm_takes_the_chart_and_its_index(built: Path) -> None:
+    (chart,) = (built / "charts").glob("*.tgz")
+    rendered = subprocess.run(
+        ["helm", "template", "lowwater", chart, "--set", "image.repository=r.example/lowwater"],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert "kind: StatefulSet" in rendered
+    (entry,) = yaml.safe_load((built / "charts/index.yaml").read_text())["entries"]["lowwater"]
+    assert entry["digest"] == hashlib.sha256(chart.read_bytes()).hexdigest()
+    assert entry["urls"] == [chart.name]
+
+
+def test_a_bill_of_materials_names_what_is_needed_with_hashes(built: Path) -> None:
+    for name in (*dist.DISTRIBUTIONS, "image"):
+        told = json.loads((built / f"sbom/{name}.cdx.json").read_text())
+        assert told["bomFormat"] == "CycloneDX"
+        parts = {each["name"]: each for each in told["components"]}
+        assert parts["grpcio"]["version"]
+        hashed = [one for one in parts["grpcio"]["externalReferences"] if one.get("hashes")]
+        assert hashed, name
+    assert "redis" in parts, "of the image, with its extras"
+    assert "pyspark" not in parts
+
+
+def test_an_environment_of_the_folder_alone_serves_and_asks(built: Path, tmp_path: Path) -> None:
+    """By ``--find-links`` and the index page: our own names are found there, and nowhere else."""
+    uv("venv", "--quiet", "--python", sys.executable, str(tmp_path / "venv"))
+    python = str(tmp_path / "venv/bin/python")
+    uv("pip", "install", "--quiet", "--python", python, "--find-links", str(built / "packages"), *dist.DISTRIBUTIONS)
+    assert {
+        name: version for name, version in _versions(python).items() if name in dist.DISTRIBUTIONS
+    } == dict.fromkeys(dist.DISTRIBUTIONS, dist.version())
+    for command in ("lowwater", "lowwater-spark", "lowwater-pipeline"):
+        done = subprocess.run(
+            [tmp_path / "venv/bin" / command, "--help"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=clean_environ(),
+        )
+        assert (done.returncode, done.stderr) == (0, ""), command
+
+
+def _versions(python: str) -> dict[str, str]:
+    lines = uv("pip", "list", "--python", python, "--format", "freeze").splitlines()
+    return {name: version for name, _, version in (line.partition("==") for line in lines)}
+
+
+def test_a_folder_of_somebody_else_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(SystemExit):
+        dist.main(["--out", str(tmp_path)])
+    assert "--out" in capsys.readouterr().err
+    assert (tmp_path / "thesis.txt").exists()
+
+
+@pytest.mark.long
+def test_the_same_commit_gives_the_same_bytes(built: Path, tmp_path: Path) -> None:
+    assert dist.main(["--out", str(tmp_path / "dist"), "--engine", "none"]) == 0
+    assert (tmp_path / "dist/SHA256SUMS").read_text() == (built / "SHA256SUMS").read_text()
+
+
+@pytest.mark.long
+@pytest.mark.spark
+def test_a_fresh_environment_follows_the_start_page(built: Path, tmp_path: Path) -> None:
+    """With what was built, PySpark and pandas, and of this tree only the page and the script that follows it."""
+    uv("venv", "--quiet", "--python", sys.executable, str(tmp_path / "venv"))
+    python = str(tmp_path / "venv/bin/python")
+    ours = ("lowwater", "lowwater-authority", "lowwater-page", "lowwater-spark")
+    links = ("--find-links", str(built / "packages"))
+    uv("pip", "install", "--quiet", "--python", python, *links, *ours, "pyspark[sql]>=4.2,<4.4", "pandas<3")
+    tree = tmp_path / "tree"
+    for name in (
+        "docs/start.md",
+        "tests/__init__.py",
+        "tests/spark/__init__.py",
+        "tests/spark/start_page.py",
+        "tests/kit/__init__.py",
+        "tests/kit/eventually.py",
+    ):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_bytes((ROOT / name).read_bytes())
+    done = subprocess.run(
+        [python, "-m", "tests.spark.start_page"],
+        cwd=tree,
+        env=clean_environ(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "followed\n"), done.stderr[-4000:]

@@ -1,0 +1,116 @@
+"""docs/start.md as a reader follows it: every block in the order of the page, each compared with what the page says it prints.
+
+``python -m tests.spark.start_page`` follows it in an empty folder with the ``lowwater`` and the PySpark of whatever environment runs it; it needs nothing
+else of this tree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lowwater.cli import main as lowwater
+from tests.kit.eventually import eventually
+
+PAGE = Path(__file__).parents[2] / "docs/start.md"
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+COMMAND = re.compile(r"^\$ (.+)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
+"""A command of a console, and what it prints."""
+ADDRESS = "localhost:7420"
+
+
+class Reader:
+    """Does what the page says: in one Python, and in a shell in the same folder."""
+
+    def __init__(self, serve: Callable[[Sequence[str]], str]) -> None:
+        """``serve`` runs ``lowwater`` with these arguments, on a port that is free, and returns the address."""
+        self._serve = serve
+        self._names: dict[str, Any] = {"__name__": PAGE.stem}
+        self._address = ""
+
+    def follow(self) -> None:
+        """Run the page."""
+        blocks = BLOCK.findall(PAGE.read_text(encoding="utf-8"))
+        followed = [*blocks[1:], ("", "")]
+        for (language, block), (after, said) in zip(blocks, followed, strict=True):
+            if language != "text":
+                getattr(self, language)(block, said if after == "text" else "")
+
+    def sh(self, block: str, _: str) -> None:
+        """The authority."""
+        program, *arguments = shlex.split(block)
+        assert program == "lowwater"
+        self._address = os.environ["LOWWATER_ADDRESS"] = self._serve(arguments)
+
+    def python(self, block: str, said: str) -> None:
+        patient = block.replace("timeout=60", "timeout=300")  # a busy machine takes longer than a reader's
+        code = compile(patient.replace(ADDRESS, self._address), PAGE.name, "exec")
+
+        def run() -> None:
+            exec(code, self._names)
+
+        # Spark tells its listeners of a batch some time later; a reader who sees too little looks again.
+        expect(run, said, block, again=block.startswith("print(") and block.count("\n") == 1)
+
+    def console(self, block: str, _: str) -> None:
+        for command, said in COMMAND.findall(block):
+            program, *arguments = shlex.split(command)
+            assert program == "lowwater"
+
+            def run(arguments: list[str] = arguments) -> None:
+                lowwater(arguments)
+
+            expect(run, said, command, again=True)
+
+
+def expect(run: Callable[[], None], said: str, what: str, *, again: bool) -> None:
+    """Run what prints that, repeatedly if it only looks."""
+    last = ""
+
+    def prints() -> bool:
+        nonlocal last
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            run()
+        last = printed.getvalue()
+        return doctest.OutputChecker().check_output(said, last, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+
+    if again:
+        with contextlib.suppress(AssertionError):
+            eventually(prints, what, seconds=60)
+            return
+    assert prints(), f"{what}\nprints\n{last}\nand not\n{said}"
+
+
+def main() -> int:
+    """Follow the page in an empty folder."""
+    command = Path(sys.executable).with_name("lowwater")
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.chdir(folder))
+
+        def serve(arguments: Sequence[str]) -> str:
+            flags = ("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--page", "127.0.0.1:0")
+            process = stack.enter_context(
+                subprocess.Popen([command, *arguments, *flags], stdout=subprocess.PIPE, text=True)
+            )
+            stack.callback(process.terminate)
+            assert process.stdout is not None
+            return process.stdout.readline().split()[3]
+
+        Reader(serve).follow()
+    print("followed")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
