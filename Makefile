@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka demo-dedup demo-zeitgeist demo-billing demo-year daily-close two-partitions zombie test test-long simulate mutants chaos chaos-kafka floors lint fmt gen bench soak clean \
+.PHONY: help setup demo demo-kafka demo-dedup demo-zeitgeist demo-billing demo-year daily-close two-partitions zombie test test-long simulate mutants chaos chaos-kafka floors dist site lint fmt gen bench soak clean \
 	check-style check-pyright check-mypy check-public check-generated
 
 RUN := . .tools/env &&
@@ -45,6 +45,8 @@ help:
 	@echo "make gen         generate the protobuf code, the client on threads, dashboards, alerts, completion, and what the docs take from the code"
 	@echo "make bench       the benchmarks, one JSON object a line; NAME=... for one of them"
 	@echo "make soak        two shards under churn, whose memory must not grow; SECONDS=..."
+	@echo "make dist        wheels, source archives, chart, image and bills of materials with checksums, in dist/"
+	@echo "make site        the documentation as a site with search, in build/site; a link that leads nowhere ends it"
 	@echo "make setup       only install what the others need"
 	@echo "make clean       remove what tests, demo and builds wrote (not the environment: rm -r .venv .tools)"
 
@@ -87,7 +89,7 @@ test: lint
 	$(RUN) pytest -n $(WORKERS) $(ARGS)
 
 test-long: setup
-	@scripts/setup.sh --tests
+	@scripts/setup.sh --long
 	$(RUN) pytest -n $(WORKERS) -m long $(ARGS)
 
 simulate: setup
@@ -108,7 +110,13 @@ floors: setup
 	$(RUN) pytest tests/floors -m "long or not long" -s $(ARGS)
 
 # All are needed, and each takes one core.
-CHECKS := check-style check-pyright check-mypy check-public check-generated
+CHECKS := check-style check-pyright check-mypy check-public check-generated site
+
+site: setup
+	$(RUN) sphinx-build -q -n -W --keep-going -d build/site-doctrees -c docs/site . build/site
+
+dist: setup
+	@$(RUN) python -m scripts.dist $(ARGS)
 
 lint: setup
 	@$(MAKE) --no-print-directory -j2 $(CHECKS)
@@ -137,6 +145,7 @@ check-generated:
 	$(RUN) python -m scripts.document_metrics --check
 	$(RUN) python -m scripts.generate_cli --check
 	$(RUN) python -m scripts.generate_sync --check
+	$(RUN) python -m scripts.project_url --check
 
 fmt: setup
 	$(RUN) ruff check --fix .
@@ -150,6 +159,7 @@ gen: setup
 	$(RUN) python -m scripts.document_metrics
 	$(RUN) python -m scripts.generate_cli
 	$(RUN) python -m scripts.generate_sync
+	$(RUN) python -m scripts.project_url
 
 bench: setup
 	@scripts/setup.sh --bench

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Brings what `make` needs: uv, a Python 3.11+, a Java 17+ runtime, and the environment in .venv; with --tests a C
 # compiler, openssl, Chromium, Prometheus, zsh, fish, a Redis server, PostgreSQL, Maven, the jars of scripts/jars.py and the S3 server of scripts/s3_server.py, with --bench the Redis
-# server and PostgreSQL.
+# server and PostgreSQL; with --long, besides what --tests brings, buildah and mmdebstrap, which build the image.
 #
 # What the system lacks is installed by apt as root or by password-less sudo, after saying so. Without those rights, or
 # without apt, it stops and prints the command to run. A second run finds its stamp and returns at once.
@@ -194,6 +194,14 @@ install_test_tools() {
     install_postgresql
 }
 
+# What only the long tests need: an engine that builds the image, and what makes a base for it. Where there is no apt, or no root, that test says so and is left out.
+install_long_tools() {
+    if command -v apt-get >/dev/null && ((EUID == 0)); then
+        command -v buildah >/dev/null || install_packages buildah
+        command -v mmdebstrap >/dev/null || install_packages mmdebstrap
+    fi
+}
+
 # Brings what the tests run beside the packages: jars, into the user's cache, and a server of S3.
 fetch_servers() (
     cd "$ROOT"
@@ -244,13 +252,17 @@ make_environment() {
 main() {
     case ${1:-} in
         --tests) install_test_tools ;;
+        --long)
+            install_test_tools
+            install_long_tools
+            ;;
         --bench)
             install_redis
             install_postgresql
             ;;
     esac
     ready || make_environment
-    [[ ${1:-} != --tests ]] || fetch_servers
+    [[ ${1:-} != --tests && ${1:-} != --long ]] || fetch_servers
 }
 
 main "$@"

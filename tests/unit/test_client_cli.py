@@ -462,7 +462,7 @@ def test_serve_belongs_to_the_other_package(
     monkeypatch.delitem(sys.modules, "lowwater_authority.commands.serve")
     monkeypatch.delitem(sys.modules, "lowwater_authority.commands")
     assert main(["serve"]) == 2
-    assert "pip install wheels/*.whl" in capsys.readouterr().err
+    assert "pip install --find-links dist/packages lowwater-authority" in capsys.readouterr().err
 
 
 def test_the_outcomes_without_an_authority(capsys: pytest.CaptureFixture[str]) -> None:

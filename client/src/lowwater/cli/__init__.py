@@ -78,8 +78,8 @@ def _delegate(command: str, arguments: list[str]) -> int:
         if error.name is None or not error.name.startswith("lowwater_authority"):
             raise
         print(
-            f"lowwater {command}: this needs lowwater-authority: in a checkout of lowwater, run 'uv build --all-packages --wheel --out-dir "
-            "wheels' and 'pip install wheels/*.whl'",
+            f"lowwater {command}: this needs lowwater-authority: 'pip install --find-links dist/packages lowwater-authority', with the folder that "
+            "'make dist' leaves in a checkout of lowwater",
             file=sys.stderr,
         )
         return 2

@@ -122,8 +122,8 @@ def acquire(data: Path | None) -> Embedded:
     if importlib.util.find_spec("lowwater_authority") is None:
         msg = (
             "attach() without an address starts an authority of its own, and lowwater-authority is not installed: "
-            "in a checkout of lowwater, run 'uv build --all-packages --wheel --out-dir wheels' and 'pip install wheels/*.whl'. Or pass the "
-            "address of an authority."
+            "'pip install --find-links dist/packages lowwater-authority', with the folder that 'make dist' leaves in a checkout of lowwater. Or pass "
+            "the address of an authority."
         )
         raise ModuleNotFoundError(msg, name="lowwater_authority")
     with _lock:

@@ -1,0 +1,67 @@
+"""The documentation as a site: the files that are read in a checkout, by Sphinx, with search. ``make site`` builds it, and a link that leads nowhere ends the build."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+ROOT: Final = Path(__file__).parents[2]
+
+PAGES: Final = {
+    "Begin": ("docs/start", "docs/fit", "docs/guarantees", "docs/design"),
+    "Spark": ("docs/spark", "docs/spark-reference", "docs/sidecar", "docs/hot-ranges"),
+    "Pipelines": (
+        *(
+            "docs/computations",
+            "docs/pipelines",
+            "docs/dedup",
+            "docs/exactly-once",
+            "docs/guarded-writes",
+            "docs/tasks",
+        ),
+        *("docs/zeitgeist", "docs/billing"),
+    ),
+    "Programs": ("docs/client", "docs/cli", "docs/compatibility"),
+    "Run it": (
+        *(
+            "docs/helm",
+            "docs/container",
+            "docs/operations",
+            "docs/shards",
+            "docs/durability",
+            "docs/security",
+            "docs/tls",
+        ),
+        *("docs/monitoring", "docs/metrics", "docs/logs", "docs/status-page"),
+        *(f"monitoring/runbooks/{name}" for name in ("authority", "pipeline", "workloads", "dedup")),
+    ),
+    "The project": ("docs/simulation", "docs/benchmarks", "CONTRIBUTING", "CHANGELOG"),
+}
+"""The pages beside README, by the heading that they stand under at the side. One that is left out ends the build."""
+
+project = "lowwater"
+release = tomllib.loads((ROOT / "client/pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+extensions = ["myst_parser"]
+root_doc = "README"
+include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "monitoring/runbooks/*.md"]
+myst_heading_anchors = 6  # headings have the anchors that viewers of a checkout give them
+nitpicky = True
+html_theme = "furo"
+html_title = f"lowwater {release}"
+html_extra_path = ["extra"]  # an index.html, which leads to README.html
+
+
+def with_pages(_: Sphinx, name: str, source: list[str]) -> None:
+    """Give README the list of pages, which a checkout does not need."""
+    if name == root_doc:
+        for caption, pages in PAGES.items():
+            source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n" + "\n".join(pages) + "\n```\n"
+
+
+def setup(app: Sphinx) -> None:
+    """Sphinx calls this."""
+    app.connect("source-read", with_pages)
