@@ -1,6 +1,6 @@
-"""Writes the table of docs/helm.md from the comments of the chart's values.yaml.
+"""Writes the table of docs/helm.md, and the chart's README, from the comments of the chart's values.yaml.
 
-``python -m scripts.document_values`` is run when a value changes; ``--check`` exits with 1 unless the page has it as it is.
+``python -m scripts.document_values`` is run when a value changes; ``--check`` exits with 1 unless both have it as it is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scripts import tables
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 VALUES: Final = ROOT / "helm/lowwater/values.yaml"
-PAGE: Final = ROOT / "docs/helm.md"
+PAGES: Final = (ROOT / "docs/helm.md", ROOT / "helm/lowwater/README.md")
 MARK: Final = "# -- "
 
 
@@ -60,4 +60,4 @@ def table(text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(tables.main(PAGE, {"values": table(VALUES.read_text(encoding="utf-8"))}, __doc__))
+    sys.exit(max(tables.main(page, {"values": table(VALUES.read_text(encoding="utf-8"))}, __doc__) for page in PAGES))

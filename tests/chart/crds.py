@@ -1,6 +1,6 @@
-"""The fields of the Prometheus Operator's kinds that the chart writes, and nothing else: kubernetes-validate does not know them.
+"""The fields of the kinds of the Prometheus Operator and of the Gateway API that the chart writes, and nothing else: kubernetes-validate does not know them.
 
-Of monitoring.coreos.com/v1, where all of these are strings, lists and mappings as here; an unknown field would be dropped silently.
+Of monitoring.coreos.com/v1 and gateway.networking.k8s.io/v1, where all of these are strings, lists and mappings as here; an unknown field would be dropped silently.
 """
 
 from __future__ import annotations
@@ -27,17 +27,27 @@ def several(items: Any) -> dict[str, Any]:
     return {"type": "array", "minItems": 1, "items": items}
 
 
-def kind(spec: dict[str, Any], name: str) -> dict[str, Any]:
+def kind(spec: dict[str, Any], name: str, version: str = "monitoring.coreos.com/v1") -> dict[str, Any]:
     """One kind."""
     return closed(
         *("apiVersion", "kind", "metadata", "spec"),
-        apiVersion={"const": "monitoring.coreos.com/v1"},
+        apiVersion={"const": version},
         kind={"const": name},
         metadata=closed("name", "labels", name=TEXT, labels=TEXTS, annotations=TEXTS),
         spec=spec,
     )
 
 
+RELABELINGS: Final = several(
+    closed(
+        sourceLabels=several({"type": "string", "pattern": "^[a-zA-Z_][a-zA-Z0-9_]*$"}),
+        separator={"type": "string"},
+        targetLabel=TEXT,
+        regex=TEXT,
+        replacement={"type": "string"},
+        action=TEXT,
+    )
+)
 SECRET_KEY: Final = closed("key", "name", name=TEXT, key=TEXT, optional={"type": "boolean"})
 ENDPOINT: Final = closed(
     "port",
@@ -48,16 +58,8 @@ ENDPOINT: Final = closed(
     scrapeTimeout=DURATION,
     authorization=closed("credentials", type=TEXT, credentials=SECRET_KEY),
     tlsConfig=closed(ca=closed(secret=SECRET_KEY), serverName=TEXT),
-    relabelings=several(
-        closed(
-            sourceLabels=several({"type": "string", "pattern": "^[a-zA-Z_][a-zA-Z0-9_]*$"}),
-            separator={"type": "string"},
-            targetLabel=TEXT,
-            regex=TEXT,
-            replacement={"type": "string"},
-            action=TEXT,
-        )
-    ),
+    relabelings=RELABELINGS,
+    metricRelabelings=RELABELINGS,
 )
 RULE: Final = {
     **closed("expr", record=TEXT, alert=TEXT, expr=TEXT, labels=TEXTS, annotations=TEXTS, **{"for": DURATION}),
@@ -71,6 +73,18 @@ SCHEMAS: Final = {
     "PrometheusRule": kind(
         closed("groups", groups=several(closed("name", "rules", name=TEXT, interval=DURATION, rules=several(RULE)))),
         "PrometheusRule",
+    ),
+    "HTTPRoute": kind(
+        closed(
+            *("parentRefs", "hostnames", "rules"),
+            parentRefs=several(closed("name", name=TEXT, namespace=TEXT, sectionName=TEXT)),
+            hostnames=several(TEXT),
+            rules=several(
+                closed("backendRefs", backendRefs=several(closed("name", "port", name=TEXT, port={"type": "integer"})))
+            ),
+        ),
+        "HTTPRoute",
+        "gateway.networking.k8s.io/v1",
     ),
 }
 """By kind."""

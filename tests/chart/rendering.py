@@ -90,7 +90,8 @@ def stateful_set(name: str) -> Document:
 
 def container(name: str) -> Document:
     """The authority's container."""
-    [found] = stateful_set(name)["spec"]["template"]["spec"]["containers"]
+    found, *_ = stateful_set(name)["spec"]["template"]["spec"]["containers"]
+    assert found["name"] == "authority"
     assert isinstance(found, dict)
     return found
 

@@ -33,6 +33,7 @@ from tests.chart.rendering import (
     documents,
     expanded,
     helm,
+    key,
     of_kind,
     page,
     parsed,
@@ -42,7 +43,7 @@ from tests.chart.rendering import (
 )
 from tests.chart.test_rendered import FLOOR, valid
 
-SHARDED = {"redis", "redis-secret", "secured", "everything"}
+SHARDED = {"redis", "redis-secret", "secured", "everything", "exposed"}
 
 
 def pods(name: str) -> Iterator[Document]:
@@ -173,8 +174,46 @@ def test_each_shard_has_an_address_of_its_own(name: str) -> None:
     assert headless["spec"]["publishNotReadyAddresses"] is True, "a shard calls itself before it is ready"
     names = [f"{found['metadata']['name']}-{number}" for number in range(found["spec"]["replicas"])]
     addresses = [flags(name, pod).advertise for pod in names]
-    assert addresses == [f"{pod}.{headless['metadata']['name']}.{NAMESPACE}.svc:7420" for pod in names]
+    if name == "exposed":
+        assert addresses == [f"{pod}.lowwater.example.org:443" for pod in names]
+    else:
+        assert addresses == [f"{pod}.{headless['metadata']['name']}.{NAMESPACE}.svc:7420" for pod in names]
     assert len(found["metadata"]["name"]) <= 52, "it stands in a label with a hash"
+
+
+def test_each_shard_is_reached_from_outside_by_the_name_that_it_tells() -> None:
+    objects = by_key(documents("exposed"))
+    for pod in ("lw-lowwater-0", "lw-lowwater-1"):
+        service = objects[f"Service/{pod}-external"]
+        host, _, port = flags("exposed", pod).advertise.partition(":")
+        assert service["metadata"]["annotations"]["external-dns.alpha.kubernetes.io/hostname"] == host
+        [grpc] = service["spec"]["ports"]
+        assert grpc == {"name": "grpc", "port": int(port), "targetPort": container("exposed")["ports"][0]["name"]}
+        # Kubernetes gives each pod of a StatefulSet this label with its name.
+        assert service["spec"]["selector"] == {"statefulset.kubernetes.io/pod-name": pod}
+        assert service["spec"]["publishNotReadyAddresses"] is True, "a shard calls itself before it is ready"
+    assert "Service/lw-lowwater-2-external" not in objects
+    assert not [each for name in SETS for each in objects_of(name) if name != "exposed" and each.endswith("-external")]
+
+
+def objects_of(name: str) -> list[str]:
+    return [*by_key(documents(name))]
+
+
+def test_the_page_is_led_to_by_its_routes() -> None:
+    objects = by_key(documents("exposed"))
+    service = objects["Service/lw-lowwater-page"]
+    [port] = service["spec"]["ports"]
+    [rule] = objects["Ingress/lw-lowwater-page"]["spec"]["rules"]
+    [path] = rule["http"]["paths"]
+    assert path["backend"]["service"] == {"name": service["metadata"]["name"], "port": {"name": port["name"]}}
+    [rule] = objects["HTTPRoute/lw-lowwater-page"]["spec"]["rules"]
+    assert rule["backendRefs"] == [{"name": service["metadata"]["name"], "port": port["port"]}]
+
+
+def test_an_annotation_of_all_is_on_all_objects() -> None:
+    wanted = {"example.org/cost-centre": "4711"}.items()
+    assert all(wanted <= each["metadata"]["annotations"].items() for each in documents("exposed"))
 
 
 def test_two_releases_in_one_redis_are_two_deployments() -> None:
@@ -190,7 +229,7 @@ def test_whoever_selects_the_authority_selects_nothing_else(name: str) -> None:
     for document in documents(name):
         spec = document.get("spec", {})
         for selector in (spec.get("selector"), spec.get("podSelector")):
-            if selector is None or document["kind"] == "ServiceMonitor":
+            if selector is None or document["kind"] == "ServiceMonitor" or key(document).endswith("-external"):
                 continue
             wanted = selector.get("matchLabels", selector)
             meant = next((by_part[end] for end in by_part if document["metadata"]["name"].endswith(end)), authority)
@@ -246,6 +285,8 @@ def test_every_pod_may_do_as_little_as_it_can(name: str) -> None:
         assert (security["runAsNonRoot"], security["runAsUser"], security["fsGroup"]) == (True, 65532, 65532)
         assert security["seccompProfile"] == {"type": "RuntimeDefault"}
         for each in spec["containers"]:
+            if name == "exposed" and each["name"] == "logs":
+                continue  # the user's own
             least = {
                 "allowPrivilegeEscalation": False,
                 "readOnlyRootFilesystem": True,
@@ -313,11 +354,27 @@ def test_the_dashboards_and_rules_are_the_generated_ones() -> None:
     for each in of_kind("monitoring", "ConfigMap"):
         assert each["metadata"]["labels"]["grafana_dashboard"] == "1"
         shown |= each["data"]
-    assert shown == {path.name: path.read_text() for path in (GENERATED / "dashboards").iterdir()}
+    generated = {path.name: path.read_text() for path in (GENERATED / "dashboards").iterdir()}
+    assert any("http://localhost:7422" in text for text in generated.values())
+    assert shown == {
+        name: text.replace("http://localhost:7422", "https://lowwater.example.org") for name, text in generated.items()
+    }
     rules = {
         each["metadata"]["name"].removeprefix("lw-"): each["spec"] for each in of_kind("monitoring", "PrometheusRule")
     }
-    assert rules == {path.stem: yaml.safe_load(path.read_text()) for path in (GENERATED / "rules").iterdir()}
+    generated = {path.stem: path.read_text() for path in (GENERATED / "rules").iterdir()}
+    there = "runbook_url: https://wiki.example.org/lowwater/"
+    assert rules == {
+        name: yaml.safe_load(text.replace("runbook_url: monitoring/runbooks/", there))
+        for name, text in generated.items()
+    }
+
+
+def test_alerts_without_published_runbooks_have_no_link_that_leads_nowhere() -> None:
+    made = rendered("--set", "prometheusRule.enabled=true")
+    assert "alert: LowwaterPromiseBroken" in made
+    assert "description: In the last 1h" in made
+    assert "runbook" not in made
 
 
 def test_a_scrape_of_a_secured_release() -> None:

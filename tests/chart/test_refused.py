@@ -31,6 +31,30 @@ REFUSED = {
         [REDIS, "redis.existingSecret=there"],
         "redis.url and redis.existingSecret both say where Redis is: keep one of them",
     ),
+    "names for several shards of one authority": (
+        ["external.domain=example.org"],
+        "external.domain gives each of several shards a name, and without Redis there is one authority: expose its Service by service.type: LoadBalancer",
+    ),
+    "an Ingress without a host": (
+        ["page.ingress.enabled=true"],
+        "page.ingress needs a host of its own, since the page is at its root: set page.ingress.host",
+    ),
+    "a route without a gateway": (
+        ["page.httpRoute.enabled=true", "page.httpRoute.hostnames={a.example.org}"],
+        "page.httpRoute needs a gateway, and a host of its own, since the page is at its root: set page.httpRoute.parentRefs and page.httpRoute.hostnames",
+    ),
+    "a way to no page": (
+        ["page.enabled=false", "page.ingress.enabled=true", "page.ingress.host=a.example.org"],
+        "page.ingress and page.httpRoute lead to the status page, and page.enabled is false: set it, or leave them off",
+    ),
+    "a second container of the chart's name": (
+        ["extraContainers[0].name=authority"],
+        "extraContainers has authority, which is the chart's: give it another name",
+    ),
+    "an annotation by which helm keeps what it should delete": (
+        ["commonAnnotations.helm\\.sh/resource-policy=keep"],
+        "commonAnnotations has helm.sh/resource-policy, by which helm would treat objects otherwise than the chart means: leave it out",
+    ),
     "client certificates without TLS": (["tls.clientAuth=true"], "tls.clientAuth needs TLS: set tls.existingSecret"),
     "access twice": (
         ["access.config=x", "access.existingSecret=there"],

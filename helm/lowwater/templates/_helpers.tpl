@@ -70,6 +70,24 @@ app.kubernetes.io/component: sidecar
 {{- include "lowwater.merged" (list $root.Values.commonLabels (last .) (include "lowwater.selectorLabels" $root | fromYaml) $own) -}}
 {{- end -}}
 
+{{/* The annotations of an object, with their key, if it has any: (list ROOT ANNOTATIONS). */}}
+{{- define "lowwater.annotations" -}}
+{{- $all := include "lowwater.merged" (list (first .).Values.commonAnnotations (last .)) -}}
+{{- if ne $all "{}" -}}
+annotations:
+  {{- $all | nindent 2 }}
+{{- end -}}
+{{- end -}}
+
+{{/* How a shard calls itself, and others call it: its name inside of the cluster, or the one that leads to it from outside. */}}
+{{- define "lowwater.advertised" -}}
+{{- if .Values.external.domain -}}
+$(POD_NAME).{{ .Values.external.domain }}:{{ .Values.external.port }}
+{{- else -}}
+$(POD_NAME).{{ include "lowwater.headless" . }}.{{ .Release.Namespace }}.svc:7420
+{{- end -}}
+{{- end -}}
+
 {{- define "lowwater.image" -}}
 {{- if .Values.image.digest -}}
 {{ .Values.image.repository }}@{{ .Values.image.digest }}

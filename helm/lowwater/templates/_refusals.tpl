@@ -62,6 +62,32 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.external.domain (not $sharded) -}}
+{{- fail "external.domain gives each of several shards a name, and without Redis there is one authority: expose its Service by service.type: LoadBalancer" -}}
+{{- end -}}
+{{- if and .Values.page.ingress.enabled (not .Values.page.ingress.host) -}}
+{{- fail "page.ingress needs a host of its own, since the page is at its root: set page.ingress.host" -}}
+{{- end -}}
+{{- if .Values.page.httpRoute.enabled -}}
+{{- if not (and .Values.page.httpRoute.parentRefs .Values.page.httpRoute.hostnames) -}}
+{{- fail "page.httpRoute needs a gateway, and a host of its own, since the page is at its root: set page.httpRoute.parentRefs and page.httpRoute.hostnames" -}}
+{{- end -}}
+{{- end -}}
+{{- if and (or .Values.page.ingress.enabled .Values.page.httpRoute.enabled) (not .Values.page.enabled) -}}
+{{- fail "page.ingress and page.httpRoute lead to the status page, and page.enabled is false: set it, or leave them off" -}}
+{{- end -}}
+{{- range .Values.extraContainers -}}
+{{- if eq .name "authority" -}}
+{{- fail "extraContainers has authority, which is the chart's: give it another name" -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $annotations := dict "commonAnnotations" .Values.commonAnnotations "service.annotations" .Values.service.annotations "dashboards.annotations" .Values.dashboards.annotations -}}
+{{- range list "helm.sh/resource-policy" "helm.sh/hook" -}}
+{{- if hasKey $annotations . -}}
+{{- fail (printf "%s has %s, by which helm would treat objects otherwise than the chart means: leave it out" $name .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- range .Values.extraEnv -}}
 {{- if has .name (list "LOWWATER_STORE" "LOWWATER_PEER_TOKEN" "POD_NAME") -}}
 {{- fail (printf "extraEnv has %s, which the chart sets itself: use redis.url or redis.existingSecret for the store, and peerToken.existingSecret" .name) -}}
