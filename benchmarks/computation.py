@@ -304,7 +304,7 @@ class _Chain:
             folders = [self._folder, *(place / name for name in names)]
             self._queries = [
                 start(each, read(one), partial(write, into=other), checkpoint=place / f"{each.name}.checkpoint", **told)
-                for each, one, other in zip(chain, folders, folders[1:], strict=True)
+                for each, one, other in zip(chain, folders[:-1], folders[1:], strict=True)
             ]
 
     def feed(self, file: Path, through: int) -> None:
