@@ -1,4 +1,4 @@
-"""Computations on Spark: windows by timers against Spark's own windowed count, and rows into Kafka strong or weak, with copies dropped or not (MillWheel 8.1). The arms take turns in one run."""
+"""Computations on Spark: windows by timers against Spark's own windowed count, rows into Kafka strong or weak, with copies dropped or not (MillWheel 8.1), and chains of them split and fused. The arms take turns in one run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from confluent_kafka import Consumer, TopicPartition
 
@@ -111,7 +112,11 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
         server = stack.enter_context(child.authority(folder / "authority"))
         spark = stack.enter_context(session())
         lw = stack.enter_context(lowwater.connect(server.address))
-        return [*_windows(spark, lw, server.address, folder, size), *_productions(spark, server.address, folder, size)]
+        return [
+            *_windows(spark, lw, server.address, folder, size),
+            *_depths(spark, lw, server.address, folder, size),
+            *_productions(spark, server.address, folder, size),
+        ]
 
 
 # -- windows -----------------------------------------------------------------------------------------------------------
@@ -219,6 +224,101 @@ class _Windows:
             time.sleep(0.01)
         self._batches = max(p.batchId for p in done)
         self.milliseconds.append(float(sum(p.durationMs.get("triggerExecution", 0) for p in done)))
+
+
+# -- chains ------------------------------------------------------------------------------------------------------------
+
+DEEPEST: Final = 5
+
+SPLIT, FUSED = "split", "fused"
+
+
+class Passes(Computation):
+    """Passes records on: one of a chain."""
+
+    outputs: ClassVar[Mapping[str, str | Output]] = {"rows": Output("id string, t timestamp", event_time="t")}
+
+    def __init__(self, name: str, source: str) -> None:
+        self.name = name  # type: ignore[misc]
+        self.inputs = [Input(source, key="id", event_time="t")]  # type: ignore[misc]
+
+    def process_record(self, ctx: Context, record: Record) -> None:
+        """Pass it on."""
+        ctx.produce("rows", {"id": record["id"], "t": record.timestamp})
+
+
+def _depths(spark: SparkSession, lw: lowwater.Client, address: str, folder: Path, size: Size) -> list[Result]:
+    results = []
+    for depth in range(1, DEEPEST + 1):
+        chains = [_Chain(spark, lw, address, folder, kind, depth) for kind in (SPLIT, FUSED)]
+        try:
+            for turn in range(size.warm_up + size.rounds):
+                file = _ids(folder / f"depth-{depth}-{turn}.parquet", size, turn)
+                for chain in chains[turn % 2 :] + chains[: turn % 2]:
+                    chain.feed(file, FIRST + 10**9 + (turn + 1) * size.sent)
+        finally:
+            for chain in chains:
+                chain.stop()
+        took = {chain.kind: Spread(tuple(chain.milliseconds[size.warm_up :])) for chain in chains}
+        facts: dict[str, object] = {"n": size.sent, "ranges": RANGES}
+        results.append(
+            Result("computation", f"depth_{depth}_{SPLIT}", took[SPLIT], "ms", "fused", took[FUSED], facts),
+        )
+    return results
+
+
+class _Chain:
+    """Computations that each read the one before, as queries of their own with folders between them, or as one query."""
+
+    def __init__(
+        self, spark: SparkSession, lw: lowwater.Client, address: str, folder: Path, kind: str, depth: int
+    ) -> None:
+        self.kind = kind
+        self.milliseconds: list[float] = []
+        self._lw = lw
+        place = folder / f"depth-{depth}-{kind}"
+        self._folder = place / "in"
+        self._folder.mkdir(parents=True)
+        source = f"{kind}-{depth}-source"
+        lw.register(source)
+        self._lease = lw.worker(source, identity=source).claim()
+        names = [f"{kind}-{depth}-{number}" for number in range(depth)]
+        self._last = names[-1]
+        chain = [Passes(name, before) for name, before in zip(names, [source, *names], strict=False)]
+        told: dict[str, Any] = {"ranges": RANGES, "address": address}
+
+        def read(folder: Path) -> DataFrame:
+            folder.mkdir(exist_ok=True)
+            rows = spark.readStream.schema("id string, t timestamp").option("recursiveFileLookup", "true")
+            return rows.parquet(f"file://{folder}")
+
+        def write(outputs: Mapping[str, DataFrame], batch: lws.Batch, into: Path) -> None:
+            batch.write(outputs["rows"], into)
+
+        if kind == FUSED:
+            writes = dict.fromkeys(names[:-1]) | {names[-1]: partial(write, into=place / "out")}
+            self._queries = [
+                start(chain[0], read(self._folder), writes, checkpoint=place / "checkpoint", then=chain[1:], **told)
+            ]
+        else:
+            folders = [self._folder, *(place / name for name in names)]
+            self._queries = [
+                start(each, read(one), partial(write, into=other), checkpoint=place / f"{each.name}.checkpoint", **told)
+                for each, one, other in zip(chain, folders[:-1], folders[1:], strict=True)
+            ]
+
+    def feed(self, file: Path, through: int) -> None:
+        """Give it one batch, and wait until the last one has passed its records."""
+        began = time.monotonic()
+        os.link(file, self._folder / file.name)
+        self._lease.advance(None, oldest=None, frontier=lowwater.Watermark(through))
+        self._lw.wait(self._last, lowwater.Watermark(through), timeout=PATIENCE)
+        self.milliseconds.append((time.monotonic() - began) * 1000)
+
+    def stop(self) -> None:
+        """Stop its queries."""
+        for query in self._queries:
+            query.stop()
 
 
 # -- productions -------------------------------------------------------------------------------------------------------

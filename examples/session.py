@@ -9,10 +9,15 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+QUICK: Final = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m"
+}
+"""Of a JVM of some minutes: optimising what it runs would cost more than it saves. Compiled code has 48 MB by default then, which runs full."""
 
 
 def clear(out: Path, name: str, parser: argparse.ArgumentParser) -> None:

@@ -100,6 +100,13 @@ def _tracked() -> Row:
                 width=6,
                 colours=((1, "red"),),
             ),
+            Panel(
+                "Unacknowledged productions",
+                "Rows of weak productions that no broker has acknowledged yet. They are kept and sent again, and the low watermark does not pass"
+                " them. `lowwater why` names the topic, and since when.",
+                (Query(spark("unsent_rows"), QUERY),),
+                colours=((1, "red"),),
+            ),
         ),
     )
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import lowwater_spark as lws
 from examples.billing.computation import UNIQUE, Bills
 from examples.flights.streams import SESSION
-from examples.session import spark_session
+from examples.session import QUICK, spark_session
 from lowwater_pipeline.computation import start
 from lowwater_pipeline.dedup.stage import Deduplication
 
@@ -44,7 +44,7 @@ def main(address: str, told: str, broker: str) -> None:
     folder = Path(told)
     settings = {
         **SESSION,
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m",
+        **QUICK,
         "spark.local.dir": str(folder / "spark"),
     }
     with spark_session("billing", folder, settings) as spark:

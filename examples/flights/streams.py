@@ -104,7 +104,9 @@ class Producing:
     """Writes beats to the topic of the feed."""
 
     def __init__(self, broker: str) -> None:
-        self._producer = Producer({"bootstrap.servers": broker, "acks": "all", "enable.idempotence": True})
+        self._producer = Producer(
+            {"bootstrap.servers": broker, "log_level": 0, "acks": "all", "enable.idempotence": True}
+        )
 
     def put(self, folder: Path, beat: Beat) -> None:
         """Write the rows of a beat; then its file, which is empty: it tells the replay clock."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from examples.flights.server import serving
-from examples.session import clear, spark_session
+from examples.session import QUICK, clear, spark_session
 from examples.two_partitions import picture, records, report, ways
 
 if TYPE_CHECKING:
@@ -25,9 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     out = options.out.resolve()
     clear(out, "two-partitions", parser)
-    # A JVM of a minute: optimising what it runs would cost more than it saves.
-    quick = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-    with serving(out / "authority") as address, spark_session("two partitions", out, quick) as spark:
+    with serving(out / "authority") as address, spark_session("two partitions", out, QUICK) as spark:
         outcomes = run(spark, address, out, records.steps())
     return conclude(outcomes, out, records.steps(), as_json=options.json)
 

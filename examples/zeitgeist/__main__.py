@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from examples.flights.server import serving
-from examples.session import clear, spark_session
+from examples.session import QUICK, clear, spark_session
 from examples.zeitgeist import picture, replay, report
 from examples.zeitgeist.run import Run, run
 
@@ -23,9 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     left = replay.departures()
     steps = replay.steps(left)
     print(f"replaying {len(left):,} departures in {len(steps)} steps, some minutes ...", flush=True)
-    # A JVM of some minutes: optimising what it runs would cost more than it saves.
-    quick = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m"}
-    with serving(out / "authority") as address, spark_session("zeitgeist", out, quick) as spark:
+    with serving(out / "authority") as address, spark_session("zeitgeist", out, QUICK) as spark:
         found = run(spark, address, out, steps, ask=replay.STALL[1])
     return conclude(found, steps, out)
 

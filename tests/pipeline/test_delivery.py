@@ -27,9 +27,9 @@ from lowwater_pipeline.computation.stage import ComputationUpdate, outbox_of, st
 from lowwater_pipeline.computation.turn import Context
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.kafka_marks import marks_topic
-from lowwater_spark.track.segments import Due, Parent, Segments, write_segments
+from lowwater_spark.track.segments import Due, FreshSegment, NextSegments, Parent, Segments, Unsent, write_segments
 from tests.kit.kafka import ANSWERS_WITHIN, Kafka
-from tests.kit.times import MAX, MINUTE, SECOND
+from tests.kit.times import MAX, MIN, MINUTE, SECOND
 
 _names = itertools.count()
 
@@ -140,12 +140,20 @@ class Range:
     def waiting(self) -> int:
         """How many rows wait to be sent."""
         outbox = outbox_of([Parent(self.last)])
-        return 0 if outbox is None else outbox.num_rows
+        found = 0 if outbox is None else outbox.num_rows
+        assert sum(each.rows for each in self.unsent) == found
+        return found
+
+    @property
+    def unsent(self) -> list[Unsent]:
+        """What the driver knows of them."""
+        return ComputationUpdate(Sums(), OUT, 0, delivery=self.delivery).unsent(self.last.segments)
 
     def messages(self) -> list[tuple[str, str, dict[str, Any]]]:
         """All that came: id, key, row."""
         found = []
         told = {
+            "log_level": 0,
             "group.id": "weak",
             "enable.partition.eof": True,
             "auto.offset.reset": "earliest",
@@ -225,6 +233,7 @@ def test_rule5_what_is_not_acknowledged_holds_and_is_sent_again(sent: Range) -> 
         assert sent.due == Due(2 * MINUTE, 2 * SECOND)
         sent.run(table([]), 2 * MINUTE, now=2 * SECOND)
         assert (sent.waiting, sent.hold) == (2, lowwater.Watermark(0))
+        assert sent.unsent == [Unsent(2, 0, SECOND, f"the topic {sent.topic}")], "since the first of them was produced"
         assert sent.due == Due(None, 3 * SECOND)
     finally:
         broker.resume()
@@ -233,6 +242,31 @@ def test_rule5_what_is_not_acknowledged_holds_and_is_sent_again(sent: Range) -> 
     assert (sent.waiting, sent.hold, sent.due) == (0, None, Due(None, None))
     assert {(row["key"], row["n"]) for _, _, row in sent.messages()} == {("a", 3), ("b", 5)}
     assert len({identity for identity, _, _ in sent.messages()}) == 2
+
+
+def test_rows_that_an_older_release_has_kept_are_sent(sent: Range) -> None:
+    """It has not noted since when, nor how many there are of which output."""
+    [broker] = sent.kafka.brokers
+    sent.patience = 0.1
+    broker.pause()
+    try:
+        sent.run(table([("a", 1, 3)]), MINUTE, now=SECOND)
+        [kept] = [each for each in sent.last.segments if len(each.facts) > 3 and each.facts[0] == 1]
+        older = NextSegments(
+            [FreshSegment(sent.last.read(kept).drop_columns(["since"]), (1,))], sent.last.facts, sent.due
+        )
+        folder = sent.folder / "older"
+        folder.mkdir()
+        sent.last = Segments(str(folder), write_segments(older, sent.last, str(folder), "00000-0"), sent.last.facts)
+        assert sent.unsent == []
+        sent.run(table([("b", 1, 4)]), MINUTE, now=2 * SECOND)
+        assert sent.unsent == [Unsent(2, 0, MIN, f"the topic {sent.topic}")]
+    finally:
+        broker.resume()
+    sent.patience = ANSWERS_WITHIN
+    sent.run(table([]), MINUTE, now=3 * SECOND)
+    assert sent.waiting == 0
+    assert [row["n"] for _, _, row in sorted(sent.messages(), key=lambda each: each[1])] == [3, 4]
 
 
 def test_rows_that_wait_go_with_their_keys_when_a_range_is_cut(sent: Range) -> None:

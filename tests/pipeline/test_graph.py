@@ -469,10 +469,57 @@ def test_a_timestamp_has_two_names() -> None:
         Pipeline("p", [named("a", reads("in"))], sources={"in": Folder("q string, start timestamp_ntz", "in")})
 
 
-def test_weak_productions_are_refused() -> None:
-    weak = named("a", reads("in"), productions=Weak({"rows": "t"}, {}))
-    with pytest.raises(PipelineError, match=r"a: productions= is Weak.* start it with computation.start, or declare"):
-        Pipeline("p", [weak], sources=SOURCE)
+WEAK = Weak({"rows": "t"}, {"kafka.bootstrap.servers": "k:1"})
+
+
+def messages(spark: Any) -> Any:
+    """Reads the topic, with the header."""
+
+
+def test_weak_productions_go_to_their_topic_and_are_read_once() -> None:
+    """By a frame, that has the header with their ids, of a reader that drops copies."""
+    weak = named("a", reads("in", id="n"), productions=WEAK)
+    alone = Pipeline("p", [weak], sources=SOURCE)
+    assert [(each.output, each.stands.told(each.path)) for each in alone.writes] == [("rows", "topic t, sent")]
+    assert "topic t, sent" in draw(alone, "text")
+    reader = named("b", reads("a", id="header", once=True))
+    made = Pipeline("p", [weak, reader], sources=SOURCE, outputs={"a": Frame(messages)})
+    assert made.upstream_of("b") == ["a"]
+    assert made.reads_of("b")[0].place.told("") == "messages"
+
+
+@pytest.mark.parametrize(
+    ("more", "outputs", "said"),
+    [
+        (
+            {},
+            {"a": Frame(messages)},
+            r"b: the input a reads a\.rows, .* drop copies, Input\('a', \.\.\., id=COLUMN, once=True\)",
+        ),
+        (
+            {"id": "header", "once": True},
+            {},
+            r"say how it is read, outputs=\{'a\.rows': Frame\(FUNCTION\)\}, .* lowwater-id",
+        ),
+        (
+            {"id": "n", "once": True},
+            {"a": Folder(path="x")},
+            r"a: outputs\['rows'\] is sent to the topic t by .* leave its place out",
+        ),
+        (
+            {"id": "n", "once": True},
+            {"b": Topic("t", "k:1", 1)},
+            r"b: outputs\['rows'\] and a\.rows stand in one place, topic t",
+        ),
+    ],
+    ids=["copies", "no frame", "another place", "one topic"],
+)
+def test_weak_productions_that_would_not_be_read_once_are_refused(
+    more: Mapping[str, Any], outputs: Mapping[str, Any], said: str
+) -> None:
+    weak = named("a", reads("in", id="n"), productions=WEAK)
+    with pytest.raises(PipelineError, match=said):
+        Pipeline("p", [weak, named("b", reads("a", **more))], sources=SOURCE, outputs=outputs)
 
 
 class Stuck(Query):

@@ -9,8 +9,12 @@ import pytest
 
 import lowwater
 from lowwater_pipeline.command import main
+from lowwater_pipeline.computation.remains import Remains
 from lowwater_pipeline.graph import Pipeline, removal
-from lowwater_pipeline.graph.removal import Refused, check_unread, mark_running, remove
+from lowwater_pipeline.graph.removal import Refused, check_unread, drain, mark_running, remove
+from lowwater_spark.track.segments import Segment
+from lowwater_spark.track.state import RangeEntry
+from tests.kit.times import MAX, mark
 from tests.pipeline.test_graph import SOURCE, module, named, reads
 from tests.process.serving import Serving
 from tests.spark.support import Upstream
@@ -38,6 +42,13 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def stood(lw: lowwater.Client) -> None:
+    """It came to nine o'clock, and has stopped."""
+    upstream = Upstream(lw, "a")
+    upstream.at(9)
+    upstream.lease.release()
+
+
 def test_one_that_is_read_is_not_removed(root: Path, lw: lowwater.Client) -> None:
     """By the module or, whatever the module says, by the authority."""
     made = Pipeline("p", [named("a", reads("in")), named("b", reads("a"))], sources=SOURCE)
@@ -56,17 +67,93 @@ def test_one_that_is_read_is_not_removed(root: Path, lw: lowwater.Client) -> Non
 
 def test_one_that_runs_is_not_removed(root: Path, lw: lowwater.Client) -> None:
     """In however many processes; one that has ended by itself leaves nothing behind."""
-    Upstream(lw, "a").at(9)
+    stood(lw)
     marks = [mark_running(root, "a"), mark_running(root, "a")]
-    for mark in marks:
+    for each in marks:
         with pytest.raises(Refused, match="a runs: stop its process first, by Ctrl-C or SIGTERM"):
             remove(root, "a", lw, discard=True)
-        mark.close()
+        each.close()
     assert remove(root, "a", lw, discard=True).startswith("a is removed")
 
 
+def test_one_that_runs_elsewhere_is_not_removed(root: Path, authority: Serving, lw: lowwater.Client) -> None:
+    """Nothing here says so, but it reports at the authority. Of a claim that is left nothing is heard."""
+    with lowwater.connect(authority.address) as elsewhere:
+        Upstream(elsewhere, "a").at(9)
+        with pytest.raises(Refused, match=r"a runs elsewhere: .* on .* reports for it, at .* Stop that first"):
+            remove(root, "a", lw, discard=True, silence=120)
+    assert lw.get("a")["a"].registered
+    assert remove(root, "a", lw, discard=True, silence=1).startswith("a is removed")
+
+
+class Process:
+    """One that runs, with what it has left in turn; None while its files are just removed. Then it is stopped."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, *left: Remains | None) -> None:
+        self.mark = mark_running(root, "a")
+        self.left: list[Remains | None] = [*left]
+        self.said: list[str] = []
+        monkeypatch.setattr(removal, "_EVERY", 0.0)
+        monkeypatch.setattr(Remains, "of", lambda _: self.look())
+
+    def look(self) -> Remains:
+        found = self.left.pop(0)
+        if not self.left:
+            self.mark.close()
+        if found is None:
+            raise FileNotFoundError
+        return found
+
+
+def test_it_is_drained_before_it_is_stopped(root: Path, lw: lowwater.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    stood(lw)
+    some = Remains(2, mark(10).micros, None, 3)
+    process = Process(root, monkeypatch, some, None, some, Remains(), Remains(), Remains())
+    drain(root, "a", within=60, tell=process.said.append)
+    assert process.said == [
+        "a has left: timers, or records that wait, in 2 key ranges, the first due at the low watermark 2013-01-09T10:00:00Z, 3 productions that no broker has acknowledged",
+        "a has left: nothing. Stop its process now, by Ctrl-C or SIGTERM",
+    ]
+    process.left = [Remains(1, None, mark(9).micros)]
+    with pytest.raises(
+        Refused, match=r"a has stopped, and has left: timers, .* in 1 key ranges, the first by the clock at"
+    ):
+        remove(root, "a", lw, discard=False, drained=True)
+    assert lw.get("a")["a"].registered
+    process.left = [Remains()]
+    assert remove(root, "a", lw, discard=False, drained=True).startswith("a is removed")
+
+
+def test_a_drain_gives_up_with_what_is_left(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Process(root, monkeypatch, Remains(unsent=1), Remains())
+    with pytest.raises(Refused, match=r"a still runs after 0 seconds\. a has left: 1 productions .* --within"):
+        drain(root, "a", within=0, tell=process.said.append)
+    process.mark.close()
+    assert len(process.said) == 1
+    with pytest.raises(Refused, match="there is no b in"):
+        drain(root, "b", within=0, tell=print)
+
+
+def test_what_is_left_is_told_by_the_newest_version(tmp_path: Path) -> None:
+    """Timers of keys, and what waits for Kafka; not state alone."""
+
+    def entry(*segments: Segment) -> RangeEntry:
+        return RangeEntry(segments=segments, facts=(1,))
+
+    idle = Segment("x", 0, 5, 1, 1, (0, 5, MAX, MAX, MAX))
+    ranges = [
+        RangeEntry(),
+        entry(idle),
+        entry(idle, Segment("x", 1, 2, 1, 1, (0, 2, 70, MAX, 60))),
+        entry(Segment("x", 0, 2, 1, 1, (0, 2, 50, 90, 40)), Segment("x", 1, 4, 1, 1, (1, 30, 20, 0))),
+    ]
+    assert Remains.of_ranges(ranges) == Remains(2, 50, 90, 4)
+    assert not Remains.of_ranges(ranges[:2])
+    assert not Remains.of(tmp_path), "before the first batch"
+
+
 def test_what_would_be_lost_is_lost_only_when_that_is_said(root: Path, lw: lowwater.Client) -> None:
-    Upstream(lw, "a").at(9)
+    stood(lw)
     with pytest.raises(
         Refused, match=r"a is not finished, its low watermark is 2013-01-09T09:00:00Z: rows that it has"
     ):
@@ -82,7 +169,7 @@ def test_what_would_be_lost_is_lost_only_when_that_is_said(root: Path, lw: lowwa
 
 def test_another_root_or_another_authority_removes_nothing(root: Path, lw: lowwater.Client) -> None:
     """Whoever is wrong about one of them would throw away what runs, or what is not finished."""
-    Upstream(lw, "a").at(9)
+    stood(lw)
     with pytest.raises(Refused, match="Is --root that of the pipeline"):
         remove(root / "other", "a", lw, discard=True)
     assert lw.get("a")["a"].registered
@@ -106,7 +193,7 @@ def test_after_a_crash_in_the_middle_it_does_what_is_left(
     root: Path, lw: lowwater.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The name is dropped already. What was removed under the name before stays as it is."""
-    Upstream(lw, "a").at(9)
+    stood(lw)
     (root / "removed/a.4").mkdir(parents=True)
 
     def die(*_: object) -> str:
@@ -123,7 +210,7 @@ def test_after_a_crash_in_the_middle_it_does_what_is_left(
 
 
 def test_a_removal_that_was_interrupted_is_forgotten_when_it_is_started_again(root: Path, lw: lowwater.Client) -> None:
-    Upstream(lw, "a").at(9)
+    stood(lw)
     (root / "removing").mkdir()
     (root / "removing/a").touch()
     mark_running(root, "a").close()
@@ -134,7 +221,7 @@ def test_a_removal_that_was_interrupted_is_forgotten_when_it_is_started_again(ro
 def test_the_command_removes(
     module: str, root: Path, authority: Serving, lw: lowwater.Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Upstream(lw, "a").at(9)
+    stood(lw)
     told = ["remove", module, "a", "--root", str(root), "--address", authority.address]
     assert main(told) == 2
     assert "a is not finished" in capsys.readouterr().err

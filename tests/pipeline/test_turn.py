@@ -406,10 +406,9 @@ def test_a_timer_that_sets_itself_anew_for_ever_ends_with_a_reason(monkeypatch: 
 
     every = Every(lambda ctx: ctx.set_timer("t", 30))
     once(every, low=9000)
-    with pytest.raises(ValueError, match="timers that timers have set fired 1,000 times in one batch"):
-        once(every, low=MAX)
     turns = Turns(every, {"out": frozenset("ab")}, MAX)
-    with pytest.raises(ValueError, match=r"Set it only until ctx\.finished"):
+    said = r"once, key 'k': timers .* fired 1,000 times in one batch, the last one 't' at .*\. The inputs are finished, .* only while not ctx\.finished"
+    with pytest.raises(ValueError, match=said):
         turns.take("k", Kept(), [Record(25)])
 
 
@@ -423,7 +422,7 @@ def test_timers_that_do_not_go_on_in_time_end_with_a_reason(monkeypatch: pytest.
             to_wall = kind == "set_wall_timer" or (kind == "both" and not timer.wall)
             (ctx.set_wall_timer if to_wall else ctx.set_timer)("t", 30)
 
-    with pytest.raises(ValueError, match="fired 1,000 times in one batch"):
+    with pytest.raises(ValueError, match=r"fired 1,000 times in one batch.* set anew for no later time"):
         once(Stays(lambda ctx: (ctx.set_timer if kind != "set_wall_timer" else ctx.set_wall_timer)("t", 30)), now=99)
 
 

@@ -37,6 +37,28 @@ class Counts(Computation):
         ctx.state = closed + 1, hours
 
 
+class Busiest(Computation):
+    """The key with the most rows of each hour, by what another computation has counted."""
+
+    name = "busiest"
+    inputs: ClassVar[Sequence[Input]] = [Input("counts", key="'all'", event_time="start", output="hours")]
+    outputs: ClassVar[Mapping[str, str | Output]] = {
+        "busiest": Output("start timestamp, key string, n long, keys long", event_time="start")
+    }
+    state = Codec(dict[int, dict[str, int]])
+    stamp = timedelta(hours=1)
+
+    def process_record(self, ctx: Context, record: Record) -> None:
+        ctx.state.setdefault(record.timestamp, {})[record["key"]] = record["n"]
+        ctx.set_timer("end", record.timestamp + HOUR, hold=record.timestamp)
+
+    def process_timer(self, ctx: Context, timer: Timer) -> None:
+        start = timer.at - HOUR
+        counts = ctx.state.pop(start)
+        key = max(counts, key=lambda each: (counts[each], each))
+        ctx.produce("busiest", {"start": start, "key": key, "n": counts[key], "keys": len(counts)})
+
+
 class CountsOnce(Counts):
     """The same, of each id once."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -19,7 +20,7 @@ from lowwater_spark.track.batch_log import BatchLog
 from lowwater_spark.track.hook import Hook
 from tests.kit.times import MIN, SECOND, at, mark, micros
 from tests.process.serving import Serving
-from tests.spark.computations import Broken, Counts, CountsOnce, Rings
+from tests.spark.computations import Broken, Busiest, Counts, CountsOnce, Rings
 from tests.spark.flow import Flow
 from tests.spark.support import Upstream, low, row
 
@@ -66,6 +67,108 @@ class Computed:
 @pytest.fixture
 def computed(flow: Flow) -> Computed:
     return Computed(flow)
+
+
+def test_fused_computations_go_on_in_one_batch_whatever_dies(
+    computed: Computed, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """The second closes an hour in the batch in which the first has closed it: it has that one's rows, and the low watermark that it will report.
+
+    The driver dies between their versions, and when the rows of both are written.
+    """
+    flow = computed.flow
+    came: dict[str, dict[int, int]] = {"counts": {}, "busiest": {}}
+    doom: list[tuple[str, int]] = []
+
+    def fail(reached: str, number: int) -> None:
+        if doom and doom[0][0] == reached:
+            if doom[0][1] == 0:
+                doom.clear()
+                raise ConnectionResetError(reached)
+            doom[0] = reached, doom[0][1] - 1
+
+    def writes(name: str, output: str) -> Any:
+        def write(outputs: Mapping[str, DataFrame], batch: lws.Batch) -> None:
+            for each in outputs[output].select("start").collect():
+                came[name].setdefault(each.start.hour, batch.id)
+            batch.write(outputs[output], flow.folder / output)
+            if name == "counts":
+                batch.write(outputs["keys"], flow.folder / "keys")
+
+        return write
+
+    def begin() -> None:
+        query = start(
+            Counts(),
+            flow.read(),
+            {"counts": writes("counts", "hours"), "busiest": writes("busiest", "busiest")},
+            checkpoint=flow.folder / "ck",
+            then=[Busiest()],
+            ranges=2,
+            address=flow.address,
+            probe=fail,
+        )
+        flow.queries.append(query)
+
+    begin()
+    for hour, step in ((9, ("state", 0)), (10, ("written", 0))):
+        flow.feed.put([row(name, hour) for name in ["a"] * hour + ["b"] * (20 - hour)])
+        doom[:] = [step]
+        upstream.at(hour + 1)
+        with pytest.raises(Exception, match=step[0]):
+            flow.queries[-1].await_termination(120)
+        flow.queries.clear()
+        begin()
+        flow.eventually(lambda: low(lw, "busiest") == mark(hour + 1), f"{hour} o'clock is closed")  # noqa: B023
+    assert low(lw, "counts") == mark(11)
+    assert came["busiest"] == came["counts"], "an hour is closed by both in one batch"
+    expected = [(9, "b", 11), (10, "b", 10)]
+    assert [(each[0].hour, each[1], each[2], each[3]) for each in computed.out(Busiest, "busiest")] == [
+        (*each, 2) for each in expected
+    ]
+    assert len(computed.out(Counts, "hours")) == 4
+
+
+def reads(named: str, source: str = "counts", output: str | None = "hours", event_time: str = "start") -> Computation:
+    """Another one, that reads otherwise."""
+    made = Busiest()
+    made.__dict__.update(name=named, inputs=[Input(source, key="key", event_time=event_time, output=output)])
+    return made
+
+
+def test_what_cannot_be_fused_is_refused_before_anything_starts(flow: Flow) -> None:
+    frame = flow.read()
+    both: Any = {"counts": print, "b": print}
+    wrong: list[tuple[list[Computation], Any, type[Exception], str]] = [
+        ([reads("counts")], both, ValueError, "two computations of the query are called counts"),
+        (
+            [reads("b", "other")],
+            both,
+            ValueError,
+            "b of then= reads other: .* names a computation before it, of counts",
+        ),
+        (
+            [reads("b", output=None)],
+            both,
+            ValueError,
+            "which of its outputs: add output= to the Input, one of hours, keys",
+        ),
+        ([reads("b", output="days")], both, ValueError, "which of its outputs"),
+        (
+            [reads("b", event_time="t")],
+            both,
+            ValueError,
+            "event_time='t', and the output hours of counts is stamped by start",
+        ),
+        ([reads("b")], print, TypeError, r"pass write=\{'counts': \.\.\., 'b': \.\.\.\}"),
+        ([reads("b")], {**both, "c": print}, TypeError, "write= names c, and the query has counts, b"),
+        ([reads("b")], {"b": print}, TypeError, "nobody writes keys, of counts"),
+        ([reads("b")], {"counts": print}, TypeError, "nobody writes busiest, of b"),
+    ]
+    for then, write, error, said in wrong:
+        with pytest.raises(error, match=said):
+            start(Counts(), frame, write, checkpoint=flow.folder / "ck", then=then, address=flow.address)
+    assert not (flow.folder / "ck").exists()
 
 
 def test_windows_by_timers_are_what_a_batch_computes_whatever_dies(
@@ -307,3 +410,45 @@ def test_what_is_wrong_ends_the_query_by_name_and_loses_nothing(
         ("b", at(9).replace(tzinfo=None), 1, 0),
     ]
     assert micros(10) == low(lw, "counts").micros
+
+
+def plan(query: lws.TrackedQuery) -> list[str]:
+    """The operators of the last batch's plan, as Spark's explain says them, from the last to the first."""
+    said: str = query.query._jsq.explainInternal(False)
+    return [re.sub(r"^[\s:|+*()\d-]*", "", line) for line in said.splitlines()]
+
+
+def found(operators: list[str], name: str) -> list[int]:
+    return [i for i, each in enumerate(operators) if each.startswith(name)]
+
+
+def test_spark_fuses_the_filters_and_projections_before_a_computation(
+    computed: Computed, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """Into one of each, in the tasks that read the source: nothing is shuffled before the one shuffle by key range."""
+    flow = computed.flow
+    rows = flow.read().where("key <> 'x'").withColumn("n", sf.length("key")).where("n > 0")
+    rows = rows.withColumn("m", sf.col("n") + 1).where("m < 9").drop("n")
+    query = computed.start(Counts(), rows)
+    flow.feed.put([row("a", 9), row("x", 9)])
+    upstream.at(10)
+    flow.eventually(lambda: low(lw, "counts") == mark(10), "it is counted")
+    operators = plan(query)
+    assert [len(found(operators, name)) for name in ("Filter", "Project", "FileScan")] == [1, 1, 1], operators
+    assert found(operators, "Exchange") == [], operators
+    assert [each[0] for each in computed.out(Counts, "keys")] == ["a"]
+
+
+def test_spark_aggregates_in_parts_before_it_shuffles(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
+    """Windows of Spark's own in a stage: a task sends one row for each window and key that it has met."""
+    counted = flow.read().withWatermark("t", "1 minute").groupBy(sf.window("t", "1 hour"), "key").count()
+    frame = counted.select("key", sf.col("window.start").alias("t"), "count")
+    query = flow.start(flow.plain, stream=frame)
+    flow.feed.put([row("a", 9), row("a", 9), row("b", 9)])
+    upstream.at(10)
+    flow.eventually(lambda: query.stage_status().batch is not None, "a batch has run")
+    operators = plan(query)
+    [shuffle] = found(operators, "Exchange")
+    aggregates = found(operators, "HashAggregate")
+    assert "partial_count" in operators[aggregates[-1]], operators
+    assert min(aggregates) < shuffle < aggregates[-1], operators

@@ -205,7 +205,9 @@ class Transaction:
     """An open transaction with a row in it."""
 
     def __init__(self, source: Source, partition: int, time: datetime) -> None:
-        self._producer = Producer({"bootstrap.servers": source.kafka.address, "transactional.id": source.name})
+        self._producer = Producer(
+            {"bootstrap.servers": source.kafka.address, "log_level": 0, "transactional.id": source.name}
+        )
         self._producer.init_transactions(ANSWERS_WITHIN)
         self._producer.begin_transaction()
         self._producer.produce(source.name, said(time), partition=partition)

@@ -153,7 +153,7 @@ class Transaction:
 
     def __init__(self, topic: Topic, name: str) -> None:
         self._topic = topic
-        self.producer = Producer({"bootstrap.servers": topic.kafka.address, "transactional.id": name})
+        self.producer = Producer({"bootstrap.servers": topic.kafka.address, "log_level": 0, "transactional.id": name})
         self.producer.init_transactions(ANSWERS_WITHIN)
 
     def put(self, key: str, hour: int) -> None:

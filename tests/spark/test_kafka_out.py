@@ -114,7 +114,12 @@ class Out:
         return self._end("read_committed")
 
     def _end(self, isolation: str) -> int:
-        told = {"bootstrap.servers": self.kafka.address, "group.id": "kit", "isolation.level": isolation}
+        told = {
+            "bootstrap.servers": self.kafka.address,
+            "log_level": 0,
+            "group.id": "kit",
+            "isolation.level": isolation,
+        }
         with contextlib.closing(Consumer(told)) as consumer:
             places = [TopicPartition(self.name, number) for number in range(3)]
             return sum(consumer.get_watermark_offsets(place, timeout=ANSWERS_WITHIN)[1] for place in places)

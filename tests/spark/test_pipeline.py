@@ -236,6 +236,14 @@ def test_tables_and_topics_between_computations_keep_times_to_the_microsecond(
     ]
 
 
+def test_times_in_topics_may_have_any_fraction_of_a_second_or_none(spark: SparkSession) -> None:
+    told = ["09:00:00Z", "09:00:00.5Z", "09:00:00.123Z", "09:00:00.123457Z", "10:00:00+01:00", "10:00:00.5+01:00"]
+    messages = spark.createDataFrame([(f'{{"t": "2013-01-09T{each}"}}'.encode(),) for each in told], "value binary")
+    rows = Topic.rows(messages, "t timestamp").selectExpr("unix_micros(t)").collect()
+    nine = lowwater.Watermark.of(at(9)).micros
+    assert [row[0] for row in rows] == [nine + each for each in (0, 500_000, 123_000, 123_457, 0, 500_000)]
+
+
 def test_one_is_added_and_removed_while_the_others_run(
     spark: SparkSession, tmp_path: Path, authority: Serving, lw: lowwater.Client
 ) -> None:
@@ -272,7 +280,7 @@ def test_one_is_added_and_removed_while_the_others_run(
         added.stop()
         with pytest.raises(Refused, match="second is not finished"):
             remove(tmp_path, "second", lw, discard=False)
-        remove(tmp_path, "second", lw, discard=True)
+        remove(tmp_path, "second", lw, discard=True, silence=1)
         put("c", 11)
         through("first", 12)
         assert running.look(print, {}), "the other one goes on"
@@ -283,7 +291,7 @@ def test_one_is_added_and_removed_while_the_others_run(
             again.queries["second"].await_termination(120)
         again.stop()
         (tmp_path / "outputs/second").rename(tmp_path / "outputs/second before")
-        remove(tmp_path, "second", lw, discard=True)
+        remove(tmp_path, "second", lw, discard=True, silence=1)
         again = after.start(spark, tmp_path, address=authority.address, only=["second"])
         through("second", 12)
         again.stop()

@@ -514,6 +514,7 @@ def test_what_spark_still_holds_bounds_every_range(
 ) -> None:
     progress = Progress(2, window, [Log()], Committed(0, [0], Reading(low), held=[None, 9], spark_bound=spark_bound))
     assert progress.values(Reading(low)) == values
+    assert progress.promised == min(low, spark_bound), "of rows, which are not stamped by a window yet"
     assert not progress.would_close(), "Spark runs a batch by itself when its watermark has moved"
 
 

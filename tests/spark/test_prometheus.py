@@ -49,6 +49,7 @@ def test_a_driver_exports_its_queries_and_its_attachment(
 
         eventually(lambda: low(lw, "stage") == lowwater.Watermark.of(at(10)), "the first batch is reported")
         assert (of("committed_batch"), of("late_rows_total"), of("dropped_rows_total"), of("holding")) == (0, 0, 0, 0)
+        assert (of("unsent_rows"), of("unsent_since_timestamp_seconds")) == (0, None)
         assert of("reported_watermark_timestamp_seconds") == at(10).timestamp()
         assert of("low_watermark_timestamp_seconds") == at(10).timestamp()
         # Two rows below the 10:00 that was promised, and one that is not.

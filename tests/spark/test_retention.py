@@ -14,6 +14,8 @@ from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
+from lowwater_pipeline.dedup.sieve import Counts
+from lowwater_pipeline.dedup.stage import Deduplication
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.track.inputs import Reading
@@ -93,6 +95,16 @@ class Retained:
 
         eventually(read, "a batch has read it", seconds=120)
         self.upstream.at(0, promise + STEP)
+
+    def leap(self, lw: lowwater.Client) -> None:
+        """The inputs promise hours at once, while Spark still holds what is older. Then rows come by which it lets go of all that."""
+        running = self.query
+        assert running is not None
+        self.upstream.at(0, 1200)
+        eventually(lambda: running.stage_status().low == mark(0, 1200), "the promise is read", seconds=120)
+        self.flow.feed.put([{"key": "0", "t": at(0, minute).isoformat()} for minute in (1200, 1260)])
+        Feed(self.flow.folder / "right").put([{"other": "0", "u": at(0, 1260).isoformat()}], "leap.json")
+        eventually(lambda: low(lw, "stage") > mark(0, 600), "Spark has let go", seconds=120)
 
     def expected(self) -> lowwater.Watermark:
         """The lesser of what the inputs promise and Spark's own watermark, less the retention, as of the last batch."""
@@ -183,32 +195,73 @@ def test_it_holds_until_spark_has_a_watermark_and_shows_what_spark_drops(
     assert low(lw, "stage") == mark(11, 40), "Spark still holds a window, so the stage is not finished"
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind if kind == "windows stamped by start" else pytest.param(kind, marks=[pytest.mark.long, pytest.mark.slow])
+        for kind in KINDS
+    ],
+)
 def test_foreach_batch_reports_no_more_than_spark_has_let_go_of(
-    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
+    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream, kind: str
 ) -> None:
-    seen: list[tuple[lowwater.Watermark, lowwater.Watermark, list[lowwater.Watermark]]] = []
+    if kind == "transformWithState":
+        flow.spark.conf.set(PROVIDER, "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
+    seen: list[tuple[lowwater.Watermark, lowwater.Watermark, lowwater.Watermark, list[lowwater.Watermark]]] = []
 
     def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
         stamps = [lowwater.Watermark(r.t) for r in rows.select(sf.unix_micros("t").alias("t")).collect()]
-        seen.append((low(lw, "stage"), batch.low, stamps))
+        seen.append((low(lw, "stage"), batch.promised, batch.low, stamps))
         batch.write(rows, flow.folder / "out")
 
+    query = Retained(flow, upstream, kind)
+
+    def start() -> lws.TrackedQuery:
+        query.query = query.stage.foreach_batch(query.frame, write_batch, checkpoint=flow.folder / "ck")
+        flow.queries.append(query.query)
+        return query.query
+
+    upstream.at(0)
+    running = start()
+    flow.eventually(lambda: running.stage_status().low == mark(0), "the inputs are read, and nothing is there")
+    for number in range(6):
+        if number == 4:
+            running.stop()
+            assert running.stage_status().late_rows == 0
+            running = start()
+        query.step(number)
+    if kind == "windows stamped by start":
+        flow.eventually(lambda: low(lw, "stage") == min(query.expected(), mark(2, 30)), "it follows Spark's watermark")
+    query.leap(lw)
+    for published, promised, _, stamps in seen:
+        assert [stamp for stamp in stamps if stamp < max(published, promised)] == []
+    for i, (_, _, complete, _) in enumerate(seen):
+        later = [stamp for _, _, _, stamps in seen[i + 1 :] for stamp in stamps]
+        assert [stamp for stamp in later if stamp < complete] == [], "batch.low is complete, this batch included"
+    promises = [promised for _, promised, _, _ in seen]
+    assert promises == sorted(promises)
+    assert not promises[-1].unknown, "what Spark has let go of is promised"
+    assert running.stage_status().late_rows == 0
+
+
+def test_ids_are_forgotten_behind_what_spark_holds(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
+    """By what Spark has let go of: what comes out of its windows is never late, and never taken for something forgotten."""
+    counts: list[Counts] = []
+
+    def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
+        named = rows.select("*", sf.concat_ws("/", "key", "t").alias("id"))
+        found = Deduplication("id", "t").of(batch, named)
+        batch.write(found.main, flow.folder / "out")
+        counts.append(found.counts)
+
     query = Retained(flow, upstream, "windows stamped by start")
-    running = query.stage.foreach_batch(query.frame, write_batch, checkpoint=flow.folder / "ck")
-    flow.queries.append(running)
-    query.query = running
+    query.query = query.stage.foreach_batch(query.frame, write_batch, checkpoint=flow.folder / "ck")
+    flow.queries.append(query.query)
     for number in range(4):
         query.step(number)
-    flow.eventually(
-        lambda: low(lw, "stage") == min(query.expected(), mark(1)),
-        "it follows Spark's watermark, or the window of 01:40",
-    )
-    for published, _, stamps in seen:
-        assert [stamp for stamp in stamps if stamp < published] == []
-    for i, (_, promised, _) in enumerate(seen):
-        later = [stamp for _, _, stamps in seen[i + 1 :] for stamp in stamps]
-        assert [stamp for stamp in later if stamp < promised] == [], "batch.low is complete, this batch included"
-    assert running.stage_status().late_rows == 0
+    query.leap(lw)
+    assert sum(each.main for each in counts) > counts[-1].remembered, "some are forgotten"
+    assert [(each.late, each.undecidable, each.duplicates) for each in counts] == [(0, 0, 0)] * len(counts)
 
 
 class Undeclared:

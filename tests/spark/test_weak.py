@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as sf
 
@@ -17,6 +18,7 @@ import lowwater_spark as lws
 from lowwater_pipeline.computation import Input, Weak, start
 from lowwater_pipeline.computation.delivery import HEADER
 from lowwater_pipeline.dedup.stage import Deduplication
+from lowwater_spark.prometheus import register
 from tests.kit.kafka import Kafka
 from tests.kit.times import mark
 from tests.spark.computations import Counts
@@ -173,9 +175,23 @@ def test_rule5_a_broker_that_is_away_holds_and_the_batches_go_on(
         flow.feed.put([record("b", 10, 0)])
         flow.eventually(lambda: pair.keys() == ["a", "b"], "the other output goes on")
         assert low(lw, "counts") == mark(9)
+        flow.eventually(lambda: again.stage_status().unsent_rows == 1, "the status says how many rows wait")
+        status = again.stage_status()
+        assert status.unsent_oldest == mark(9)
+        assert status.unsent_since is not None
+        said = f"an unacknowledged production to the topic {pair.topic} since {lowwater.Watermark(round(status.unsent_since * 1e6))}, the oldest of {mark(9)}"
+        assert status.waiting_for == (said,)
+        registry = CollectorRegistry()
+        register(again, registry=registry)
+        labels = {"query": str(again.query.name), "computation": "counts"}
+        assert registry.get_sample_value("lowwater_spark_unsent_rows", labels) == 1
+        since = registry.get_sample_value("lowwater_spark_unsent_since_timestamp_seconds", labels)
+        assert since == status.unsent_since
+        flow.eventually(lambda: said in str(lw.why("counts")), "and so does the authority, to whoever asks why")
     finally:
         broker.resume()
     upstream.at(11)
     pair.receive()
     flow.eventually(lambda: low(lw, "once") == mark(11), "all is acknowledged, and read")
+    assert (again.stage_status().unsent_rows, again.stage_status().unsent_since) == (0, None)
     assert pair.out("main") == [("a", 9, 1), ("a", 10, 1), ("b", 10, 1)]

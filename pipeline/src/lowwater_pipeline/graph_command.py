@@ -69,9 +69,11 @@ nobody waits for it. Its checkpoint is moved to ROOT/removed. Its outputs stay, 
 
 _REMOVE_EPILOG: Final = """\
 Stop its process first; it stops as at any Ctrl-C, and what it has committed is out. Rows that it has not read then, records that wait and timers that have not fired are lost. A
-computation that is finished has none. For any other one that must be said, with --discard.
+computation that is finished has none. For any other one say --discard; or --drain, while it runs: that tells what is left of what it has read, until nothing is, and you stop its process. What has
+come in between is looked at then. Where a claim of it is left, some seconds are listened for whoever reports under it.
 
 examples:
+  lowwater-pipeline remove zeitgeist spikes --root /data/zeitgeist --drain
   lowwater-pipeline remove zeitgeist spikes --root /data/zeitgeist --discard
 
 Exit codes: 0 removed, 2 refused, and nothing has changed; 3 the authority is away: again it does what is left.
@@ -111,8 +113,21 @@ def add(commands: Any) -> None:
     _module(remove)
     remove.add_argument("name", metavar="COMPUTATION", help="which; the module may declare it or not any more")
     _place(remove, "LOWWATER_ADDRESS or localhost:7420")
-    remove.add_argument(
+    loses = remove.add_mutually_exclusive_group()
+    loses.add_argument(
         "--discard", action="store_true", help="though it is not finished, and what it has not written is lost"
+    )
+    loses.add_argument(
+        "--drain",
+        action="store_true",
+        help="wait until nothing is left of what it has read, and its process is stopped",
+    )
+    remove.add_argument(
+        "--within",
+        metavar="SECONDS",
+        type=float,
+        default=3600.0,
+        help="with --drain: give up then, with what is left (default: %(default)g)",
     )
 
 
@@ -204,12 +219,16 @@ def _remove(args: argparse.Namespace) -> int:
         pipeline = _load(args.module)
     except _Refused as failure:
         return _refuse(failure)
-    from lowwater_pipeline.graph.removal import Refused, check_unread, remove
+    from lowwater_pipeline.graph.removal import Refused, check_unread, drain, remove
+    from lowwater_pipeline.graph.running import print_line
 
+    root = args.root.resolve()
     try:
         check_unread(pipeline, args.name)
+        if args.drain:
+            drain(root, args.name, within=args.within, tell=print_line)
         with lowwater.connect(args.address) as client:
-            done = remove(args.root.resolve(), args.name, client, discard=args.discard)
+            done = remove(root, args.name, client, discard=args.discard, drained=args.drain)
     except (Refused, errors.InvalidArgument) as failure:
         return _refuse(failure)
     except errors.LowwaterError as failure:

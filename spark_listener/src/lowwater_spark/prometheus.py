@@ -70,6 +70,16 @@ _TRACKED: Final[dict[Figure, Callable[[Status], float | None]]] = {
         "Rows below what the inputs had promised before: broken promises. Of a query with a sink of Spark's own, the batches that had any.",
         *QUERY,
     ): lambda s: s.late_rows,
+    _gauge(
+        "unsent_rows",
+        "Rows of weak productions that no broker has acknowledged yet: they are in the state, are sent again, and the low watermark does not pass them.",
+        *QUERY,
+    ): lambda s: s.unsent_rows,
+    _gauge(
+        "unsent_since_timestamp_seconds",
+        "When the first of these rows was produced, by the clock of its batch; absent without any.",
+        *QUERY,
+    ): lambda s: s.unsent_since,
 }
 
 _WHOLE: Final[dict[Figure, Callable[[Status], float]]] = {

@@ -96,7 +96,7 @@ class Input:
     alias: str | None = None
     """What ``record.input`` and the frames of :func:`~lowwater_pipeline.computation.start` call it: by default the name, of several ones with ``+`` between them. Two inputs need two."""
     output: str | None = None
-    """In a :class:`~lowwater_pipeline.graph.Pipeline`: which output it is, of a computation that has several."""
+    """In a :class:`~lowwater_pipeline.graph.Pipeline`, and of a computation that is fused: which output it is, of a computation that has several."""
 
     @property
     def label(self) -> str:

@@ -27,13 +27,25 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-__all__ = ["HEADER", "Delivery", "Producer", "check_topics", "least_stamp", "of_places", "settings_of"]
+__all__ = [
+    "HEADER",
+    "Delivery",
+    "Producer",
+    "Waiting",
+    "check_topics",
+    "dated",
+    "least_stamp",
+    "of_places",
+    "settings_of",
+    "waiting_of",
+]
 
 HEADER: Final = "lowwater-id"
 """The header of a message that has the id of its row, as text."""
 
 _STAMP: Final = "stamp"
 _PLACE: Final = "place"
+_SINCE: Final = "since"
 
 _MOST: Final = 100_000
 """Rows that a key range keeps for later, at most."""
@@ -100,6 +112,17 @@ def check_topics(settings: Mapping[str, str], topics: Sequence[str]) -> None:
                 f"its readers may go by {marks_topic(topic)}, in which weak productions leave no marks",
                 "Take another topic, or productions = Strong().",
             )
+
+
+class Waiting(NamedTuple):
+    """What is known of the rows of one output that wait, without reading them."""
+
+    oldest: int
+    """The least of their timestamps, microseconds."""
+    since: int
+    """The clock of the batch that has produced the first of them, microseconds; MIN when it is not known."""
+    output: int
+    """Its place in what the computation declares."""
 
 
 class Producer(NamedTuple):
@@ -249,6 +272,27 @@ def least_stamp(messages: pa.Table) -> int:
 
     least: int = pc.min(messages[_STAMP]).as_py()
     return least
+
+
+def dated(messages: pa.Table, now: int) -> pa.Table:
+    """Return messages with the clock by which they were produced; those that have one keep it."""
+    import pyarrow as pa
+
+    if _SINCE in messages.column_names:
+        return messages
+    return messages.append_column(_SINCE, pa.array(np.full(messages.num_rows, now)))
+
+
+def waiting_of(messages: pa.Table, outputs: Sequence[str]) -> list[tuple[pa.Table, Waiting]]:
+    """Return messages by their output, each with what is known of them; ``outputs`` are those that the computation declares."""
+    import pyarrow.compute as pc
+
+    found: list[tuple[pa.Table, Waiting]] = []
+    for number, output in enumerate(outputs):
+        own = messages.filter(pc.equal(messages["output"], output)).combine_chunks()
+        if own.num_rows:
+            found.append((own, Waiting(least_stamp(own), pc.min(own[_SINCE]).as_py(), number)))
+    return found
 
 
 def of_places(messages: pa.Table, low: int, high: int) -> pa.Table:

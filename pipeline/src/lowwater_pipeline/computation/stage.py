@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -29,18 +29,28 @@ from lowwater_pipeline.computation.computation import (
     Weak,
     length_of,
 )
-from lowwater_pipeline.computation.delivery import Delivery, Producer, check_topics, least_stamp, of_places, settings_of
-from lowwater_pipeline.computation.incoming import KEY, PLACE, TIME, checked, records, united, waiting
+from lowwater_pipeline.computation.delivery import (
+    Delivery,
+    Producer,
+    Waiting,
+    check_topics,
+    dated,
+    least_stamp,
+    of_places,
+    settings_of,
+    waiting_of,
+)
+from lowwater_pipeline.computation.incoming import KEY, PLACE, TIME, Read, checked, records, united, waiting
 from lowwater_pipeline.computation.keys import Changed, Form, Keys, Piece, PieceFacts, Refs, sorted_keys
 from lowwater_pipeline.computation.once import UNDECIDABLE, UNDECIDABLE_OUTPUT, Ids, drop_copies
 from lowwater_pipeline.computation.productions import OUTPUT, Outputs, column_of
 from lowwater_pipeline.computation.turn import Kept, Production, Turns
-from lowwater_spark.track.segments import Due, FreshSegment, NextSegments, Parent, Segments
+from lowwater_spark.track.segments import Due, FreshSegment, NextSegments, Parent, Segment, Segments, Unsent
 from lowwater_spark.track.update import arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
     from lowwater_pipeline.computation.incoming import Frames
@@ -48,7 +58,7 @@ if TYPE_CHECKING:
     WriteOutputs = Callable[[Mapping[str, DataFrame], lws.Batch], object]
     """write(outputs, batch): outputs by name."""
 
-__all__ = ["ComputationUpdate", "check_whole", "pieces_of", "start", "written"]
+__all__ = ["ComputationUpdate", "check_whole", "pieces_of", "start", "unsent_rows", "written"]
 
 _FORMAT: Final = 0x636F6D70_02
 """The first fact of a range: what has made it, and how."""
@@ -113,7 +123,7 @@ class ComputationUpdate:
                 keys = keys.changed(changed, low.micros, self.now)
         emitted, outbox = self._produced(turns, producers, aside, outbox)
         outbox = self._sent(outbox)
-        after = written(keys, outbox, ids, self.now)
+        after = written(keys, () if outbox is None else waiting_of(outbox, [*self.computation.outputs]), ids, self.now)
         holds = [
             hold for hold in (keys.least("hold"), None if outbox is None else least_stamp(outbox)) if hold is not None
         ]
@@ -128,7 +138,7 @@ class ComputationUpdate:
         sent = {} if self.delivery is None else self.delivery.topics
         emitted = self.outputs.table([*aside, *(each for each in turns.productions if each[0] not in sent)])
         fresh = None if self.delivery is None else self.delivery.messages(self.outputs, turns.productions, producers)
-        both = [each for each in (outbox, fresh) if each is not None]
+        both = [dated(each, self.now) for each in (outbox, fresh) if each is not None]
         return emitted, pa.concat_tables(both) if both else None
 
     def _sent(self, outbox: pa.Table | None) -> pa.Table | None:
@@ -144,6 +154,25 @@ class ComputationUpdate:
             raise ValueError(msg)
         assert self.delivery is not None
         return self.delivery.send(outbox)
+
+    def unsent(self, segments: Iterable[Segment]) -> list[Unsent]:
+        """Return what waits to be sent, of all ranges of a version. Nothing is read."""
+        found: dict[str, list[tuple[int, Waiting]]] = {}
+        outputs = [*self.computation.outputs]
+        for each in segments:
+            if each.facts[0] == _OUTBOX and len(each.facts) > 1:  # older releases have noted nothing of it
+                facts = Waiting(*each.facts[1:])
+                found.setdefault(outputs[facts.output], []).append((each.rows, facts))
+        topics = {} if self.delivery is None else self.delivery.topics
+        return [
+            Unsent(
+                sum(rows for rows, _ in own),
+                min(each.oldest for _, each in own),
+                min(each.since for _, each in own),
+                f"the topic {topics[output]}",
+            )
+            for output, own in found.items()
+        ]
 
     def _turns(self, keys: Keys, rows: pa.Table, due: Refs, turns: Turns) -> tuple[Changed, list[Producer]]:
         """Give each key with records, or with something due, its turn. Return what is to be kept, and who has produced."""
@@ -234,8 +263,13 @@ def outbox_of(parents: Sequence[Parent]) -> pa.Table | None:
         segments, places = parent.segments, parent.places
         waiting = [segments.read(each) for each in segments.segments if each.facts[0] == _OUTBOX]
         found += waiting if places is None else [of_places(each, *places) for each in waiting]
-    rows = pa.concat_tables(found) if found else None
+    rows = pa.concat_tables([dated(each, MIN) for each in found]) if found else None
     return rows if rows is not None and rows.num_rows else None
+
+
+def unsent_rows(segments: Iterable[Segment]) -> int:
+    """Return how many rows of a version wait to be sent. Nothing is read."""
+    return sum(each.rows for each in segments if each.facts[0] == _OUTBOX)
 
 
 def ids_of(parents: Sequence[Parent]) -> Ids:
@@ -248,7 +282,9 @@ def ids_of(parents: Sequence[Parent]) -> Ids:
     )
 
 
-def written(keys: Keys, outbox: pa.Table | None = None, ids: Ids | None = None, now: int = MIN) -> NextSegments:
+def written(
+    keys: Keys, outbox: Sequence[tuple[pa.Table, Waiting]] = (), ids: Ids | None = None, now: int = MIN
+) -> NextSegments:
     """Return keys, rows that wait to be sent, and ids, as the segments of a version: pieces that were there stay, with what is known of them now.
 
     ``now`` is the clock of the batch: what waits is sent again a second later.
@@ -261,8 +297,8 @@ def written(keys: Keys, outbox: pa.Table | None = None, ids: Ids | None = None, 
         for piece in keys.pieces
     ] + ids.segments(_IDS)
     wall = keys.least("wall")
-    if outbox is not None:
-        segments.append(FreshSegment(outbox, (_OUTBOX,)))
+    if outbox:
+        segments += [FreshSegment(rows, (_OUTBOX, *waiting)) for rows, waiting in outbox]
         wall = min(now + SECOND, MAX if wall is None else wall)
     return NextSegments(segments, (_FORMAT, *ids.facts), Due(keys.least("due"), wall))
 
@@ -294,12 +330,81 @@ def _whole(rows: pa.Table, name: str) -> pa.Array:
     return array.cast(kind)
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A computation in a query: what is derived of its declaration, and what it does in a batch."""
+
+    computation: Computation
+    columns: Mapping[str, Sequence[str]]
+    """Of each output."""
+    schema: StructType
+    """Of all outputs."""
+    read: Read
+    delivery: Delivery | None
+    state: str | os.PathLike[str] | None = None
+
+    @classmethod
+    def of(cls, computation: Computation, frames: Frames, state: str | os.PathLike[str] | None) -> _Part:
+        """Return it whole. Raises ValueError and TypeError for one that is not, or does not go with its frames; what :func:`check_topics` raises."""
+        check_whole(computation)
+        delivery = _delivery(computation)
+        columns, schema = _outputs(computation)
+        if delivery is not None:
+            _check_sent(computation, delivery, arrow_schema(schema))
+        return cls(computation, columns, schema, united(computation, frames), delivery, state)
+
+    @property
+    def written(self) -> set[str]:
+        """The outputs that its tasks do not send."""
+        return self.columns.keys() - (set() if self.delivery is None else self.delivery.topics.keys())
+
+    def empty(self, output: str, spark: SparkSession) -> DataFrame:
+        """Return a frame with the columns of an output, and no row."""
+        from pyspark.sql.types import StructField, StructType
+
+        fields = [StructField(name, self.schema[column_of(output, name)].dataType) for name in self.columns[output]]
+        return spark.createDataFrame([], StructType(fields))
+
+    def stage(self, **options: Any) -> lws.Stage:
+        """Return the stage that it is at the authority."""
+        computation, read = self.computation, self.read
+        return lws.stage(
+            read.frame.sparkSession,
+            computation.name,
+            inputs=tuple(dict.fromkeys(name for each in computation.inputs for name in each.names)),
+            key=read.key,
+            event_time=read.event_time,
+            heuristics=(),
+            stamp="event" if computation.stamp is None else computation.stamp,
+            **options,
+        )
+
+    def run(self, rows: DataFrame, batch: lws.Batch) -> dict[str, DataFrame]:
+        """Make the version of a batch, and return the outputs that are not sent."""
+        from pyspark.sql import functions as sf
+
+        name, sent = self.computation.name, None
+        if self.delivery is not None:
+            sent = replace(self.delivery, batch=f"{batch.checkpoint}/{batch.id}/{batch.digest}")
+        outputs = Outputs(name, self.columns, arrow_schema(self.schema))
+        update = ComputationUpdate(self.computation, outputs, batch.now, batch.promised.micros, sent)
+        emitted = batch.stateful(self.read.prepare(rows), update, self.schema, self.state)
+        return {
+            output: emitted.where(sf.col(OUTPUT) == output).select(
+                *[sf.col(f"`{column_of(output, each)}`").alias(each) for each in self.columns[output]]
+            )
+            for output in self.columns
+            if output in self.written
+        }
+
+
 def start(
     computation: Computation,
     frames: Frames,
-    write: WriteOutputs | None,
+    write: WriteOutputs | Mapping[str, WriteOutputs | None] | None,
     *,
     checkpoint: str | os.PathLike[str],
+    then: Sequence[Computation] = (),
     ranges: int = 64,
     state: str | os.PathLike[str] | None = None,
     address: str | None = None,
@@ -314,9 +419,12 @@ def start(
         frames: A streaming frame of what it reads, or of several inputs one for each, by what the input is called: ``{"searches": FRAME, "clicks": FRAME}``. What the inputs name must be all that is written there.
         write: ``write(outputs, batch)`` is called in each batch with a frame for each output, by name, also without rows. What it writes with the batch's methods (``batch.write``, ``write_kafka``,
             ``write_table``) is written once. It must write in the same batch what is to be kept. Outputs that are sent by ``productions = Weak(...)`` are not among them; None if all are.
+            With ``then`` one for each computation, by name.
         checkpoint: Spark's checkpoint, a directory of the computation's own.
+        then: Computations of the same query, *fused*: each has one input, an output of an earlier one, and reads in each batch what that one has produced in it, with the low watermark that it reports after the
+            batch. Neither files nor another batch are in between. A checkpoint keeps its computations; ``lowwater_pipeline.graph`` runs each as a query of its own.
         ranges: Key ranges; a checkpoint keeps its number.
-        state: Where the state is, by default in the checkpoint: an absolute directory on a local or NFS file system that all executors see.
+        state: Where the state of the first is, by default in the checkpoint: an absolute directory on a local or NFS file system that all executors see.
         address: As for :func:`lowwater_spark.stage`.
         client: The same.
         balance: The same.
@@ -324,47 +432,79 @@ def start(
 
     Raises ValueError and TypeError, naming what to change, for a computation that is not whole or does not go with the frame; what ``Stage.foreach_batch`` raises.
     """
-    check_whole(computation)
-    delivery = _delivery(computation)
-    columns, schema = _outputs(computation)
-    if delivery is not None:
-        _check_sent(computation, delivery, arrow_schema(schema))
-    read = united(computation, frames)
-    update = partial(ComputationUpdate, computation, Outputs(computation.name, columns, arrow_schema(schema)))
-    sent = () if delivery is None else delivery.topics
-    if write is None and columns.keys() - sent:
-        msg = f"nobody writes {', '.join(sorted(columns.keys() - sent))}, of {computation.name}: pass write(outputs, batch), or None if all outputs are sent by productions = Weak(...)"
-        raise TypeError(msg)
+    first = _Part.of(computation, frames, state)
+    parts = {computation.name: first}
+    feeds: dict[str, tuple[str, str]] = {}
+    for each in then:
+        feeds[each.name] = _feed(each, parts)
+        source, output = feeds[each.name]
+        empty = parts[source].empty(output, first.read.frame.sparkSession)
+        parts[each.name] = _Part.of(each, empty, None)
+    writes = _writes(write, parts, feeds)
 
     def run(rows: DataFrame, batch: lws.Batch) -> None:
-        from pyspark.sql import functions as sf
+        made: dict[str, dict[str, DataFrame]] = {}
+        for name, part in parts.items():
+            read = rows if name not in feeds else made[feeds[name][0]][feeds[name][1]]
+            own = batch if name not in feeds else batch.of(name)
+            made[name] = part.run(read, own)
+        # When all are computed: what one writes says how far it is complete.
+        for name, call in writes.items():
+            if call is not None:
+                call(made[name], batch if name not in feeds else batch.of(name))
 
-        each = None if delivery is None else replace(delivery, batch=f"{batch.checkpoint}/{batch.id}/{batch.digest}")
-        emitted = batch.stateful(read.prepare(rows), update(batch.now, batch.promised.micros, each), schema, state)
-        outputs = {
-            output: emitted.where(sf.col(OUTPUT) == output).select(
-                *[sf.col(f"`{column_of(output, name)}`").alias(name) for name in names]
-            )
-            for output, names in columns.items()
-            if output not in sent
-        }
-        if write is not None:
-            write(outputs, batch)
+    stages = [part.stage(ranges=ranges, address=address, client=client, balance=balance) for part in parts.values()]
+    return stages[0].foreach_batch(first.read.frame, run, checkpoint=checkpoint, also=stages[1:], **options)
 
-    stage = lws.stage(
-        read.frame.sparkSession,
-        computation.name,
-        inputs=tuple(dict.fromkeys(name for each in computation.inputs for name in each.names)),
-        key=read.key,
-        event_time=read.event_time,
-        ranges=ranges,
-        heuristics=(),
-        stamp="event" if computation.stamp is None else computation.stamp,
-        address=address,
-        client=client,
-        balance=balance,
-    )
-    return stage.foreach_batch(read.frame, run, checkpoint=checkpoint, **options)
+
+def _feed(computation: Computation, earlier: Mapping[str, _Part]) -> tuple[str, str]:
+    """Return which output of which earlier computation of the query one reads. Raises ValueError and TypeError."""
+    check_whole(computation)
+    name, inputs = computation.name, computation.inputs
+    if name in earlier:
+        msg = f"two computations of the query are called {name}: give one of them another name="
+        raise ValueError(msg)
+    if len(inputs) != 1 or len(inputs[0].names) != 1 or inputs[0].names[0] not in earlier:
+        msg = f"{name} of then= reads {', '.join(each.label for each in inputs)}: in one query it has one Input, that names a computation before it, of {', '.join(earlier)}; else start it as a query of its own"
+        raise ValueError(msg)
+    source = inputs[0].names[0]
+    part, declared = earlier[source], inputs[0]
+    output, own = declared.output, [each for each in part.computation.outputs if each in part.written]
+    if output is None and len(own) == 1:
+        [output] = own
+    if output is None or output not in part.written:
+        msg = f"{name} of then= reads {source}, and does not say which of its outputs: add output= to the Input, one of {', '.join(sorted(part.written))}"
+        raise ValueError(msg)
+    told = part.computation.outputs.get(output)
+    stamp = told.event_time if isinstance(told, Output) else None
+    if stamp is None or stamp.lower() != declared.event_time.lower():
+        msg = f"the input {declared.label} of {name} has event_time={declared.event_time!r}, and the output {output} of {source} is stamped by {stamp or 'nothing'}: rows would come below the low watermark; declare both the same"
+        raise ValueError(msg)
+    return source, output
+
+
+def _writes(
+    write: WriteOutputs | Mapping[str, WriteOutputs | None] | None,
+    parts: Mapping[str, _Part],
+    feeds: Mapping[str, tuple[str, str]],
+) -> Mapping[str, WriteOutputs | None]:
+    """Return who writes the outputs of each computation. Raises TypeError when nobody does, and nobody of the query reads them."""
+    if isinstance(write, Mapping):
+        writes = write
+    elif len(parts) == 1:
+        writes = dict.fromkeys(parts, write)
+    else:
+        msg = f"with then= there is a write(outputs, batch) for each computation: pass write={{{', '.join(f'{name!r}: ...' for name in parts)}}}"
+        raise TypeError(msg)
+    if unknown := sorted(writes.keys() - parts.keys()):
+        msg = f"write= names {', '.join(unknown)}, and the query has {', '.join(parts)}"
+        raise TypeError(msg)
+    for name, part in parts.items():
+        left = part.written - {output for source, output in feeds.values() if source == name}
+        if left and writes.get(name) is None:
+            msg = f"nobody writes {', '.join(sorted(left))}, of {name}: pass write(outputs, batch), or None if all outputs are sent by productions = Weak(...)"
+            raise TypeError(msg)
+    return writes
 
 
 def check_whole(computation: object) -> None:

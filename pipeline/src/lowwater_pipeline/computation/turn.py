@@ -407,12 +407,23 @@ class Turns(Context):
             self._again.discard((wall, timer))
             self._fired += 1
             if self._fired > _MOST_DESCENDANTS:
-                msg = (
-                    f"timers that timers have set fired {_MOST_DESCENDANTS:,} times in one batch: one that sets itself anew, for no later time or when its input is finished, does not end. "
-                    "Set it only until ctx.finished, or while the key still has something"
-                )
-                raise ValueError(msg)
+                raise ValueError(self._endless())
         self._computation.process_timer(self, self._doing)
+
+    def _endless(self) -> str:
+        """Return what is wrong with timers that set each other without end, in words."""
+        timer = self._doing
+        assert isinstance(timer, Timer)
+        said = f"{self._name}, key {self.key!r}: timers that timers have set fired {_MOST_DESCENDANTS:,} times in one batch, the last one {timer.tag!r} at {Watermark(timer.at)}. "
+        if self.finished and not timer.wall:
+            return said + (
+                "The inputs are finished, so every timer is due at once, and a chain of them does not end: in process_timer set the next one only while not ctx.finished, or while the key still "
+                "has something. If it is as long as that, do several of its steps in one timer. The batch is run again by the next start, and nothing is lost"
+            )
+        return (
+            said
+            + "One is set anew for no later time: set it for a later one. The batch is run again by the next start, and nothing is lost"
+        )
 
 
 def _event_times(computation: Computation, outputs: Mapping[str, frozenset[str]]) -> dict[str, str]:

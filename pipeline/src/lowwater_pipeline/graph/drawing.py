@@ -46,7 +46,7 @@ def _text(pipeline: Pipeline) -> str:
             inputs.append([name, *row, _key(each.input), each.input.event_time, each.input.id or "-"])
         for write in pipeline.writes_of(name):
             readers = [each.computation for each in pipeline.reads if each.source is write]
-            row = [write.output, write.place.told(write.path), write.declared.event_time or "-"]
+            row = [write.output, write.stands.told(write.path), write.declared.event_time or "-"]
             outputs.append([name, *row, ", ".join(dict.fromkeys(readers)) or "-"])
         stamp, productions, *order = _kind(pipeline.computations[name])
         kinds.append([name, stamp, productions, "by time" if order else "as it comes"])
@@ -103,7 +103,7 @@ def _boxes(pipeline: Pipeline) -> tuple[dict[str, _Box], list[_Arrow]]:
     for write in pipeline.writes:
         if all(each.source is not write for each in pipeline.reads):
             time = write.declared.event_time
-            rim[f"output {write.called}"] = _Box(write.output, [write.place.told(write.path)])
+            rim[f"output {write.called}"] = _Box(write.output, [write.stands.told(write.path)])
             arrows.append(_Arrow(write.computation, f"output {write.called}", "" if time is None else f"by {time}"))
     return {**sources, **computations, **rim}, list(dict.fromkeys(arrows))
 

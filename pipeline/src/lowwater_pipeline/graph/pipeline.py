@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater_pipeline.computation.computation import Computation, Input, Output, Weak
+from lowwater_pipeline.computation.delivery import HEADER
 from lowwater_pipeline.computation.once import UNDECIDABLE, UNDECIDABLE_OUTPUT
 from lowwater_pipeline.computation.stage import check_whole
 from lowwater_pipeline.graph.columns import columns_of
-from lowwater_pipeline.graph.places import Folder, Frame, Place, Topic
+from lowwater_pipeline.graph.places import Folder, Frame, Place, Sent, Topic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,11 +44,18 @@ class Writes:
     output: str
     declared: Output
     place: Place
+    sent: Sent | None = None
+    """The topic that tasks send it to by themselves, by ``productions = Weak(...)``; None: it is written when its batch is done."""
 
     @property
     def path(self) -> str:
         """Its path below the root."""
         return self.place.path or f"outputs/{self.computation}/{self.output}"
+
+    @property
+    def stands(self) -> Place:
+        """Where its rows are put, by whomever."""
+        return self.sent or self.place
 
     @property
     def called(self) -> str:
@@ -113,7 +121,7 @@ class Pipeline:
         self.ranges = ranges
         for each in computations:
             check_whole(each)
-        problems = [*_names(computations), *_weak(computations)]
+        problems = [*_names(computations)]
         if problems:
             raise PipelineError(name, problems)
         self.computations: Mapping[str, Computation] = {each.name: each for each in computations}
@@ -216,10 +224,13 @@ def _names(computations: Sequence[Computation]) -> Iterator[str]:
             yield f"{each.name}: name= is also that of a folder in a pipeline; take one without /"
 
 
-def _weak(computations: Sequence[Computation]) -> Iterator[str]:
-    for each in computations:
-        if isinstance(each.productions, Weak):
-            yield f"{each.name}: productions= is Weak, and weak productions go to a topic by themselves; start it with computation.start, or declare Strong()"
+def _sent(computation: Computation, output: str) -> Sent | None:
+    """Return the topic that an output is sent to by its tasks; None: it is not."""
+    weak = computation.productions
+    if not isinstance(weak, Weak) or output not in weak.topics:
+        return None
+    servers = {name.lower(): str(told) for name, told in weak.options.items()}.get("kafka.bootstrap.servers", "")
+    return Sent(weak.topics[output], servers)
 
 
 def _outputs(computation: Computation) -> Mapping[str, str | Output]:
@@ -237,6 +248,14 @@ def _writes(computations: Sequence[Computation], places: Mapping[str, Place], pr
             place = left.pop(f"{each.name}.{output}", None)
             if place is None and len(each.outputs) == 1:
                 place = left.pop(each.name, None)
+            sent = _sent(each, output)
+            if sent is not None:
+                if place is not None and not isinstance(place, Frame):
+                    problems.append(
+                        f"{each.name}: outputs[{output!r}] is sent to the topic {sent.topic} by productions = Weak(...), and written nowhere else; leave its place out, or give the Frame by which it is read"
+                    )
+                yield Writes(each.name, output, declared, place or sent, sent)
+                continue
             if isinstance(place, Frame):
                 problems.append(
                     f"{each.name}: outputs[{output!r}] is a Frame, which is read only; take Folder, Topic or Table"
@@ -272,6 +291,7 @@ def _reads(
                 if isinstance(found, str):
                     problems.append(f"{what} {found}")
                 else:
+                    problems += _read_twice(what, declared, found)
                     yield Reads(each.name, declared, found)
             elif source is None:
                 problems.append(
@@ -298,6 +318,20 @@ def _output(declared: Input, outputs: Sequence[Writes]) -> Writes | str:
     return found[0] if found else f"reads output={declared.output!r}, which nobody declares: take one of {names}"
 
 
+def _read_twice(what: str, declared: Input, source: Writes) -> Iterator[str]:
+    """Yield what is missing to read rows once that may come twice."""
+    if source.sent is None:
+        return
+    where = f"{what} reads {source.called}, which productions = Weak(...) send to the topic {source.sent.topic}, perhaps twice"
+    if not isinstance(source.place, Frame):
+        yield (
+            f"{where}, with the id of a row in a header: say how it is read, outputs={{{source.called!r}: Frame(FUNCTION)}}, with the columns of the output and one more for the header {HEADER}; "
+            "or declare Strong()"
+        )
+    if not declared.once:
+        yield f"{where}: drop copies, Input({declared.label!r}, ..., id=COLUMN, once=True), with the column of the header {HEADER}; or declare Strong()"
+
+
 def _check_columns(read: Reads) -> Iterator[str]:
     """Yield what an input declares that is not in what it reads, as far as it can be known without Spark."""
     what, declared = f"{read.computation}: the input {read.input.label}", read.input
@@ -320,7 +354,8 @@ def _check_columns(read: Reads) -> Iterator[str]:
         yield f"{what} has event_time={declared.event_time!r}, and {there}: name one of these, a timestamp"
     elif kind not in ("timestamp", "timestamp_ltz"):
         yield f"{what} has event_time={declared.event_time!r}, which is of {kind} in {read.origin}: make it a timestamp there"
-    named = [("id", declared.id)]
+    # The id of a row that is sent is in the header of its message, and so in no column of the output.
+    named = [("id", None if isinstance(read.source, Writes) and read.source.sent else declared.id)]
     if isinstance(declared.key, str) and _PLAIN.fullmatch(declared.key):
         named.append(("key", declared.key))
     for field, column in named:
@@ -339,10 +374,10 @@ def _shared(writes: Sequence[Writes], reads: Sequence[Reads]) -> Iterator[str]:
     """Yield outputs that stand where another one stands, or a source. Of a folder all that is below it is read."""
     seen: list[tuple[object, str]] = []
     for each in writes:
-        place = each.place.identity(each.path)
+        place = each.stands.identity(each.path)
         other = next((called for known, called in seen if _meet(place, known)), None)
         if other is not None:
-            yield f"{each.computation}: outputs[{each.output!r}] and {other} stand in one place, {each.place.told(each.path)}; give each its own, none below another"
+            yield f"{each.computation}: outputs[{each.output!r}] and {other} stand in one place, {each.stands.told(each.path)}; give each its own, none below another"
         seen.append((place, each.called))
     for read in reads:
         if isinstance(read.source, Writes):

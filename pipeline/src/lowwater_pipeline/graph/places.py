@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import lowwater_spark as lws
 
-__all__ = ["Folder", "Frame", "Place", "Table", "Topic"]
+__all__ = ["Folder", "Frame", "Place", "Sent", "Table", "Topic"]
 
 _TIMES: Final = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
 """Of JSON in Kafka: by default it has milliseconds, and a time would come back as an older one."""
@@ -114,20 +114,25 @@ class Topic:
 
     def identity(self, path: str) -> object:
         """See Place."""
-        return "topic", frozenset(self.servers.replace(" ", "").split(",")), self.topic
+        return _topic(self.servers, self.topic)
 
     def prepare(self, spark: SparkSession, path: str, schema: str) -> None:
         """Do nothing: who makes a topic says how many partitions it has."""
 
     def read(self, spark: SparkSession, path: str, schema: str) -> DataFrame:
         """See Place."""
-        from pyspark.sql import functions as sf
-
         committed = {"kafka.isolation.level": "read_committed", "startingOffsets": "earliest"}
         options = {**committed, **self._client(), "lowwater.brokers": str(self.brokers), "subscribe": self.topic}
-        stream = spark.readStream.format("kafka").options(**options).load()
+        return self.rows(spark.readStream.format("kafka").options(**options).load(), schema)
+
+    @staticmethod
+    def rows(messages: DataFrame, schema: str) -> DataFrame:
+        """Return what messages say. Times may have a fraction of a second, of any length, or none, as who is not a computation writes them."""
+        from pyspark.sql import functions as sf
+
+        # Without a format: one with a fraction would make null of a time that has none.
         value = sf.from_json(sf.col("value").cast("string"), schema)
-        return stream.select(value.alias("value")).select("value.*")
+        return messages.select(value.alias("value")).select("value.*")
 
     def write(self, rows: DataFrame, batch: lws.Batch, path: str) -> None:
         """See Place."""
@@ -198,3 +203,36 @@ class Frame:
     def write(self, rows: DataFrame, batch: lws.Batch, path: str) -> Any:
         """Raises TypeError: a frame is read only. A pipeline refuses it before."""
         raise TypeError
+
+
+@dataclass(frozen=True)
+class Sent:
+    """The topic of weak productions, which tasks write by themselves while their batch runs."""
+
+    topic: str
+    servers: str
+    schema: str | None = field(default=None, init=False)
+    path: str | None = field(default=None, init=False)
+
+    def told(self, path: str) -> str:
+        """See Place."""
+        return f"topic {self.topic}, sent"
+
+    def identity(self, path: str) -> object:
+        """See Place."""
+        return _topic(self.servers, self.topic)
+
+    def prepare(self, spark: SparkSession, path: str, schema: str) -> None:
+        """Do nothing: the start of the computation looks for the topic."""
+
+    def read(self, spark: SparkSession, path: str, schema: str) -> DataFrame:
+        """Raises TypeError: a pipeline asks for the frame by which it is read, and refuses it without."""
+        raise TypeError
+
+    def write(self, rows: DataFrame, batch: lws.Batch, path: str) -> None:
+        """Raises TypeError: its tasks have written it."""
+        raise TypeError
+
+
+def _topic(servers: str, topic: str) -> object:
+    return "topic", frozenset(servers.replace(" ", "").split(",")), topic

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 import lowwater
-from lowwater import errors
+from lowwater import RangeState, errors
+from lowwater_pipeline.computation.remains import Remains
 from lowwater_pipeline.graph.pipeline import Pipeline
 from lowwater_spark.checkpoint.durable import make_directory, write_once
+from lowwater_spark.errors import CheckpointMismatch, StateLost
 
-__all__ = ["Refused", "check_unread", "mark_running", "remove"]
+__all__ = ["SILENCE", "Refused", "check_unread", "drain", "mark_running", "remove"]
+
+SILENCE: Final = 15.0
+"""Seconds in which nothing is heard of a claim whose worker is gone: one that lives repeats itself every few seconds."""
+
+_EVERY: Final = 0.5
+"""Seconds between two looks."""
+
+_MOST: Final = 1000
+"""Key ranges that are looked at for a worker that lives."""
 
 
 class Refused(Exception):
@@ -62,22 +74,47 @@ def check_unread(pipeline: Pipeline, name: str) -> None:
         raise Refused(msg)
 
 
-def remove(root: Path, name: str, client: lowwater.Client, *, discard: bool) -> str:
+def drain(root: Path, name: str, *, within: float, tell: Callable[[str], object]) -> None:
+    """Wait until a computation that runs has nothing left to do, and its process is stopped. ``tell`` takes a line whenever what is left has changed.
+
+    Returns at once for one that does not run. Raises :class:`Refused` after ``within`` seconds, with what is left.
+    """
+    _check_there(root, name)
+    deadline, said = time.monotonic() + within, ""
+    while _runs(root, name):
+        with contextlib.suppress(FileNotFoundError, StateLost):  # it goes on meanwhile, and removes what was looked at
+            left = Remains.of(root / "checkpoints" / name)
+            stop = "" if left else ". Stop its process now, by Ctrl-C or SIGTERM"
+            if said != f"{name} has left: {left}{stop}":
+                said = f"{name} has left: {left}{stop}"
+                tell(said)
+        if time.monotonic() >= deadline:
+            msg = f"{name} still runs after {within:g} seconds. {said}. Nothing has changed: wait longer by --within, or stop it and say --discard"
+            raise Refused(msg)
+        time.sleep(_EVERY)
+
+
+def remove(
+    root: Path, name: str, client: lowwater.Client, *, discard: bool, drained: bool = False, silence: float = SILENCE
+) -> str:
     """Drop a stopped computation at the authority, put its checkpoint aside, and return in words what was done. Again after a crash it does what is left.
 
-    Raises :class:`Refused`, and then nothing has changed: while it runs, while another computation reads it, and without ``discard`` if it is not finished. Raises LowwaterError when the authority is away.
+    With ``drained`` it need not be finished, but must have left nothing of what it has read. Takes ``silence`` seconds when it has a claim: so long is listened for who reports under it.
+
+    Raises :class:`Refused`, and then nothing has changed: while it runs, here or elsewhere, while another computation reads it, and without ``discard`` if something would be lost. Raises LowwaterError when the
+    authority is away.
     """
     checkpoint, begun = root / "checkpoints" / name, _begun(root, name)
-    if name in ("", ".", "..") or "/" in name:
-        msg = f"{name!r} is no name of a computation"
-        raise Refused(msg)
-    if not checkpoint.exists() and not begun.exists():
-        msg = f"there is no {name} in {root}: {checkpoint} is not there. Is --root that of the pipeline?"
-        raise Refused(msg)
+    _check_there(root, name)
     with _stopped(root, name):
         view = client.get(name)[name]
         if not discard and not begun.exists():
-            _check_finished(name, view)
+            if drained:
+                _check_drained(name, checkpoint)
+            else:
+                _check_finished(name, view)
+        if view.registered:
+            _check_silent(name, client, silence)
         # From here on it is removed, also by who comes after a crash.
         make_directory(begun.parent)
         write_once(begun, b"")
@@ -94,6 +131,53 @@ def remove(root: Path, name: str, client: lowwater.Client, *, discard: bool) -> 
         return f"{name} is removed{told}. Its outputs stay"
 
 
+def _check_there(root: Path, name: str) -> None:
+    """Raise Refused for what is no computation of the root."""
+    if name in ("", ".", "..") or "/" in name:
+        msg = f"{name!r} is no name of a computation"
+        raise Refused(msg)
+    checkpoint = root / "checkpoints" / name
+    if not checkpoint.exists() and not _begun(root, name).exists():
+        msg = f"there is no {name} in {root}: {checkpoint} is not there. Is --root that of the pipeline?"
+        raise Refused(msg)
+
+
+def _runs(root: Path, name: str) -> bool:
+    try:
+        with _stopped(root, name):
+            return False
+    except Refused:
+        return True
+
+
+def _check_silent(name: str, client: lowwater.Client, silence: float) -> None:
+    """Raise Refused when somebody reports under a claim of a computation: a query that holds no lock here, of another root or on a file system without locks."""
+    heard: dict[bytes, int] = {}
+    deadline = time.monotonic() + silence
+    while True:
+        owned = [each for each in client.ranges(name, limit=_MOST) if each.state is RangeState.OWNED]
+        for each in owned:
+            if heard.setdefault(each.start, each.last_report_micros) != each.last_report_micros:
+                msg = f"{name} runs elsewhere: {each.worker or 'a worker'} on {each.host or 'an unknown host'} reports for it, at {each.last_report}. Stop that first; is --root that of its pipeline?"
+                raise Refused(msg)
+        left = deadline - time.monotonic()
+        if not owned or left <= 0:
+            return
+        time.sleep(min(_EVERY, left))
+
+
+def _check_drained(name: str, checkpoint: Path) -> None:
+    """Raise Refused for a computation that has stopped before all was done that it has read."""
+    try:
+        left = Remains.of(checkpoint)
+    except (CheckpointMismatch, StateLost) as failure:
+        msg = f"what {name} has left cannot be read: {failure}. Mend that, or say --discard"
+        raise Refused(msg) from failure
+    if left:
+        msg = f"{name} has stopped, and has left: {left}. Start it again and let it go on, or say --discard"
+        raise Refused(msg)
+
+
 def _check_finished(name: str, view: lowwater.WatermarkView) -> None:
     """Raise Refused for a computation that has something to lose, or of which nobody can say."""
     if not view.registered:
@@ -102,7 +186,7 @@ def _check_finished(name: str, view: lowwater.WatermarkView) -> None:
     if not view.low.finished:
         msg = (
             f"{name} is not finished, its low watermark is {view.low}: rows that it has not read, records that wait and timers that have not fired would be lost. "
-            "Let it run until its inputs are finished, or say --discard"
+            "Let it run until its inputs are finished, or say --drain to lose nothing of what it has read, or --discard"
         )
         raise Refused(msg)
 

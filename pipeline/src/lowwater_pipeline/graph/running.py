@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import lowwater_spark as lws
 
-__all__ = ["Running", "start"]
+__all__ = ["Running", "print_line", "start"]
 
 _EVERY: Final = 1.0
 """Seconds between two looks at how the computations stand."""
@@ -53,11 +53,12 @@ def start(
     running = Running(pipeline)
     for name in names:
         running.marks[name] = mark_running(root, name)
+        written = [each for each in pipeline.writes_of(name) if each.sent is None]
         try:
             running.queries[name] = start_computation(
                 pipeline.computations[name],
                 frames[name],
-                partial(_write, root, pipeline.writes_of(name)),
+                partial(_write, root, written) if written else None,
                 checkpoint=root / "checkpoints" / name,
                 ranges=pipeline.ranges,
                 **options,
@@ -132,7 +133,7 @@ class Running:
 
         ``tell`` takes a line, by default for standard output; ``stopping`` ends it, by default SIGINT and SIGTERM do, if this is the main thread.
         """
-        tell = _print if tell is None else tell
+        tell = print_line if tell is None else tell
         ends = threading.Event() if stopping is None else stopping
         handled = stopping is None and threading.current_thread() is threading.main_thread()
         before = {each: signal.signal(each, lambda *_: ends.set()) for each in _STOPS} if handled else {}
@@ -217,6 +218,7 @@ class Running:
         return all(name in self.finished or name in blocked for name in self.queries)
 
 
-def _print(line: str) -> None:
+def print_line(line: str) -> None:
+    """Print a line with the time of the day."""
     sys.stdout.write(f"{datetime.now().astimezone():%H:%M:%S}  {line}\n")
     sys.stdout.flush()

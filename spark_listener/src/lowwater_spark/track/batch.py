@@ -39,7 +39,7 @@ from lowwater_spark.track.plan import refuse_pattern
 from lowwater_spark.track.ranges import key_text, key_zone
 from lowwater_spark.track.receipt import Destination, Receipt
 from lowwater_spark.track.removal import Removal
-from lowwater_spark.track.segments import SegmentUpdate
+from lowwater_spark.track.segments import SegmentUpdate, SendingUpdate, Unsent
 from lowwater_spark.track.state import Place, StateStore, Version
 from lowwater_spark.track.update import Update, build_version, fixed, restage, rows_of, tasks_of
 
@@ -188,6 +188,8 @@ class Outcome:
     """How many tasks have shared the ranges."""
     workers: int = 1
     """How many tasks run side by side, if there are as many ranges."""
+    unsent: Sequence[Unsent] = ()
+    """What the update keeps until another store has taken it."""
     fixed: str = ""
     """Why the ranges of its state cannot be cut otherwise; empty: they can, or there is none."""
 
@@ -285,7 +287,8 @@ class Batch:
     def promised(self) -> lowwater.Watermark:
         """The low watermark that the inputs had reached before the batch, as far as it was read then: rows below it are late. Durable, as :attr:`low`, which may be later by what the batch reads itself.
 
-        MIN for an injector, and when what Spark has held back may be older.
+        Behind what Spark holds in its own state it is also no more than what Spark had let go of: the watermark that the batch before ran with, less the ``retention``. MIN for an injector, and before
+        Spark has a watermark.
         """
         return lowwater.Watermark(self._entry.promised)
 
@@ -660,6 +663,9 @@ class Batch:
             else (),
             tasks_of(frame.sparkSession, len(self._keyed.cut)),
             tasks_of(frame.sparkSession, frame.sparkSession.sparkContext.defaultParallelism),
+            update.unsent([one for each in manifest.ranges for one in each.segments])
+            if isinstance(update, SendingUpdate)
+            else (),
             fixed(update, [each for each in manifest.ranges if each.state or each.segmented]),
         )
         emitted = rows_of(frame.sparkSession, store, manifest, columns)

@@ -422,8 +422,7 @@ class Hook:
             if self.run.reader is not None:
                 # Where a plan does not say which rows will be read, the batches before it do, which are confirmed by now.
                 chosen = self.run.reader.progress.choose(self.run.heads.counted(plan.lines, self.run.lines))
-                # What Spark has held back may be older than a promise.
-                promised = MIN if self.run.checked.retention is not None else self.run.reader.progress.reading.low
+                promised = self.run.reader.progress.promised
             # What Spark still holds after this batch is written by a later one.
             bound = self.run.checked.spark_bound(plan)
             chosen = dataclasses.replace(chosen, low=bound) if bound < chosen.low else chosen

@@ -31,6 +31,7 @@ from lowwater_spark.track.frontier import Example, Seen
 from lowwater_spark.track.inputs import UNREAD, Change, Origin, Reading, fold, still_counts
 from lowwater_spark.track.load import BATCHES, balanced, hottest
 from lowwater_spark.track.progress import Committed, Progress, passed_on
+from lowwater_spark.track.segments import Unsent
 from lowwater_spark.track.state import Place, StateStore, Version
 from lowwater_spark.track.status import KeyRange
 from lowwater_spark.track.update import can_pin
@@ -80,6 +81,8 @@ class Part:
     """The newest of them, and its batch."""
     seen: Seen | None = field(default=None, init=False)
     """What an injector knows of its source after the newest batch; None when nobody looks."""
+    unsent: Sequence[Unsent] = field(default=(), init=False)
+    """What its last batch keeps until another store has taken it. Not known before the first batch of the run, which is asked for at once when there is some."""
     _unreported: tuple[tuple[Sequence[int], Sequence[int]], int] | None = field(default=None, init=False)
     _fixed: str = field(default="", init=False)
     """Why its ranges cannot be cut otherwise, by its last batch; empty: they can."""
@@ -307,7 +310,7 @@ class Part:
     def settle(self, state: Committed, outcome: Outcome, holding: str) -> None:
         """Take notice of a committed batch. ``holding``: why the authority does not know it whole."""
         self.progress.settle(state, holding)
-        self._fixed = outcome.fixed
+        self._fixed, self.unsent = outcome.fixed, outcome.unsent
         self._balance(outcome)
         finished = outcome.finished + (self._unreported[1] if self._unreported is not None else 0)
         self._unreported = (self.progress.committed.pending, finished)
@@ -381,9 +384,10 @@ class Part:
             )
 
     def held_by(self) -> list[str]:
-        """Return what holds an injector's frontier, in words."""
+        """Return what holds it by itself, in words: rows that were not taken, and of an injector's frontier parts of its source."""
         bounds = self.keyed.bounds
-        return [] if bounds is None or self.seen is None else bounds.holding(self.seen)
+        parts = [] if bounds is None or self.seen is None else bounds.holding(self.seen)
+        return [*map(str, self.unsent), *parts]
 
     def count_late(self, batch: int, outcome: Outcome) -> None:
         """Count the rows of a batch that were below what had been promised, and say so."""

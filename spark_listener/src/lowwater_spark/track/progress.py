@@ -78,6 +78,14 @@ class Progress:
         """The newest reading that counts for the committed state."""
         return self._reading
 
+    @property
+    def promised(self) -> int:
+        """What no row of the next batch should be below, microseconds: the inputs have promised it, and Spark has let go of all that is older.
+
+        By the watermark that the committed batch ran with, and not by that of the next one: what lies between the two comes out in the next one.
+        """
+        return min(self._reading.low, self.committed.spark_bound)
+
     def restart(self, committed: Committed) -> None:
         """Begin from a durable state, forgetting what was counted before."""
         self.committed = committed
@@ -157,7 +165,7 @@ class Progress:
         Only a reading that the last batch did not have can: what that one left open stays open until W moves on. It runs with no more than what
         Spark still holds; when Spark's own watermark has moved, Spark runs a batch without being asked.
         """
-        low = min(self._reading.low, self.committed.spark_bound)
+        low = self.promised
         if low <= self.committed.reading.low:
             return False
         due = self.committed.due

@@ -237,7 +237,7 @@ class Run:
         """Return what the query waits for, in words."""
         waiting = () if self.reader is None else self.reader.progress.waiting_for()
         held = [name for part in self.parts for name in part.held_by()]
-        return (*filter(None, [self.unread, self.heads.lost, self._held_by_spark()]), *waiting, *held)
+        return (*filter(None, [self.unread, self.heads.lost, self._held_by_spark()]), *held, *waiting)
 
     def _held_by_spark(self) -> str:
         """Return why what Spark holds keeps the watermark below that of the inputs; empty: it does not."""
@@ -322,4 +322,7 @@ class Run:
                 late_range=None
                 if late is None or late.handle is None or late.cut is None
                 else KeyRange.of(late.handle, late.cut),
+                unsent_rows=sum(each.rows for each in part.unsent),
+                unsent_since=min((each.since / 1e6 for each in part.unsent if each.since != MIN), default=None),
+                unsent_oldest=min((lowwater.Watermark(each.oldest) for each in part.unsent), default=None),
             )

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
 
+import lowwater
+from lowwater.watermark import MIN
+
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    import lowwater
 
 __all__ = [
     "Due",
@@ -31,6 +32,8 @@ __all__ = [
     "Segment",
     "SegmentUpdate",
     "Segments",
+    "SendingUpdate",
+    "Unsent",
     "load",
     "save",
     "write_segments",
@@ -152,6 +155,33 @@ class RelaidUpdate(SegmentUpdate, Protocol):
 
         Segments of parents may stand in what is returned. No key is in two parents. It must hold no records that it tells as pending.
         """
+        ...
+
+
+class Unsent(NamedTuple):
+    """Rows that an update keeps in its state until another store has taken them."""
+
+    rows: int
+    oldest: int
+    """The least of their stamps, microseconds: the low watermark does not pass it."""
+    since: int
+    """The clock of the batch that has kept the first of them, microseconds; MIN when nobody has noted it."""
+    to: str
+    """The store, in words."""
+
+    def __str__(self) -> str:
+        """Return it as an operator reads it."""
+        many = f"{self.rows} unacknowledged productions" if self.rows > 1 else "an unacknowledged production"
+        since = "" if self.since == MIN else f" since {lowwater.Watermark(self.since)}"
+        return f"{many} to {self.to}{since}, the oldest of {lowwater.Watermark(self.oldest)}"
+
+
+@runtime_checkable
+class SendingUpdate(SegmentUpdate, Protocol):
+    """An update that sends rows by itself, and keeps those that were not taken."""
+
+    def unsent(self, segments: Iterable[Segment]) -> Sequence[Unsent]:
+        """Return what is kept of them, in all segments of a version. It runs in the driver, and reads no segment."""
         ...
 
 

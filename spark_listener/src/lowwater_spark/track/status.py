@@ -80,7 +80,8 @@ class Status:
     """Why the stage reports nothing new at the moment; empty when it does."""
     waiting_for: tuple[str, ...]
     """Files that stood in a source when a newer watermark was read and that no committed batch has taken yet; a few of them. Where waiting does not
-    help, with the reason: written again after it was read, too old for maxFileAge, or the mark of a writer that the inputs do not name."""
+    help, with the reason: written again after it was read, too old for maxFileAge, or the mark of a writer that the inputs do not name. And what holds
+    the stage by itself: rows that no broker has acknowledged, parts of an injector's source."""
     late_rows: int
     """Rows of this run that were below what the inputs had promised before, or below what an injector has declared of its source: broken promises."""
     late_example: str
@@ -104,3 +105,10 @@ class Status:
     """Rows of this run that were too far ahead of the driver's clock, and do not move the frontier: of an injector with ``disorder``."""
     ahead_example: str = ""
     """The newest of them: its event time, partition or producer, offset and batch."""
+    unsent_rows: int = 0
+    """Rows that tasks have sent and that no broker has acknowledged yet: they are in the state, are sent again, and the low watermark does not pass them.
+    Of a computation with weak productions; ``waiting_for`` names the topic."""
+    unsent_since: float | None = None
+    """The clock of the batch that has produced the first of them, seconds since the epoch; None without any, and where it is not known."""
+    unsent_oldest: lowwater.Watermark | None = None
+    """The oldest of their timestamps, which holds the low watermark; None without any."""
