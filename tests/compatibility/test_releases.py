@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 import lowwater
-from lowwater import Watermark
+from lowwater import Layout, RangeLoad, Watermark
 from lowwater.watermark import MIN
 from lowwater_spark.track.authority import Authority, Registration
 from lowwater_spark.track.inputs import Reading
@@ -68,6 +69,46 @@ def test_an_output_says_nothing_new_at_the_old_server_which_is_not_taken_for_awa
             told = [said for said in caplog.messages if "say nothing new of how far they are complete" in said]
             assert len(told) == 1, told
             assert stage.prepare(0, "", [], Reading(5), 5, covers_all=False) == ""
+
+
+def test_the_old_server_says_that_it_knows_no_layouts_and_a_stage_keeps_its_ranges(previous: Serving) -> None:
+    with lowwater.connect(previous.address, namespace="laid-out") as lw:
+        stage = Authority(lw, Registration("stage", (), (), 2, "checkpoint", 0, 1, b"", adopt=False))
+        with contextlib.closing(stage):
+            stage.register()
+            stage.claim([MIN, MIN])
+            for batch in range(3):
+                assert stage.prepare(batch, "aa", [], Reading(5), 5, covers_all=False) == ""
+                assert stage.commit(batch, "", [RangeLoad(0, 0x8000, 9, 9, 9)]) == ""
+                assert (stage.wanted, stage.problem) == (None, "")
+            assert len(lw.ranges("stage")) == 2
+            asked: list[Callable[[], object]] = [
+                lambda: lw.layout("stage"),
+                lambda: lw.change_layout("stage", 1, Layout(0, (0, 0x4000))),
+            ]
+            for ask in asked:
+                with pytest.raises(lowwater.LowwaterError, match="it is older than this client") as refused:
+                    ask()
+                assert refused.value.reason == "UNIMPLEMENTED"
+            assert not stage.propose(Layout(0, (0, 0x4000))), "nor does the balancer stop anything"
+            assert stage.problem == ""
+            assert stage.commit(2, "") == ""
+
+
+def test_the_old_client_is_the_owner_of_what_it_claimed_whatever_layout_is_wanted(
+    old: Environment, current: Serving
+) -> None:
+    with Running(old.python, "sync", current.address, "old-owner") as program:
+        program.half()
+        with lowwater.connect(current.address, namespace="old-owner") as lw:
+            for name in ("enriched", "hourly"):
+                before = list(lw.ranges(name))
+                assert lw.change_layout(name, 1, Layout(0, (0, 0x1000, 0x9000))) == 1
+                assert [(each.start, each.watermark) for each in lw.ranges(name)] == [
+                    (each.start, each.watermark) for each in before
+                ]
+                assert lw.layout(name).current is None, "it follows none"
+        never_back(program.end())
 
 
 def test_the_old_server_takes_a_field_that_it_does_not_know_for_nothing(previous: Serving) -> None:

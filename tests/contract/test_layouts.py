@@ -154,3 +154,48 @@ async def test_what_an_owner_says_counts_with_its_commit_alone(store: Store) -> 
         shard.prepare("x", Prepare(grant.sequencer, 1, b"d", (), 5 * HOUR, False, NO_FOLD, 0, {}))
         await shard.commit("x", grant.sequencer, 1, told)
         assert await shard.ask("x", lambda found, _: found.told) == told
+
+
+@pytest.mark.asyncio
+async def test_an_owner_leaves_out_what_it_has_told_under_its_claim(store: Store) -> None:
+    """And what it has not told here, under this claim, nobody takes for another one's."""
+
+    async def tell(sequencer: int, batch: int, layout: Layout) -> Told | None:
+        shard.prepare("x", Prepare(sequencer, batch, b"d", (), 5 * HOUR, False, NO_FOLD, 0, {}))
+        await shard.commit("x", sequencer, batch, Told(layout, "", batch))
+        return await shard.ask("x", lambda found, _: found.told)
+
+    async with running(store) as shard:
+        await shard.register(Spec("x"))
+        first = await shard.claim("x", claim(1))
+        assert await tell(first.sequencer, 1, Layout(3)) is None
+        assert await tell(first.sequencer, 2, Layout(3, (0, 9), (0, 2))) == Told(Layout(3, (0, 9), (0, 2)), "", 2)
+        assert await tell(first.sequencer, 3, Layout(3)) == Told(Layout(3, (0, 9), (0, 2)), "", 3)
+        assert await tell(first.sequencer, 4, Layout(4)) is None, "it is of another version"
+        assert await tell(first.sequencer, 5, Layout(3, (0, 9))) is not None
+        second = await shard.claim("x", ClaimRequest([b"", b""], request_id=b"2" * 16, generation=6))
+        assert await tell(second.sequencer, 6, Layout(3)) is None
+        assert shard.told_layout("x", first.sequencer) is None
+    async with running(store) as again:
+        await again.serve("x")
+        assert again.told_layout("x", second.sequencer) is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told", "differs"),
+    [
+        (Layout(), Layout(0, (0, 5)), False),
+        (Layout(1, (0, 5)), Layout(0, (0, 5)), True),
+        (Layout(1, (0, 5)), Layout(1, (0, 5)), False),
+        (Layout(1, (0, 5)), Layout(1, (0, 6)), True),
+        (Layout(1, (0, 5)), Layout(1, (0, 5), (0, 1)), True),
+        (Layout(1, (0, 5)), Layout(1), False),
+        (Layout(1, (0, 5)), Layout(2), True),
+        (Layout(1), Layout(1, (0, 5)), False),
+        (Layout(1), Layout(0, (0, 5)), True),
+    ],
+)
+def test_a_layout_is_compared_by_what_it_is_and_not_by_its_version_alone(
+    wanted: Layout, told: Layout, differs: bool
+) -> None:
+    assert wanted.differs(told) == differs

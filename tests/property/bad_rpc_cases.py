@@ -182,6 +182,7 @@ CASES: Final[dict[str, Case]] = {
         "ChangeLayout", put(starts=any_of([0, 0, 5], [0, 9, 5], [0, 5, 65_536], [0, 5, 2**32 - 1])), field="starts"
     ),
     "a layout with tasks for others": Case("ChangeLayout", put(tasks=any_of([1], [1, 2, 3, 4])), field="tasks"),
+    "a layout with too many ranges": Case("ChangeLayout", put(starts=list(range(16_385)), tasks=[]), field="starts"),
     "a layout with too great a task": Case("ChangeLayout", put(tasks=[0, 65_537, 0]), field="tasks"),
     "a layout in place of another": Case(
         "ChangeLayout", put(expected_version=any_of(1, 7, 2**64 - 1)), "LAYOUT_CONFLICT"
@@ -190,6 +191,9 @@ CASES: Final[dict[str, Case]] = {
     "a claim in place of one that is lost": Case("Claim", put(instead_of=any_of(1, 2**63)), "STALE_SEQUENCER"),
     "a batch with a layout that begins later": Case(
         "CommitBatch", put(layout=types_pb2.Layout(starts=[1])), field="layout.starts"
+    ),
+    "a batch with tasks of no ranges": Case(
+        "CommitBatch", put(layout=types_pb2.Layout(tasks=[1])), field="layout.starts"
     ),
     "a batch with a long reason": Case(
         "CommitBatch", put(layout=types_pb2.Layout(starts=[0]), layout_refused="x" * 1025), field="layout_refused"

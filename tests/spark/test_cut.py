@@ -16,6 +16,7 @@ from lowwater_spark.track.cut import Cut, layout_from_json, layout_to_json, leas
 from lowwater_spark.track.inputs import Reading
 from lowwater_spark.track.progress import Committed, Progress
 from lowwater_spark.track.ranges import place_bytes
+from lowwater_spark.track.update import _HANDLE, _by_range
 
 starts = st.sets(st.integers(1, SLOTS - 1), max_size=30).map(lambda some: (0, *sorted(some)))
 cuts = st.one_of(st.builds(Cut, st.integers(1, 40)), st.builds(lambda some: Cut(4, Layout(1, some)), starts))
@@ -40,6 +41,28 @@ def test_a_range_that_is_pinned_runs_in_its_task(spark: SparkSession) -> None:
     frame = spark.range(3).select(cut.task(sf.col("id")))
     assert [each[0] for each in frame.collect()] == [0, 2, 2]
     assert [each[0] for each in spark.range(3).select(Cut(3).task(sf.col("id"))).collect()] == [0, 1, 2]
+
+
+@pytest.mark.spark
+def test_a_range_runs_in_the_task_that_it_is_pinned_to_also_where_there_are_fewer_ranges(spark: SparkSession) -> None:
+    """And one whose log has a task that no batch has any more in another one: it is not stopped."""
+    cut = Cut(4, Layout(1, (0, 0x4000, 0x8000), (5, 0, 9)))
+    rows = spark.range(3).select(sf.col("id").cast("int").alias(_HANDLE))
+    before = spark.conf.get("spark.sql.shuffle.partitions")
+    try:
+        spark.conf.set("spark.sql.shuffle.partitions", "8")
+        placed = _by_range(rows, cut).select(_HANDLE, sf.spark_partition_id()).collect()
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", before or "2")
+    assert dict(map(tuple, placed)) == {0: 4, 1: 1, 2: 0}
+
+
+def test_there_are_as_many_tasks_as_ranges_or_as_pins_name_and_no_more_than_there_may_be() -> None:
+    pinned = Cut(4, Layout(1, (0, 0x4000), (0, 7)))
+    assert [pinned.spread(most, pins=True) for most in (1, 2, 7, 200)] == [1, 2, 7, 7]
+    assert [pinned.spread(most, pins=False) for most in (1, 2, 7, 200)] == [1, 2, 2, 2]
+    assert Cut(4, Layout(1, (0, 1, 2), (1, 0, 1))).spread(200, pins=True) == 3
+    assert Cut(4).spread(200, pins=True) == 4
 
 
 @given(cuts, cuts, st.lists(st.integers(0, 2**64 - 1), max_size=30))

@@ -6,6 +6,7 @@ change makes another one. Nothing here talks to anybody.
 
 from __future__ import annotations
 
+import numbers
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +15,34 @@ from typing import Final
 
 from lowwater.errors import InvalidArgument
 
-__all__ = ["SLOTS", "Layout", "LayoutView", "RangeLoad", "slot_text"]
+__all__ = ["MOST_RANGES", "SLOTS", "Layout", "LayoutView", "RangeLoad", "slot_text", "wrong"]
 
 SLOTS: Final = 65_536
+
+MOST_RANGES: Final = 16_384
+"""Key ranges that a layout may have which is asked for: each has files of its own in each version of the state."""
+
+
+def wrong(starts: Sequence[int], tasks: Sequence[int] = (), most: int = MOST_RANGES) -> tuple[str, str, str] | None:
+    """Return what is wrong with a layout of at most so many ranges, as field, problem and fix; None: nothing. O(ranges).
+
+    >>> wrong([0, 16_384], [1])
+    ('tasks', 'has 1 values for 2 ranges', 'pass none, or one each')
+    """
+    for name, values in (("starts", starts), ("tasks", tasks)):
+        if not all(issubclass(kind, numbers.Integral) for kind in set(map(type, values))):
+            return name, "has a value that is no whole number", "pass integers"
+    if not starts or starts[0] != 0:
+        return "starts", "does not begin at 0", "let the first range start at 0"
+    if any(first >= second for first, second in pairwise(starts)) or starts[-1] >= SLOTS:
+        return "starts", "is not ascending", f"sort it, each start once and below {SLOTS}"
+    if len(starts) > most:
+        return "starts", f"has {len(starts)} ranges", f"merge some, down to {most}"
+    if tasks and len(tasks) != len(starts):
+        return "tasks", f"has {len(tasks)} values for {len(starts)} ranges", "pass none, or one each"
+    if not all(0 <= task <= SLOTS for task in tasks):
+        return "tasks", f"has a task that is not 0 to {SLOTS}", "count tasks from 1; 0 is any"
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +110,9 @@ class Layout:
         return [b"", *((start << 48).to_bytes(8, "big") for start in self.starts[1:]), b""]
 
     def wrong(self) -> str:
-        """Return what is wrong with it, in words; empty: nothing. O(ranges)."""
-        ascending = all(first < second for first, second in pairwise((*self.starts, SLOTS)))
-        if not self.starts or self.starts[0] != 0 or not ascending:
-            return f"the starts of its ranges are not ascending from 0 and below {SLOTS}"
-        if self.tasks and len(self.tasks) != len(self.starts):
-            return f"it has {len(self.tasks)} tasks for {len(self.starts)} ranges"
-        return ""
+        """Return what is wrong with it as one that is asked for, and the fix, in words; empty: nothing. O(ranges)."""
+        found = wrong(self.starts, self.tasks)
+        return "" if found is None else "{} {}: {}".format(*found)
 
     def index(self, start: int) -> int:
         """Return which range starts at a slot. Raises InvalidArgument when none does, naming the one that the slot is in. O(log ranges)."""

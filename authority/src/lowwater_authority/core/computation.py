@@ -121,6 +121,8 @@ class Computation:
         """The one that is wanted."""
         self.told: Told | None = None
         """What the owner has said of its own; None: not since this process holds the computation."""
+        self.told_by = 0
+        """The claim under which it has."""
         self.last_batch: tuple[int, bytes] | None = None
         self.committed_by = 0
         """The claim that committed it."""
@@ -316,6 +318,18 @@ class Computation:
 
     def _apply_layout(self, op: pb.Layout) -> None:
         self.layout = codec.layout_from(op)
+
+    def hear(self, sequencer: int, told: Told | None) -> None:
+        """Remember what the owner says of its layout; nothing, when it leaves out what it has not told here under this claim."""
+        if told is not None and not told.layout.starts:
+            before = self.told_layout(sequencer)
+            known = before is not None and before.version == told.layout.version
+            told = replace(told, layout=before) if before is not None and known else None
+        self.told, self.told_by = told, sequencer
+
+    def told_layout(self, sequencer: int) -> Layout | None:
+        """Return the layout that an owner has told of under a claim; None: none."""
+        return self.told.layout if self.told is not None and self.told_by == sequencer else None
 
     def release(self, sequencer: int) -> None:
         """Leave a claim's ranges unowned, holding their values. Raises StaleSequencer."""

@@ -7,14 +7,7 @@ two micro-batches, by a claim with other bounds. The version grows with every ch
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-SLOTS: Final = 65_536
-"""Parts of the key space: a range starts at the start of one."""
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +19,15 @@ class Layout:
     """Slot in which each range starts; empty: as the owner cuts the key space by itself."""
     tasks: tuple[int, ...] = ()
     """Of each range the task that it is to run in, counted from 1, 0 for any; empty: any, for all."""
+
+    def differs(self, told: Layout) -> bool:
+        """Return whether this one, which is wanted, is another than an owner's; of one whose starts are not known its version decides.
+
+        One version may stand for two: what is wanted is as old as the journal, which may have been restored from a copy.
+        """
+        if self.version != told.version:
+            return True
+        return bool(self.starts and told.starts) and self != told
 
 
 class Load(NamedTuple):
@@ -47,25 +49,8 @@ class Told:
     """What the owner has said with a commit. In memory only: it says it again with the next."""
 
     layout: Layout
-    """Its own."""
+    """Its own; without starts where it has told them before, under the same claim."""
     refused: str = ""
     """Why it does not follow what is wanted."""
     batch: int = 0
     loads: tuple[Load, ...] = ()
-
-
-def wrong(starts: Sequence[int], tasks: Sequence[int]) -> tuple[str, str, str] | None:
-    """Return what is wrong with a layout, as field, problem and fix; None: nothing. O(ranges).
-
-    >>> wrong([0, 16_384], [1])
-    ('tasks', 'has 1 values for 2 ranges', 'send none, or one each')
-    """
-    if not starts or starts[0] != 0:
-        return "starts", "does not begin at 0", "let the first range start at 0"
-    if any(first >= second for first, second in pairwise(starts)) or starts[-1] >= SLOTS:
-        return "starts", "is not ascending", f"sort it, each start once and below {SLOTS}"
-    if tasks and len(tasks) != len(starts):
-        return "tasks", f"has {len(tasks)} values for {len(starts)} ranges", "send none, or one each"
-    if any(task > SLOTS for task in tasks):
-        return "tasks", f"has a task above {SLOTS}", "count tasks from 1"
-    return None

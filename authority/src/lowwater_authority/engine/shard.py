@@ -659,7 +659,7 @@ class Shard:
         def stage(round_: Round) -> list[Refused]:
             computation, required = self._touch(round_, name), self.topology.required(name)
             refused = computation.commit(sequencer, batch, required, round_.now, round_.wall)
-            computation.told = told
+            computation.hear(sequencer, told)
             return refused
 
         return await self._write(stage)
@@ -676,6 +676,11 @@ class Shard:
         """Return the layout that is wanted of a computation, durably; None when this shard does not serve it."""
         computation = self.held.computation(name)
         return None if computation is None else computation.published_layout
+
+    def told_layout(self, name: str, sequencer: int) -> Layout | None:
+        """Return the layout that an owner has told of under a claim; None when nobody here knows."""
+        computation = self.held.computation(name)
+        return None if computation is None else computation.told_layout(sequencer)
 
     async def change_layout(
         self, name: str, incarnation: int, expected: int, starts: Sequence[int], tasks: Sequence[int]

@@ -15,7 +15,7 @@ import numpy as np
 
 from lowwater._core.events import NAME_BYTES, shortened
 from lowwater._pb.lowwater.v1 import topology_pb2, types_pb2, watermarks_pb2, workers_pb2
-from lowwater_authority.core import layout as layouts
+from lowwater.layout import SLOTS, wrong
 from lowwater_authority.core.batches import MAX_PARTS
 from lowwater_authority.core.codec import int64_bytes
 from lowwater_authority.core.groups import MOST_RECORDS, GroupState, Mass
@@ -283,7 +283,7 @@ def part(message: workers_pb2.StageTaskRequest) -> TaskPart:
 def layout_wish(message: topology_pb2.ChangeLayoutRequest) -> tuple[int, int, list[int], list[int]]:
     """Decode a change of the layout: incarnation, expected version, starts and tasks. Raises InvalidArgument."""
     starts, tasks = list(message.starts), list(message.tasks)
-    problem = layouts.wrong(starts, tasks)
+    problem = wrong(starts, tasks)
     if problem is not None:
         raise bad_field(*problem)
     return message.incarnation, message.expected_version, starts, tasks
@@ -293,7 +293,8 @@ def told(message: workers_pb2.CommitBatchRequest) -> Told | None:
     """Decode what an owner says of its layout; None when it follows none. Raises InvalidArgument."""
     if not message.HasField("layout"):
         return None
-    problem = layouts.wrong(message.layout.starts, message.layout.tasks)
+    starts, tasks = list(message.layout.starts), list(message.layout.tasks)
+    problem = wrong(starts, tasks, SLOTS) if starts or tasks else None
     if problem is not None:
         raise bad_field(f"layout.{problem[0]}", *problem[1:])
     if len(message.layout_refused) > MAX_REFUSED:
@@ -303,10 +304,10 @@ def told(message: workers_pb2.CommitBatchRequest) -> Told | None:
     if len(message.loads) > MAX_LOADS:
         raise bad_field("loads", f"has {len(message.loads)} ranges", f"tell of at most {MAX_LOADS}, the hottest")
     for i, each in enumerate(message.loads):
-        if not each.start < each.end <= layouts.SLOTS or len(each.parts) > MAX_LOAD_PARTS:
-            fix = f"0 <= start < end <= {layouts.SLOTS}, and at most {MAX_LOAD_PARTS} parts"
+        if not each.start < each.end <= SLOTS or len(each.parts) > MAX_LOAD_PARTS:
+            fix = f"0 <= start < end <= {SLOTS}, and at most {MAX_LOAD_PARTS} parts"
             raise bad_field(f"loads[{i}]", "is no range of the key space", fix)
-    layout = Layout(message.layout.version, tuple(message.layout.starts), tuple(message.layout.tasks))
+    layout = Layout(message.layout.version, tuple(starts), tuple(tasks))
     loads = [
         Load(each.start, each.end, each.rows, each.micros, each.bytes, tuple(each.parts), each.heaviest)
         for each in message.loads

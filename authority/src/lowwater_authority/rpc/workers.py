@@ -125,8 +125,11 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         shard, name, told = self.services.shard, request.computation, codec.told(request)
         refused = await shard.commit(name, request.sequencer, request.batch, told)
         response = pb.CommitBatchResponse(refused=[codec.refused_message(name, value) for value in refused])
-        wanted = None if told is None else shard.wanted(name)
-        if told is not None and wanted is not None and wanted.version != told.layout.version:
+        if told is None:
+            return response
+        wanted, known = shard.wanted(name), shard.told_layout(name, request.sequencer)
+        response.untold = known is None
+        if wanted is not None and wanted.differs(told.layout if known is None else known):
             response.wanted.CopyFrom(codec.layout_message(wanted))
         return response
 

@@ -15,7 +15,7 @@ from lowwater._core.fold import Reading
 from lowwater._core.watches import WatchState
 from lowwater._pb.lowwater.v1 import cluster_pb2, topology_pb2, watermarks_pb2, workers_pb2
 from lowwater.histogram import Histogram
-from lowwater.layout import Layout, LayoutView, RangeLoad
+from lowwater.layout import Layout, LayoutView, RangeLoad, wrong
 from lowwater.views import (
     Completeness,
     Computation,
@@ -198,13 +198,22 @@ class Calls:
     def change_layout(self, name: str, incarnation: int, layout: Layout) -> Call[int]:
         """Ask for another layout in place of the one of its version."""
         full = self.full(name)
+        given: Any = layout
+        if not isinstance(given, Layout):
+            raise checks.refused("layout", given, "a Layout")
+        starts, tasks = checks.listed("layout.starts", layout.starts), checks.listed("layout.tasks", layout.tasks)
+        problem = wrong(starts, tasks)
+        if problem is not None:
+            field, what, fix = problem
+            msg = f"layout.{field} {what}: {fix}"
+            raise errors.InvalidArgument(msg, metadata={"field": f"layout.{field}", "fix": fix})
         request = topology_pb2.ChangeLayoutRequest(
             server_token=self._known.server_token,
             computation=full,
             incarnation=checks.count("incarnation", incarnation, 64),
             expected_version=checks.count("layout.version", layout.version, 64),
-            starts=layout.starts,
-            tasks=layout.tasks,
+            starts=starts,
+            tasks=tasks,
         )
 
         def take(answer: topology_pb2.ChangeLayoutResponse) -> int:
@@ -389,8 +398,9 @@ class Calls:
         layout_refused: str = "",
         loads: Iterable[RangeLoad] = (),
         wanted: Callable[[Layout], object] | None = None,
+        untold: Callable[[], object] | None = None,
     ) -> Call[tuple[Refusal, ...]]:
-        """Apply the prepared batch, and say how its owner lays the ranges out. ``wanted`` is called when another layout is."""
+        """Apply the prepared batch, and say how its owner lays the ranges out. ``wanted`` is called when another layout is, ``untold`` when the owner's is not known."""
         request = workers_pb2.CommitBatchRequest(
             server_token=self._known.server_token,
             computation=self.full(computation, "computation"),
@@ -404,6 +414,8 @@ class Calls:
         def take(answer: workers_pb2.CommitBatchResponse) -> tuple[Refusal, ...]:
             if wanted is not None and answer.HasField("wanted"):
                 wanted(wire.layout(answer.wanted))
+            if untold is not None and answer.untold:
+                untold()
             return tuple(wire.refusal(each) for each in answer.refused)
 
         return Call(lambda stubs: stubs.workers.CommitBatch, request, take, request.computation)

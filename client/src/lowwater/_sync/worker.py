@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from lowwater._core import checks
 from lowwater._core.claims import CLOSE_TIMEOUT, Claimant, closed_worker, no_inputs
 from lowwater._core.cover import Cover
 from lowwater._core.fold import Reading
@@ -54,13 +56,15 @@ class Worker:
         adopt: bool = False,
         instead_of: int = 0,
         generation: int | None = None,
+        timeout: float | None = None,
     ) -> Lease:
         """Take ownership of ``[start, end)``, or of the n ranges between n + 1 ascending ``bounds``. Durable when it returns.
 
         An empty ``end`` means no upper bound. ``bound`` is what the new owner starts from, one for all or one a range: a range
         becomes the lesser of its last value and that. ``adopt`` takes the computation over from another identity by
         starting a new incarnation of it. ``instead_of`` is the sequencer of a claim of the same owner: unless that one has all its ranges still, this one is
-        refused. ``generation`` is another one than the worker was made with, of a run that has gone on since. Read your own state only after the claim: until then its old owner may still write it.
+        refused. ``generation`` is another one than the worker was made with, of a run that has gone on since. ``timeout`` is in seconds, if they are fewer
+        than the client's. Read your own state only after the claim: until then its old owner may still write it.
 
         Raises InvalidArgument, UnknownComputation, StaleSequencer, OlderClaim, IdentityMismatch, Rewound, Unavailable; Closed when the worker was
         closed meanwhile: the ranges, if they were granted, hold until they are claimed again.
@@ -78,7 +82,7 @@ class Worker:
             instead_of=instead_of,
             generation=generation,
         )
-        grant = runtime.call(call)
+        grant = runtime.call(call, math.inf if timeout is None else checks.seconds("timeout", timeout))
         self._read_as(runtime, grant.reading, grant.state.sequencer)
         lease = Lease(runtime, grant)
         with runtime.reporter.guard:

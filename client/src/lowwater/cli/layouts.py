@@ -10,7 +10,7 @@ from lowwater import errors
 from lowwater._core.text import counted
 from lowwater._sync.client import Client
 from lowwater.cli import render
-from lowwater.layout import Layout, LayoutView, RangeLoad, slot_text
+from lowwater.layout import SLOTS, Layout, LayoutView, RangeLoad, slot_text
 
 __all__ = ["heat", "hot", "merge", "move", "split"]
 
@@ -74,8 +74,18 @@ def _change(lw: Client, args: argparse.Namespace, change: Callable[[LayoutView, 
         else:
             what = f"version {version} of the layout of {found.computation}, with {counted(len(wanted), 'key range')}, is wanted"
             print(f"{what}; `lowwater hot {args.name}` tells when its owner has it")
+            if first := _anew(found):
+                print(first)
         return 0
     raise AssertionError
+
+
+def _anew(found: LayoutView) -> str:
+    """Say that a first layout moves all ranges a little, where the owner's equal parts begin between slots; else empty."""
+    if found.current is None or found.current.version or SLOTS % len(found.current) == 0:
+        return ""
+    parts = counted(len(found.current), "key range")
+    return f"  it has {parts} that begin between slots by now: with its first layout all of them are cut anew, once, to begin at slots"
 
 
 def record(found: LayoutView) -> dict[str, Any]:
@@ -131,7 +141,7 @@ def _standing(found: LayoutView) -> list[str]:
     if current.tasks:
         pinned = [(start, task) for start, task in zip(current.starts, current.tasks, strict=True) if task]
         lines += [f"  {slot_text(start)} runs in task {task}" for start, task in pinned]
-    return lines if wanted.version in (0, current.version) else [*lines, *_wish(found)]
+    return lines if wanted == current else [*lines, *_wish(found)]
 
 
 def _wish(found: LayoutView) -> list[str]:

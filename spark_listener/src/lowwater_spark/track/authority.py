@@ -100,6 +100,8 @@ class Authority:
     """Why an output may not say how far it is complete, as it was logged last; empty: it may."""
     _unproposed: str = field(default="", init=False)
     """Why no layout could be asked for, as it was logged last."""
+    _told: int = field(default=0, init=False)
+    """The claim under which the authority has heard of the layout."""
     _last: Reading | None = field(default=None, init=False)
     """What was read of the inputs last."""
 
@@ -177,6 +179,7 @@ class Authority:
         self.cut = cut
 
     def _claim(self, cut: Cut, values: Sequence[int], instead_of: int = 0) -> lowwater.Lease:
+        """Claim. In place of another claim a batch waits for it, and so not longer than for any call."""
         asked = self.registration
         if self._worker is None:
             self._worker = self.client.worker(
@@ -194,6 +197,7 @@ class Authority:
                 adopt=asked.adopt,
                 instead_of=instead_of,
                 generation=asked.generation,
+                timeout=CALL_TIMEOUT if instead_of else None,
             )
         # Who takes the place of another one does so once: whoever took its own since is not replaced in turn.
         self.registration = dataclasses.replace(self.registration, adopt=False)
@@ -298,20 +302,26 @@ class Authority:
 
         def call() -> str:
             wanted: list[lowwater.Layout] = []
+            untold: list[bool] = []
+            layout = self.cut.told
+            if self._told == lease.sequencer:
+                layout = lowwater.Layout(layout.version)
             for each in self._quick.batches.commit(
                 self.registration.name,
                 lease.sequencer,
                 batch,
-                layout=None if refused is None else self.cut.told,
+                layout=None if refused is None else layout,
                 layout_refused=refused or "",
                 loads=loads,
                 wanted=wanted.append,
+                untold=lambda: untold.append(True),
             ):
                 if each.reason == errors.StaleSequencer.reason:
                     raise errors.StaleSequencer(each.message, metadata={"computation": self.registration.name})
                 # The rest counts; another batch would be refused as well. The lease says it again, and the status shows it.
                 logger.warning("batch %d of %s: %s", batch, self.registration.name, each.message)
             self.wanted = wanted[-1] if wanted else None
+            self._told = 0 if untold else lease.sequencer
             return ""
 
         return self._degrade(call)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
 import lowwater
+from lowwater.layout import SLOTS, Layout
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.checkpoint.durable import NotDurable
 from lowwater_spark.checkpoint.identity import identity
@@ -41,7 +42,7 @@ from lowwater_spark.track.receipt import Destination, Receipt
 from lowwater_spark.track.removal import Removal
 from lowwater_spark.track.segments import SegmentUpdate, SendingUpdate, Unsent
 from lowwater_spark.track.state import Place, StateStore, Version
-from lowwater_spark.track.update import Update, build_version, fixed, restage, rows_of, tasks_of
+from lowwater_spark.track.update import Update, build_version, can_pin, fixed, partitions_of, restage, rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -192,6 +193,8 @@ class Outcome:
     """What the update keeps until another store has taken it."""
     fixed: str = ""
     """Why the ranges of its state cannot be cut otherwise; empty: they can, or there is none."""
+    partitions: int = SLOTS
+    """How many tasks it has at most."""
 
 
 class Batch:
@@ -210,6 +213,7 @@ class Batch:
         log: BatchLog,
         destination: Destination,
         *,
+        logged: Callable[[int], Layout | None],
         replayed: bool,
         previous_frontier: int,
         ordinal: int,
@@ -234,6 +238,7 @@ class Batch:
         self._place = place
         self._log = log
         self._destination = destination
+        self._logged = logged
         self._previous = previous_frontier
         self._frontier: int | None = None
         self._ordinal = ordinal
@@ -645,10 +650,12 @@ class Batch:
             window=self._keyed.window,
             destination=self._destination,
             cut=self._keyed.cut,
+            logged=self._logged,
         )
         self._probe("state", self.id)
         if not receipts:
             receipts = restage(frame.sparkSession, manifest, self._reference(), self._destination)
+        partitions = partitions_of(frame.sparkSession)
         self._outcome = Outcome(
             receipts,
             manifest,
@@ -661,12 +668,13 @@ class Batch:
             )
             if any("loads" in one.detail for one in receipts)
             else (),
-            tasks_of(frame.sparkSession, len(self._keyed.cut)),
-            tasks_of(frame.sparkSession, frame.sparkSession.sparkContext.defaultParallelism),
+            self._keyed.cut.spread(partitions, pins=can_pin()),
+            min(partitions, frame.sparkSession.sparkContext.defaultParallelism),
             update.unsent([one for each in manifest.ranges for one in each.segments])
             if isinstance(update, SendingUpdate)
             else (),
             fixed(update, [each for each in manifest.ranges if each.state or each.segmented]),
+            partitions,
         )
         emitted = rows_of(frame.sparkSession, store, manifest, columns)
         # A replay may find all that it emits in the sink already, and read nothing.

@@ -48,7 +48,7 @@ class BatchEntry:
     """The low watermark of the inputs that the committed batches before N had already reached, microseconds: a row of
     batch N below it is late, a broken promise of an input."""
     layouts: Mapping[str, Layout] = field(default_factory=dict)
-    """By stage, how it cuts its key space; a stage that is not named cuts it into equal parts."""
+    """By stage, how it cuts its key space; a stage that is not there cuts it into equal parts. Stages go by what their states go by (``Place.name``)."""
     now: int = MIN
     """The driver's clock when the batch first began, or that of a batch before it if the clock went back: microseconds since the epoch. MIN in entries of releases that kept none."""
 

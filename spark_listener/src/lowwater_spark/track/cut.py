@@ -70,15 +70,19 @@ class Cut:
             return _slot_column(xxhash64, self.layout.starts)
         return hash_range_column(xxhash64, self.ranges)
 
+    def spread(self, partitions: int, *, pins: bool) -> int:
+        """Return over how many of at most so many tasks its ranges are spread: one each, and as many as pins name, where ``pins`` count."""
+        return min(partitions, max(len(self), *self.layout.tasks) if pins and self.layout.tasks else len(self))
+
     def task(self, handle: Column) -> Column:
-        """Return what tells the task of a handle."""
+        """Return what tells the task of a handle, counted from 0. Modulo the number of tasks: of pins only one that was logged can be beyond it."""
         tasks = self.layout.tasks
         if not tasks:
             return handle
         from pyspark.sql import functions as sf
 
         pinned = [task - 1 if task else i for i, task in enumerate(tasks)]
-        return _looked_up(handle, [each % SLOTS for each in pinned]) if len(tasks) > 1 else sf.lit(pinned[0])
+        return _looked_up(handle, pinned) if len(tasks) > 1 else sf.lit(pinned[0])
 
     def shares(self, before: Cut) -> list[list[Share]]:
         """Return of each range what it has of the ranges before, in the order of the key space. O(ranges of both)."""

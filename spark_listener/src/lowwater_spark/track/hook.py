@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
 
+from lowwater.layout import Layout
 from lowwater.watermark import MIN
 from lowwater_spark.checkpoint.durable import sync_directory, sync_file
 from lowwater_spark.checkpoint.location import Location
@@ -28,6 +29,7 @@ from lowwater_spark.sources.paced import Pace
 from lowwater_spark.sources.ticks import Ticks
 from lowwater_spark.track.batch import Batch, Claimed, Ground, Outcome
 from lowwater_spark.track.batch_log import BatchEntry
+from lowwater_spark.track.cut import EQUAL
 from lowwater_spark.track.frontier import Seen, look
 from lowwater_spark.track.inputs import UNREAD, Reading, fold
 from lowwater_spark.track.kafka_out import KafkaOut
@@ -314,6 +316,7 @@ class Hook:
                 part.place,
                 part.entries,
                 part.authority.destination(entry.batch),
+                logged=functools.partial(self._logged, part),
                 replayed=running.replayed,
                 previous_frontier=part.progress.committed.reading.low,
                 ordinal=part.authority.registration.ordinal,
@@ -396,6 +399,11 @@ class Hook:
             part.count_late(batch.id, outcome)
         return list(ended.values())
 
+    def _logged(self, part: Part, number: int) -> Layout | None:
+        """Return the layout that a batch of a stage has run with; None when the log has nothing of it."""
+        entry = self.run.parts[0].entries.read(number)
+        return None if entry is None else entry.layouts.get(part.place.name, EQUAL)
+
     def _passed_on(self, part: Part, state: Committed) -> Reading:
         """Return what a later stage may count on after a batch; nothing, if the batch's W was of inputs that were changed since."""
         return passed_on(
@@ -431,7 +439,7 @@ class Hook:
                 for part in self.run.parts:
                     part.follow_wanted(number, digest)
                 self.probe("laid out", number)
-            layouts = {part.name: part.keyed.layout for part in self.run.parts if part.keyed.layout.version}
+            layouts = {part.place.name: part.keyed.layout for part in self.run.parts if part.keyed.layout.version}
             entry, replayed = entries.begin(BatchEntry(number, digest, chosen, promised, layouts, self._clock()))
             for part in self.run.parts:
                 part.follow_logged(entry.layouts, number, digest)

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lowwater_spark.checkpoint.identity import identity
-from lowwater_spark.checkpoint.location import way
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.kafka_client import client_settings, confluent, consumer_of
 from lowwater_spark.sources.kafka_marks import Begun, Slot, SlotMark, marks_topic, parse, same_id
@@ -177,7 +176,7 @@ class KafkaOut:
                 f"Make it: kafka-topics.sh --bootstrap-server {self.settings['bootstrap.servers']} --create --topic {self.topic} --partitions 8 "
                 "--replication-factor 3 --config min.insync.replicas=2 --config unclean.leader.election.enable=false",
             )
-        kept: Mapping[str, Any] | None = self._sections().get(self._stage_name, {}).get(self.topic)
+        kept: Mapping[str, Any] | None = self._sections().get(self.place.name, {}).get(self.topic)
         if kept is None:
             self.slots = slots or min(session.sparkContext.defaultParallelism, _SLOTS)
             marks = self._marks_topic(found)
@@ -226,7 +225,7 @@ class KafkaOut:
         if life > self.life:
             # Who goes on in an earlier one must not write behind what this one promises.
             self._end_others(life)
-            self._keep({**self._sections()[self._stage_name][self.topic], "life": life})
+            self._keep({**self._sections()[self.place.name][self.topic], "life": life})
             self.life = life
         if (self.folder / name).exists() and not replayed:
             msg = (
@@ -246,10 +245,6 @@ class KafkaOut:
         self._clean(batch)
         return any(each.wrote for each in done)
 
-    @property
-    def _stage_name(self) -> str:
-        return way(self.place.manifest.checkpoint, self.place.home)
-
     # -- what stays -----------------------------------------------------------------------------------------------------
 
     def _sections(self) -> Mapping[str, Any]:
@@ -258,8 +253,8 @@ class KafkaOut:
     def _keep(self, kept: Mapping[str, Any]) -> None:
         with _keeping:
             everything = self._sections()
-            mine = {**everything.get(self._stage_name, {}), self.topic: kept}
-            self.place.manifest.keep(SECTION, {**everything, self._stage_name: mine})
+            mine = {**everything.get(self.place.name, {}), self.topic: kept}
+            self.place.manifest.keep(SECTION, {**everything, self.place.name: mine})
 
     def _take(self, kept: Mapping[str, Any], cluster: str, found: _Topic, slots: int | None) -> None:
         """Take what the checkpoint says. Raises CheckpointMismatch when it is another topic, or the user says another thing."""
@@ -286,7 +281,7 @@ class KafkaOut:
         self._pinned, self._partitions = found.id, found.partitions
 
     def _slot(self, number: int = 0) -> Slot:
-        return Slot(self.checkpoint, self._stage_name.rpartition("/")[2], self.topic, number)
+        return Slot(self.checkpoint, self.place.name.rpartition("/")[2], self.topic, number)
 
     # -- staged ---------------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from typing import Final
 
 import lowwater
 from lowwater import errors
-from lowwater.layout import Layout
+from lowwater.layout import SLOTS, Layout, slot_text
 from lowwater.watermark import MIN
 from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.checkpoint.log import Plan
@@ -42,6 +42,13 @@ logger = logging.getLogger("lowwater.spark")
 
 _MOST_SAID: Final = 1000
 """Characters of a reason that the authority hears: it takes a few more."""
+
+_TWO: Final = (
+    "the ranges of {name} have another layout of version {version}: the authority's journal was restored from an older copy, or the checkpoint is another one's. They stay as they are. "
+    "Ask for a layout once more, with lowwater split, merge or move: it has a version of its own"
+)
+
+_NO_TASK: Final = "the range that starts at {start} is pinned to task {task}, and a batch has {most} at most: move it to one of them, or start the query with a greater spark.sql.shuffle.partitions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +99,10 @@ class Part:
     """The last layout whose claim was refused, and why."""
     _loads: Sequence[Sequence[lowwater.RangeLoad]] = field(default=(), init=False)
     """Of the last batches, for who balances them."""
-    _said: int = field(default=0, init=False)
-    """The version of the last layout whose refusal was logged."""
+    _said: Layout = field(default=EQUAL, init=False)
+    """The last layout whose refusal was logged."""
+    _partitions: int = field(default=SLOTS, init=False)
+    """How many tasks a batch has at most, by the last one."""
 
     def __post_init__(self) -> None:
         self.entries = BatchLog(self.home)
@@ -151,7 +160,7 @@ class Part:
     # -- the durable state --------------------------------------------------------------------------------------------
 
     def durable(self, plan: Plan, entry: BatchEntry, spark_bound: int, earlier: Sequence[Committed]) -> Committed:
-        """Return what the stage's files say of a committed batch.
+        """Return what the stage's files say of a committed batch. Raises CheckpointMismatch when they say two things of its key ranges.
 
         ``earlier`` is the same of the stages it reads. Versions of inputs in the reading are those of the query's reader.
         """
@@ -171,6 +180,8 @@ class Part:
         self._lay_out(entry.layouts)
         store = StateStore.existing(self.place)
         manifest = None if store is None or last < store.first else store.before(last + 1)
+        if store is not None and manifest is not None:
+            store.check_layout(manifest, self.keyed.layout)
         return committed(plan, reading, manifest, spark_bound)
 
     def open(self, sources: Sequence[OpenSource], state: Committed) -> None:
@@ -227,24 +238,37 @@ class Part:
         When the claim is not granted, the layout stays as it is.
         """
         wanted = self.authority.wanted
-        if wanted is None or wanted.version == self.keyed.layout.version or not wanted.starts:
+        if wanted is None or wanted == self.keyed.layout or not wanted.starts:
             return
-        unclaimed, why = self._unclaimed
-        self._refused = wanted.wrong() or self._fixed[:_MOST_SAID] or (why if unclaimed == wanted else "")
+        self._refused = self._why_not(wanted)[:_MOST_SAID]
         if self._refused:
-            if self._said != wanted.version:
+            if self._said != wanted:
                 said = "version %d of the layout of %s is not followed: %s"
                 logger.warning(said, wanted.version, self.name, self._refused)
-            self._said = wanted.version
+            self._said = wanted
             return
         if self.authority.lease is None or self.authority.problem or self.progress.holding:
             return  # with a batch that the authority hears of
         if self._relay(wanted, batch, digest):
             logger.info("%s has %d key ranges from batch %d on", self.name, len(wanted), batch)
 
+    def _why_not(self, wanted: Layout) -> str:
+        """Return why a layout is not followed; empty: it can be."""
+        if wanted.version == self.keyed.layout.version:
+            return _TWO.format(version=wanted.version, name=self.name)
+        unclaimed, why = self._unclaimed
+        return wanted.wrong() or self._unpinned(wanted) or self._fixed or (why if unclaimed == wanted else "")
+
+    def _unpinned(self, wanted: Layout) -> str:
+        """Return why a range cannot run in the task that it is pinned to; empty: each can."""
+        for start, task in zip(wanted.starts, wanted.tasks, strict=False):
+            if task > self._partitions and can_pin():
+                return _NO_TASK.format(start=slot_text(start), task=task, most=self._partitions)
+        return ""
+
     def follow_logged(self, layouts: Mapping[str, Layout], batch: int, digest: str) -> None:
         """Follow the layout that a batch has begun with: also when nobody grants a claim of its ranges, which are claimed later then. Raises what replaced the run."""
-        logged = layouts.get(self.name, EQUAL)
+        logged = layouts.get(self.place.name, EQUAL)
         if logged == self.keyed.layout:
             return
         if self.authority.lease is None or self.authority.problem or not self._relay(logged, batch, digest):
@@ -281,7 +305,7 @@ class Part:
 
     def _lay_out(self, layouts: Mapping[str, Layout]) -> None:
         """Have the layout of a batch. A lease of other ranges is given up, and claimed anew."""
-        self.keyed = dataclasses.replace(self.keyed, layout=layouts.get(self.name, EQUAL))
+        self.keyed = dataclasses.replace(self.keyed, layout=layouts.get(self.place.name, EQUAL))
         if self.authority.cut != self.keyed.cut:
             self.authority.cut, self.authority.lease = self.keyed.cut, None
 
@@ -291,26 +315,28 @@ class Part:
         if not self.keyed.balance or not outcome.loads or self._fixed:
             return
         self._loads = [*self._loads, outcome.loads][-BATCHES:]
-        if wanted is not None and wanted.version != layout.version:
+        if wanted is not None and wanted != layout:
             if wanted.starts:
                 return
-            layout = dataclasses.replace(
-                layout, version=wanted.version
-            )  # of a life before, which ends no wish of this one
+            # Of a life before, which ends no wish of this one.
+            layout = dataclasses.replace(layout, version=wanted.version)
         better = balanced(layout, self._loads, outcome.tasks, outcome.workers, self.keyed.ranges, pins=can_pin())
         if better is not None and self.authority.propose(better):
             self._loads = []
 
     def commit(self, batch: int, outcome: Outcome) -> str:
         """Have the authority apply a batch, and tell it what the hottest ranges have cost; returns as :meth:`Authority.commit` does."""
-        return self.authority.commit(batch, self._refused, hottest(outcome.loads))
+        holding = self.authority.commit(batch, self._refused, hottest(outcome.loads))
+        if self.authority.wanted is None:
+            self._refused = ""
+        return holding
 
     # -- batches and the clock ----------------------------------------------------------------------------------------
 
     def settle(self, state: Committed, outcome: Outcome, holding: str) -> None:
         """Take notice of a committed batch. ``holding``: why the authority does not know it whole."""
         self.progress.settle(state, holding)
-        self._fixed, self.unsent = outcome.fixed, outcome.unsent
+        self._fixed, self.unsent, self._partitions = outcome.fixed, outcome.unsent, outcome.partitions
         self._balance(outcome)
         finished = outcome.finished + (self._unreported[1] if self._unreported is not None else 0)
         self._unreported = (self.progress.committed.pending, finished)

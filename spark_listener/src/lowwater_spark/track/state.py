@@ -129,17 +129,18 @@ class Place:
     home: Location
 
     @property
-    def _name(self) -> str:
+    def name(self) -> str:
+        """What the stage goes by in the checkpoint's files: where its home is, and not the computation's name, which may be changed."""
         return way(self.manifest.checkpoint, self.home)
 
     def read(self) -> Mapping[str, Any] | None:
         """Return what is kept, None when the stage has no state."""
         states: Mapping[str, Any] | None = self.manifest["state"]
-        return (states or {}).get(self._name)
+        return (states or {}).get(self.name)
 
     def keep(self, entry: Mapping[str, Any]) -> None:
         """Keep it, durable when it returns. Costs and raises as :meth:`~lowwater_spark.checkpoint.manifest.Manifest.keep`."""
-        self.manifest.keep_entry("state", self._name, entry)
+        self.manifest.keep_entry("state", self.name, entry)
 
 
 @dataclass(slots=True)
@@ -259,6 +260,14 @@ class StateStore:
             raise StateLost(msg)
         return manifest
 
+    def check_layout(self, version: Version, logged: Layout | None) -> None:
+        """Compare how a version cuts the key space with what the batch log says of its batch, None: nothing. Raises CheckpointMismatch."""
+        if version.layout != logged:
+            said = "nothing" if logged is None else _cut(logged)
+            raise CheckpointMismatch(
+                _DRIFTED.format(batch=version.batch, root=self.root, cut=_cut(version.layout), said=said)
+            )
+
     def build(self, batch: int, digest: str, fill: Callable[[Path], Version]) -> Version:
         """Return version ``batch``; when it does not exist yet, ``fill`` makes its files and tells its manifest.
 
@@ -294,6 +303,11 @@ _OTHER: Final = (
     "begin a new checkpoint, with adopt=True."
 )
 
+_DRIFTED: Final = (
+    "version {batch} of the state in {root} has {cut}, and the log of batches has {said} for that batch: one of the two was changed, or restored from a "
+    "copy without the other. Restore the checkpoint as a whole, or begin a new one, with adopt=True."
+)
+
 _WHY: Final = {
     "key": "what is held of a key would be looked for in another key range",
     "time zone": "its key depends on it, so what is held of a key would be looked for under another one",
@@ -304,6 +318,12 @@ _WHY: Final = {
 
 def _bare(text: str) -> str:
     return text.replace("`", "")
+
+
+def _cut(layout: Layout) -> str:
+    return (
+        f"version {layout.version} of a layout, with {len(layout)} key ranges" if layout.version else "equal key ranges"
+    )
 
 
 def _struct(schema: Mapping[str, str]) -> str:

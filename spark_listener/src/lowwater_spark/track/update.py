@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import lowwater
+from lowwater.layout import Layout
 from lowwater.watermark import MAX, all_to_micros
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.track.cut import Cut, least_of
@@ -42,9 +43,9 @@ __all__ = [
     "held_micros",
     "least_record",
     "lowest_stamp",
+    "partitions_of",
     "restage",
     "rows_of",
-    "tasks_of",
 ]
 
 UpdateResult = tuple["pa.Table | None", "pa.Table | None", "lowwater.EventTime | None", Iterable[Any]]
@@ -118,8 +119,12 @@ def build_version(
     window: timedelta | None,
     destination: Destination,
     cut: Cut,
+    logged: Callable[[int], Layout | None],
 ) -> tuple[Version, list[Receipt]]:
-    """Return version N of the state and the receipts of the job that made it; no receipts when it had been made before."""
+    """Return version N of the state and the receipts of the job that made it; no receipts when it had been made before.
+
+    ``logged`` returns the layout that the log has of a batch, None: the log does not know the batch. Raises CheckpointMismatch where the state is cut otherwise than that.
+    """
     batch = destination.batch
     before = store.before(batch)
     if before is not None and not isinstance(update, SegmentUpdate) and any(each.segmented for each in before.ranges):
@@ -128,6 +133,8 @@ def build_version(
             "remembered would be lost. Run in this stage what has made them, or begin a new checkpoint, with adopt=True."
         )
         raise CheckpointMismatch(msg)
+    if before is not None and before.layout != cut.layout:
+        store.check_layout(before, logged(batch - 1))
     start = _before(store, before, cut, update)
     receipts: list[Receipt] = []
 
@@ -151,7 +158,9 @@ def build_version(
         _check_stamps(receipts, batch)
         return _manifest_of(receipts, job, digest, cut)
 
-    return store.build(batch, digest, fill), receipts
+    made = store.build(batch, digest, fill)
+    store.check_layout(made, cut.layout)
+    return made, receipts
 
 
 def _before(store: StateStore, before: Version | None, cut: Cut, update: Update | SegmentUpdate) -> list[Before]:
@@ -211,13 +220,13 @@ def _run(job: _Job, frame: DataFrame, key: Sequence[str | Column], event_time: s
         sf.lit(None).cast("long").alias(_PLACE),
         sf.lit(col=True).alias(_SEED),
     )
-    spread = _by_range(rows.union(seeds), tasks_of(session, len(cut)), cut).sortWithinPartitions(_HANDLE)
+    spread = _by_range(rows.union(seeds), cut).sortWithinPartitions(_HANDLE)
     return [receipt_of(row) for row in spread.mapInArrow(partial(_update_ranges, job), RECEIPT).collect()]
 
 
-def tasks_of(session: Any, most: int) -> int:
-    """Return how many tasks a batch is spread over, which are so many at most."""
-    return min(most, int(session.conf.get("spark.sql.shuffle.partitions", "200") or 200))
+def partitions_of(session: Any) -> int:
+    """Return how many tasks a batch is spread over at most."""
+    return int(session.conf.get("spark.sql.shuffle.partitions", "200") or 200)
 
 
 def can_pin() -> bool:
@@ -237,10 +246,11 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, **zone)
 
 
-def _by_range(rows: DataFrame, tasks: int, cut: Cut) -> DataFrame:
-    """Return the rows with all that have one handle in the same one of so many partitions."""
+def _by_range(rows: DataFrame, cut: Cut) -> DataFrame:
+    """Return the rows with all that have one handle in the same partition."""
     from pyspark.sql import functions as sf
 
+    tasks = cut.spread(partitions_of(rows.sparkSession), pins=can_pin())
     if can_pin():
         return rows.repartitionById(tasks, cut.task(sf.col(_HANDLE)))
     # Before PySpark 4.1. The hash keeps a range in one place as well, but some tasks have several ranges and others none, and none can be chosen.

@@ -432,7 +432,7 @@ class ChangeLayoutRequest(google.protobuf.message.Message):
     """The deployment the caller means; empty accepts any."""
     @property
     def starts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """As in Layout, at most 65,536."""
+        """As in Layout, at most 16,384."""
 
     @property
     def tasks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:

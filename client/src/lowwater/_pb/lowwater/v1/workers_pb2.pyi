@@ -891,8 +891,9 @@ class CommitBatchRequest(google.protobuf.message.Message):
     """
     @property
     def layout(self) -> lowwater._pb.lowwater.v1.types_pb2.Layout:
-        """Of an owner that follows layouts: its own. The answer has what is wanted, if
-        that is of another version.
+        """Of an owner that follows layouts: its own. It may leave the starts and tasks
+        out when it has told them before, under the same claim. The answer has what
+        is wanted, if that is another one.
         """
 
     @property
@@ -924,22 +925,31 @@ class CommitBatchResponse(google.protobuf.message.Message):
 
     REFUSED_FIELD_NUMBER: builtins.int
     WANTED_FIELD_NUMBER: builtins.int
+    UNTOLD_FIELD_NUMBER: builtins.int
+    untold: builtins.bool
+    """The owner has left its starts out, and they are not known here: it tells them
+    with its next commit.
+    """
     @property
     def refused(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RefusedRanges]:
         """What was refused."""
 
     @property
     def wanted(self) -> lowwater._pb.lowwater.v1.types_pb2.Layout:
-        """Present when another layout is wanted than the owner's."""
+        """Present when another layout is wanted than the owner's: of another version,
+        or, after the authority was restored from an older copy of its journal, of
+        the same version with other starts or tasks.
+        """
 
     def __init__(
         self,
         *,
         refused: collections.abc.Iterable[Global___RefusedRanges] | None = ...,
         wanted: lowwater._pb.lowwater.v1.types_pb2.Layout | None = ...,
+        untold: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_wanted", b"_wanted", "wanted", b"wanted"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_wanted", b"_wanted", "refused", b"refused", "wanted", b"wanted"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_wanted", b"_wanted", "refused", b"refused", "untold", b"untold", "wanted", b"wanted"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_wanted", b"_wanted"]) -> typing.Literal["wanted"] | None: ...
 
 Global___CommitBatchResponse: typing_extensions.TypeAlias = CommitBatchResponse
