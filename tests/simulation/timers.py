@@ -41,7 +41,7 @@ from lowwater._async.lease import Lease
 from lowwater._async.worker import Worker
 from lowwater._pb.lowwater.v1 import workers_pb2
 from lowwater_pipeline.computation.codec import Codec
-from lowwater_pipeline.computation.computation import Computation, Input, Record, Timer, floor
+from lowwater_pipeline.computation.computation import Computation, Input, Output, Record, Timer, floor
 from lowwater_pipeline.computation.productions import OUTPUT, Outputs
 from lowwater_pipeline.computation.stage import ComputationUpdate
 from lowwater_pipeline.computation.turn import Context
@@ -112,7 +112,7 @@ class Counts(Computation):
 
     name = TIMED
     inputs: ClassVar[Sequence[Input]] = [Input(READ, key="key", event_time="t", id="number")]
-    outputs: ClassVar[Mapping[str, str]] = {
+    outputs: ClassVar[Mapping[str, str | Output]] = {
         "windows": "key string, start long, numbers array<bigint>, met long",
         "echoes": "key string, number long",
     }
@@ -600,7 +600,7 @@ class Driver:
             wait(asyncio.sleep(self.random.uniform(0, 5)))  # a slow start: another run may be quicker
         part = Part(
             QuickAuthority(self.client, asked, clock=lambda: sim.now),  # type: ignore[arg-type]
-            Keyed("key", "t", RANGES, injector=False, window=timedelta(hours=1)),  # type: ignore[arg-type]
+            Keyed("key", "t", RANGES, injector=False, window=timedelta(hours=1)),
             checkpoint,
         )
         skew = 0 if self.place.calm else self.random.choice([0, 0, -20, 20])  # another host
