@@ -87,7 +87,7 @@ class Table:
         self.counted.put(NAMES, FIRST)
         for i, (point, change) in enumerate(rows):
             hour = FIRST + (LAST - FIRST) * i // len(rows)
-            self.upstream.at(hour, 1)
+            self.upstream.at(hour)
             self.fails_at(point, change, hour, NAMES[i % 5 :: 5])
             seen.append(low(self.lw, "counts"))
             assert seen[-1] <= mark(hour), "no watermark leads"
@@ -108,16 +108,12 @@ class Table:
                 counted.probe = lambda *_: None
                 raise Died(point)
 
-        wanted = None if how is None else counted.ask(how)
-        if wanted is not None:
-            # The batch that hears of it.
-            counted.put(["0"], hour)
+        # Before anybody asks: a batch of the row before may be the one that hears of it, and the next begins at once.
         counted.probe = fail
-        counted.flow.feed.put([row(name, hour) for name in names])
-        counted.sent += [(name, hour) for name in names]
-        # And another one, if the first has begun before.
-        counted.flow.feed.put([row("1", hour)])
-        counted.sent.append(("1", hour))
+        wanted = None if how is None else counted.ask(how)
+        for each in (["0"], names, ["1"]):
+            counted.flow.feed.put([row(name, hour) for name in each])
+            counted.sent += [(name, hour) for name in each]
         with pytest.raises(Exception, match=point):
             query.await_termination(120)
         counted.flow.queries.clear()
