@@ -230,8 +230,13 @@ class Durable:
         if any(op.revoke.HasField("bound_micros") for op in record.ops):
             self._sim.reach("a new input lowered a range")
         computation = self._computation(who, log)
-        if computation is not None:
+        # The news of a write may come late, and find that another has taken over: what this one has in memory is not published any more.
+        if computation is not None and self._owns(who, log):
             self._sound(log, computation)
+
+    def _owns(self, who: str, log: str) -> bool:
+        holding = self._authorities[who][1].shard.held.served.get(log)
+        return holding is not None and holding.ownership == self._ledger.owners.get(log)
 
     def _restored(self, who: str, log: str) -> None:
         """A shard has put back what the store had lost; what others wrote meanwhile is gone."""

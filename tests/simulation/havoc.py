@@ -14,6 +14,7 @@ from tests.simulation import chaos
 from tests.simulation.chaos import Move
 from tests.simulation.kernel import Process, StoreWeather, Weather
 from tests.simulation.programs import GROWING
+from tests.simulation.timers import TIMED
 from tests.simulation.upheaval import Upheaval
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class Havoc:
                 nodes = list(self._world.pipeline.nodes.values())
                 self._world.share_out(nodes[int(facts["pick"] * len(nodes))], Random(facts["cut"]))
             case "reset":
-                names = list(self._world.pipeline.nodes)
+                names = [name for name in self._world.pipeline.nodes if name not in self._world.lasting]
                 self._acted(move.kind)
                 self.reset(names[int(facts["pick"] * len(names))])
             case "drop":
@@ -116,10 +117,11 @@ class Havoc:
 
     async def _replace_run(self, pick: float) -> None:
         """Replace the run of a query, and half of the time the new one too, which may not have claimed anything yet."""
-        self._replace(*(slot for slot in self._world.slots if slot.name == BATCHED))
-        if pick < 0.5:
+        for _ in range(2 if pick < 0.5 else 1):
+            for name in (BATCHED, TIMED):
+                for slot in [slot for slot in self._world.slots if slot.name == name]:
+                    self._replace(slot)
             await asyncio.sleep(6 * pick)
-            self._replace(*(slot for slot in self._world.slots if slot.name == BATCHED))
 
     @staticmethod
     def _pick(processes: Sequence[Process], pick: float) -> Process | None:

@@ -45,6 +45,8 @@ from tests.simulation.careless import SENDERS
 from tests.simulation.chaos import is_careless, is_rotten, is_sharded, is_weak
 from tests.simulation.closes import is_closing
 from tests.simulation.runs import MOVES, live
+from tests.simulation.timer_mutants import TIMING
+from tests.simulation.timers import is_timed
 from tests.simulation.writes import is_writing
 
 SEEDS: Final = 40
@@ -474,6 +476,7 @@ MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
         task_switches.intervals_lead,
         task_switches.snapshots_forget_intervals,
         *WRITING,
+        *TIMING,
     )
 }
 
@@ -529,6 +532,7 @@ def worlds(name: str) -> Iterator[int]:
             and (plant not in ROTTEN or is_rotten(seed))
             and (plant not in CLOSING or (is_closing(seed) and not is_weak(seed)))
             and (plant not in WRITING or is_writing(seed))
+            and (plant not in TIMING or is_timed(seed))
             and (plant not in RETENTIVE or not is_weak(seed))
         ):
             yield seed

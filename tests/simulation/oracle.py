@@ -15,6 +15,7 @@ from lowwater import Completeness, History, Inputs, WatermarkView
 from lowwater._pb.lowwater.v1 import topology_pb2, types_pb2, watermarks_pb2, workers_pb2
 from lowwater_authority.journal import GRAPH
 from tests.simulation.durable import Claim, Durable
+from tests.simulation.timers import TIMED
 from tests.simulation.truth import MAX, MIN, Pipeline
 
 if TYPE_CHECKING:
@@ -102,6 +103,8 @@ class Oracle(Durable):
                 self._grants(tap, message)
             case workers_pb2.ReportRequest() as message:
                 self._reported.sent(tap.call, message)
+            case workers_pb2.CommitBatchRequest() as message:
+                self._reported.commits(message)
             case topology_pb2.RegisterResponse() as message:
                 self._keeps(message.computation)
             case topology_pb2.DropRequest() as message:
@@ -203,7 +206,9 @@ class Oracle(Durable):
     def _asks(self, tap: Tap, message: workers_pb2.ClaimRequest) -> None:
         node = self._pipeline.nodes[message.computation]
         ranges = [node.covered(start, end) for start, end in pairwise(message.bounds)]
-        bound = message.bound_micros[0] if message.bound_micros else None
+        # The claim of a tracked stage says where its ranges stand, and not that it does old work again.
+        again = message.bound_micros and message.computation != TIMED
+        bound = message.bound_micros[0] if again else None
         claim = Claim(message.computation, ranges, (message.generation, message.ordinal), bound)
         first = self._claims.setdefault((message.computation, message.request_id), claim)
         if first.ranges != claim.ranges:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lowwater.aio import Lease, Worker
     from tests.simulation.kernel import Process, Simulation
     from tests.simulation.oracle import Oracle
+    from tests.simulation.timers import Timers
 
 SHARES = (0.99, 0.5)
 HOUR = 3_600_000_000
@@ -48,6 +49,8 @@ class Place:
     """What careless workers do; None: there are none."""
     writes: Writes | None = None
     """The store of guarded writes; None: none are made."""
+    timers: Timers | None = None
+    """What is known of the computation with timers; None: there is none."""
 
     def random(self, process: Process) -> Random:
         """The randomness of a process."""

@@ -36,6 +36,8 @@ class Reported:
         self._said: dict[bytes, deque[_Said]] = {}
         """By sender, what is not acknowledged yet."""
         self._settled: dict[Key, dict[int | None, int]] = {}
+        self._batched: set[Key] = set()
+        """Claims that commit batches as well, which move their ranges."""
 
     def sent(self, call: int, message: workers_pb2.ReportRequest) -> None:
         """A worker sends a message of a stream."""
@@ -55,6 +57,10 @@ class Reported:
                 dict(zip(handles, spread, strict=True)),
             )
             self._said.setdefault(sender, deque()).append(said)
+
+    def commits(self, message: workers_pb2.CommitBatchRequest) -> None:
+        """A driver commits a batch."""
+        self._batched.add((message.computation, message.sequencer))
 
     def acknowledged(self, call: int, ack: workers_pb2.ReportAck) -> dict[Key, set[int]]:
         """A worker is told that everything up to a report is durable, but for what was refused.
@@ -99,7 +105,7 @@ class Reported:
         for sequencer, group in computation.map.groups.items():
             key = computation.spec.name, sequencer
             settled = self._settled.get(key)
-            if settled is None or group.state is not GroupState.OWNED:
+            if settled is None or key in self._batched or group.state is not GroupState.OWNED:
                 continue
             later = [said.values for waiting in self._said.values() for said in waiting if said.key == key]
             values = computation.map.columns.values[group.slots()]

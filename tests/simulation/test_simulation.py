@@ -94,9 +94,9 @@ def test_a_planted_bug_is_found(name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("half", [0, 1])
-def test_every_planted_bug_is_found_whichever_world_is_the_first(half: int) -> None:
-    names = list(mutants.MUTANTS)[half::2]
+@pytest.mark.parametrize("third", [0, 1, 2])
+def test_every_planted_bug_is_found_whichever_world_is_the_first(third: int) -> None:
+    names = list(mutants.MUTANTS)[third::3]
     done = command("mutants", *names)
     assert json.loads(done.stdout.splitlines()[-1]) == {"mutants": len(names), "found": len(names)}, done.stdout
     assert done.returncode == 0

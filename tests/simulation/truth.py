@@ -71,6 +71,8 @@ class Node:
     window: int
     """Results are stamped with the start of a window of this length, in microseconds; 0: with the record's own time."""
     cells: list[Cell]
+    feed: list[tuple[int, Record]] | None = None
+    """All records that were ever handed to it, each with its cell; None: nobody reads them in order."""
 
     def stamp(self, time: int) -> int:
         """The event time of what comes of a record: floored to the window's start."""
@@ -190,7 +192,10 @@ class Pipeline:
                 if reader.window and reader.stamp(time) + reader.window <= cell.closed:
                     msg = f"{name} hands {time} to {reader.name}, which has closed windows up to {cell.closed}"
                     raise LateRecord(msg)
-                self._touch(reader.name, index)[self._numbers] = Record(self._numbers, time, origin=name)
+                record = Record(self._numbers, time, origin=name)
+                self._touch(reader.name, index)[self._numbers] = record
+                if reader.feed is not None:
+                    reader.feed.append((index, record))
         self.changed()
 
     def inject(self, name: str, index: int, count: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
@@ -16,7 +16,7 @@ from lowwater import errors
 from lowwater_authority.core import computation, tasks
 from lowwater_authority.engine import holdings, logs
 from lowwater_authority.journal import GRAPH
-from tests.simulation import batches, closes, points, programs, writes
+from tests.simulation import batches, closes, points, programs, timers, writes
 from tests.simulation.careless import SENDERS, Careless
 from tests.simulation.chaos import Move, is_careless, is_sharded, is_weak, length
 from tests.simulation.deployment import Deployment, Seat
@@ -64,8 +64,8 @@ class Slot:
     process: Process
 
 
-def pipeline(random: Random, seconds: float) -> Pipeline:
-    """Two injectors, a join, windows made by micro-batches, and a reader of those."""
+def pipeline(random: Random, seconds: float, *, timed: bool = False) -> Pipeline:
+    """Two injectors, a join, windows made by micro-batches, and a reader of those; and perhaps a computation with timers."""
 
     def times() -> list[int]:
         records = int(seconds * random.uniform(0.5, 1.3)) + 5
@@ -86,6 +86,7 @@ def pipeline(random: Random, seconds: float) -> Pipeline:
             Node("flights", [], 0, sources[:4]),
             Node("weather", [], 0, sources[4:]),
             Node("enriched", ["flights", "weather"], 0, cells(8)),
+            *([Node(timers.TIMED, [timers.READ], HOUR, cells(timers.CELLS))] if timed else []),
             Node("hourly", ["enriched"], HOUR, cells(4)),
             Node("late", ["enriched"], 3 * HOUR, cells(4)),
             Node("daily", ["hourly"], 0, cells(2)),
@@ -97,7 +98,7 @@ def shares(random: Random, node: Node) -> list[Share]:
     """Divide a computation among workers, and their shares into ranges, at random edges."""
     count = len(node.cells)
     inner = sorted(random.sample(range(1, count), random.randrange(min(count, 4))))
-    if node.name == BATCHED:
+    if node.name in (BATCHED, timers.TIMED):
         return [Share((0, *inner, count))]
     outer = [0, *sorted(random.sample(inner, random.randrange(len(inner) + 1))), count]
     return [Share((low, *(edge for edge in inner if low < edge < high), high)) for low, high in pairwise(outer)]
@@ -115,7 +116,10 @@ class World:
         self.snapshot_bytes = random.choice([2_000, 20_000, 200_000])
         self.piece_bytes = 1 if self.snapshot_bytes < 200_000 else holdings.PIECE_BYTES
         """What is read back of a log in one piece: a record in most worlds, all of it in the others."""
-        self.pipeline = pipeline(random, self.seconds)
+        self.timed = timers.is_timed(seed)
+        self.pipeline = pipeline(random, self.seconds, timed=self.timed)
+        self.lasting = {"flights", "weather", timers.READ, timers.TIMED} if self.timed else set[str]()
+        """Computations that nobody resets: a checkpoint is of one life of its inputs."""
         seats = random.randrange(2, 5) if is_sharded(seed) else 1
         ledger = Ledger()
         self.oracle = Oracle(sim, self.pipeline, ledger, weak=self.weak, sharded=seats > 1)
@@ -141,6 +145,9 @@ class World:
         if writes.is_writing(seed):
             slots = [writes.Slot() for _ in self.pipeline.nodes[writes.WRITTEN].cells]
             self.place.writes = writes.Writes(self.place, self.oracle, slots)
+        if self.timed:
+            self.place.timers = timers.Timers(sim, self.pipeline, self.oracle, weak=self.weak)
+            sim.network.taps.append(self.place.timers.sent)
         sim.network.taps.append(self.oracle.sent)
 
     def run(self) -> Result:
@@ -153,11 +160,15 @@ class World:
             mock.patch.object(computation, "SENDERS_KEPT", SENDERS),
             mock.patch.object(tasks, "OPEN_INTERVALS", closes.OPEN),
             _hearing(self.oracle, weak=self.weak),
+            timers.spark_away(self.sim) if self.timed else nullcontext(),
         ):
             try:
                 self.sim.run(self._live(), limit=self.seconds + LIMIT)
             except Exception as error:  # noqa: BLE001 - the worst that can happen to a world
                 self.oracle.fail(f"the world ended: {error!r}")
+            finally:
+                if self.place.timers is not None:
+                    self.place.timers.close()
         return Result(
             seed=self.sim.seed,
             seconds=self.sim.now,
@@ -182,6 +193,8 @@ class World:
         if known is not None:
             for number in range(3):
                 self._read(f"closer-{number}", lambda process: closes.close(place, known, process))
+        if place.timers is not None:
+            self._read("layer", lambda process: timers.lay_out(place, process))
         if place.writes is not None:
             self.later(place.writes.forget)
         self.later(self._supervise)
@@ -239,7 +252,7 @@ class World:
 
     def start_worker(self, slot: Slot) -> None:
         """Start the program of a share."""
-        program = batches.run_batches if slot.name == BATCHED else programs.work
+        program = {BATCHED: batches.run_batches, timers.TIMED: timers.run}.get(slot.name, programs.work)
         slot.process.start(program, self.place, slot.process, slot.name, slot.share)
 
     def _read(self, name: str, program: Callable[[Process], Coroutine[Any, Any, None]]) -> None:
@@ -326,6 +339,8 @@ class World:
             process.start(closes.audit, self.place, self.closes, process)
             await process.ended.wait()
             self._judge(process)
+        if self.place.timers is not None:
+            self.place.timers.audit()
         [watcher] = [process for process, _ in self.readers if process.name == "watcher"]
         await self._arrive("the watcher", lambda: self.oracle.has_seen(watcher, self.pipeline.nodes) == MAX)
 
