@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,8 @@ ROWS = st.lists(st.lists(st.integers(0, 5) | st.just(65_535), max_size=20), max_
 @given(ROWS, st.sampled_from([0, 300, 1 << 20]))
 def test_each_range_has_its_rows_in_their_order_whatever_went_to_the_file(batches: list[list[int]], most: int) -> None:
     """Against a dictionary. With ``most`` 0 every batch goes to a file of its own."""
-    told, expected = [], dict[int, list[str]]()
+    told: list[tuple[Any, pa.RecordBatch]] = []
+    expected: dict[int, list[str]] = {}
     for handles in batches:
         texts = [f"{len(told)} {i}" for i in range(len(handles))]
         rows = {"text": pa.array(texts, pa.string()), "pair": [{"a": i, "b": [None, i]} for i in range(len(handles))]}
