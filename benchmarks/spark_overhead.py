@@ -181,7 +181,7 @@ class _Query(AbstractContextManager["_Query"]):
 
     def _batch(self, rows: DataFrame, batch: lws.Batch) -> None:
         if self.kind == "stateful":
-            self._write(batch.stateful(rows, count_by_key, COUNTS))
+            self._write(batch.stateful(rows.select("key", "t"), count_by_key, COUNTS))
         elif self.kind == "folded":
             self._write(batch.stateful(folded(rows), add_by_key, COUNTS))
         else:
@@ -264,4 +264,4 @@ def count_by_function(rows: DataFrame) -> DataFrame:
     def count(table: pa.Table) -> pa.Table:
         return count_by_key(0, None, table, lowwater.Watermark(START))[1]
 
-    return rows.groupBy(range_column(["key"], RANGES)).applyInArrow(count, COUNTS)
+    return rows.select("key").groupBy(range_column(["key"], RANGES)).applyInArrow(count, COUNTS)

@@ -14,7 +14,7 @@ from lowwater_spark.track.segments import FreshSegment, NextSegments, Segment, S
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["TABLE", "read_table", "split_table"]
+__all__ = ["TABLE", "read_table", "split_table", "where"]
 
 TABLE: Final = 0x7461626C_01
 """The first thing noted of a range with the state of a function."""
@@ -44,10 +44,10 @@ def split_table(table: pa.Table | None, state: pa.Table | None, before: Segments
     # A file has one dictionary for each column.
     whole = any(word in str(kind) for kind in table.schema.types for word in ("dictionary<", "extension<"))
     if state is not None and before.segments and not whole and table.schema.equals(state.schema, check_metadata=True):
-        kept = {_where(piece): each for piece, each in zip(state.to_batches(), before.segments, strict=True)}
+        kept = {where(piece): each for piece, each in zip(state.to_batches(), before.segments, strict=True)}
     pieces: list[Segment | pa.Table] = []
     for piece, batches in groupby(
-        filter(len, table.to_batches()), lambda batch: kept.pop(_where(batch), None) if kept else None
+        filter(len, table.to_batches()), lambda batch: kept.pop(where(batch), None) if kept else None
     ):
         _push(pieces, pa.Table.from_batches(batches) if piece is None else piece, before)
     if whole:
@@ -82,7 +82,7 @@ def _belong(one: Segment | pa.Table, other: Segment | pa.Table) -> bool:
     return not isinstance(other, Segment) or other.rows < 2 * one.num_rows
 
 
-def _where(batch: pa.RecordBatch) -> Any:
+def where(batch: pa.RecordBatch) -> Any:
     """Return where the data of a piece lie: two with the same schema that lie in the same place are the same, as long as both are alive."""
     return batch.num_rows, tuple(_lies(column) for column in batch.columns)
 

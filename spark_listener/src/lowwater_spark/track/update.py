@@ -51,6 +51,7 @@ __all__ = [
     "restage",
     "rows_of",
     "tasks_of",
+    "times_in",
 ]
 
 UpdateResult = tuple["pa.Table | None", "pa.Table | None", "lowwater.EventTime | None", Iterable[Any]]
@@ -160,7 +161,7 @@ def build_version(
             injector=injector,
             window=window,
             event_time=event_time if isinstance(event_time, str) else "",
-            times=_times_in(frame, event_time),
+            times=times_in(frame, event_time),
         )
         receipts.extend(_run(job, frame, key, event_time, cut))
         _check_stamps(receipts, batch)
@@ -207,7 +208,7 @@ def fixed(update: object, held: Sequence[RangeEntry] = ()) -> str:
     return f"{what} which key a row of it is of. Write the stage as a computation (lowwater_pipeline.computation), whose state can be cut, or leave its ranges as they are"
 
 
-def _times_in(frame: DataFrame, event_time: str | Column) -> str:
+def times_in(frame: DataFrame, event_time: str | Column) -> str:
     """Return the name of the column that has the rows' event times: one of theirs, where it is surely that."""
     if not isinstance(event_time, str) or not event_time.isidentifier() or event_time not in frame.columns:
         return _TIME
