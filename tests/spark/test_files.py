@@ -31,6 +31,7 @@ from lowwater_spark.track.hook import Hook
 from lowwater_spark.track.inputs import Reading
 from lowwater_spark.track.segments import Due, FreshSegment, NextSegments, Segment, Segments, write_segments
 from lowwater_spark.track.state import RangeEntry, StateStore, Version
+from lowwater_spark.track.tables import read_table, split_table
 from tests.kit.times import SECOND
 from tests.spark.support import place
 
@@ -310,6 +311,44 @@ def segmented(folder: Path, before: Segments, attempt: int, *names: str) -> tupl
     """Keep all segments, and add one for each name."""
     new = [FreshSegment(pa.table({"name": [name]}), (7, -1), name.encode()) for name in names]
     return write_segments(NextSegments([*before.segments, *new]), before, str(folder), f"00000-{attempt}")
+
+
+def test_a_batch_that_dies_while_it_keeps_a_part_of_a_functions_table_doubles_and_loses_nothing(tmp_path: Path) -> None:
+    """At each step: its files half made, all made, the version named and nothing after it. The next run gets what the batch before has left, or what this one has named."""
+    store = StateStore.opened(place(tmp_path), tmp_path / "state", 1, batch=0, ordinal=1)
+
+    def fill(folder: Path, batch: int, dies: str) -> Version:
+        before = store.before(batch)
+        entry = RangeEntry() if before is None else before.ranges[0]
+        segments = Segments(store.file(batch - 1, ""), entry.segments, entry.facts)
+        state = read_table(segments)
+        new = pa.table({"n": [batch] * (1000 if batch == 0 else 1)})
+        after = split_table(new if state is None else pa.concat_tables([state, new]), state, segments)
+        made: tuple[Segment, ...] = ()
+        for attempt in range(2 if dies else 1):
+            made = write_segments(after, segments, str(folder), f"00000-{attempt}")
+            if dies == "half":
+                raise OSError("the disk is gone")
+        if dies == "made":
+            raise OSError("the disk is gone")
+        return Version(batch, f"d{batch}", 5, [RangeEntry(segments=made, facts=tuple(after.facts))])
+
+    for batch in range(4):
+        for dies in ("half", "made"):
+            with pytest.raises(OSError, match="the disk is gone"):
+                store.build(batch, f"d{batch}", partial(fill, batch=batch, dies=dies))
+            assert store.version(batch) is None
+        made = store.build(batch, f"d{batch}", partial(fill, batch=batch, dies=""))
+        # Whoever was killed now runs the batch again, and finds it.
+        assert store.build(batch, f"d{batch}", partial(fill, batch=batch, dies="half")) == made
+        found = read_table(Segments(store.file(batch, ""), made.ranges[0].segments))
+        assert found is not None
+        assert found["n"].to_pylist() == [0] * 1000 + list(range(1, batch + 1))
+        store.purge(batch - 1)
+    last = store.version(3)
+    assert last is not None
+    first = Path(store.file(3, last.ranges[0].segments[0].name))
+    assert first.stat().st_nlink == 3, "the rows of the first batch were written once, and are in three versions"
 
 
 def test_segments_are_linked_from_version_to_version_and_outlive_the_one_that_made_them(tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from lowwater.watermark import MAX
-from lowwater_spark.track.update import held_micros, least_record
+from lowwater_spark.track.update import held_micros, least_record, times_in
 from tests.kit.times import at
 
 BEFORE_1970 = dt.datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=dt.UTC)
@@ -45,3 +46,11 @@ def test_the_least_record_is_in_what_is_pending_or_in_the_state() -> None:
     assert least_record([-2], state, "t") == -2
     assert [least_record([], state, name) for name in ("plain", "missing", "")] == [MAX] * 3
     assert least_record([], state.slice(2, 1), "t") == MAX, "null is nothing"
+
+
+def test_the_event_times_are_taken_from_the_rows_own_column_where_that_is_surely_meant() -> None:
+    """Spark takes another case for the same name, and a dot for a field of a struct: there they get a column of their own."""
+    frame: Any = SimpleNamespace(columns=["t", "T2", "a.b", "x", "X"])
+    assert times_in(frame, "t") == "t"
+    for name in ("T", "t2", "a.b", "x", "X", "`t`", "none"):
+        assert times_in(frame, name) == "__lowwater_time"

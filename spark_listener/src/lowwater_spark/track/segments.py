@@ -14,7 +14,6 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import lowwater
@@ -35,7 +34,6 @@ __all__ = [
     "SendingUpdate",
     "Unsent",
     "load",
-    "save",
     "write_segments",
 ]
 
@@ -240,11 +238,3 @@ def load(path: str) -> pa.Table | None:
         return None
     with pa.OSFile(path) as file:
         return pa.ipc.open_file(file).read_all()
-
-
-def save(table: pa.Table, path: Path) -> None:
-    """Write a table into a file of its own. O(table)."""
-    import pyarrow as pa
-
-    with pa.OSFile(os.fspath(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table)

@@ -48,7 +48,7 @@ class RangeEntry:
     state: str = ""
     """Name of the file with its state; empty when it has none."""
     emitted: str = ""
-    """Name of the file with the rows it emitted; empty when there are none."""
+    """Name of the file with the rows that the ranges of its task emitted, of the first of them that did; of the others, and of one that emitted nothing, empty."""
     oldest: int | None = None
     """The oldest stamp that it still holds, microseconds."""
     records: int = 0

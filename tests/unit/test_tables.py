@@ -1,0 +1,158 @@
+"""The table of a function, kept in segments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lowwater_spark.track.segments import NextSegments, Segment, Segments, write_segments
+from lowwater_spark.track.tables import TABLE, read_table, split_table, where
+
+KEEP, APPEND, PREPEND, FILTER, AROUND, TWICE, NOTHING = range(7)
+
+
+def rows(start: int, n: int) -> pa.Table:
+    numbers = range(start, start + n)
+    pairs = [{"n": i, "few": [i, None]} for i in numbers]
+    return pa.table({"n": pa.array(numbers, pa.int64()), "text": [f"t{i}" for i in numbers], "pair": pairs})
+
+
+class Range:
+    """A key range over several batches."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.last = Segments(str(folder))
+        self.written = 0
+        """Rows in all."""
+
+    @property
+    def state(self) -> pa.Table | None:
+        return read_table(self.last)
+
+    def batch(self, name: str, made: Any) -> NextSegments:
+        state = read_table(self.last)
+        after = split_table(made(state), state, self.last)
+        folder = self._folder / name
+        folder.mkdir()
+        self.last = Segments(str(folder), write_segments(after, self.last, str(folder), "00000-1"), after.facts)
+        assert self.last.facts == ((TABLE,) if self.last.segments else ())
+        self.written += sum(each.table.num_rows for each in after.segments if not isinstance(each, Segment))
+        return after
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 40)), max_size=12))
+def test_a_function_gets_the_table_that_it_has_returned(tmp_path_factory: Any, steps: list[tuple[int, int]]) -> None:
+    """Against a plain table, whatever was kept, moved, merged or left out."""
+    made = Range(tmp_path_factory.mktemp("range"))
+    expected: pa.Table | None = None
+    for at, (kind, n) in enumerate(steps):
+        new = rows(1000 * at, n)
+
+        def change(state: pa.Table | None, kind: int = kind, n: int = n, new: pa.Table = new) -> pa.Table | None:
+            if state is None or kind == NOTHING:
+                return None if kind == NOTHING else new
+            return {
+                KEEP: lambda: state,
+                APPEND: lambda: pa.concat_tables([state, new]),
+                PREPEND: lambda: pa.concat_tables([new, state]),
+                FILTER: lambda: state.filter(pa.array([i % n != 0 for i in range(state.num_rows)])),
+                AROUND: lambda: pa.concat_tables([state.slice(n), new, state.slice(0, n)]),
+                TWICE: lambda: pa.concat_tables([state, new, state]) if state.num_rows < 1000 else state,
+            }[kind]()
+
+        expected = change(expected)
+        made.batch(f"{at}", change)
+        if expected is not None and not expected.num_rows:
+            expected = None
+        assert (made.state is None) == (expected is None)
+        assert made.state is None or made.state.equals(expected)
+
+
+@pytest.mark.parametrize("at_end", [True, False])
+def test_who_appends_writes_what_is_new_and_has_few_pieces(tmp_path: Path, at_end: bool) -> None:
+    """64 batches: a row is written a few times in all, and not once in each of them."""
+    made = Range(tmp_path)
+    made.batch("first", lambda _: rows(0, 10_000))
+    first = made.last.segments[0]
+    for at in range(64):
+        new = rows(10_000 + 10 * at, 10)
+        made.batch(f"{at}", lambda state, new=new: pa.concat_tables([state, new] if at_end else [new, state]))
+        assert len(made.last.segments) <= 8
+    state = made.state
+    assert state is not None
+    assert state.num_rows == 10_640
+    kept = made.last.segments[0 if at_end else -1]
+    assert (kept.rows, kept.size) == (first.rows, first.size)
+    assert Path(made.last.folder, kept.name).stat().st_nlink == 65
+    assert made.written < 10_000 + 640 * 8
+
+
+def test_what_has_not_changed_is_linked(tmp_path: Path) -> None:
+    """The same table, and one that is put together of the same pieces anew."""
+    made = Range(tmp_path)
+    made.batch("0", lambda _: rows(0, 100))
+    made.batch("1", lambda state: state)
+    made.batch("2", lambda state: pa.Table.from_batches(state.to_batches()))
+    made.batch("3", lambda state: state.select(state.column_names))
+    assert made.written == 100
+    # Other columns, another order of them or other types: it is another table.
+    made.batch("4", lambda state: state.select(["text", "n", "pair"]))
+    assert made.written == 200
+    assert made.state is not None
+    assert made.state.column_names == ["text", "n", "pair"]
+
+
+def test_columns_that_lie_elsewhere_in_the_same_memory_are_others(tmp_path: Path) -> None:
+    """The buffers of a struct are those of its parts, wherever a part begins in them; and columns of one type may change places."""
+    made = Range(tmp_path)
+    numbers, more = pa.array(range(8), pa.int64()), pa.array(range(8, 16), pa.int64())
+    both = pa.StructArray.from_arrays([numbers, more], ["a", "b"])
+    made.batch("0", lambda _: pa.table({"s": both, "a": numbers, "b": more}))
+
+    def turned(state: pa.Table) -> pa.Table:
+        return pa.table({"s": state["s"], "a": state["b"], "b": state["a"]})
+
+    made.batch("1", turned)
+    assert made.state is not None
+    assert made.state["a"].to_pylist() == more.to_pylist()
+    # In a function's hands a part may be any piece of a longer column.
+    long = pa.array(range(9), pa.int64())
+    lists = pa.array([0, 2, 4], pa.int32())
+    for parts in (
+        [pa.StructArray.from_arrays([long.slice(i, 8)], ["a"]) for i in (0, 1)],
+        [pa.ListArray.from_arrays(lists, long.slice(i, 8)) for i in (0, 1)],
+    ):
+        one, other = (pa.RecordBatch.from_arrays([each], ["column"]) for each in parts)
+        assert one != other
+        assert where(one) != where(other)
+        assert where(one) == where(pa.RecordBatch.from_arrays(one.columns, ["column"]))
+
+
+def test_tables_of_pandas_and_dictionaries_come_back_as_they_were(tmp_path: Path) -> None:
+    """What a schema says beside its types comes back, and dictionaries of several batches go into one file."""
+    made = Range(tmp_path)
+    for at in range(3):
+        words = pa.array([f"w{at}", "x"]).dictionary_encode()
+        new = pa.table({"w": words}, metadata={"who": f"batch {at}"})
+        made.batch(f"{at}", lambda state, new=new: new if state is None else pa.concat_tables([new, state]))
+        assert made.state is not None
+        assert made.state.schema.metadata == {b"who": f"batch {at}".encode()}
+        assert made.state.column("w").to_pylist() == [w for i in range(at, -1, -1) for w in (f"w{i}", "x")]
+
+
+def test_the_state_of_an_older_release_goes_on(tmp_path: Path) -> None:
+    """It is one file, and in segments as soon as it changes."""
+    old = tmp_path / "00000-7.state"
+    with pa.OSFile(str(old), "wb") as file, pa.ipc.new_file(file, rows(0, 5).schema) as writer:
+        writer.write_table(rows(0, 5))
+    made = Range(tmp_path)
+    made.last = Segments(str(tmp_path), whole=str(old))
+    made.batch("0", lambda state: pa.concat_tables([state, rows(5, 1)]))
+    assert made.state == rows(0, 6)
