@@ -118,8 +118,8 @@ def _with_times(packed: bytes, epoch: int) -> bytes:
     inner, found = io.BytesIO(), []
     with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
         for member in archive:
-            content = archive.extractfile(member)
-            found.append((member.name, content.read() if content else b""))
+            file = archive.extractfile(member)
+            found.append((member.name, file.read() if file else b""))
     with tarfile.open(fileobj=inner, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for name, content in sorted(found):
             member = tarfile.TarInfo(name)

@@ -10,6 +10,7 @@ import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -44,7 +45,8 @@ def test_each_distribution_is_there_as_wheel_and_source_with_its_licence(built: 
 
 
 def test_the_checksums_are_those_of_all_files(built: Path) -> None:
-    told = dict(reversed(line.split("  ")) for line in (built / "SHA256SUMS").read_text().splitlines())
+    lines = [line.split("  ") for line in (built / "SHA256SUMS").read_text().splitlines()]
+    told = {name: digest for digest, name in lines}
     found = {
         path.relative_to(built).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in built.rglob("*")
@@ -66,6 +68,7 @@ def test_helm_takes_the_chart_and_its_index(built: Path) -> None:
 
 
 def test_a_bill_of_materials_names_what_is_needed_with_hashes(built: Path) -> None:
+    parts: dict[str, dict[str, Any]] = {}
     for name in (*dist.DISTRIBUTIONS, "image"):
         told = json.loads((built / f"sbom/{name}.cdx.json").read_text())
         assert told["bomFormat"] == "CycloneDX"

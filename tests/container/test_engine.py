@@ -88,7 +88,7 @@ def test_the_image_is_what_the_dockerfile_says_and_serves(archive: Path, tmp_pat
     with (tmp_path / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as serving:
         try:
             with lowwater.connect(f"127.0.0.1:{port}") as lw:
-                eventually(lambda: lw.register("enriched") or True, "it serves")
+                eventually(lambda: lw.register("enriched").name, "it serves")
         finally:
             serving.terminate()
     run("buildah", "rm", container)

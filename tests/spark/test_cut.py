@@ -16,7 +16,7 @@ from lowwater_spark.track.cut import Cut, layout_from_json, layout_to_json, leas
 from lowwater_spark.track.inputs import Reading
 from lowwater_spark.track.progress import Committed, Progress
 from lowwater_spark.track.ranges import place_bytes
-from lowwater_spark.track.update import _HANDLE, _by_range
+from lowwater_spark.track.update import _by_range
 
 starts = st.sets(st.integers(1, SLOTS - 1), max_size=30).map(lambda some: (0, *sorted(some)))
 cuts = st.one_of(st.builds(Cut, st.integers(1, 40)), st.builds(lambda some: Cut(4, Layout(1, some)), starts))
@@ -47,11 +47,11 @@ def test_a_range_that_is_pinned_runs_in_its_task(spark: SparkSession) -> None:
 def test_a_range_runs_in_the_task_that_it_is_pinned_to_also_where_there_are_fewer_ranges(spark: SparkSession) -> None:
     """And one whose log has a task that no batch has any more in another one: it is not stopped."""
     cut = Cut(4, Layout(1, (0, 0x4000, 0x8000), (5, 0, 9)))
-    rows = spark.range(3).select(sf.col("id").cast("int").alias(_HANDLE))
+    rows = spark.range(3).select(sf.col("id").cast("int").alias("handle"))
     before = spark.conf.get("spark.sql.shuffle.partitions")
     try:
         spark.conf.set("spark.sql.shuffle.partitions", "8")
-        placed = _by_range(rows, cut).select(_HANDLE, sf.spark_partition_id()).collect()
+        placed = _by_range(rows, sf.col("handle"), cut).select("handle", sf.spark_partition_id()).collect()
     finally:
         spark.conf.set("spark.sql.shuffle.partitions", before or "2")
     assert dict(map(tuple, placed)) == {0: 4, 1: 1, 2: 0}

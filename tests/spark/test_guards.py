@@ -56,6 +56,7 @@ def a_batch(checkpoint: Path, *, replayed: bool) -> Batch:
         ordinal=1,
         swept=set(),
         probe=lambda _point, _batch: None,
+        logged=lambda _batch: None,
     )
 
 
