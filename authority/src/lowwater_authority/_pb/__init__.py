@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 6023ea69a418bd97e5d80f3d5db421d38e61c5c11c4a74fc8b53a423d4bc28a6
+Made from: sha256 08e3ad18574c330bb5836237f21228e251d653de88f581f4607112d2162aeed4
 """

@@ -126,7 +126,9 @@ class Range(google.protobuf.message.Message):
     host: builtins.str
     """The host that worker runs on."""
     sequencer: builtins.int
-    """The sequencer of the claim it belongs to; 0 when never claimed."""
+    """The sequencer of the claim it belongs to; 0 when it was never claimed, or was
+    left over when a newer claim cut a range.
+    """
     since_micros: builtins.int
     """Processing time since which it has stood at this watermark."""
     last_report_micros: builtins.int
