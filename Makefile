@@ -160,5 +160,5 @@ soak: setup
 	@$(RUN) python -m benchmarks.soak --seconds $(SECONDS) $(ARGS)
 
 clean:
-	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
+	rm -rf build dist examples/go/v1 .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
 	find . -name __pycache__ -type d -not -path './.venv/*' -not -path './.tools/*' -prune -exec rm -rf {} +

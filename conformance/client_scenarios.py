@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Final
 
@@ -95,6 +96,11 @@ def is_durable(world: Deployment, which: Claim, *hours: int) -> None:
     found = [value / HOUR for value in which.values]
     if found != list(hours):
         raise Broken(f"flush was expected to return when {list(hours)} are acknowledged, but the authority has {found}")
+
+
+def stands(claim: Claim, values: list[int]) -> bool:
+    """Whether the authority has a state."""
+    return claim.values == values
 
 
 def seen(client: Program, name: str = "clicks") -> list[int]:
@@ -349,6 +355,29 @@ def _is_told_stale(client: Program, world: Deployment, which: Claim) -> None:
     if client.start("advance", claim=which.name, micros=values).outcome() != STALE:
         flush(client, which).error(STALE)
     is_durable(world, which, 1, 2)
+    world.only("Claim", 1, "as it was commanded")
+
+
+@scenario()
+def fenced_in_part(client: Program, world: Deployment) -> None:
+    """A claim that lost some ranges goes on with the others, on another stream, too."""
+    connect(client, world)
+    which = claim(client, world, 3)
+    advance(client, world, which, 1, 2, 3)
+    flush(client, which).result()
+    world.fence(which, 0, tell=True)
+    for hours in ((4, 5, 6), (7, 8, 9)):
+        values = [hour * HOUR for hour in hours]
+        world.staged(which, values)
+        # It may say, once, that ranges were lost, and stage nothing then.
+        said = client.start("advance", claim=which.name, micros=values).outcome()
+        if said == STALE:
+            client.do("advance", claim=which.name, micros=values)
+        expect(said in ("", STALE), f"advance was expected to work, or to say {STALE}, but said {said}")
+        flush(client, which).outcome()  # it may say again that some are lost
+        wanted = [HOUR, *values[1:]]
+        world.until(partial(stands, which, wanted), f"the state {wanted}, of which the first range is lost,")
+        world.end_streams(LOST)
     world.only("Claim", 1, "as it was commanded")
 
 

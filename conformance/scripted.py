@@ -209,13 +209,15 @@ class Deployment:
                 if name in stream.names or not stream.names:
                     stream.out.put(self._news([self._watermark(name, epoch)]))
 
-    def fence(self, claim: Claim, *, tell: bool) -> None:
-        """Take all ranges of a claim away."""
+    def fence(self, claim: Claim, *handles: int, tell: bool) -> None:
+        """Take ranges of a claim away; all, if none are named."""
         with self.changed:
-            claim.lost = set(range(claim.ranges))
+            claim.lost |= set(handles or range(claim.ranges))
             for stream in self.reports:
                 if tell and claim.sequencer in stream.named:
-                    told = workers_pb2.Fenced(computation=claim.name, sequencer=claim.sequencer, reason="a newer claim")
+                    told = workers_pb2.Fenced(
+                        computation=claim.name, sequencer=claim.sequencer, handles=handles, reason="a newer claim"
+                    )
                     stream.out.put(workers_pb2.ReportResponse(fenced=told))
 
     def acknowledge_all(self) -> None:
@@ -392,9 +394,9 @@ class Deployment:
             ack.refused[-1].reason, ack.refused[-1].newest = "OLD_STREAM", claim.newest
             return
         handles = list(group.handles) or list(range(claim.ranges))
-        if claim.sequencer not in stream.named and set(handles) != set(range(claim.ranges)):
+        if claim.sequencer not in stream.named and not set(range(claim.ranges)) - claim.lost <= set(handles):
             self.find(
-                f"the first report of a claim on a stream was expected to have all {claim.ranges} ranges, but has {handles}"
+                f"the first report of a claim on a stream was expected to have all {claim.ranges} ranges but the lost ones, but has {handles}"
             )
         stream.named.add(claim.sequencer)
         if len(group.watermarks_micros) not in (1, len(handles)):
@@ -404,11 +406,16 @@ class Deployment:
             return
         values = list(group.watermarks_micros) * (len(handles) if len(group.watermarks_micros) == 1 else 1)
         wrong = []
+        stale = claim.lost & set(handles)
+        if stale:
+            ack.refused.append(refused)
+            ack.refused[-1].reason = "STALE_SEQUENCER"
+            ack.refused[-1].handles.extend(sorted(stale))
         for handle, value in zip(handles, values, strict=True):
             self._check_value(claim, handle, value)
             if claim.ahead is not None and value > claim.ahead:
                 wrong.append(handle)
-            else:
+            elif handle not in stale:
                 claim.values[handle] = value
         if wrong:
             ack.refused.append(refused)
