@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import queue
+import random
 import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from concurrent import futures
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
@@ -30,6 +32,8 @@ from lowwater._pb.lowwater.v1 import (
 MIN: Final = -(2**63)
 BEAT: Final = 0.5
 IN_FLIGHT: Final = 64
+PORTS: Final = range(10_000, 12_000)
+"""Below those that systems give to connections: a server that is stopped must find its port free again."""
 DETAILS: Final = "grpc-status-details-bin"
 TYPE: Final = "type.googleapis.com/google.rpc."
 
@@ -502,7 +506,7 @@ class Shard(
 
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
-        self.address = "127.0.0.1:0"
+        self.address = ""
         self._server: Any = None
 
     @classmethod
@@ -514,6 +518,16 @@ class Shard(
 
     def start(self) -> None:
         """Serve; again at the same address."""
+        if self.address:
+            self._serve(self.address)
+            return
+        for port in random.sample(PORTS, len(PORTS)):
+            with suppress(RuntimeError):  # somebody has it
+                self._serve(f"127.0.0.1:{port}")
+                return
+        raise OSError(f"no port of {PORTS} is free")
+
+    def _serve(self, address: str) -> None:
         self._server = grpc.server(
             futures.ThreadPoolExecutor(64),
             options=[
@@ -526,8 +540,8 @@ class Shard(
         topology_pb2_grpc.add_TopologyServiceServicer_to_server(self, self._server)
         watermarks_pb2_grpc.add_WatermarkServiceServicer_to_server(self, self._server)
         workers_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server)
-        port = self._server.add_insecure_port(self.address)
-        self.address = f"127.0.0.1:{port}"
+        self._server.add_insecure_port(address)
+        self.address = address
         self._server.start()
 
     def stop(self) -> None:
