@@ -7,7 +7,7 @@ SHELL := /bin/bash
 
 RUN := . .tools/env &&
 # Everything that is type-checked.
-TYPED := $(wildcard client/src authority/src page/src spark_listener/src pipeline/src tests scripts benchmarks examples monitoring)
+TYPED := $(wildcard client/src authority/src page/src spark_listener/src pipeline/src tests scripts benchmarks conformance examples monitoring)
 # How many processes share the tests, one more than two cores: each of them waits for half of its time. 0 for a run in one, which a
 # debugger needs (ARGS=--pdb).
 WORKERS ?= 3
@@ -170,5 +170,5 @@ soak: setup
 	@$(RUN) python -m benchmarks.soak --seconds $(SECONDS) $(ARGS)
 
 clean:
-	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
+	rm -rf build dist examples/go/v1 .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
 	find . -name __pycache__ -type d -not -path './.venv/*' -not -path './.tools/*' -prune -exec rm -rf {} +

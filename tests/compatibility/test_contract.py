@@ -98,3 +98,14 @@ def _plain(file: FileDescriptorProto) -> FileDescriptorProto:
             for field in each.field:
                 field.ClearField("json_name")
     return file
+
+
+def test_the_contract_names_packages_of_go_and_java() -> None:
+    """The exceptions of proto/buf.yaml let them change, since the first release had none."""
+    for source in sorted((PROTO / "lowwater/v1").glob("*.proto")):
+        for option in (
+            'go_package = "lowwater/v1;lowwaterv1"',
+            "java_multiple_files = true",
+            'java_package = "lowwater.v1"',
+        ):
+            assert f"\noption {option};\n" in source.read_text(), f"{source.name} lacks: {option}"

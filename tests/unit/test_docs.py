@@ -22,6 +22,7 @@ NAMING = (
     "authority",
     "benchmarks",
     "client",
+    "conformance",
     "container",
     "examples",
     "helm",

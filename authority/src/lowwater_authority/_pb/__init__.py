@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 d00970818d1b8ac6388615fe853749bfef5b133516af3c340876ea612c078a34
+Made from: sha256 6d5dc93eb6471d24f5bf3eff2367dfd45a91a53818eef8e274478cff3c65caaf
 """

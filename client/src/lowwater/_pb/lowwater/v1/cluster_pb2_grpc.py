@@ -26,7 +26,9 @@ if _version_not_supported:
 
 
 class ClusterServiceStub(object):
-    """Every shard answers these, whichever computations it serves.
+    """Every shard answers these, whichever computations it serves. An authority
+    without a shared store is alone, never says MOVED, and refuses all of them but
+    Identify with INVALID_ARGUMENT.
     """
 
     def __init__(self, channel):
@@ -63,7 +65,9 @@ class ClusterServiceStub(object):
 
 
 class ClusterServiceServicer(object):
-    """Every shard answers these, whichever computations it serves.
+    """Every shard answers these, whichever computations it serves. An authority
+    without a shared store is alone, never says MOVED, and refuses all of them but
+    Identify with INVALID_ARGUMENT.
     """
 
     def Locate(self, request, context):
@@ -142,7 +146,9 @@ def add_ClusterServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ClusterService(object):
-    """Every shard answers these, whichever computations it serves.
+    """Every shard answers these, whichever computations it serves. An authority
+    without a shared store is alone, never says MOVED, and refuses all of them but
+    Identify with INVALID_ARGUMENT.
     """
 
     @staticmethod

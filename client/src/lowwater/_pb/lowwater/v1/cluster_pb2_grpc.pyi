@@ -106,7 +106,10 @@ _ClusterServiceIdentifyType = typing_extensions.TypeVar(
 )
 
 class ClusterServiceStub(typing.Generic[_ClusterServiceLocateType, _ClusterServiceListShardsType, _ClusterServiceDrainType, _ClusterServicePinType, _ClusterServiceIdentifyType]):
-    """Every shard answers these, whichever computations it serves."""
+    """Every shard answers these, whichever computations it serves. An authority
+    without a shared store is alone, never says MOVED, and refuses all of them but
+    Identify with INVALID_ARGUMENT.
+    """
 
     @typing.overload
     def __init__(self: ClusterServiceStub[
@@ -202,7 +205,10 @@ ClusterServiceAsyncStub: typing_extensions.TypeAlias = ClusterServiceStub[
 ]
 
 class ClusterServiceServicer(metaclass=abc.ABCMeta):
-    """Every shard answers these, whichever computations it serves."""
+    """Every shard answers these, whichever computations it serves. An authority
+    without a shared store is alone, never says MOVED, and refuses all of them but
+    Identify with INVALID_ARGUMENT.
+    """
 
     @abc.abstractmethod
     def Locate(

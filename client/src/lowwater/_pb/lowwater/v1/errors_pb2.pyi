@@ -83,6 +83,12 @@ class ErrorInfo(google.protobuf.message.Message):
     reason: builtins.str
     """UPPER_SNAKE; equal to the name of the client's exception class. Take a
     reason that is not listed here for one that is not to be repeated.
+    RefusedRanges.reason has the same ones.
+
+    A status without an ErrorInfo is gRPC's own. UNAVAILABLE, CANCELLED and
+    DEADLINE_EXCEEDED have an unknown outcome, see below. UNIMPLEMENTED: the
+    authority is older than the call. RESOURCE_EXHAUSTED: the message is too
+    large, and will be each time. No other is to be repeated either.
 
     Later is better: the same call may succeed. Wait as RetryInfo says, else
     back off. Nothing was changed, but for an unknown outcome: that is

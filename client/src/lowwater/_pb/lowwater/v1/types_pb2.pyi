@@ -48,7 +48,9 @@ class _RangeStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     RANGE_STATE_UNOWNED: _RangeState.ValueType  # 3
     """Nobody owns it now: it holds its last value."""
     RANGE_STATE_FINISHED: _RangeState.ValueType  # 4
-    """Its owner said that nothing will ever come."""
+    """Its owner said that nothing will ever come, and may take it back; see
+    GroupReport.finish.
+    """
     RANGE_STATE_RETIRED: _RangeState.ValueType  # 5
     """An operator took it out of the computation."""
 
@@ -64,7 +66,9 @@ RANGE_STATE_OWNED: RangeState.ValueType  # 2
 RANGE_STATE_UNOWNED: RangeState.ValueType  # 3
 """Nobody owns it now: it holds its last value."""
 RANGE_STATE_FINISHED: RangeState.ValueType  # 4
-"""Its owner said that nothing will ever come."""
+"""Its owner said that nothing will ever come, and may take it back; see
+GroupReport.finish.
+"""
 RANGE_STATE_RETIRED: RangeState.ValueType  # 5
 """An operator took it out of the computation."""
 Global___RangeState: typing_extensions.TypeAlias = RangeState
@@ -122,7 +126,9 @@ class Range(google.protobuf.message.Message):
     host: builtins.str
     """The host that worker runs on."""
     sequencer: builtins.int
-    """The sequencer of the claim it belongs to; 0 when never claimed."""
+    """The sequencer of the claim it belongs to; 0 when it was never claimed, or was
+    left over when a newer claim cut a range.
+    """
     since_micros: builtins.int
     """Processing time since which it has stood at this watermark."""
     last_report_micros: builtins.int

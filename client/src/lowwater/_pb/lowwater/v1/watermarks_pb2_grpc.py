@@ -76,7 +76,8 @@ class WatermarkServiceServicer(object):
     def Watch(self, request, context):
         """Follows them: the newest value at once, then every change, conflated, and a
         beat when nothing was told for a second. What a slow reader has not read
-        waits in gRPC's buffers; small flow-control windows keep old values few.
+        waits in gRPC's buffers; small flow-control windows keep old values few, for
+        example 16 KiB a stream, with no probing for a larger one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -162,7 +162,8 @@ class WatermarkServiceStub(typing.Generic[_WatermarkServiceGetWatermarksType, _W
     Watch: _WatermarkServiceWatchType
     """Follows them: the newest value at once, then every change, conflated, and a
     beat when nothing was told for a second. What a slow reader has not read
-    waits in gRPC's buffers; small flow-control windows keep old values few.
+    waits in gRPC's buffers; small flow-control windows keep old values few, for
+    example 16 KiB a stream, with no probing for a larger one.
     """
 
     CheckComplete: _WatermarkServiceCheckCompleteType
@@ -216,7 +217,8 @@ class WatermarkServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[collections.abc.Iterator[lowwater._pb.lowwater.v1.watermarks_pb2.WatchResponse], collections.abc.AsyncIterator[lowwater._pb.lowwater.v1.watermarks_pb2.WatchResponse]]:
         """Follows them: the newest value at once, then every change, conflated, and a
         beat when nothing was told for a second. What a slow reader has not read
-        waits in gRPC's buffers; small flow-control windows keep old values few.
+        waits in gRPC's buffers; small flow-control windows keep old values few, for
+        example 16 KiB a stream, with no probing for a larger one.
         """
 
     @abc.abstractmethod

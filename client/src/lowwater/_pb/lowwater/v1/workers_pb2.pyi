@@ -48,7 +48,8 @@ class ClaimRequest(google.protobuf.message.Message):
     """The worker's host, for people."""
     identity: builtins.str
     """Who owns the computation for good, for example a query's checkpoint. The
-    first claim binds it; claims by another identity are refused.
+    first claim binds it, an empty one too; claims by another identity are
+    refused.
     """
     generation: builtins.int
     """The first micro-batch that is not committed yet. Claims order by
@@ -59,9 +60,9 @@ class ClaimRequest(google.protobuf.message.Message):
     ordinal: builtins.int
     """Orders runs of one generation."""
     request_id: builtins.bytes
-    """A repeat of the id gets the same answer, as long as the claim is not
-    superseded; the rest of the request must be the same too. 16 random bytes,
-    new ones for each claim.
+    """A repeat of the id gets the same answer as long as the claim is not
+    superseded, and STALE_SEQUENCER after. The rest of the request must be the
+    same too. 16 random bytes, new ones for each claim.
     """
     batch_digest: builtins.bytes
     """Digest of the first batch the owner will run, when it was already planned:
@@ -80,8 +81,8 @@ class ClaimRequest(google.protobuf.message.Message):
     def bounds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """n + 1 strictly ascending keys delimit n ranges; range i is the handle i.
         At most 2,000,000 ranges, and 1,024 bytes a key. The first is empty to begin
-        at the first key of all; of the others only the last may be empty, meaning
-        no upper bound. A range of an older claim that is cut by these bounds is
+        at the first key of all, or any key; of the others only the last may be
+        empty, meaning no upper bound. A range of an older claim that is cut by these bounds is
         lost to its owner whole; what is outside of them holds, unowned, until
         somebody claims it.
         """
@@ -147,7 +148,7 @@ class ClaimResponse(google.protobuf.message.Message):
     input_version: builtins.int
     """The version of the inputs that a fold must name."""
     reference_micros: builtins.int
-    """The event time that histogram ages count from."""
+    """The event time that histogram ages count from, as ReferenceTime.micros."""
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The inputs, in order."""
@@ -249,11 +250,15 @@ Global___Histogram: typing_extensions.TypeAlias = Histogram
 
 @typing.final
 class Mass(google.protobuf.message.Message):
-    """A claim's share of "the record timestamps in the system". The heuristic
-    watermark of a share p is the greatest time that has at least p of the mass of
-    all unfinished claims at or above it, but no more than the greatest frontier,
-    and no less than the low watermark. While the mass of any claim is not known,
-    it stands still.
+    """A claim's share of "the record timestamps in the system". Its pending records
+    weigh at their timestamps, its recent ones at its frontier for the share, or
+    at MIN without one. The heuristic watermark of a share p is the greatest time
+    that has at least p of the mass of all unfinished claims at or above it, but
+    no more than the greatest frontier of any claim, and no less than the low
+    watermark; without any mass it is the greatest frontier. It never goes back.
+    While the mass of any claim is not known, it stands still: that of a claim
+    that took a part of another one, and of what was left of that, until each
+    has told it. A share that no claim has told a frontier for stands still, too.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -262,10 +267,14 @@ class Mass(google.protobuf.message.Message):
     RECENT_FIELD_NUMBER: builtins.int
     FRONTIERS_FIELD_NUMBER: builtins.int
     recent: builtins.int
-    """Records finished in the last ten one-minute slots that had any."""
+    """Records finished in the last ten one-minute slots that had any. With the
+    pending ones at most 2^40.
+    """
     @property
     def pending(self) -> Global___Histogram:
-        """Records not finished yet, at their timestamps."""
+        """Records not finished yet, at their timestamps. Any buckets will do; what is
+        in one counts at its start.
+        """
 
     @property
     def frontiers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater._pb.lowwater.v1.types_pb2.Heuristic]:
@@ -449,11 +458,14 @@ class Report(google.protobuf.message.Message):
     GROUPS_FIELD_NUMBER: builtins.int
     number: builtins.int
     """Grows by one with each report of the stream, from 1. A repeat is passed
-    over; a gap ends the stream.
+    over, without an acknowledgement of its own; 0 or a gap ends the stream with
+    INVALID_ARGUMENT.
     """
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___GroupReport]:
-        """One entry per claim; a claim that is named twice ends the stream."""
+        """One entry per claim; a claim that is named twice ends the stream with
+        INVALID_ARGUMENT.
+        """
 
     def __init__(
         self,
@@ -589,7 +601,10 @@ Global___ReferenceTime: typing_extensions.TypeAlias = ReferenceTime
 class RefusedRanges(google.protobuf.message.Message):
     """Ranges of a report that were not taken over: they hold their last value. With
     the reason INCARNATION_CHANGED they count as MIN instead, until a fold over the
-    incarnations in force comes.
+    incarnations in force comes; so they do with INVALID_ARGUMENT when an input was
+    folded as not registered and yet a value is not MIN. Only changes come after,
+    so send what was refused again when it is put right. The stream stays open; with
+    MOVED and OLD_STREAM nothing of the claim counts on it any more.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -622,7 +637,8 @@ class RefusedRanges(google.protobuf.message.Message):
     @property
     def redirect(self) -> lowwater._pb.lowwater.v1.types_pb2.Redirect:
         """With the reason MOVED: where the computation is served. Nothing of the
-        claim in these reports was taken over; send its full state there.
+        claim in these reports was taken over; send its full state there. That may be
+        this shard again: on a new stream.
         """
 
     def __init__(
@@ -643,7 +659,10 @@ Global___RefusedRanges: typing_extensions.TypeAlias = RefusedRanges
 
 @typing.final
 class Fenced(google.protobuf.message.Message):
-    """The worker lost ranges to a newer claim, a reset or a retirement."""
+    """The worker lost ranges to a newer claim, a reset or a retirement. May be missed,
+    by a stream that is not open or has not reported the claim: then the next
+    report is refused with STALE_SEQUENCER.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -656,7 +675,7 @@ class Fenced(google.protobuf.message.Message):
     sequencer: builtins.int
     """The claim."""
     reason: builtins.str
-    """By what."""
+    """By what, in words."""
     @property
     def handles(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Which ranges; empty means all."""

@@ -1,0 +1,111 @@
+"""The conformance suite: our client and our authority pass it, and it finds what is planted in either."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from conformance.__main__ import check_authority, check_client, main
+from conformance.authority_checks import CHECKS
+from conformance.client_scenarios import SCENARIOS
+from conformance.python_client import Commands
+from tests.process import faulty_client
+from tests.process.exchanges import PAGE
+from tests.process.faulty_authority import FAULTS, Fault, Mute, Proxy
+from tests.process.serving import Serving, serving
+
+PYTHON = sys.executable
+
+SHORT = ("another_id", "deaf", "goes_back", "same_stream")
+"""Faults of a client that are looked for each time: each of them costs a process."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    with serving(tmp_path_factory.mktemp("conformance")) as one:
+        yield one
+
+
+def test_the_client_in_python_does_what_a_client_has_to_do() -> None:
+    told: list[str] = []
+    assert check_client([PYTHON, "-m", "conformance.python_client"], SCENARIOS, told.append) == [], "\n".join(told)
+    assert len(told) == len(SCENARIOS)
+
+
+def test_the_authority_does_what_an_authority_has_to_do(server: Serving, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["authority", "--address", server.address])
+    told = capsys.readouterr().out
+    assert code == 0, told
+    assert f"{len(CHECKS)} of {len(CHECKS)} passed" in told
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [each if each in SHORT else pytest.param(each, marks=pytest.mark.long) for each in faulty_client.FAULTS],
+)
+def test_a_fault_of_a_client_is_found(fault: str) -> None:
+    _, name = faulty_client.FAULTS[fault]
+    told: list[str] = []
+    scenarios = [each for each in SCENARIOS if each.name == name]
+    failed = check_client([PYTHON, "-m", "tests.process.faulty_client", fault], scenarios, told.append)
+    assert failed == [name], told
+    assert "expected" in told[0].partition("\n")[2]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        # A beat is missing when it has not come for five seconds.
+        pytest.param(fault, id=fault.__name__, marks=pytest.mark.long if fault is Mute else ())
+        for fault in FAULTS
+    ],
+)
+def test_a_fault_of_an_authority_is_found(server: Serving, fault: type[Fault]) -> None:
+    told: list[str] = []
+    checks = [each for each in CHECKS if each.name == FAULTS[fault]]
+    with Proxy(server.address, fault) as proxy, grpc.insecure_channel(proxy.address) as channel:
+        assert check_authority(channel, checks, told.append) == [FAULTS[fault]], told
+    assert "expected" in told[0]
+
+
+def test_the_proxy_alone_is_no_fault(server: Serving) -> None:
+    told: list[str] = []
+    with Proxy(server.address, Fault) as proxy, grpc.insecure_channel(proxy.address) as channel:
+        assert check_authority(channel, [each for each in CHECKS if each.name in FAULTS.values()], told.append) == [], (
+            told
+        )
+
+
+def test_a_program_that_answers_nonsense_or_ends_is_told_of(tmp_path: Path) -> None:
+    for text, words in (("print('nonsense', flush=True); input(); input()", "a line of JSON"), ("", "ended")):
+        script = tmp_path / "client.py"
+        script.write_text(text)
+        told: list[str] = []
+        assert check_client([PYTHON, str(script)], SCENARIOS[:1], told.append)
+        assert words in told[0]
+
+
+def test_a_name_that_there_is_not_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    done = subprocess.run([PYTHON, "-m", "conformance", "client", "--list"], capture_output=True, text=True, check=True)
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == [each.name for each in SCENARIOS]
+    with pytest.raises(SystemExit):
+        main(["authority", "--only", "nothing"])
+    assert "--list" in capsys.readouterr().err
+
+
+def test_the_page_lists_the_commands_of_a_client() -> None:
+    section = PAGE.read_text().partition("\n### A client\n")[2].partition("\n### ")[0]
+    rows = re.findall(r"^\| `(\w+)` \|([^|]*)\|", section, re.MULTILINE)
+    told = {name: re.findall(r"`(\w+)`", fields) for name, fields in rows if name != "do"}
+    methods = {name: method for name, method in vars(Commands).items() if name[0] != "_" and callable(method)}
+    assert told == {
+        name: ["as" if field == "label" else field for field in inspect.signature(method).parameters if field != "self"]
+        for name, method in methods.items()
+    }
