@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 883a78dfec3bcec100361b075a8c3748ea7d3690357fa011aeb5fbff0978bbae
+Made from: sha256 ceddf5530c483335f0434f9e0ca3c60907ce9b4861525cb6b252575bb1db0978
 """

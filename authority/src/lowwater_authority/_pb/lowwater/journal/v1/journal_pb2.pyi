@@ -957,6 +957,100 @@ class Snapshot(google.protobuf.message.Message):
 Global___Snapshot: typing_extensions.TypeAlias = Snapshot
 
 @typing.final
+class Budget(google.protobuf.message.Message):
+    """A lateness budget, and how it was kept."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PPM_FIELD_NUMBER: builtins.int
+    MICROS_FIELD_NUMBER: builtins.int
+    REFERENCE_MICROS_FIELD_NUMBER: builtins.int
+    RECORDS_FIELD_NUMBER: builtins.int
+    BEHIND_FIELD_NUMBER: builtins.int
+    DEBT_FIELD_NUMBER: builtins.int
+    EXCUSED_FIELD_NUMBER: builtins.int
+    EXCUSED_REST_PPM_FIELD_NUMBER: builtins.int
+    MEMORIES_FIELD_NUMBER: builtins.int
+    BLOCK_RECORDS_FIELD_NUMBER: builtins.int
+    BLOCK_BEHIND_FIELD_NUMBER: builtins.int
+    ppm: builtins.int
+    """The share that may come behind, in parts per million."""
+    micros: builtins.int
+    """Its watermark, microseconds."""
+    reference_micros: builtins.int
+    """The event time that lateness counts from, microseconds."""
+    records: builtins.int
+    """Records that came."""
+    behind: builtins.int
+    """Those of them that came behind."""
+    debt: builtins.int
+    """What is owed now, in records times parts per million."""
+    excused: builtins.int
+    """Whole records that were forgiven."""
+    excused_rest_ppm: builtins.int
+    """And the rest of that, in parts per million of a record."""
+    @property
+    def memories(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LatenessMemory]:
+        """How late records were, for each memory, the shortest first."""
+
+    @property
+    def block_records(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Records and, in the same order, those behind, of the newest blocks."""
+
+    @property
+    def block_behind(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Those behind."""
+
+    def __init__(
+        self,
+        *,
+        ppm: builtins.int = ...,
+        micros: builtins.int = ...,
+        reference_micros: builtins.int = ...,
+        records: builtins.int = ...,
+        behind: builtins.int = ...,
+        debt: builtins.int = ...,
+        excused: builtins.int = ...,
+        excused_rest_ppm: builtins.int = ...,
+        memories: collections.abc.Iterable[Global___LatenessMemory] | None = ...,
+        block_records: collections.abc.Iterable[builtins.int] | None = ...,
+        block_behind: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["behind", b"behind", "block_behind", b"block_behind", "block_records", b"block_records", "debt", b"debt", "excused", b"excused", "excused_rest_ppm", b"excused_rest_ppm", "memories", b"memories", "micros", b"micros", "ppm", b"ppm", "records", b"records", "reference_micros", b"reference_micros"]) -> None: ...
+
+Global___Budget: typing_extensions.TypeAlias = Budget
+
+@typing.final
+class LatenessMemory(google.protobuf.message.Message):
+    """How late records were, the older the less it counts."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BUCKETS_FIELD_NUMBER: builtins.int
+    WEIGHTS_FIELD_NUMBER: builtins.int
+    PASSED_FIELD_NUMBER: builtins.int
+    passed: builtins.int
+    """Records since all weights were halved."""
+    @property
+    def buckets(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Buckets of lateness, ascending."""
+
+    @property
+    def weights(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """What each of them weighs."""
+
+    def __init__(
+        self,
+        *,
+        buckets: collections.abc.Iterable[builtins.int] | None = ...,
+        weights: collections.abc.Iterable[builtins.int] | None = ...,
+        passed: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["buckets", b"buckets", "passed", b"passed", "weights", b"weights"]) -> None: ...
+
+Global___LatenessMemory: typing_extensions.TypeAlias = LatenessMemory
+
+@typing.final
 class Completion(google.protobuf.message.Message):
     """One moment at which steps of event time became complete."""
 
