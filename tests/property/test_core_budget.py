@@ -176,7 +176,13 @@ def test_it_never_goes_back_and_is_never_below_low_nor_beyond_r(
             assert budget.value == lows[-1], "before the warm-up it is the low watermark"
 
 
-@given(st.lists(st.tuples(st.sampled_from([1_000, 1_234, 2_000, 2_500]), st.sampled_from([0.0, 0.01, 0.5])), min_size=1, max_size=120))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([1_000, 1_234, 2_000, 2_500]), st.sampled_from([0.0, 0.01, 0.5])),
+        min_size=1,
+        max_size=120,
+    )
+)
 @settings(max_examples=60, database=None, deadline=None)
 def test_the_worst_stretch_is_the_worst_of_the_shortest_ones_that_were_lately_there(
     steps: list[tuple[int, float]],

@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 ceddf5530c483335f0434f9e0ca3c60907ce9b4861525cb6b252575bb1db0978
+Made from: sha256 2082122a483d34939a8c16a9be7e3068a3c946793b7875a21435d410f38767ff
 """

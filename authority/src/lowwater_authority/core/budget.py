@@ -14,9 +14,10 @@ on any machine finds the same.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lowwater._core.lateness import EDGES
+from lowwater_authority.core.groups import RecentSlots
 from lowwater_authority.core.heuristics import PPM
 from lowwater_authority.core.times import MAX, MIN
 
@@ -47,6 +48,12 @@ LEAST: Final = 100
 MOST: Final = 500_000
 """Greatest budget in parts per million."""
 
+BUCKETS: Final = len(EDGES)
+"""Buckets of lateness that there are."""
+
+MOST_ARRIVED: Final = 2**62
+"""Records of one claim, so that their sums fit into 64 bits."""
+
 _STEPS: Final = 16
 _GROWTH: Final = (
     65536, 68438, 71468, 74632, 77936, 81386, 84990, 88752, 92682, 96785, 101070, 105545, 110218, 115098, 120194, 125515
@@ -54,6 +61,49 @@ _GROWTH: Final = (
 """2^16 times 2^(k/16): what a record weighs that comes k steps after the last halving."""
 
 _ONE: Final = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """What a claim tells of all records that it has handed on; see the wire's Lateness for the fields."""
+
+    counts: Mapping[int, int]
+    reference: int
+    frontier: int
+    behind: Mapping[int, tuple[int, int]]
+    """By budget: how many, and what the new ones were judged by."""
+
+
+@dataclass(slots=True)
+class Arrivals:
+    """What a claim has told so far: what the next telling is compared with, and how much it weighs in R."""
+
+    frontier: int = MIN
+    counts: dict[int, int] = field(default_factory=dict)
+    """Records by bucket of lateness."""
+    behind: dict[int, int] = field(default_factory=dict)
+    """By budget, as the claim told."""
+    recent: RecentSlots = field(default_factory=RecentSlots)
+
+    def add(self, counts: Mapping[int, int], behind: Mapping[int, int], frontier: int, now: int) -> None:
+        """Take over what is new. O(its buckets)."""
+        for bucket, count in counts.items():
+            self.counts[bucket] = self.counts.get(bucket, 0) + count
+        for ppm, records in behind.items():
+            self.behind[ppm] = self.behind.get(ppm, 0) + records
+        self.frontier = frontier
+        self.recent.add(now, sum(counts.values()))
+
+
+class Kept(NamedTuple):
+    """What readers see of a budget."""
+
+    ppm: int
+    micros: int
+    records: int
+    behind: int
+    excused: int
+    worst: int
 
 
 @dataclass(slots=True)
@@ -145,6 +195,10 @@ class Budget:
             if records >= STRETCH:
                 worst = max(worst, -(-behind * PPM // records))
         return worst
+
+    def view(self) -> Kept:
+        """Return what readers see. O(blocks)."""
+        return Kept(self.ppm, self.value, self.records, self.behind, self.excused, self.worst)
 
     def tick(self, counts: Mapping[int, int], behind: int, reference: int, low: int) -> None:
         """Take over what came since the last tick, and move C. O(buckets log buckets).
