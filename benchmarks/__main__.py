@@ -23,6 +23,7 @@ from benchmarks import (
     incident,
     ingest,
     latency,
+    lateness_budget,
     listings,
     page,
     pipeline,
@@ -55,6 +56,7 @@ BENCHMARKS: Final[dict[str, Callable[..., list[result.Result]]]] = {
     "dedup_spark": dedup_spark.run,
     "computation": computation.run,
     "hot_ranges": hot_ranges.run,
+    "lateness_budget": lateness_budget.run,
 }
 
 ABOUT: Final = """\
@@ -102,6 +104,9 @@ machine, take turns by rounds, and the median round counts: read the ratio, not 
   hot_ranges
             a micro-batch of 10,000 rows of which all but one in a thousand come to one of four key ranges, and the
             lag of its low watermark, after that range is split, against before           about two minutes
+  lateness_budget
+            the share of the flights of 2013, and of records made up, that comes behind a lateness budget,
+            against a constant delay                                                      about two minutes
 """
 
 MORE: Final = """\

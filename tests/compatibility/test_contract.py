@@ -33,7 +33,7 @@ BREAKS = {
     "a field of the journal renumbered": (
         "journal/v1/journal.proto",
         "  sfixed64 time_micros = 2;\n  // In the",
-        "  sfixed64 time_micros = 6;\n  // In the",
+        "  sfixed64 time_micros = 60;\n  // In the",
         '"time_micros"',
     ),
     "another type in the journal": ("journal/v1/journal.proto", "fixed64 last_sequencer", "uint64 last_sequencer", "6"),

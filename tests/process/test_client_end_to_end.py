@@ -779,3 +779,35 @@ def test_statistics_are_read_while_nobody_changes_what_they_are_of(lw: lowwater.
             with pytest.raises(futures.TimeoutError):
                 asked.result(0.5)
         assert asked.result(30).watcher is not None
+
+
+def test_a_lateness_budget_from_registration_over_a_kill_to_the_command(
+    server: Serving, lw: lowwater.Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    registered = lw.register("flights", heuristics=[], lateness_budget=0.01)
+    assert registered.lateness_budgets == (0.01,)
+    with pytest.raises(lowwater.RegistrationConflict, match="lateness budgets"):
+        lw.register("flights", heuristics=[])
+    lease = lw.worker("flights").claim()
+    for minute in range(10):
+        clock = at(14, minute)
+        lease.advance(None, oldest=at(9), frontier=clock, finished=[clock] * 80 + [at(13, minute)] * 20)
+        lease.flush()
+    budget = lw.get("flights")["flights"].budget[0.01]
+    assert mark(13) <= budget.watermark <= mark(13, 30), (
+        "a fifth of the records is an hour late, and nothing has come behind yet"
+    )
+    assert (budget.records, budget.excused) == (1000, 0)
+    server.kill()
+    server.start()
+    lease.advance(None, oldest=at(9), frontier=at(14, 9), finished=[at(10)])
+    lease.flush(timeout=30)
+    after = lw.get("flights")["flights"].budget[0.01]
+    assert (after.watermark, after.records, after.behind) == (budget.watermark, 1001, budget.behind + 1)
+    assert main(["status", "--address", server.address, "--json"]) == 0
+    (record,) = json.loads(capsys.readouterr().out)["computations"]
+    assert record["budget"]["0.01"]["behind"] == after.behind
+    assert main(["status", "--address", server.address]) == 0
+    shown = capsys.readouterr().out
+    assert "BUDGET 1 %" in shown
+    assert "% behind" in shown

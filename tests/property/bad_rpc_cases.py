@@ -150,6 +150,11 @@ CASES: Final[dict[str, Case]] = {
     "too many shares": Case(
         "Register", put(heuristics_ppm=lambda r, _: list(range(1, r.randint(18, 5000)))), field="heuristics_ppm"
     ),
+    "a budget that is none": Case(
+        "Register", put(lateness_budgets_ppm=lambda r, _: [r.choice([0, 99, 500_001, 2**32 - 1])]), field="lateness_budgets_ppm"
+    ),
+    "a budget twice": Case("Register", put(lateness_budgets_ppm=[500, 10_000, 500]), field="lateness_budgets_ppm"),
+    "too many budgets": Case("Register", put(lateness_budgets_ppm=[100, 200, 300, 400, 500]), field="lateness_budgets_ppm"),
     "a long key hash": Case("Register", put(key_hash=text(65, 20_000)), field="key_hash"),
     "an absurd max skew": Case("Register", put(max_skew_micros=any_of(2**62, 2**63, 2**64 - 1)), field="max_skew_micros"),
     "an absurd history step": Case(
@@ -157,6 +162,9 @@ CASES: Final[dict[str, Case]] = {
     ),
     "other inputs": Case("Register", put(name="b", inputs=["spare"]), "REGISTRATION_CONFLICT"),
     "other shares": Case("Register", put(name="b", inputs=["a"], heuristics_ppm=[5]), "REGISTRATION_CONFLICT"),
+    "other budgets": Case(
+        "Register", put(name="b", inputs=["a"], heuristics_ppm=[990_000], key_hash=""), "REGISTRATION_CONFLICT"
+    ),
     "another key hash": Case("Register", put(name="a", inputs=[], heuristics_ppm=[990_000]), "REGISTRATION_CONFLICT"),
     "another max skew": Case(
         "Register", put(name="spare", inputs=[], heuristics_ppm=[990_000], key_hash="", max_skew_micros=5),
@@ -522,6 +530,14 @@ IN_PART: Final[dict[str, tuple[Callable[[Pipeline], workers_pb2.GroupReport], st
         "INVALID_ARGUMENT",
         [],
     ),
+    "lateness with unequal columns": (lambda p: _lateness(p, [0, 1], [1]), "INVALID_ARGUMENT", []),
+    "lateness whose buckets do not ascend": (lambda p: _lateness(p, [1, 0], [1, 1]), "INVALID_ARGUMENT", []),
+    "lateness in a bucket that is not there": (lambda p: _lateness(p, [756], [1]), "INVALID_ARGUMENT", []),
+    "lateness of too many records": (lambda p: _lateness(p, [0, 1], [2**62, 1]), "INVALID_ARGUMENT", []),
+    "more records behind than came": (lambda p: _lateness(p, [0], [3], 10_000), "INVALID_ARGUMENT", []),
+    "records behind a budget twice": (lambda p: _lateness(p, [0], [9], 10_000, 10_000), "INVALID_ARGUMENT", []),
+    "records behind too many budgets": (lambda p: _lateness(p, [0], [9], *range(5)), "INVALID_ARGUMENT", []),
+    "lateness from beyond max skew": (lambda p: _lateness(p, [0], [9], frontier=MAX - 1), "TOO_FAR_AHEAD", []),
     "an oldest operation before 1970": (
         lambda p: p.group("a", 14, 15, 16, oldest_operation_micros=-1),
         "INVALID_ARGUMENT",
@@ -569,6 +585,14 @@ def _max(pipeline: Pipeline, handle: int, value: int = MAX) -> workers_pb2.Group
 def _mass(pipeline: Pipeline, starts: list[int], counts: list[int], **fields: Any) -> workers_pb2.GroupReport:
     mass = workers_pb2.Mass(pending=histogram(starts, counts), **fields)
     return pipeline.group("a", 14, 15, 16, mass=mass)
+
+
+def _lateness(
+    pipeline: Pipeline, buckets: list[int], counts: list[int], *budgets: int, frontier: int = 0
+) -> workers_pb2.GroupReport:
+    behind = [workers_pb2.Behind(budget_ppm=ppm, records=5) for ppm in budgets]
+    told = workers_pb2.Lateness(buckets=buckets, counts=counts, behind=behind, frontier_micros=frontier)
+    return pipeline.group("a", 14, 15, 16, lateness=told)
 
 
 def _frontiers(pipeline: Pipeline, *shares: int) -> workers_pb2.GroupReport:

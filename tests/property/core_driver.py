@@ -10,6 +10,7 @@ import numpy as np
 
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import recovery
+from lowwater_authority.core.budget import Lateness
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.groups import Mass
 from lowwater_authority.core.requests import (
@@ -123,6 +124,7 @@ class Driver:
         required: Fold = NO_FOLD,
         mass: Mass | None = None,
         turn: int = 0,
+        lateness: Lateness | None = None,
         settle: bool = True,
     ) -> set[tuple[str, int | None]]:
         """Report, by default under the next number, and make it durable. Returns (reason, handle) of refusals."""
@@ -136,6 +138,7 @@ class Driver:
             0,
             mass,
             turn,
+            lateness=lateness,
         )
         refused = self.core.report(
             report, sender=sender, number=number or (1, self._numbers), required=required, now=self.now

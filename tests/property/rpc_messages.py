@@ -85,6 +85,7 @@ ALONE: Final[dict[str, Made]] = {
     "every_micros": one_of(0, HOUR, HOUR, 1, 2**64 - 1),
     "start_micros": one_of(0, 0, HOUR, -(2**63), 2**63 - 1),
     "lease_micros": one_of(0, 0, HOUR, 1, 2**64 - 1),
+    "budget_ppm": one_of(*[10_000] * 10, 0, 1, 2**32 - 1),
     "share_ppm": one_of(*range(1, 20), *[990_000] * 20, 0, 1_000_000),
 }
 
@@ -94,6 +95,8 @@ LISTS: Final[dict[str, Made]] = {
     "bounds": lambda random: random.choice((*BOUNDS * 3, random.choices(KEYS, k=3))),
     "bound_micros": lambda random: random.choice(((), (), random.choices((*TIMES, *FAR), k=random.randint(0, 3)))),
     "heuristics_ppm": one_of((), (990_000,), (500_000, 990_000), (0,), (1, 1)),
+    "lateness_budgets_ppm": one_of((), (), (10_000,), (100, 10_000), (99,), (10_000, 10_000), (2**32 - 1,)),
+    "buckets": one_of((), (0,), (0, 5), (0, 5, 755), (5, 0), (0, 0), (756,), (2**32 - 1,)),
     "input_incarnations": one_of((), (), (1,), (1,), (2,), (0, 2**64 - 1)),
     "handles": one_of((), (), (), (0,), (1, 0), (0, 0), (0, 1, 2), (2**32 - 1,)),
     "watermarks_micros": some((*TIMES, *TIMES, *FAR)),

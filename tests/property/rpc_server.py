@@ -284,7 +284,9 @@ class Pipeline:
         self.lease = self.take(b"i" * 16)
 
     def register(self, name: str, inputs: Sequence[str] = ()) -> None:
-        request = topology_pb2.RegisterRequest(name=name, inputs=inputs, heuristics_ppm=[990_000])
+        request = topology_pb2.RegisterRequest(
+            name=name, inputs=inputs, heuristics_ppm=[990_000], lateness_budgets_ppm=[10_000]
+        )
         self.server.call("Register", request)
 
     def claiming(self, name: str, *bounds: bytes, **fields: Any) -> workers_pb2.ClaimRequest:

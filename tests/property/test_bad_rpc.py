@@ -64,6 +64,9 @@ TAKEN_IN_PART = {
     "a mass of too many records",
     "a mass of too many recent records",
     "a frontier beyond max skew",
+    "lateness of too many records",
+    "more records behind than came",
+    "lateness from beyond max skew",
 }
 """What stands beside the bad part is taken over. It changes nothing, but no older report may count any more: its number is durable."""
 

@@ -106,6 +106,11 @@ def is_careless(seed: int) -> bool:
     return seed % 5 == 0
 
 
+def is_budgeted(seed: int) -> bool:
+    """Whether computations have a lateness budget in the world of a seed: in one of five."""
+    return seed % 5 == 2
+
+
 def is_rotten(seed: int) -> bool:
     """Whether the graph is damaged in the store of a world: every fifth one of those with several shards."""
     return seed % 10 == 9

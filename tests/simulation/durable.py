@@ -224,6 +224,11 @@ class Durable:
         self._durable_claims.update((log, op.claim.sequencer) for op in record.ops if op.HasField("claim"))
         for values in (op.values for op in record.ops if op.HasField("values")):
             self._written.setdefault((log, values.sequencer), set()).update(int64s(values.micros).tolist())
+            for each in (each for arrived in values.arrived for each in arrived.behind):
+                self._expect(
+                    each.counted >= each.told,
+                    f"{each.told} records of {log} came behind what their owner saw, but {each.counted} count",
+                )
         kinds = [op.WhichOneof("kind") for op in record.ops]
         if "batch" in kinds and "claim" in kinds[kinds.index("batch") :]:
             self._sim.reach("a claim committed the batch before it")

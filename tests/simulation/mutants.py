@@ -16,6 +16,7 @@ import pytest
 
 from lowwater import Inputs
 from lowwater._async.worker import Worker
+from lowwater._core import lateness
 from lowwater._core.fold import Fold
 from lowwater._core.lease import LeaseState
 from lowwater._core.ratchet import Ratchet
@@ -26,10 +27,11 @@ from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2
 from lowwater_authority.cluster.cluster import Cluster
 from lowwater_authority.cluster.membership import Beats, View
 from lowwater_authority.core import recovery, topology
+from lowwater_authority.core.budget import Budget, Lateness
 from lowwater_authority.core.computation import OWN_TURNS, Computation
 from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.requests import GroupReport, Refused
-from lowwater_authority.core.times import MAX
+from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine import holding, holdings, rounds
 from lowwater_authority.engine.logs import Log, Logs
@@ -42,7 +44,7 @@ from tests.kit import memory_journal as memory
 from tests.kit.memory_journal import MemoryJournal, StoredLog
 from tests.property import switches, task_switches
 from tests.simulation.careless import SENDERS
-from tests.simulation.chaos import is_careless, is_rotten, is_sharded, is_weak
+from tests.simulation.chaos import is_budgeted, is_careless, is_rotten, is_sharded, is_weak
 from tests.simulation.closes import is_closing
 from tests.simulation.runs import MOVES, live
 from tests.simulation.timer_mutants import TIMING
@@ -101,6 +103,55 @@ def forget_an_interval_on_recovery(planted: Planted) -> None:
 def drop_the_ratchet(planted: Planted) -> None:
     """What is published is the minimum as it is (rule 3)."""
     _class(planted, switches.NoRatchet)
+
+
+def forget_the_budget_on_recovery(planted: Planted) -> None:
+    """What a budget had published is found again by what has come, and not by the record that says so (rule 3)."""
+    replay = Computation.replay_budgets
+
+    def forgetful(self: Computation, record: journal_pb2.Record) -> None:
+        replay(self, record)
+        for budget in self.budgets.values():
+            budget.value = self.low
+
+    planted.setattr(Computation, "replay_budgets", forgetful)
+
+
+def let_the_budget_fall_below_low(planted: Planted) -> None:
+    """A budget goes by its delay alone , and so below the low watermark (rule 3)."""
+    tick = Budget.tick
+
+    def alone(self: Budget, counts: Mapping[int, int], behind: int, reference: int, low: int) -> None:
+        tick(self, counts, behind, reference, MIN)
+
+    planted.setattr(Budget, "tick", alone)
+    planted.setattr(Computation, "_check", lambda self: None)
+
+
+def judge_by_what_was_not_shown(planted: Planted) -> None:
+    """Records are judged by where a budget would stand without its ratchet, which no reader sees (rule 2)."""
+    take = Computation._take_lateness
+
+    def unratcheted(self: Computation, group: Any, told: Lateness, now: int, wall: int) -> list[Refused]:
+        published = self.published
+        bare = (
+            kept._replace(micros=max(MIN, budget.reference - budget.delay())) if budget.reference > MIN else kept
+            for kept, budget in zip(published.budgets, self.budgets.values(), strict=True)
+        )
+        self.published = replace(published, budgets=tuple(bare))
+        before = len(self._changes[group.sequencer].arrived) if group.sequencer in self._changes else 0
+        refused = take(
+            self, group, replace(told, behind={ppm: (n, MAX) for ppm, (n, _) in told.behind.items()}), now, wall
+        )
+        for arrived in self._changes[group.sequencer].arrived[before:] if group.sequencer in self._changes else ():
+            for each in arrived.behind:
+                counts = dict(zip(arrived.buckets, arrived.counts, strict=True))
+                mark = next(kept.micros for kept in self.published.budgets if kept.ppm == each.ppm)
+                each.counted = lateness.behind(counts, arrived.reference_micros, mark) if mark > MIN else 0
+        self.published = published
+        return refused
+
+    planted.setattr(Computation, "_take_lateness", unratcheted)
 
 
 def silence_counts_as_idle(planted: Planted) -> None:
@@ -443,6 +494,9 @@ WRITING: Final = (
 )
 """Bugs of guards, that only show where guarded writes are made."""
 
+BUDGETED: Final = (forget_the_budget_on_recovery, let_the_budget_fall_below_low, judge_by_what_was_not_shown)
+"""Bugs that only show where computations have a lateness budget."""
+
 MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
     plant.__name__: plant
     for plant in (
@@ -450,6 +504,7 @@ MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
         forget_an_interval_on_recovery,
         switches.merge_takes_the_greatest,
         drop_the_ratchet,
+        *BUDGETED,
         silence_counts_as_idle,
         check_against_applied_state,
         fold_newer_inputs,
@@ -534,6 +589,7 @@ def worlds(name: str) -> Iterator[int]:
             and (plant not in WRITING or is_writing(seed))
             and (plant not in TIMING or is_timed(seed))
             and (plant not in RETENTIVE or not is_weak(seed))
+            and (plant not in BUDGETED or (is_budgeted(seed) and not is_weak(seed)))
         ):
             yield seed
 

@@ -34,6 +34,7 @@ class Seen:
     incarnation: int = 0
     low: int = MIN
     shares: Mapping[int, int] = field(default_factory=dict)
+    budgets: Mapping[int, int] = field(default_factory=dict)
 
 
 class Oracle(Durable):
@@ -160,11 +161,26 @@ class Oracle(Durable):
         before = self._before[tap.call] if self._sharded or streams else self._published
         where = f"{name}/{message.incarnation} is published at {low}"
         self._not_ahead(name, low, where)
-        seen = Seen(message.incarnation, low, {each.share_ppm: each.micros for each in message.heuristics})
+        seen = Seen(
+            message.incarnation,
+            low,
+            {each.share_ppm: each.micros for each in message.heuristics},
+            {each.budget_ppm: each.micros for each in message.budgets},
+        )
         for share, micros in seen.shares.items():
             self._expect(
                 low <= micros and (micros != MAX or low == MAX), f"{where}, but the {share} ppm one at {micros}"
             )
+        for each in message.budgets:
+            self._expect(
+                low <= each.micros and (each.micros != MAX or low == MAX),
+                f"{where}, but its budget of {each.budget_ppm} ppm at {each.micros}",
+            )
+            self._expect(each.excused <= each.behind <= each.records, f"{where}, and a budget has {each}")
+            if low < each.micros:
+                self._sim.reach("a lateness budget is ahead of the low watermark")
+            if each.behind:
+                self._sim.reach("records came behind a lateness budget")
         self._incarnations.setdefault(name, {}).setdefault(seen.incarnation, self._sim.now)
         old, before[name] = before.get(name, Seen()), seen
         newest = self._published.get(name, Seen())
@@ -185,6 +201,11 @@ class Oracle(Durable):
             for share, micros in new.shares.items():
                 self._expect(
                     micros >= old.shares.get(share, MIN), f"{where}: its {share} ppm one goes back to {micros}"
+                )
+            for ppm, micros in new.budgets.items():
+                self._expect(
+                    micros >= old.budgets.get(ppm, MIN),
+                    f"{where}: its budget of {ppm} ppm goes back from {old.budgets.get(ppm)} to {micros}",
                 )
 
     def _lists(self, asked: watermarks_pb2.ListRangesRequest, message: watermarks_pb2.ListRangesResponse) -> None:
@@ -290,7 +311,12 @@ class Oracle(Durable):
             return
         where = f"{process.name} sees {view.computation}/{view.incarnation} at {view.low.micros}"
         self._not_ahead(view.computation, view.low.micros, where)
-        new = Seen(view.incarnation, view.low.micros, {share: mark.micros for share, mark in view.shares})
+        new = Seen(
+            view.incarnation,
+            view.low.micros,
+            {share: mark.micros for share, mark in view.shares},
+            {round(each.share * 1_000_000): each.watermark.micros for each in view.budgets},
+        )
         key = (process.name, process.generation, view.computation)
         self._not_behind(self._seen.setdefault(key, Seen()), new, where)
         self._seen[key] = new

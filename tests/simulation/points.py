@@ -30,6 +30,8 @@ _MET: Final = (
     "network: a full stream",
     "network: a request of a client that is gone",
     "ranges went down",
+    "a lateness budget is ahead of the low watermark",
+    "records came behind a lateness budget",
     "a claim committed the batch before it",
     "a claim was granted twice",
     "a client counted its turns again",

@@ -51,6 +51,8 @@ class Place:
     """The store of guarded writes; None: none are made."""
     timers: Timers | None = None
     """What is known of the computation with timers; None: there is none."""
+    budgeted: bool = False
+    """Whether computations have a lateness budget: half of the records, or the few of a world would not warm it up."""
 
     def random(self, process: Process) -> Random:
         """The randomness of a process."""
@@ -103,7 +105,8 @@ async def register(place: Place, lw: Client, name: str) -> None:
     """Register a computation as its own program does at its start, with the inputs it was deployed with."""
     node = place.pipeline.nodes[name]
     try:
-        await lw.register(name, inputs=node.inputs, heuristics=SHARES)
+        budget = 0.5 if place.budgeted else ()
+        await lw.register(name, inputs=node.inputs, heuristics=SHARES, lateness_budget=budget)
     except errors.RegistrationConflict:
         pass  # its inputs are being changed at this time
 
@@ -148,6 +151,7 @@ async def _inject(place: Place, process: Process, lease: Lease, node: Node, shar
     for index in share.cells:
         frontiers[index] = await place.storage.inject(node.name, index, lease.sequencer, 0)
     told: set[int] = set()
+    injected: list[int] = []
     while True:
         oldest = [min(frontiers[index] for index in share.of(handle)) for handle in share.handles()]
         finished = [handle for handle in share.handles() if oldest[handle] == MAX]
@@ -155,7 +159,10 @@ async def _inject(place: Place, process: Process, lease: Lease, node: Node, shar
         if running:
             # Nothing hinders a source from knowing less than is true, for a while.
             slack = 0 if place.calm or random.random() < 0.8 else random.randrange(60_000_000)
-            lease.advance(None, oldest=[m - slack for m in oldest], frontier=max(running) - slack)
+            # Only where a budget needs it: how many were finished takes part in other watermarks, too.
+            new = injected if place.budgeted else 0
+            lease.advance(None, oldest=[m - slack for m in oldest], frontier=max(running) - slack, finished=new)
+            injected = []
             if not place.calm and random.random() < 0.02:
                 # A wrong clock, a wrong unit: refused, and made good by the next state.
                 lease.advance(None, oldest=None, frontier=CENTURY)
@@ -173,7 +180,9 @@ async def _inject(place: Place, process: Process, lease: Lease, node: Node, shar
             if place.finishing and source.offset == len(source.times):
                 source.finished = True
                 place.pipeline.changed()
+            before = source.offset
             frontiers[index] = await place.storage.inject(node.name, index, lease.sequencer, random.randrange(1, 4))
+            injected += source.times[before : source.offset]
 
 
 async def _finish(lease: Lease, handles: Sequence[int]) -> bool:
@@ -194,7 +203,7 @@ async def _follow(
         seen = await worker.inputs()
         place.oracle.folded(process, node.name, seen)
         there = await place.storage.read(node.name, share.cells, lease.sequencer)
-        done = 0
+        done: list[int] = []
         for index in share.cells:
             ready = [r for r in there[index] if may_finish(node, r, seen.low.micros)]
             chosen = [r for r in ready if place.calm or random.random() < 0.7]
@@ -205,7 +214,7 @@ async def _follow(
             await place.storage.finish(node.name, index, lease.sequencer, chosen, results(node, chosen), closed)
             gone = {record.number for record in chosen}
             there[index] = [record for record in there[index] if record.number not in gone]
-            done += len(chosen)
+            done += [node.stamp(record.time) for record in chosen]
         oldest = [oldest_of(node, share.of(handle), there, seen) for handle in share.handles()]
         if node.name == GROWING and random.random() < 0.5:
             through = min(*oldest, node.stamp(seen.low.micros))

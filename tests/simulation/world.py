@@ -18,7 +18,7 @@ from lowwater_authority.engine import holdings, logs
 from lowwater_authority.journal import GRAPH
 from tests.simulation import batches, closes, points, programs, timers, writes
 from tests.simulation.careless import SENDERS, Careless
-from tests.simulation.chaos import Move, is_careless, is_sharded, is_weak, length
+from tests.simulation.chaos import Move, is_budgeted, is_careless, is_sharded, is_weak, length
 from tests.simulation.deployment import Deployment, Seat
 from tests.simulation.havoc import BATCHED, Havoc
 from tests.simulation.kernel import Process, Simulation
@@ -142,6 +142,7 @@ class World:
         if closes.is_closing(seed):
             self.closes = closes.Closes(self.oracle, weak=self.weak)
             sim.network.taps.append(self.closes.sent)
+        self.place.budgeted = is_budgeted(seed)
         if writes.is_writing(seed):
             slots = [writes.Slot() for _ in self.pipeline.nodes[writes.WRITTEN].cells]
             self.place.writes = writes.Writes(self.place, self.oracle, slots)

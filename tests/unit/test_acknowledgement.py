@@ -34,6 +34,10 @@ def added(*refused: tuple[str, Refused], before: int = 0) -> Acknowledgement:
     return made
 
 
+def references(**micros: int) -> dict[str, pb.ReferenceTime]:
+    return {name: pb.ReferenceTime(computation=name, micros=value) for name, value in micros.items()}
+
+
 def test_refusals_merge_by_claim_and_reason() -> None:
     (message,) = added(
         ("a", Refused(1, FAR, "first", handles(3, 5))),
@@ -67,10 +71,10 @@ def test_handles_that_no_claim_has_are_refused_as_a_whole() -> None:
 def test_the_newest_number_and_the_address_stay() -> None:
     made = Acknowledgement(0)
     old = errors.OldStream.reason
-    made.add(1, [("a", Refused(1, old, "", newest=9))], {"a": 1, "b": 2}, {})
+    made.add(1, [("a", Refused(1, old, "", newest=9))], references(a=1, b=2), {})
     redirect = Redirect(computation="c", address="x:1", epoch=3)
     moved = [("c", Refused(1, errors.Moved.reason, "")), ("d", Refused(1, errors.Moved.reason, ""))]
-    made.add(2, [("a", Refused(1, old, "", newest=4)), *moved], {"b": 3}, {"c": redirect})
+    made.add(2, [("a", Refused(1, old, "", newest=4)), *moved], references(b=3), {"c": redirect})
     (message,) = made.messages()
     first, second, third = message.refused
     assert first.newest == 9
@@ -231,7 +235,7 @@ def test_rule7_breaks_when_what_does_not_stay_refused_is_told_before(monkeypatch
 def test_each_message_is_below_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "MESSAGE_BYTES", 4 * RANGES)
     made = Acknowledgement(7)
-    made.add(9, refusals(), {"a": 1}, {})
+    made.add(9, refusals(), references(a=1), {})
     *early, last = made.messages()
     assert [message.number for message in early] == [7] * len(early)
     assert last.number == 9

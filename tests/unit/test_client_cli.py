@@ -262,6 +262,7 @@ def test_json_has_texts_for_people_and_numbers_for_programs() -> None:
         "low_micros": NOW - HOUR,
         "lag_seconds": 3600.0,
         "heuristic": {"0.99": "2013-01-09T13:59:00Z", "0.5": "2013-01-09T13:00:00Z"},
+        "budget": {},
         "incarnation": 1,
         "epoch": 3,
         "since": "2013-01-09T13:00:00Z",

@@ -18,6 +18,7 @@ __all__ = [
     "Completeness",
     "Computation",
     "Inputs",
+    "LatenessBudget",
     "NewTask",
     "RangeState",
     "RangeView",
@@ -98,8 +99,26 @@ class RangeView:
 
 
 @dataclass(frozen=True, slots=True)
+class LatenessBudget:
+    """A watermark behind which at most about a given share of the records comes in the long run, besides those excused."""
+
+    share: float
+    """The share that may come behind, such as 0.01."""
+    watermark: Watermark
+    """Never below the low watermark, never back."""
+    records: int
+    """That came so far, in this incarnation."""
+    behind: int
+    """Those of them that came behind the watermark."""
+    excused: int
+    """Those of these that do not count: they came when lateness jumped, before the watermark could give way."""
+    worst: float
+    """The worst share behind in any 10,000 of the last 100,000 records; 0 before there are 10,000."""
+
+
+@dataclass(frozen=True, slots=True)
 class WatermarkView:
-    """The published watermarks of a computation. Within one incarnation, ``low`` and ``heuristic`` never go down."""
+    """The published watermarks of a computation. Within one incarnation, ``low``, ``heuristic`` and ``budget`` never go down."""
 
     computation: str
     registered: bool = False
@@ -119,6 +138,8 @@ class WatermarkView:
     inputs: tuple[str, ...] = ()
     estimated: bool = False
     """Whether nobody promises the watermarks; only estimated computations read it."""
+    budgets: tuple[LatenessBudget, ...] = ()
+    """The lateness budgets, least first."""
 
     @property
     def dropped(self) -> bool:
@@ -132,6 +153,14 @@ class WatermarkView:
         A share of records, not a promise: delete nothing by it.
         """
         return {share / PPM: watermark for share, watermark in self.shares}
+
+    @property
+    def budget(self) -> Mapping[float, LatenessBudget]:
+        """The lateness budgets by share: at most about 1 % of the records come behind ``budget[0.01].watermark`` in the long run.
+
+        Arithmetic, but not for any single window, key or hour: delete nothing by it, unless results may lack that share.
+        """
+        return {budget.share: budget for budget in self.budgets}
 
     def at_share(self, share_ppm: int) -> Watermark:
         """Return the watermark of the smallest registered share not below the given one, else ``low``."""
@@ -268,6 +297,8 @@ class Computation:
     """The step of the completeness history."""
     estimated: bool = False
     """Whether nobody promises its watermarks; only estimated computations may read it."""
+    lateness_budgets: tuple[float, ...] = ()
+    """The shares of its lateness budgets, least first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 6d5dc93eb6471d24f5bf3eff2367dfd45a91a53818eef8e274478cff3c65caaf
+Made from: sha256 0b19d1033a176af1c4830400022ae04faafd0b8a27c912f5760692b889600eec
 """

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
-from lowwater_authority.core.groups import Mass
+from lowwater_authority.core.budget import MEMORIES, Arrivals, Budget, Memory
+from lowwater_authority.core.groups import Mass, RecentSlots
+from lowwater_authority.core.heuristics import PPM
 from lowwater_authority.core.history import Completion
 from lowwater_authority.core.layout import Layout
 
@@ -111,3 +113,78 @@ def layout(value: Layout) -> pb.Layout:
 def layout_from(value: pb.Layout) -> Layout:
     """Decode a layout."""
     return Layout(value.version, tuple(value.starts), tuple(value.tasks))
+
+
+def slots(value: RecentSlots) -> list[pb.Slot]:
+    """Encode the minutes of lately finished records."""
+    return [pb.Slot(minute=minute, finished=finished) for minute, finished in value.slots]
+
+
+def slots_from(values: Iterable[pb.Slot]) -> RecentSlots:
+    """Decode the minutes of lately finished records."""
+    return RecentSlots([(slot.minute, slot.finished) for slot in values])
+
+
+def arrivals(value: Arrivals) -> pb.Arrivals:
+    """Encode what a claim has told of its records."""
+    buckets = sorted(value.counts)
+    return pb.Arrivals(
+        frontier_micros=value.frontier,
+        buckets=buckets,
+        counts=[value.counts[bucket] for bucket in buckets],
+        behind=[pb.Behind(ppm=ppm, told=told) for ppm, told in value.behind.items()],
+        recent=slots(value.recent),
+    )
+
+
+def arrivals_from(value: pb.Arrivals) -> Arrivals:
+    """Decode what a claim has told of its records."""
+    return Arrivals(
+        value.frontier_micros,
+        dict(zip(value.buckets, value.counts, strict=True)),
+        {each.ppm: each.told for each in value.behind},
+        slots_from(value.recent),
+    )
+
+
+def budget(value: Budget) -> pb.Budget:
+    """Encode a lateness budget."""
+    excused, rest = divmod(value.excused_debt, PPM)
+    return pb.Budget(
+        ppm=value.ppm,
+        micros=value.value,
+        reference_micros=value.reference,
+        records=value.records,
+        behind=value.behind,
+        debt=value.debt,
+        excused=excused,
+        excused_rest_ppm=rest,
+        memories=[
+            pb.LatenessMemory(
+                buckets=sorted(memory.counts),
+                weights=[memory.counts[bucket] for bucket in sorted(memory.counts)],
+                passed=memory.passed,
+            )
+            for memory in value.memories
+        ],
+        block_records=[records for records, _ in value.blocks],
+        block_behind=[behind for _, behind in value.blocks],
+    )
+
+
+def budget_from(value: pb.Budget) -> Budget:
+    """Decode a lateness budget."""
+    return Budget(
+        value.ppm,
+        value=value.micros,
+        reference=value.reference_micros,
+        records=value.records,
+        behind=value.behind,
+        debt=value.debt,
+        excused_debt=value.excused * PPM + value.excused_rest_ppm,
+        memories=tuple(
+            Memory(length, dict(zip(memory.buckets, memory.weights, strict=True)), memory.passed)
+            for length, memory in zip(MEMORIES, value.memories, strict=True)
+        ),
+        blocks=list(zip(value.block_records, value.block_behind, strict=True)),
+    )

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from lowwater import errors
+from lowwater._core import lateness
 from lowwater._core.text import duration
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import codec
 from lowwater_authority.core.batches import ALL_PART_BYTES, MAX_PART_BYTES, BatchStage
+from lowwater_authority.core.budget import MOST_ARRIVED, Arrivals, Budget, Kept, Lateness, reached
 from lowwater_authority.core.groups import MOST_RECORDS, Group, GroupState, Mass
 from lowwater_authority.core.heuristics import candidates, reference_time
 from lowwater_authority.core.history import History
@@ -32,7 +34,7 @@ from lowwater_authority.core.tasks import Tasks
 from lowwater_authority.core.times import MAX, MIN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -73,6 +75,8 @@ class View:
     since: int
     ranges: int
     holder: Range | None
+    budgets: tuple[Kept, ...]
+    """Least first."""
 
 
 @dataclass(slots=True)
@@ -85,6 +89,7 @@ class _Changes:
     mass: bool = False
     newer: bool = False
     """Whether it is the first of a stream: losing that lets what an earlier stream said count again, which may be more."""
+    arrived: list[pb.Arrived] = field(default_factory=list)
 
 
 class Computation:
@@ -106,6 +111,7 @@ class Computation:
         self.tasks = Tasks()
         self.low = MIN
         self.heuristics = dict.fromkeys(spec.heuristics, MIN)
+        self.budgets = {ppm: Budget(ppm) for ppm in spec.budgets}
         self.since = 0
         self.history = History()
         self.reference = MIN
@@ -132,6 +138,8 @@ class Computation:
         self._refused_of_batch: list[Refused] = []
         """What was refused of the last committed batch, since this process holds it: its driver may ask again."""
         self._mass_changed = False
+        self._came: list[tuple[int, dict[int, int], dict[int, int]]] = []
+        """Of this round: what lateness counts from, records by bucket of it, and those behind by budget."""
         self._strong = False
         self.published = self._view()
         self.published_layout = self.layout
@@ -263,7 +271,7 @@ class Computation:
         self._forget_dead_batches()
         return group, taken
 
-    def _hand_over_masses(self, group: Group | None, taken: Iterable[Taken], *, bounded: bool = False) -> None:
+    def _hand_over_masses(self, group: Group | None, taken: Sequence[Taken], *, bounded: bool = False) -> None:
         """Let a claim stand on the masses of the groups it replaced as a whole; of a part, nobody knows the mass.
 
         Nor of what had none any more, being finished or retired, and comes back by a claim (``bounded``: with a bound).
@@ -287,6 +295,12 @@ class Computation:
         if group is not None:
             group.mass_known = known
             group.stand_ins = stand_ins if known else []
+            group.arrived_before = [
+                each
+                for lost in taken
+                if lost.group.state is not GroupState.RETIRED and not lost.group.finished
+                for each in lost.group.arrived()
+            ]
 
     def _fenced(self, taken: Iterable[Taken], reason: str) -> Iterable[Fenced]:
         for lost in taken:
@@ -470,22 +484,26 @@ class Computation:
             self._note_number(group, strong=number[0] > 1)
         group.last_report = now
         wall = now if wall is None else wall
-        values, mass = report.watermarks, report.mass
+        values, mass, late = report.watermarks, report.mass, report.lateness
         group.oldest_operation = min(report.oldest_operation, now)
         group.waiting_for = report.waiting_for
         refused: list[Refused] = []
         if _was_reset(report.fold, required):
             values = np.full(len(values), MIN, dtype=np.int64)
             mass = mass and replace(mass, frontiers=dict.fromkeys(mass.frontiers, MIN))
+            late = late and replace(late, frontier=MIN)
             msg = "the report folds another incarnation of an input than the one in force, so it counts as unknown; fold anew"
             refused.append(Refused(group.sequencer, errors.IncarnationChanged.reason, msg, report.handles))
         elif 0 in report.fold.input_incarnations and (beyond := _beyond_unknown(values, mass)):
             values = np.full(len(values), MIN, dtype=np.int64)
             mass = mass and replace(mass, frontiers=dict.fromkeys(mass.frontiers, MIN))
+            late = late and replace(late, frontier=MIN)
             msg = f"{self._unregistered(report.fold)}, so {beyond} must be {MIN}, and the report counts as that; fold all inputs"
             refused.append(Refused(group.sequencer, errors.InvalidArgument.reason, msg, report.handles))
         if mass is not None:
             refused.extend(self._take_mass(group, mass, wall))
+        if late is not None and self.budgets:
+            refused.extend(self._take_lateness(group, late, now, wall))
         refused.extend(self._take_values(group, report.handles, values, finish=report.finish, now=now, wall=wall))
         return refused
 
@@ -592,6 +610,53 @@ class Computation:
                 return [Refused(group.sequencer, errors.TooFarAhead.reason, msg)]
         self._set_mass(group, mass)
         return []
+
+    def _take_lateness(self, group: Group, told: Lateness, now: int, wall: int) -> list[Refused]:
+        """Count what came since the claim told it last, judged by what is published now."""
+        known = group.arrivals or Arrivals()
+        more = {bucket: count - known.counts.get(bucket, 0) for bucket, count in told.counts.items()}
+        records = sum(more.values())
+        new = {ppm: told.behind[ppm][0] - known.behind.get(ppm, 0) for ppm in self.budgets if ppm in told.behind}
+        problem = ""
+        if min(more.values(), default=0) < 0 or not known.counts.keys() <= told.counts.keys():
+            problem = (
+                "lateness has fewer records than before; send all that the claim has handed on since it was granted"
+            )
+        elif sum(told.counts.values()) > MOST_ARRIVED:
+            problem = f"lateness counts more than {MOST_ARRIVED} records; no claim has that many"
+        elif wrong := [each for each in new.values() if not 0 <= each <= records]:
+            problem = f"lateness.behind has {wrong[0]} of {records} new records; send how many of all came behind"
+        if problem:
+            return [Refused(group.sequencer, errors.InvalidArgument.reason, problem)]
+        if wall + self.spec.max_skew < told.frontier != MAX:
+            msg = f"lateness.frontier_micros is more than {self.spec.max_skew // 1_000_000} s ahead of the clock; nothing of it counts"
+            return [Refused(group.sequencer, errors.TooFarAhead.reason, msg)]
+        if not records and group.arrivals is not None and told.frontier == known.frontier:
+            return []
+        behind = []
+        for ppm, mark in ((kept.ppm, kept.micros) for kept in self.published.budgets if records):
+            exactly = ppm in told.behind and told.behind[ppm][1] == mark
+            may_be = 0 if exactly or mark == MIN else lateness.behind(more, told.reference, mark)
+            behind.append(pb.Behind(ppm=ppm, told=new.get(ppm, 0), counted=max(new.get(ppm, 0), may_be)))
+        buckets = sorted(bucket for bucket, count in more.items() if count)
+        op = pb.Arrived(
+            frontier_micros=told.frontier,
+            reference_micros=told.reference,
+            buckets=buckets,
+            counts=[more[bucket] for bucket in buckets],
+            behind=behind,
+            time_micros=now,
+        )
+        self._apply_arrived(group, op)
+        self._changes.setdefault(group.sequencer, _Changes()).arrived.append(op)
+        return []
+
+    def _apply_arrived(self, group: Group, op: pb.Arrived) -> None:
+        counts = dict(zip(op.buckets, op.counts, strict=True))
+        group.arrivals = group.arrivals or Arrivals()
+        group.arrivals.add(counts, {each.ppm: each.told for each in op.behind}, op.frontier_micros, op.time_micros)
+        group.arrived_before = []
+        self._came.append((op.reference_micros, counts, {each.ppm: each.counted for each in op.behind}))
 
     # -- micro-batches ---------------------------------------------------------------------------------------
 
@@ -807,6 +872,7 @@ class Computation:
                         senders=codec.senders(group.senders),
                         oldest_operation_micros=group.oldest_operation,
                         mass=codec.mass(group.mass) if changes.mass and group.mass is not None else None,
+                        arrived=changes.arrived,
                     )
                 )
             )
@@ -829,6 +895,8 @@ class Computation:
             self.map.columns.since[group.slots() if places is None else group.base + places] = now
         if op.HasField("mass"):
             self._set_mass(group, codec.mass_from(op.mass))
+        for arrived in op.arrived:
+            self._apply_arrived(group, arrived)
         group.senders = codec.senders_from(op.senders)
         group.oldest_operation = op.oldest_operation_micros
         group.last_report = now
@@ -846,6 +914,9 @@ class Computation:
         low = self.map.minimum()
         # Nobody says that nothing will ever come where nobody is left to say it: a watermark holds without any range.
         self.raise_low(self.low if low == MAX and self.map.all_retired else max(self.low, low), now)
+        self._move_budgets(
+            {ppm: self._reached(ppm) for ppm in self.budgets} if self._came or self._mass_changed else {}
+        )
         self._move_heuristics()
         self.tasks.pass_low(self.low)
         steps, strong = self.tasks.take_steps()
@@ -857,6 +928,8 @@ class Computation:
             ops=self._ops,
             low_micros=self.low,
             heuristics=codec.shares(self.heuristics),
+            budgets=codec.shares({ppm: budget.value for ppm, budget in self.budgets.items()}),
+            budget_references=codec.shares({ppm: budget.reference for ppm, budget in self.budgets.items()}),
         )
         strong = self._strong
         self._ops, self._strong = [], False
@@ -877,13 +950,43 @@ class Computation:
 
     def _move_heuristics(self) -> None:
         moved: dict[int, int] = {}
-        if self.heuristics and self._mass_changed:
+        if self._mass_changed and self.heuristics:
             groups = self.map.run_groups()
             moved = candidates(groups, self.heuristics)
             self.reference = reference_time(groups)
-            self._mass_changed = False
+        self._mass_changed = False
         for share, value in self.heuristics.items():
             self.heuristics[share] = max(value, self.low, moved.get(share, MIN))
+
+    def _reached(self, ppm: int) -> int:
+        groups = (g for g in self.map.run_groups() if g.state is not GroupState.RETIRED and not g.finished)
+        return reached((each for group in groups for each in group.arrived()), ppm)
+
+    def _move_budgets(self, references: Mapping[int, int]) -> None:
+        came, self._came = self._came, []
+        for ppm, budget in self.budgets.items():
+            reference = max(budget.reference, references.get(ppm, MIN))
+            if reference == MAX:
+                reference = budget.reference
+            counts: dict[int, int] = {}
+            for counted_from, some, _ in came:
+                for bucket, count in lateness.moved(
+                    some, counted_from, counted_from if reference == MIN else reference
+                ).items():
+                    counts[bucket] = counts.get(bucket, 0) + count
+            budget.tick(counts, sum(behind.get(ppm, 0) for _, _, behind in came), reference, self.low)
+
+    def replay_budgets(self, record: pb.Record) -> None:
+        """Move the budgets as a record says; what it published rules. Raises ValueError when one goes back."""
+        stored = codec.shares_from(record.budgets)
+        before = {ppm: budget.value for ppm, budget in self.budgets.items()}
+        self._move_budgets(codec.shares_from(record.budget_references))
+        for ppm, budget in self.budgets.items():
+            # A record of a release that knows no budgets has none.
+            budget.value = stored.get(ppm, budget.value)
+            if budget.value < before[ppm]:
+                msg = f"the watermark of a lateness budget goes back from {before[ppm]} to {budget.value}"
+                raise ValueError(msg)
 
     def replay(self, op: pb.Op, now: int) -> None:
         """Apply one journaled op, through the functions that applied it first.
@@ -930,6 +1033,7 @@ class Computation:
             self.since,
             len(self.map),
             self.map.holder(),
+            tuple(budget.view() for budget in self.budgets.values()),
         )
 
     def _check(self) -> None:
@@ -943,6 +1047,9 @@ class Computation:
         for value in self.heuristics.values():
             assert value >= self.low, "a heuristic watermark is never below the low watermark"
             assert value != MAX or self.low == MAX, "only the low watermark says finished"
+        for budget in self.budgets.values():
+            assert budget.value >= self.low, "the watermark of a lateness budget is never below the low watermark"
+            assert budget.value != MAX or self.low == MAX, "only the low watermark says finished"
         for group in self.map.groups.values():
             assert group.sequencer <= self.last_sequencer
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from lowwater_authority.core.budget import Arrivals
     from lowwater_authority.core.columns import Int64s
 
 
@@ -126,6 +127,10 @@ class Group:
     """Every live range is at MAX."""
     recent: RecentSlots = field(default_factory=RecentSlots)
     """Records its committed micro-batches finished lately."""
+    arrivals: Arrivals | None = None
+    """What it has told of the lateness of its records; None: nothing."""
+    arrived_before: list[tuple[int, int]] = field(default_factory=list)
+    """Until then: how far the groups were that it replaced, and how many records those had lately."""
     handles: npt.NDArray[np.intp] | None = None
     """The first handle of each place, ascending; None: place p is handle p."""
     granted: int = 0
@@ -202,6 +207,10 @@ class Group:
         self.handles = self.handles_of(kept)
         self.live = self.live[kept]
         return kept
+
+    def arrived(self) -> list[tuple[int, int]]:
+        """Return how far it is and how many records it had lately, or the same of those that it replaced."""
+        return self.arrived_before if self.arrivals is None else [(self.arrivals.frontier, self.arrivals.recent.total)]
 
     def masses(self) -> list[Mass]:
         """Return the masses that stand for the group's records."""

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import codec
 from lowwater_authority.core.computation import Computation
-from lowwater_authority.core.groups import Group, GroupState, RecentSlots
+from lowwater_authority.core.groups import Group, GroupState
 from lowwater_authority.core.heuristics import reference_time
 from lowwater_authority.core.history import History
 from lowwater_authority.core.interval_map import IntervalMap
@@ -159,6 +159,7 @@ def snapshot(computation: Computation) -> bytes:
             for key, (sequencer, asked) in computation.granted.items()
         ],
         history=codec.completions(computation.history),
+        budgets=[codec.budget(budget) for budget in computation.budgets.values()],
     )
     if computation.vouched != MIN:
         message.vouched_micros = computation.vouched
@@ -189,9 +190,11 @@ def _group(group: Group, columns: Columns) -> pb.Group:
         mass_known=group.mass_known,
         stand_ins=[codec.mass(mass) for mass in group.stand_ins],
         last_report_micros=group.last_report,
-        recent=[pb.Slot(minute=minute, finished=finished) for minute, finished in group.recent.slots],
+        recent=codec.slots(group.recent),
         handles=b"" if group.handles is None else codec.handle_bytes(group.handles),
         granted=0 if group.handles is None else group.granted,
+        arrivals=None if group.arrivals is None else codec.arrivals(group.arrivals),
+        arrived_before=[pb.ArrivedBefore(frontier_micros=each, recent=recent) for each, recent in group.arrived_before],
     )
 
 
@@ -210,6 +213,10 @@ def _restore(computation: Computation, message: pb.Snapshot) -> Iterator[int]:
     computation.low = message.low_micros
     stored = codec.shares_from(message.heuristics)
     computation.heuristics = {share: stored.get(share, message.low_micros) for share in computation.spec.heuristics}
+    kept = {each.ppm: codec.budget_from(each) for each in message.budgets}
+    for ppm, budget in computation.budgets.items():
+        computation.budgets[ppm] = kept.get(ppm, budget)
+        computation.budgets[ppm].value = max(computation.budgets[ppm].value, message.low_micros)
     computation.since = message.since_micros
     computation.history = History(codec.completions_from(message.history))
     computation.last_sequencer = message.last_sequencer
@@ -246,12 +253,14 @@ def _group_from(message: pb.Group, bounds: list[bytes]) -> tuple[Group, Int64s, 
         senders=codec.senders_from(message.senders),
         oldest_operation=message.oldest_operation_micros,
         last_report=message.last_report_micros,
-        recent=RecentSlots([(slot.minute, slot.finished) for slot in message.recent]),
+        recent=codec.slots_from(message.recent),
         mass=codec.mass_from(message.mass) if message.HasField("mass") else None,
         mass_known=message.mass_known,
         stand_ins=[codec.mass_from(mass) for mass in message.stand_ins],
         handles=codec.handles(message.handles) if message.granted else None,
         granted=message.granted,
+        arrivals=codec.arrivals_from(message.arrivals) if message.HasField("arrivals") else None,
+        arrived_before=[(each.frontier_micros, each.recent) for each in message.arrived_before],
     )
     values = codec.int64s(message.micros)
     group.finished = group.state is not GroupState.RETIRED and bool((values == MAX).all())
@@ -274,4 +283,9 @@ def _replay(computation: Computation, record: pb.Record, size: int) -> Iterator[
     stored = codec.shares_from(record.heuristics)
     for share, value in computation.heuristics.items():
         computation.heuristics[share] = max(value, stored.get(share, record.low_micros))
+    try:
+        computation.replay_budgets(record)
+    except ValueError as error:
+        msg = f"a record of {computation.spec.name} does not follow from those before it: {error}"
+        raise ReplayError(msg) from error
     yield part

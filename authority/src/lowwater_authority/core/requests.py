@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from lowwater_authority.core.budget import Lateness
     from lowwater_authority.core.columns import Int64s
     from lowwater_authority.core.groups import Mass
 
@@ -108,6 +109,7 @@ class GroupReport:
     """Orders the claim's reports whoever carries them; 0: by sender and stream."""
     waiting_for: str = ""
     """What its worker waits for, for people."""
+    lateness: Lateness | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

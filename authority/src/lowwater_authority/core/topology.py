@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from lowwater import errors
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
+from lowwater_authority.core.budget import LEAST, MOST
 from lowwater_authority.core.heuristics import PPM
 from lowwater_authority.core.history import HOUR, LARGEST_STEP, LEAST_STEP
 from lowwater_authority.core.requests import NO_FOLD, Fold
@@ -29,6 +30,7 @@ NAME: Final = re.compile(r"(?:[A-Za-z0-9_.-]{1,128}/)?[A-Za-z0-9_.-]{1,128}")
 
 MAX_INPUTS: Final = 1000
 MAX_HEURISTICS: Final = 16
+MAX_BUDGETS: Final = 4
 MAX_HASH: Final = 64
 
 TOMBSTONE_BYTES: Final = 4 << 20
@@ -59,6 +61,8 @@ class Spec:
     inputs. See :meth:`Topology.is_estimated` for one that a heal has made the reader of an estimate."""
     first: int = 1
     """The incarnation in which the name was registered: the next one after a drop, else the first. Later ones are resets."""
+    budgets: tuple[int, ...] = ()
+    """Lateness budgets in parts per million, least first."""
 
     def same_registration(self, other: Spec) -> bool:
         """Whether another registration asks for the same."""
@@ -142,7 +146,7 @@ class Topology:
                 return self._with(replace(known, estimated=True))
             msg = (
                 f"{spec.name} is registered with inputs {list(known.inputs)}, heuristics {list(known.heuristics)} ppm, key hash "
-                f"{known.key_hash!r}, max skew {known.max_skew} us and history step {known.history_step} us, as "
+                f"{known.key_hash!r}, lateness budgets {list(known.budgets)} ppm, max skew {known.max_skew} us and history step {known.history_step} us, as "
                 f"{'estimated' if known.estimated else 'exact'}. Register the same, or change the inputs with set_inputs."
             )
             raise errors.RegistrationConflict(msg, metadata={"computation": spec.name})
@@ -420,6 +424,7 @@ def _message(spec: Spec, *, dropped: bool = False) -> pb.Computation:
         estimated=spec.estimated,
         dropped=dropped,
         first=spec.first if spec.first > 1 else 0,
+        lateness_budgets_ppm=spec.budgets,
     )
 
 
@@ -435,6 +440,7 @@ def _spec(message: pb.Computation) -> Spec:
         message.history_step_micros or HOUR,
         message.estimated,
         message.first or 1,
+        tuple(message.lateness_budgets_ppm),
     )
 
 
@@ -478,6 +484,11 @@ def _validate(spec: Spec) -> None:
         _refuse("heuristics_ppm", f"{len(spec.heuristics)} shares", f"give at most {MAX_HEURISTICS}")
     if any(not 0 < share < PPM for share in spec.heuristics) or len(set(spec.heuristics)) != len(spec.heuristics):
         _refuse("heuristics_ppm", list(spec.heuristics), f"give different shares between 1 and {PPM - 1}")
+    if len(spec.budgets) > MAX_BUDGETS:
+        _refuse("lateness_budgets_ppm", f"{len(spec.budgets)} budgets", f"give at most {MAX_BUDGETS}")
+    if any(not LEAST <= ppm <= MOST for ppm in spec.budgets) or len(set(spec.budgets)) != len(spec.budgets):
+        fix = f"give different shares between {LEAST} and {MOST} parts per million (0.0001 to 0.5)"
+        _refuse("lateness_budgets_ppm", list(spec.budgets), fix)
     if len(spec.key_hash) > MAX_HASH:
         _refuse("key_hash", f"{len(spec.key_hash)} characters", f"give at most {MAX_HASH}")
     if not 0 < spec.max_skew < 2**62:

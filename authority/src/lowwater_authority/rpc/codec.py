@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, pairwise
 from operator import lt
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +17,7 @@ from lowwater._core.events import NAME_BYTES, shortened
 from lowwater._pb.lowwater.v1 import topology_pb2, types_pb2, watermarks_pb2, workers_pb2
 from lowwater.layout import SLOTS, wrong
 from lowwater_authority.core.batches import MAX_PARTS
+from lowwater_authority.core.budget import BUCKETS, Kept, Lateness
 from lowwater_authority.core.codec import int64_bytes
 from lowwater_authority.core.groups import MOST_RECORDS, GroupState, Mass
 from lowwater_authority.core.heuristics import PPM
@@ -32,7 +33,7 @@ from lowwater_authority.core.requests import (
     TaskPart,
 )
 from lowwater_authority.core.times import DAY, MAX, MIN
-from lowwater_authority.core.topology import MAX_HEURISTICS, Spec
+from lowwater_authority.core.topology import MAX_BUDGETS, MAX_HEURISTICS, Spec
 from lowwater_authority.rpc.refusals import MESSAGE_BYTES, bad_field
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ def spec(message: topology_pb2.RegisterRequest) -> Spec:
         message.max_skew_micros or DAY,
         history_step=message.history_step_micros,
         estimated=message.estimated,
+        budgets=tuple(sorted(message.lateness_budgets_ppm)),
     )
 
 
@@ -244,7 +246,29 @@ def group(message: workers_pb2.GroupReport) -> GroupReport:
         mass(message.mass) if message.HasField("mass") else None,
         message.turn,
         message.waiting_for,
+        lateness(message.lateness) if message.HasField("lateness") else None,
     )
+
+
+def lateness(message: workers_pb2.Lateness) -> Lateness:
+    """Decode how late a claim's records were; the core compares it with what was told before. Raises InvalidArgument."""
+    buckets, counts = list(message.buckets), list(message.counts)
+    if len(buckets) != len(counts):
+        problem = f"has {len(buckets)} buckets and {len(counts)} counts"
+        raise bad_field("lateness.counts", problem, "send as many of each")
+    if any(high <= low for low, high in pairwise(buckets)) or (buckets and buckets[-1] >= BUCKETS):
+        raise bad_field(
+            "lateness.buckets", "are not ascending, or name one that is not there", f"use 0 to {BUCKETS - 1}"
+        )
+    behind: dict[int, tuple[int, int]] = {}
+    for each in message.behind:
+        if each.budget_ppm in behind:
+            raise bad_field("lateness.behind", f"names {each.budget_ppm} twice", "send one entry a budget")
+        behind[each.budget_ppm] = each.records, each.judged_micros
+    if len(behind) > MAX_BUDGETS:
+        raise bad_field("lateness.behind", f"has {len(behind)} budgets", f"a computation has at most {MAX_BUDGETS}")
+    told = dict(zip(buckets, counts, strict=True))
+    return Lateness(told, message.reference_micros, message.frontier_micros, behind)
 
 
 def _check_waiting_for(said: str) -> None:
@@ -403,7 +427,23 @@ def watermark_message(name: str, view: View | None, topology: Topology, epoch: i
         ranges=view.ranges,
         inputs=spec.inputs,
         estimated=topology.is_estimated(name),
+        budgets=budget_messages(view.budgets),
     )
+
+
+def budget_messages(values: Iterable[Kept]) -> list[types_pb2.LatenessBudget]:
+    """Encode lateness budgets."""
+    return [
+        types_pb2.LatenessBudget(
+            budget_ppm=kept.ppm,
+            micros=kept.micros,
+            records=kept.records,
+            behind=kept.behind,
+            excused=kept.excused,
+            worst_ppm=kept.worst,
+        )
+        for kept in values
+    ]
 
 
 def heuristic_messages(values: tuple[tuple[int, int], ...]) -> list[types_pb2.Heuristic]:
@@ -425,6 +465,7 @@ def computation_message(spec: Spec, topology: Topology) -> topology_pb2.Computat
         input_incarnations=required.input_incarnations,
         history_step_micros=spec.history_step,
         estimated=topology.is_estimated(spec.name),
+        lateness_budgets_ppm=spec.budgets,
     )
 
 

@@ -58,13 +58,13 @@ class Acknowledgement:
         self._refused: dict[tuple[str, int, str], Refused] = {}
         self._redirects: dict[tuple[str, int], Redirect | None] = {}
         """Where the claims are that have moved, as far as that is known."""
-        self._references: dict[str, int] = {}
+        self._references: dict[str, pb.ReferenceTime] = {}
 
     def add(
         self,
         number: int,
         refused: Iterable[tuple[str, Refused]],
-        references: Mapping[str, int],
+        references: Mapping[str, pb.ReferenceTime],
         redirects: Mapping[str, Redirect],
     ) -> None:
         """Add a report that is durable but for what was refused. O(handles).
@@ -105,8 +105,7 @@ class Acknowledgement:
             rest = _shortened([each for each in rest if not _ahead(each[1])], MESSAGE_BYTES)
             for some in _divided(lost):
                 yield pb.ReportAck(number=self._before, refused=map(self._encoded, some))
-        references = [pb.ReferenceTime(computation=name, micros=micros) for name, micros in self._references.items()]
-        last = pb.ReportAck(number=self.number, refused=map(self._encoded, rest), references=references)
+        last = pb.ReportAck(number=self.number, refused=map(self._encoded, rest), references=self._references.values())
         if last.ByteSize() > LARGEST_MESSAGE - REFUSAL_BYTES:
             msg = f"{len(rest)} claims were refused at once, and do not fit into one message; send fewer in a report"
             raise errors.Overloaded(msg, metadata={"bound": "acknowledgement", "limit": str(LARGEST_MESSAGE)})
@@ -374,7 +373,7 @@ class Outbox:
         number: int,
         refused: Iterable[tuple[str, Refused]] = (),
         *,
-        references: Mapping[str, int] | None = None,
+        references: Mapping[str, pb.ReferenceTime] | None = None,
         redirects: Mapping[str, Redirect] | None = None,
         most: int = UNREAD_BYTES,
     ) -> None:
@@ -607,7 +606,7 @@ class Streams:
         number: int,
         refused: Iterable[tuple[str, Refused]] = (),
         *,
-        references: Mapping[str, int] | None = None,
+        references: Mapping[str, pb.ReferenceTime] | None = None,
         redirects: Mapping[str, Redirect] | None = None,
     ) -> None:
         """Everything up to a report of a stream is durable but for what was refused. See :meth:`Outbox.acknowledge`."""

@@ -81,6 +81,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             input_incarnations=required.input_incarnations,
             heuristics_ppm=spec.heuristics,
             reference_micros=grant.reference,
+            budgets=codec.budget_messages(holding.computation.published.budgets),
         )
         codec.claim_watermarks(response, grant.watermarks)
         return response
@@ -332,9 +333,15 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
                     ),
                 )
 
-    def _references(self, names: dict[str, None]) -> dict[str, int]:
+    def _references(self, names: dict[str, None]) -> dict[str, pb.ReferenceTime]:
         shard = self.services.shard
-        return {name: shard.reference(name) for name in names if shard.view(name) is not None}
+        return {
+            name: pb.ReferenceTime(
+                computation=name, micros=shard.reference(name), budgets=codec.budget_messages(view.budgets)
+            )
+            for name in names
+            if (view := shard.view(name)) is not None
+        }
 
 
 async def in_turns(pieces: Pieces[Made]) -> Made:

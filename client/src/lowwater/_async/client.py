@@ -71,16 +71,28 @@ class Client:
         max_skew: timedelta = timedelta(days=1),
         history_step: timedelta | None = None,
         estimated: bool = False,
+        lateness_budget: float | Iterable[float] = (),
     ) -> Computation:
         """Register a computation; repeating it is harmless. ``inputs`` must name every writer of what it reads.
 
         ``heuristics`` are the shares of its heuristic watermarks. Reports further ahead of the clock than ``max_skew`` are
         refused. ``history_step`` is the step of :meth:`history`; None: as registered before, else one hour.
         ``estimated``: nobody promises its watermarks. It may read estimated inputs, and only estimated computations may read it.
+        ``lateness_budget``: a share from 0.0001 to 0.5, or up to four of them. Each gets a watermark behind which at most about that share of the
+        records comes, as far as its workers tell the event times of what they have finished (:meth:`Lease.advance`).
         Raises RegistrationConflict when the name is registered with something else, Cycle, EstimatedInput, InvalidArgument.
         """
         runtime = self._runtime()
-        call = runtime.calls.register(name, inputs, heuristics, key_hash, max_skew, history_step, estimated=estimated)
+        call = runtime.calls.register(
+            name,
+            inputs,
+            heuristics,
+            key_hash,
+            max_skew,
+            history_step,
+            estimated=estimated,
+            lateness_budget=lateness_budget,
+        )
         return await runtime.call(call)
 
     async def topology(self) -> Topology:

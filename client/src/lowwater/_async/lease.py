@@ -18,7 +18,7 @@ from lowwater._core.fold import Fold, fold_of, injector_fold
 from lowwater._core.reports import stale
 from lowwater.histogram import Histogram
 from lowwater.views import Inputs, Refusal
-from lowwater.watermark import MAX, EventTime, Watermarks, to_micros
+from lowwater.watermark import MAX, EventTime, Watermarks, all_to_micros, to_micros
 
 __all__ = ["Lease", "Oldest"]
 
@@ -95,7 +95,7 @@ class Lease:
         oldest: Oldest,
         frontier: EventTime | None = None,
         pending: Histogram | Iterable[EventTime] | None = None,
-        finished: int = 0,
+        finished: int | Iterable[EventTime] = 0,
         oldest_operation: dt.datetime | int | None = None,
         waiting_for: str = "",
     ) -> None:
@@ -111,7 +111,8 @@ class Lease:
             frontier: For an injector, instead of ``seen``: nothing older will be injected.
             pending: Event times of the records not finished, for the heuristic watermarks; an iterable or a Histogram.
                 None: as last told, or none when nothing is held.
-            finished: How many records were finished since the last call.
+            finished: How many records were finished since the last call: the number, or their event times, which the lateness budgets need.
+                With budgets give the times of all records, late ones above all.
             oldest_operation: The start, by the wall clock, of the oldest operation still running.
             waiting_for: What keeps the ranges from moving on, for whoever asks why: "/in/daily.json, which is locked". At most 200
                 bytes of UTF-8 without control characters. It belongs to this state: the next call without one takes it back.
@@ -128,13 +129,17 @@ class Lease:
         histogram = None if pending is None else _histogram(pending, _reference(state.reference, fold))
         operation = checks.operation(oldest_operation)
         waits = checks.waiting_for(waiting_for)
-        finished = checks.records(finished, histogram)
+        times = None
+        if isinstance(finished, Iterable) and not isinstance(finished, str | bytes):
+            times = all_to_micros(finished)
+        count = checks.records(finished if times is None else len(times), histogram)
         with self._runtime.reporter.guard:
             state.advance(
                 fold,
                 held,
                 pending=histogram,
-                finished=finished,
+                finished=count,
+                times=times or (),
                 oldest_operation=operation,
                 waiting_for=waits,
                 now=self._monotonic(),

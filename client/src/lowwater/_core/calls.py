@@ -103,6 +103,7 @@ class Calls:
         history_step: timedelta | None,
         *,
         estimated: bool,
+        lateness_budget: float | Iterable[float],
     ) -> Call[Computation]:
         """Register a computation."""
         request = topology_pb2.RegisterRequest(
@@ -114,6 +115,7 @@ class Calls:
             max_skew_micros=_micros("max_skew", max_skew, _MICROSECOND, _LONGEST_SKEW),
             history_step_micros=0 if history_step is None else _micros("history_step", history_step, *_STEPS),
             estimated=checks.flag("estimated", estimated),
+            lateness_budgets_ppm=wire.budgets_ppm(lateness_budget),
         )
 
         def take(answer: topology_pb2.RegisterResponse) -> Computation:
@@ -123,6 +125,9 @@ class Calls:
                 # It would pass for exact. Nothing has been reported yet, so it holds.
                 fix = "upgrade the authority: this one does not know what is estimated, and would let exact computations read it"
                 raise checks.refused("estimated", estimated, fix)
+            if request.lateness_budgets_ppm and not registered.lateness_budgets:
+                fix = "upgrade the authority: this one knows no lateness budgets"
+                raise checks.refused("lateness_budget", lateness_budget, fix)
             return registered
 
         return Call(lambda stubs: stubs.graph.Register, request, take)

@@ -108,6 +108,7 @@ class Claimant:
                 input_version=reading.input_version,
                 input_incarnations=reading.incarnations,
                 reference=answer.reference_micros,
+                budgets=wire.budget_marks(answer.budgets),
             )
             return Grant(state, tuple(keys), watermarks, reading)
 

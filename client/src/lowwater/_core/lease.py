@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from lowwater._core.columns import Column, Handles, everything_but
 from lowwater._core.fold import Fold
+from lowwater._core.lateness import Arrivals, Lateness
 from lowwater.errors import FinishRequired, TooFarAhead
 from lowwater.histogram import MOST_RECORDS, Histogram
 from lowwater.views import Refusal
@@ -52,6 +53,7 @@ class GroupState:
     mass: Mass | None
     turn: int
     waiting_for: str = ""
+    lateness: Lateness | None = None
 
     @property
     def count(self) -> int:
@@ -128,6 +130,7 @@ class LeaseState:
         input_version: int = 0,
         input_incarnations: tuple[int, ...] = (),
         reference: int,
+        budgets: Mapping[int, int] | None = None,
     ) -> None:
         self.computation = computation
         self.sequencer = sequencer
@@ -159,10 +162,13 @@ class LeaseState:
         self._waiting_for = ""
         self._pending: Histogram | None = None
         self._recent = RecentSlots()
+        self.arrivals: Arrivals | None = Arrivals(budgets) if budgets else None
+        """How late its records were; None: the computation has no lateness budget."""
 
         # What this stream has carried; None: nothing yet, so the next report is the full state.
         self._sent: Column | None = None
         self._sent_mass: Mass | None = None
+        self._sent_lateness: Lateness | None = None
         self._sent_operation = 0
         self._sent_waiting_for = ""
         # Where it may differ from the staged state; None: anywhere.
@@ -182,6 +188,7 @@ class LeaseState:
         *,
         pending: Histogram | None = None,
         finished: int = 0,
+        times: Sequence[int] = (),
         oldest_operation: int = 0,
         waiting_for: str = "",
         now: float,
@@ -189,7 +196,7 @@ class LeaseState:
         """Stage a new state.
 
         ``oldest`` in microseconds, MAX for "holds nothing": one for all ranges, some handles', or every range's.
-        ``pending`` None keeps the last one. ``now`` is any clock in seconds, for counting what was finished lately.
+        ``pending`` None keeps the last one. ``times`` are the event times of what was finished, as far as they are known. ``now`` is any clock in seconds, for counting what was finished lately.
         """
         if isinstance(oldest, Column):
             self._oldest = oldest
@@ -213,6 +220,8 @@ class LeaseState:
         self._oldest_operation = oldest_operation
         self._waiting_for = waiting_for
         self._stage()
+        if self.arrivals is not None:
+            self.arrivals.add(times, max((micros for _, micros in fold.frontiers), default=fold.low), self.version)
 
     def finish(self, handles: Iterable[int] | None) -> None:
         """Stage that nothing will ever come in some ranges, or in all."""
@@ -235,7 +244,7 @@ class LeaseState:
     def reconnect(self) -> None:
         """Forget what the authority knows: a new stream begins with the full state."""
         self.turn += self._sent is not None or not self.turn  # one by which nothing was sent is as good as new
-        self._sent = self._sent_mass = self._dirty = None
+        self._sent = self._sent_mass = self._sent_lateness = self._dirty = None
         self._again = set()
 
     def take(self) -> GroupState | None:
@@ -245,13 +254,16 @@ class LeaseState:
         mass = self._mass()
         if mass == self._sent_mass:
             mass = None
+        late = self.arrivals.told() if self.arrivals is not None else None
+        if late == self._sent_lateness:
+            late = None
         handles = self._changed()
         if handles is not None and not len(handles):
             said = self._sent_operation, self._sent_waiting_for
-            if mass is None and said == (self._oldest_operation, self._waiting_for):
+            if mass is None and late is None and said == (self._oldest_operation, self._waiting_for):
                 return None
-            return self._group(self._one_handle(), mass)
-        return self._group(handles, mass)
+            return self._group(self._one_handle(), mass, late)
+        return self._group(handles, mass, late)
 
     def beat(self) -> GroupState | None:
         """Return a repetition of what was sent, by one range: it keeps the claim's last report fresh.
@@ -260,7 +272,10 @@ class LeaseState:
         """
         if self._sent is None or self.lost_all or len(self.lost) == self.count:
             return None
-        if self._last_refusal is not None or (self._pending is not None and self._sent_mass is None):
+        unsent = (self._pending is not None and self._sent_mass is None) or (
+            self.arrivals is not None and self._sent_lateness is None and self.arrivals.told() is not None
+        )
+        if self._last_refusal is not None or unsent:
             self._retry()
             group = self.take()
             if group is not None:
@@ -317,13 +332,14 @@ class LeaseState:
         recent = min(self._recent.total, max(0, MOST_RECORDS - sum(counts)))
         return Mass(tuple(starts), tuple(counts), recent, self._fold.frontiers)
 
-    def _group(self, handles: Handles[int] | None, mass: Mass | None) -> GroupState:
+    def _group(self, handles: Handles[int] | None, mass: Mass | None, late: Lateness | None = None) -> GroupState:
         assert self._sent is not None
         one = self._sent.value_of(handles)
         values = self._sent.values(handles) if one is None else one
         self._sent_operation = self._oldest_operation
         self._sent_waiting_for = self._waiting_for
         self._sent_mass = mass or self._sent_mass
+        self._sent_lateness = late or self._sent_lateness
         return GroupState(
             self.computation,
             self.sequencer,
@@ -336,6 +352,7 @@ class LeaseState:
             mass,
             self.turn,
             self._waiting_for,
+            late,
         )
 
     # -- answered by the authority ---------------------------------------------------------------------------------
@@ -355,6 +372,8 @@ class LeaseState:
         self.answered = max(self.answered, version)
         if self._last_refusal is None and not self.lost_all:
             self.durable = self.answered
+            if self.arrivals is not None:
+                self.arrivals.answered(self.durable)
 
     @property
     def refusal(self) -> Refusal | None:
@@ -372,7 +391,7 @@ class LeaseState:
         """
         self._last_refusal = refusal
         if refusal.handles is None or refusal.reason not in _OF_VALUES:
-            self._sent_mass = None
+            self._sent_mass = self._sent_lateness = None
         if refusal.handles is None:
             self._refused = None
         elif self._refused is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, KeysView
 from dataclasses import replace
 
 from lowwater.errors import ServerTokenMismatch, StaleEpoch
-from lowwater.views import WatermarkView
+from lowwater.views import LatenessBudget, WatermarkView
 from lowwater.watermark import Watermark
 
 __all__ = ["Ratchet"]
@@ -91,6 +91,7 @@ class Ratchet:
                 incarnation=incarnation,
                 epoch=known.epoch,
                 shares=shares,
+                budgets=tuple(LatenessBudget(each.share, Watermark.UNKNOWN, 0, 0, 0, 0.0) for each in known.budgets),
                 ranges=known.ranges,
                 inputs=known.inputs,
             )
@@ -106,6 +107,17 @@ class Ratchet:
             self.held_back += 1
             raised = ((share, max(watermark, shares.get(share, watermark))) for share, watermark in view.shares)
             view = replace(view, shares=tuple(raised))
+        budgets = known.budget
+        if any(each.watermark < budgets[each.share].watermark for each in view.budgets if each.share in budgets):
+            self.held_back += 1
+            # All that was seen with the greater value, so that its counts are of one time.
+            kept = (
+                budgets[each.share]
+                if each.share in budgets and each.watermark < budgets[each.share].watermark
+                else each
+                for each in view.budgets
+            )
+            view = replace(view, budgets=tuple(kept))
         return view
 
     def _store(self, view: WatermarkView) -> bool:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import Final
 
@@ -295,10 +295,12 @@ class ReporterState:
         number: int,
         refused: Iterable[tuple[str, int, Refusal]] = (),
         references: Iterable[tuple[str, int]] = (),
+        budgets: Mapping[str, Mapping[int, int]] | None = None,
     ) -> list[LeaseState]:
         """Take an acknowledgement of all reports up to a number; returns the leases that had a state answered.
 
-        ``refused`` names (computation, sequencer, what); ``references`` the reference times of computations, in microseconds.
+        ``refused`` names (computation, sequencer, what); ``references`` the reference times of computations, in microseconds;
+        ``budgets`` where their lateness budgets stand, by parts per million.
         """
         sent = self._in_flight
         told = dict(references)
@@ -306,6 +308,8 @@ class ReporterState:
             lease = self._leases.get(key)
             if lease is not None:
                 lease.reference = max(lease.reference, told.get(lease.computation, lease.reference))
+                if lease.arrivals is not None and budgets:
+                    lease.arrivals.heard(budgets.get(lease.computation, {}))
         named: dict[Key, list[Refusal]] = {}
         for computation, sequencer, refusal in refused:
             self._refused += 1
@@ -393,7 +397,7 @@ def _messages(groups: Iterable[GroupState]) -> Iterator[tuple[GroupState, ...]]:
 
 
 def _pieces(group: GroupState) -> Iterator[GroupState]:
-    """Divide a group that is too large for one message; the mass goes with the last piece."""
+    """Divide a group that is too large for one message; the mass and the lateness go with the last piece."""
     if group.count <= MESSAGE_WORDS:
         yield group
         return
@@ -407,6 +411,7 @@ def _pieces(group: GroupState) -> Iterator[GroupState]:
             handles=array("I", range(start, end)) if group.handles is None else group.handles[start:end],
             values=values if isinstance(values, int) else values[start:end],
             mass=group.mass if end == total else None,
+            lateness=group.lateness if end == total else None,
         )
 
 
@@ -527,7 +532,8 @@ class ReportStream:
         ]
         self._reporting.log(refused)
         references = [(each.computation, each.micros) for each in ack.references]
-        for answered in self.state.acknowledged(ack.number, refused, references):
+        budgets = {each.computation: wire.budget_marks(each.budgets) for each in ack.references}
+        for answered in self.state.acknowledged(ack.number, refused, references, budgets):
             self._reporting.heard(answered.computation)
         self._drop_lost([(computation, sequencer) for computation, sequencer, _ in refused])
         if not moved:

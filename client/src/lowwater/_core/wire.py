@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from lowwater import errors
 from lowwater._core import checks
 from lowwater._core.fold import Reading
+from lowwater._core.lateness import Lateness
 from lowwater._core.lease import GroupState, Mass, Report
 from lowwater._pb.lowwater.v1 import cluster_pb2, errors_pb2, topology_pb2, types_pb2, watermarks_pb2, workers_pb2
 from lowwater.histogram import Histogram
@@ -24,6 +25,7 @@ from lowwater.views import (
     Completion,
     Computation,
     History,
+    LatenessBudget,
     Ranges,
     RangeState,
     RangeView,
@@ -71,6 +73,10 @@ _STATES: Final = {
     types_pb2.RANGE_STATE_RETIRED: RangeState.RETIRED,
 }
 
+LEAST_BUDGET: Final = 0.0001
+MOST_BUDGET: Final = 0.5
+"""Of a lateness budget, as the authority takes them."""
+
 _ERROR_INFO: Final = "type.googleapis.com/google.rpc.ErrorInfo"
 _RETRY_INFO: Final = "type.googleapis.com/google.rpc.RetryInfo"
 _DOMAIN: Final = "lowwater"
@@ -105,6 +111,8 @@ def _fill(message: workers_pb2.GroupReport, group: GroupState) -> None:
     message.waiting_for = group.waiting_for
     if group.mass is not None:
         message.mass.CopyFrom(_mass(group.mass))
+    if group.lateness is not None:
+        message.lateness.CopyFrom(_lateness(group.lateness))
 
 
 def _pack(message: Any, field: str, column: array[int]) -> None:
@@ -135,6 +143,19 @@ def _mass(mass: Mass) -> workers_pb2.Mass:
         pending=workers_pb2.Histogram(starts_micros=mass.starts, counts=mass.counts),
         recent=mass.recent,
         frontiers=frontiers(mass.frontiers),
+    )
+
+
+def _lateness(told: Lateness) -> workers_pb2.Lateness:
+    return workers_pb2.Lateness(
+        buckets=[bucket for bucket, _ in told.counts],
+        counts=[count for _, count in told.counts],
+        reference_micros=told.reference,
+        frontier_micros=told.frontier,
+        behind=[
+            workers_pb2.Behind(budget_ppm=ppm, records=records, judged_micros=judged)
+            for ppm, records, judged in told.behind
+        ],
     )
 
 
@@ -174,6 +195,19 @@ def ppm(heuristics: Iterable[float]) -> list[int]:
     return sorted(shares, reverse=True)
 
 
+def budgets_ppm(budgets: float | Iterable[float]) -> list[int]:
+    """Return lateness budgets in parts per million, least first. Raises InvalidArgument for what is none."""
+    one: Any = budgets
+    given: list[Any] = [one] if checks.is_number(one) else list(checks.listed("lateness_budget", one))
+    found: set[int] = set()
+    for each in given:
+        if not (checks.is_number(each) and LEAST_BUDGET <= each <= MOST_BUDGET):
+            fix = f"shares of the records from {LEAST_BUDGET} to {MOST_BUDGET}, such as 0.01"
+            raise checks.refused("lateness_budget", each, fix)
+        found.add(round(each * PPM))
+    return sorted(found)
+
+
 # -- downwards ----------------------------------------------------------------------------------------------------
 
 
@@ -192,7 +226,23 @@ def watermark_view(message: types_pb2.Watermark) -> WatermarkView:
         ranges=message.ranges,
         inputs=tuple(message.inputs),
         estimated=message.estimated,
+        budgets=tuple(
+            LatenessBudget(
+                each.budget_ppm / PPM,
+                Watermark(each.micros),
+                each.records,
+                each.behind,
+                each.excused,
+                each.worst_ppm / PPM,
+            )
+            for each in message.budgets
+        ),
     )
+
+
+def budget_marks(messages: Iterable[types_pb2.LatenessBudget]) -> dict[int, int]:
+    """Return where lateness budgets stand, in microseconds by parts per million."""
+    return {each.budget_ppm: each.micros for each in messages}
 
 
 def range_view(message: types_pb2.Range) -> RangeView:
@@ -245,6 +295,7 @@ def computation(message: topology_pb2.Computation) -> Computation:
         # An authority of the first release keeps no history and names no step.
         history_step=timedelta(microseconds=message.history_step_micros or 3_600_000_000),
         estimated=message.estimated,
+        lateness_budgets=tuple(ppm / PPM for ppm in message.lateness_budgets_ppm),
     )
 
 

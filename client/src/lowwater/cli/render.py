@@ -11,7 +11,7 @@ from lowwater._core.causes import cause_of
 from lowwater._core.text import describe_key, describe_owner, describe_range, duration, lag, on_one_line
 from lowwater._core.why import Why
 from lowwater.cli.live import Style, style_of
-from lowwater.views import Completeness, Ranges, RangeState, RangeView, WatermarkView
+from lowwater.views import Completeness, LatenessBudget, Ranges, RangeState, RangeView, WatermarkView
 from lowwater.watermark import Watermark
 
 __all__ = [
@@ -64,7 +64,9 @@ def status_table(views: Sequence[WatermarkView], now_micros: int, guilty: Guilty
     """Return where computations stand, in the order given."""
     shares = sorted({share for view in views for share, _ in view.shares}, reverse=True)
     names = (f"{share / 10_000:g} %" for share in shares)
-    rows = [("COMPUTATION", "STATE", "LOW WATERMARK", "LAG", *names, "RANGES", "HELD BY")]
+    budgets = sorted({each.share for view in views for each in view.budgets})
+    spent = (f"BUDGET {share * 100:g} %" for share in budgets)
+    rows = [("COMPUTATION", "STATE", "LOW WATERMARK", "LAG", *names, *spent, "RANGES", "HELD BY")]
     for view in views:
         heuristics = dict(view.shares)
         rows.append(
@@ -74,6 +76,7 @@ def status_table(views: Sequence[WatermarkView], now_micros: int, guilty: Guilty
                 _low(view),
                 lag(view.low, now_micros),
                 *(_behind(view, heuristics.get(share), now_micros) for share in shares),
+                *(_spent(view, view.budget.get(share), now_micros) for share in budgets),
                 str(view.ranges),
                 held(view, guilty.get(view.computation)),
             )
@@ -100,6 +103,14 @@ def _behind(view: WatermarkView, heuristic: Watermark | None, now_micros: int) -
     if heuristic is None:
         return ""
     return "=" if heuristic == view.low else lag(heuristic, now_micros)
+
+
+def _spent(view: WatermarkView, budget: LatenessBudget | None, now_micros: int) -> str:
+    """Return the lag of a lateness budget, and the share of the records that has come behind it."""
+    if budget is None:
+        return ""
+    share = f", {budget.behind / budget.records * 100:.2g} % behind" if budget.records else ""
+    return f"{_behind(view, budget.watermark, now_micros)}{share}"
 
 
 def holder(each: RangeView | None) -> str:
@@ -190,6 +201,16 @@ def view_record(view: WatermarkView, now_micros: int, guilty: WatermarkView | No
         **times("low", low),
         "lag_seconds": None if low.unknown or low.finished else (now_micros - low.micros) / 1e6,
         "heuristic": {f"{share / 1e6:g}": str(watermark) for share, watermark in view.shares},
+        "budget": {
+            f"{each.share:g}": {
+                **times("watermark", each.watermark),
+                "records": each.records,
+                "behind": each.behind,
+                "excused": each.excused,
+                "worst": each.worst,
+            }
+            for each in view.budgets
+        },
         "incarnation": view.incarnation,
         "epoch": view.epoch,
         "since": _date(view.since),

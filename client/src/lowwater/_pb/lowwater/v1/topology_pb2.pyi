@@ -36,6 +36,7 @@ class Computation(google.protobuf.message.Message):
     DROPPED_FIELD_NUMBER: builtins.int
     HISTORY_STEP_MICROS_FIELD_NUMBER: builtins.int
     ESTIMATED_FIELD_NUMBER: builtins.int
+    LATENESS_BUDGETS_PPM_FIELD_NUMBER: builtins.int
     name: builtins.str
     """[namespace/]name, each part 1 to 128 of A-Z a-z 0-9 _ . -"""
     key_hash: builtins.str
@@ -76,6 +77,10 @@ class Computation(google.protobuf.message.Message):
         an input is not registered.
         """
 
+    @property
+    def lateness_budgets_ppm(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Its lateness budgets, in parts per million, least first. At most 4."""
+
     def __init__(
         self,
         *,
@@ -90,8 +95,9 @@ class Computation(google.protobuf.message.Message):
         dropped: builtins.bool = ...,
         history_step_micros: builtins.int = ...,
         estimated: builtins.bool = ...,
+        lateness_budgets_ppm: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["dropped", b"dropped", "estimated", b"estimated", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "incarnation", b"incarnation", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "max_skew_micros", b"max_skew_micros", "name", b"name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dropped", b"dropped", "estimated", b"estimated", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "incarnation", b"incarnation", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "lateness_budgets_ppm", b"lateness_budgets_ppm", "max_skew_micros", b"max_skew_micros", "name", b"name"]) -> None: ...
 
 Global___Computation: typing_extensions.TypeAlias = Computation
 
@@ -109,6 +115,7 @@ class RegisterRequest(google.protobuf.message.Message):
     SERVER_TOKEN_FIELD_NUMBER: builtins.int
     HISTORY_STEP_MICROS_FIELD_NUMBER: builtins.int
     ESTIMATED_FIELD_NUMBER: builtins.int
+    LATENESS_BUDGETS_PPM_FIELD_NUMBER: builtins.int
     name: builtins.str
     """The name, as in Computation."""
     key_hash: builtins.str
@@ -131,6 +138,12 @@ class RegisterRequest(google.protobuf.message.Message):
     def heuristics_ppm(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Shares of the heuristic watermarks, in parts per million."""
 
+    @property
+    def lateness_budgets_ppm(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Its lateness budgets, in parts per million, each from 100 to 500000. An
+        authority of release 0.1 passes them over.
+        """
+
     def __init__(
         self,
         *,
@@ -142,8 +155,9 @@ class RegisterRequest(google.protobuf.message.Message):
         server_token: builtins.str = ...,
         history_step_micros: builtins.int = ...,
         estimated: builtins.bool = ...,
+        lateness_budgets_ppm: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["estimated", b"estimated", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "inputs", b"inputs", "key_hash", b"key_hash", "max_skew_micros", b"max_skew_micros", "name", b"name", "server_token", b"server_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["estimated", b"estimated", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "inputs", b"inputs", "key_hash", b"key_hash", "lateness_budgets_ppm", b"lateness_budgets_ppm", "max_skew_micros", b"max_skew_micros", "name", b"name", "server_token", b"server_token"]) -> None: ...
 
 Global___RegisterRequest: typing_extensions.TypeAlias = RegisterRequest
 

@@ -98,6 +98,51 @@ class Heuristic(google.protobuf.message.Message):
 Global___Heuristic: typing_extensions.TypeAlias = Heuristic
 
 @typing.final
+class LatenessBudget(google.protobuf.message.Message):
+    """A lateness budget of a computation: a watermark behind which at most about a
+    given share of its records comes, in the long run.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BUDGET_PPM_FIELD_NUMBER: builtins.int
+    MICROS_FIELD_NUMBER: builtins.int
+    RECORDS_FIELD_NUMBER: builtins.int
+    BEHIND_FIELD_NUMBER: builtins.int
+    EXCUSED_FIELD_NUMBER: builtins.int
+    WORST_PPM_FIELD_NUMBER: builtins.int
+    budget_ppm: builtins.int
+    """The share, in parts per million: 10000 is 1 %."""
+    micros: builtins.int
+    """Its watermark. Never below the low watermark, never back."""
+    records: builtins.int
+    """Records that came so far, in this incarnation."""
+    behind: builtins.int
+    """Those of them that came behind it."""
+    excused: builtins.int
+    """Those of these that do not count: after the first 5 / a records, of any N
+    in a row at most a * (N + 25,000) and those excused meanwhile are behind,
+    where a is 95 % of the share.
+    """
+    worst_ppm: builtins.int
+    """The worst share behind in any 10,000 of the last 100,000 records, in parts
+    per million.
+    """
+    def __init__(
+        self,
+        *,
+        budget_ppm: builtins.int = ...,
+        micros: builtins.int = ...,
+        records: builtins.int = ...,
+        behind: builtins.int = ...,
+        excused: builtins.int = ...,
+        worst_ppm: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["behind", b"behind", "budget_ppm", b"budget_ppm", "excused", b"excused", "micros", b"micros", "records", b"records", "worst_ppm", b"worst_ppm"]) -> None: ...
+
+Global___LatenessBudget: typing_extensions.TypeAlias = LatenessBudget
+
+@typing.final
 class Range(google.protobuf.message.Message):
     """One key range of a computation: where it stands and who answers for it."""
 
@@ -176,6 +221,7 @@ class Watermark(google.protobuf.message.Message):
     RANGES_FIELD_NUMBER: builtins.int
     INPUTS_FIELD_NUMBER: builtins.int
     ESTIMATED_FIELD_NUMBER: builtins.int
+    BUDGETS_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """The computation's name."""
     registered: builtins.bool
@@ -211,6 +257,10 @@ class Watermark(google.protobuf.message.Message):
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The names it reads, in the order of its registration."""
 
+    @property
+    def budgets(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LatenessBudget]:
+        """Its lateness budgets, least first."""
+
     def __init__(
         self,
         *,
@@ -226,9 +276,10 @@ class Watermark(google.protobuf.message.Message):
         ranges: builtins.int = ...,
         inputs: collections.abc.Iterable[builtins.str] | None = ...,
         estimated: builtins.bool = ...,
+        budgets: collections.abc.Iterable[Global___LatenessBudget] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["holder", b"holder"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["computation", b"computation", "epoch", b"epoch", "estimated", b"estimated", "heuristics", b"heuristics", "holder", b"holder", "incarnation", b"incarnation", "inputs", b"inputs", "low_micros", b"low_micros", "oldest_operation_micros", b"oldest_operation_micros", "ranges", b"ranges", "registered", b"registered", "since_micros", b"since_micros"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["budgets", b"budgets", "computation", b"computation", "epoch", b"epoch", "estimated", b"estimated", "heuristics", b"heuristics", "holder", b"holder", "incarnation", b"incarnation", "inputs", b"inputs", "low_micros", b"low_micros", "oldest_operation_micros", b"oldest_operation_micros", "ranges", b"ranges", "registered", b"registered", "since_micros", b"since_micros"]) -> None: ...
 
 Global___Watermark: typing_extensions.TypeAlias = Watermark
 

@@ -133,6 +133,7 @@ class ClaimResponse(google.protobuf.message.Message):
     WATERMARKS_MICROS_FIELD_NUMBER: builtins.int
     HEURISTICS_PPM_FIELD_NUMBER: builtins.int
     REFERENCE_MICROS_FIELD_NUMBER: builtins.int
+    BUDGETS_FIELD_NUMBER: builtins.int
     server_token: builtins.str
     """The deployment's identity."""
     sequencer: builtins.int
@@ -165,6 +166,10 @@ class ClaimResponse(google.protobuf.message.Message):
     def heuristics_ppm(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The registered heuristic shares, in parts per million."""
 
+    @property
+    def budgets(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater._pb.lowwater.v1.types_pb2.LatenessBudget]:
+        """The lateness budgets, as published."""
+
     def __init__(
         self,
         *,
@@ -179,8 +184,9 @@ class ClaimResponse(google.protobuf.message.Message):
         watermarks_micros: collections.abc.Iterable[builtins.int] | None = ...,
         heuristics_ppm: collections.abc.Iterable[builtins.int] | None = ...,
         reference_micros: builtins.int = ...,
+        budgets: collections.abc.Iterable[lowwater._pb.lowwater.v1.types_pb2.LatenessBudget] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "epoch_nonce", b"epoch_nonce", "heuristics_ppm", b"heuristics_ppm", "incarnation", b"incarnation", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "inputs", b"inputs", "reference_micros", b"reference_micros", "sequencer", b"sequencer", "server_token", b"server_token", "watermarks_micros", b"watermarks_micros"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["budgets", b"budgets", "epoch", b"epoch", "epoch_nonce", b"epoch_nonce", "heuristics_ppm", b"heuristics_ppm", "incarnation", b"incarnation", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "inputs", b"inputs", "reference_micros", b"reference_micros", "sequencer", b"sequencer", "server_token", b"server_token", "watermarks_micros", b"watermarks_micros"]) -> None: ...
 
 Global___ClaimResponse: typing_extensions.TypeAlias = ClaimResponse
 
@@ -296,6 +302,89 @@ class Mass(google.protobuf.message.Message):
 Global___Mass: typing_extensions.TypeAlias = Mass
 
 @typing.final
+class Lateness(google.protobuf.message.Message):
+    """How late the records were that a claim has handed on, since it was granted: a
+    state, not a change, so that a lost or repeated report harms nothing. A claim
+    that tells it once tells it of all its records.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BUCKETS_FIELD_NUMBER: builtins.int
+    COUNTS_FIELD_NUMBER: builtins.int
+    REFERENCE_MICROS_FIELD_NUMBER: builtins.int
+    FRONTIER_MICROS_FIELD_NUMBER: builtins.int
+    BEHIND_FIELD_NUMBER: builtins.int
+    reference_micros: builtins.int
+    """What the lateness of new records counts from: of those that no acknowledged
+    report has told. The least, when it was not the same for all.
+    """
+    frontier_micros: builtins.int
+    """How far the claim is: an injector's frontier, or the least heuristic
+    watermark of the inputs.
+    """
+    @property
+    def buckets(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Buckets of lateness, ascending. Bucket 0 has the records that were not late
+        at all, bucket 1 those up to a millisecond. The upper edge of each other one
+        is 21/20 of the one before, rounded down to microseconds. Bucket 755 has what
+        was later than the last edge below 2^63.
+        """
+
+    @property
+    def counts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """How many records each bucket has got."""
+
+    @property
+    def behind(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Behind]:
+        """Of these records those behind the watermark of each lateness budget.
+        Budgets that are not registered are passed over. One that is left out is
+        judged by the buckets.
+        """
+
+    def __init__(
+        self,
+        *,
+        buckets: collections.abc.Iterable[builtins.int] | None = ...,
+        counts: collections.abc.Iterable[builtins.int] | None = ...,
+        reference_micros: builtins.int = ...,
+        frontier_micros: builtins.int = ...,
+        behind: collections.abc.Iterable[Global___Behind] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["behind", b"behind", "buckets", b"buckets", "counts", b"counts", "frontier_micros", b"frontier_micros", "reference_micros", b"reference_micros"]) -> None: ...
+
+Global___Lateness: typing_extensions.TypeAlias = Lateness
+
+@typing.final
+class Behind(google.protobuf.message.Message):
+    """Records that came behind the watermark of a lateness budget."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BUDGET_PPM_FIELD_NUMBER: builtins.int
+    RECORDS_FIELD_NUMBER: builtins.int
+    JUDGED_MICROS_FIELD_NUMBER: builtins.int
+    budget_ppm: builtins.int
+    """The budget, in parts per million."""
+    records: builtins.int
+    """How many came behind."""
+    judged_micros: builtins.int
+    """The watermark that the new ones were judged by: the least, when it was not
+    the same for all. When another one is published by the time that the report
+    counts, each record counts as behind that may be.
+    """
+    def __init__(
+        self,
+        *,
+        budget_ppm: builtins.int = ...,
+        records: builtins.int = ...,
+        judged_micros: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["budget_ppm", b"budget_ppm", "judged_micros", b"judged_micros", "records", b"records"]) -> None: ...
+
+Global___Behind: typing_extensions.TypeAlias = Behind
+
+@typing.final
 class GroupReport(google.protobuf.message.Message):
     """What one claim's ranges are at now. A state, not a change."""
 
@@ -312,6 +401,7 @@ class GroupReport(google.protobuf.message.Message):
     MASS_FIELD_NUMBER: builtins.int
     TURN_FIELD_NUMBER: builtins.int
     WAITING_FOR_FIELD_NUMBER: builtins.int
+    LATENESS_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """The computation."""
     sequencer: builtins.int
@@ -360,6 +450,10 @@ class GroupReport(google.protobuf.message.Message):
     def mass(self) -> Global___Mass:
         """The claim's mass; absent leaves the last one."""
 
+    @property
+    def lateness(self) -> Global___Lateness:
+        """How late its records were; absent leaves what was told."""
+
     def __init__(
         self,
         *,
@@ -374,9 +468,10 @@ class GroupReport(google.protobuf.message.Message):
         mass: Global___Mass | None = ...,
         turn: builtins.int = ...,
         waiting_for: builtins.str = ...,
+        lateness: Global___Lateness | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["mass", b"mass"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["computation", b"computation", "finish", b"finish", "handles", b"handles", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "mass", b"mass", "oldest_operation_micros", b"oldest_operation_micros", "sequencer", b"sequencer", "turn", b"turn", "waiting_for", b"waiting_for", "watermarks_micros", b"watermarks_micros"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["lateness", b"lateness", "mass", b"mass"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["computation", b"computation", "finish", b"finish", "handles", b"handles", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "lateness", b"lateness", "mass", b"mass", "oldest_operation_micros", b"oldest_operation_micros", "sequencer", b"sequencer", "turn", b"turn", "waiting_for", b"waiting_for", "watermarks_micros", b"watermarks_micros"]) -> None: ...
 
 Global___GroupReport: typing_extensions.TypeAlias = GroupReport
 
@@ -583,17 +678,23 @@ class ReferenceTime(google.protobuf.message.Message):
 
     COMPUTATION_FIELD_NUMBER: builtins.int
     MICROS_FIELD_NUMBER: builtins.int
+    BUDGETS_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """The computation."""
     micros: builtins.int
     """Its greatest unfinished frontier."""
+    @property
+    def budgets(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater._pb.lowwater.v1.types_pb2.LatenessBudget]:
+        """Its lateness budgets, as published."""
+
     def __init__(
         self,
         *,
         computation: builtins.str = ...,
         micros: builtins.int = ...,
+        budgets: collections.abc.Iterable[lowwater._pb.lowwater.v1.types_pb2.LatenessBudget] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["computation", b"computation", "micros", b"micros"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["budgets", b"budgets", "computation", b"computation", "micros", b"micros"]) -> None: ...
 
 Global___ReferenceTime: typing_extensions.TypeAlias = ReferenceTime
 

@@ -56,6 +56,8 @@ class Record(google.protobuf.message.Message):
     OPS_FIELD_NUMBER: builtins.int
     LOW_MICROS_FIELD_NUMBER: builtins.int
     HEURISTICS_FIELD_NUMBER: builtins.int
+    BUDGETS_FIELD_NUMBER: builtins.int
+    BUDGET_REFERENCES_FIELD_NUMBER: builtins.int
     incarnation: builtins.int
     """The computation's incarnation; ops of another one are never mixed."""
     time_micros: builtins.int
@@ -70,6 +72,14 @@ class Record(google.protobuf.message.Message):
     def heuristics(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Share]:
         """The published heuristic watermarks after the record."""
 
+    @property
+    def budgets(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Share]:
+        """The published watermarks of the lateness budgets after the record."""
+
+    @property
+    def budget_references(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Share]:
+        """And what lateness counted from, for each of them."""
+
     def __init__(
         self,
         *,
@@ -78,8 +88,10 @@ class Record(google.protobuf.message.Message):
         ops: collections.abc.Iterable[Global___Op] | None = ...,
         low_micros: builtins.int = ...,
         heuristics: collections.abc.Iterable[Global___Share] | None = ...,
+        budgets: collections.abc.Iterable[Global___Share] | None = ...,
+        budget_references: collections.abc.Iterable[Global___Share] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["heuristics", b"heuristics", "incarnation", b"incarnation", "low_micros", b"low_micros", "ops", b"ops", "time_micros", b"time_micros"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["budget_references", b"budget_references", "budgets", b"budgets", "heuristics", b"heuristics", "incarnation", b"incarnation", "low_micros", b"low_micros", "ops", b"ops", "time_micros", b"time_micros"]) -> None: ...
 
 Global___Record: typing_extensions.TypeAlias = Record
 
@@ -222,6 +234,7 @@ class Values(google.protobuf.message.Message):
     SENDERS_FIELD_NUMBER: builtins.int
     OLDEST_OPERATION_MICROS_FIELD_NUMBER: builtins.int
     MASS_FIELD_NUMBER: builtins.int
+    ARRIVED_FIELD_NUMBER: builtins.int
     sequencer: builtins.int
     """The claim."""
     handles: builtins.bytes
@@ -240,6 +253,10 @@ class Values(google.protobuf.message.Message):
     def mass(self) -> Global___Mass:
         """The claim's mass, when it changed."""
 
+    @property
+    def arrived(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Arrived]:
+        """What came since, as each report told it."""
+
     def __init__(
         self,
         *,
@@ -250,11 +267,146 @@ class Values(google.protobuf.message.Message):
         senders: collections.abc.Iterable[Global___Sender] | None = ...,
         oldest_operation_micros: builtins.int = ...,
         mass: Global___Mass | None = ...,
+        arrived: collections.abc.Iterable[Global___Arrived] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["mass", b"mass"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["handles", b"handles", "lowers", b"lowers", "mass", b"mass", "micros", b"micros", "oldest_operation_micros", b"oldest_operation_micros", "senders", b"senders", "sequencer", b"sequencer"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["arrived", b"arrived", "handles", b"handles", "lowers", b"lowers", "mass", b"mass", "micros", b"micros", "oldest_operation_micros", b"oldest_operation_micros", "senders", b"senders", "sequencer", b"sequencer"]) -> None: ...
 
 Global___Values: typing_extensions.TypeAlias = Values
+
+@typing.final
+class Arrived(google.protobuf.message.Message):
+    """Records that a claim has handed on since the report before."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FRONTIER_MICROS_FIELD_NUMBER: builtins.int
+    REFERENCE_MICROS_FIELD_NUMBER: builtins.int
+    BUCKETS_FIELD_NUMBER: builtins.int
+    COUNTS_FIELD_NUMBER: builtins.int
+    BEHIND_FIELD_NUMBER: builtins.int
+    TIME_MICROS_FIELD_NUMBER: builtins.int
+    frontier_micros: builtins.int
+    """How far the claim is, microseconds."""
+    reference_micros: builtins.int
+    """What their lateness counts from, microseconds."""
+    time_micros: builtins.int
+    """Processing time at which it was told, microseconds."""
+    @property
+    def buckets(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Buckets of lateness, ascending."""
+
+    @property
+    def counts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """How many records each has got."""
+
+    @property
+    def behind(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Behind]:
+        """Those behind, for each budget."""
+
+    def __init__(
+        self,
+        *,
+        frontier_micros: builtins.int = ...,
+        reference_micros: builtins.int = ...,
+        buckets: collections.abc.Iterable[builtins.int] | None = ...,
+        counts: collections.abc.Iterable[builtins.int] | None = ...,
+        behind: collections.abc.Iterable[Global___Behind] | None = ...,
+        time_micros: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["behind", b"behind", "buckets", b"buckets", "counts", b"counts", "frontier_micros", b"frontier_micros", "reference_micros", b"reference_micros", "time_micros", b"time_micros"]) -> None: ...
+
+Global___Arrived: typing_extensions.TypeAlias = Arrived
+
+@typing.final
+class Behind(google.protobuf.message.Message):
+    """Records that came behind the watermark of a lateness budget."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PPM_FIELD_NUMBER: builtins.int
+    TOLD_FIELD_NUMBER: builtins.int
+    COUNTED_FIELD_NUMBER: builtins.int
+    ppm: builtins.int
+    """The budget, in parts per million."""
+    told: builtins.int
+    """As their owner told."""
+    counted: builtins.int
+    """As they count, by what was published."""
+    def __init__(
+        self,
+        *,
+        ppm: builtins.int = ...,
+        told: builtins.int = ...,
+        counted: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["counted", b"counted", "ppm", b"ppm", "told", b"told"]) -> None: ...
+
+Global___Behind: typing_extensions.TypeAlias = Behind
+
+@typing.final
+class Arrivals(google.protobuf.message.Message):
+    """All that a claim has told of its records."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FRONTIER_MICROS_FIELD_NUMBER: builtins.int
+    BUCKETS_FIELD_NUMBER: builtins.int
+    COUNTS_FIELD_NUMBER: builtins.int
+    BEHIND_FIELD_NUMBER: builtins.int
+    RECENT_FIELD_NUMBER: builtins.int
+    frontier_micros: builtins.int
+    """How far it is, microseconds."""
+    @property
+    def buckets(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Buckets of lateness, ascending."""
+
+    @property
+    def counts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """How many records each has got."""
+
+    @property
+    def behind(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Behind]:
+        """Those behind, for each budget, as their owner told."""
+
+    @property
+    def recent(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Slot]:
+        """Records lately told."""
+
+    def __init__(
+        self,
+        *,
+        frontier_micros: builtins.int = ...,
+        buckets: collections.abc.Iterable[builtins.int] | None = ...,
+        counts: collections.abc.Iterable[builtins.int] | None = ...,
+        behind: collections.abc.Iterable[Global___Behind] | None = ...,
+        recent: collections.abc.Iterable[Global___Slot] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["behind", b"behind", "buckets", b"buckets", "counts", b"counts", "frontier_micros", b"frontier_micros", "recent", b"recent"]) -> None: ...
+
+Global___Arrivals: typing_extensions.TypeAlias = Arrivals
+
+@typing.final
+class ArrivedBefore(google.protobuf.message.Message):
+    """Where a claim stood that another one took the place of."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FRONTIER_MICROS_FIELD_NUMBER: builtins.int
+    RECENT_FIELD_NUMBER: builtins.int
+    frontier_micros: builtins.int
+    """How far it was, microseconds."""
+    recent: builtins.int
+    """Its records lately told."""
+    def __init__(
+        self,
+        *,
+        frontier_micros: builtins.int = ...,
+        recent: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["frontier_micros", b"frontier_micros", "recent", b"recent"]) -> None: ...
+
+Global___ArrivedBefore: typing_extensions.TypeAlias = ArrivedBefore
 
 @typing.final
 class Sender(google.protobuf.message.Message):
@@ -869,6 +1021,7 @@ class Snapshot(google.protobuf.message.Message):
     VOUCHED_MICROS_FIELD_NUMBER: builtins.int
     TASKS_FIELD_NUMBER: builtins.int
     LAYOUT_FIELD_NUMBER: builtins.int
+    BUDGETS_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """Its name."""
     incarnation: builtins.int
@@ -923,6 +1076,10 @@ class Snapshot(google.protobuf.message.Message):
     def layout(self) -> Global___Layout:
         """The layout that is wanted; absent: none ever was."""
 
+    @property
+    def budgets(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Budget]:
+        """Its lateness budgets."""
+
     def __init__(
         self,
         *,
@@ -946,15 +1103,110 @@ class Snapshot(google.protobuf.message.Message):
         vouched_micros: builtins.int | None = ...,
         tasks: collections.abc.Iterable[Global___TaskGroup] | None = ...,
         layout: Global___Layout | None = ...,
+        budgets: collections.abc.Iterable[Global___Budget] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_layout", b"_layout", "_vouched_micros", b"_vouched_micros", "layout", b"layout", "vouched_micros", b"vouched_micros"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_layout", b"_layout", "_vouched_micros", b"_vouched_micros", "batch", b"batch", "batch_digest", b"batch_digest", "batch_sequencer", b"batch_sequencer", "bound", b"bound", "computation", b"computation", "generation", b"generation", "granted", b"granted", "groups", b"groups", "has_batch", b"has_batch", "heuristics", b"heuristics", "history", b"history", "identity", b"identity", "incarnation", b"incarnation", "last_sequencer", b"last_sequencer", "layout", b"layout", "low_micros", b"low_micros", "ordinal", b"ordinal", "since_micros", b"since_micros", "tasks", b"tasks", "vouched_micros", b"vouched_micros"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_layout", b"_layout", "_vouched_micros", b"_vouched_micros", "batch", b"batch", "batch_digest", b"batch_digest", "batch_sequencer", b"batch_sequencer", "bound", b"bound", "budgets", b"budgets", "computation", b"computation", "generation", b"generation", "granted", b"granted", "groups", b"groups", "has_batch", b"has_batch", "heuristics", b"heuristics", "history", b"history", "identity", b"identity", "incarnation", b"incarnation", "last_sequencer", b"last_sequencer", "layout", b"layout", "low_micros", b"low_micros", "ordinal", b"ordinal", "since_micros", b"since_micros", "tasks", b"tasks", "vouched_micros", b"vouched_micros"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_layout", b"_layout"]) -> typing.Literal["layout"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_vouched_micros", b"_vouched_micros"]) -> typing.Literal["vouched_micros"] | None: ...
 
 Global___Snapshot: typing_extensions.TypeAlias = Snapshot
+
+@typing.final
+class Budget(google.protobuf.message.Message):
+    """A lateness budget, and how it was kept."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PPM_FIELD_NUMBER: builtins.int
+    MICROS_FIELD_NUMBER: builtins.int
+    REFERENCE_MICROS_FIELD_NUMBER: builtins.int
+    RECORDS_FIELD_NUMBER: builtins.int
+    BEHIND_FIELD_NUMBER: builtins.int
+    DEBT_FIELD_NUMBER: builtins.int
+    EXCUSED_FIELD_NUMBER: builtins.int
+    EXCUSED_REST_PPM_FIELD_NUMBER: builtins.int
+    MEMORIES_FIELD_NUMBER: builtins.int
+    BLOCK_RECORDS_FIELD_NUMBER: builtins.int
+    BLOCK_BEHIND_FIELD_NUMBER: builtins.int
+    ppm: builtins.int
+    """The share that may come behind, in parts per million."""
+    micros: builtins.int
+    """Its watermark, microseconds."""
+    reference_micros: builtins.int
+    """The event time that lateness counts from, microseconds."""
+    records: builtins.int
+    """Records that came."""
+    behind: builtins.int
+    """Those of them that came behind."""
+    debt: builtins.int
+    """What is owed now, in records times parts per million."""
+    excused: builtins.int
+    """Whole records that were forgiven."""
+    excused_rest_ppm: builtins.int
+    """And the rest of that, in parts per million of a record."""
+    @property
+    def memories(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LatenessMemory]:
+        """How late records were, for each memory, the shortest first."""
+
+    @property
+    def block_records(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Records and, in the same order, those behind, of the newest blocks."""
+
+    @property
+    def block_behind(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Those behind."""
+
+    def __init__(
+        self,
+        *,
+        ppm: builtins.int = ...,
+        micros: builtins.int = ...,
+        reference_micros: builtins.int = ...,
+        records: builtins.int = ...,
+        behind: builtins.int = ...,
+        debt: builtins.int = ...,
+        excused: builtins.int = ...,
+        excused_rest_ppm: builtins.int = ...,
+        memories: collections.abc.Iterable[Global___LatenessMemory] | None = ...,
+        block_records: collections.abc.Iterable[builtins.int] | None = ...,
+        block_behind: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["behind", b"behind", "block_behind", b"block_behind", "block_records", b"block_records", "debt", b"debt", "excused", b"excused", "excused_rest_ppm", b"excused_rest_ppm", "memories", b"memories", "micros", b"micros", "ppm", b"ppm", "records", b"records", "reference_micros", b"reference_micros"]) -> None: ...
+
+Global___Budget: typing_extensions.TypeAlias = Budget
+
+@typing.final
+class LatenessMemory(google.protobuf.message.Message):
+    """How late records were, the older the less it counts."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BUCKETS_FIELD_NUMBER: builtins.int
+    WEIGHTS_FIELD_NUMBER: builtins.int
+    PASSED_FIELD_NUMBER: builtins.int
+    passed: builtins.int
+    """Records since all weights were halved."""
+    @property
+    def buckets(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Buckets of lateness, ascending."""
+
+    @property
+    def weights(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """What each of them weighs."""
+
+    def __init__(
+        self,
+        *,
+        buckets: collections.abc.Iterable[builtins.int] | None = ...,
+        weights: collections.abc.Iterable[builtins.int] | None = ...,
+        passed: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["buckets", b"buckets", "passed", b"passed", "weights", b"weights"]) -> None: ...
+
+Global___LatenessMemory: typing_extensions.TypeAlias = LatenessMemory
 
 @typing.final
 class Completion(google.protobuf.message.Message):
@@ -1036,6 +1288,8 @@ class Group(google.protobuf.message.Message):
     RECENT_FIELD_NUMBER: builtins.int
     HANDLES_FIELD_NUMBER: builtins.int
     GRANTED_FIELD_NUMBER: builtins.int
+    ARRIVALS_FIELD_NUMBER: builtins.int
+    ARRIVED_BEFORE_FIELD_NUMBER: builtins.int
     sequencer: builtins.int
     """Its sequencer; 0 for a stretch that no claim names any more."""
     live: builtins.bytes
@@ -1082,6 +1336,14 @@ class Group(google.protobuf.message.Message):
     def recent(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Slot]:
         """Records that its committed micro-batches finished lately."""
 
+    @property
+    def arrivals(self) -> Global___Arrivals:
+        """What it has told of its records, when it told anything."""
+
+    @property
+    def arrived_before(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ArrivedBefore]:
+        """Until then: where the groups stood that it replaced."""
+
     def __init__(
         self,
         *,
@@ -1103,9 +1365,11 @@ class Group(google.protobuf.message.Message):
         recent: collections.abc.Iterable[Global___Slot] | None = ...,
         handles: builtins.bytes = ...,
         granted: builtins.int = ...,
+        arrivals: Global___Arrivals | None = ...,
+        arrived_before: collections.abc.Iterable[Global___ArrivedBefore] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["mass", b"mass"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["bounds", b"bounds", "granted", b"granted", "handles", b"handles", "host", b"host", "last_report_micros", b"last_report_micros", "live", b"live", "mass", b"mass", "mass_known", b"mass_known", "micros", b"micros", "oldest_operation_micros", b"oldest_operation_micros", "recent", b"recent", "request_id", b"request_id", "senders", b"senders", "sequencer", b"sequencer", "since", b"since", "stand_ins", b"stand_ins", "state", b"state", "worker", b"worker"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["arrivals", b"arrivals", "mass", b"mass"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["arrivals", b"arrivals", "arrived_before", b"arrived_before", "bounds", b"bounds", "granted", b"granted", "handles", b"handles", "host", b"host", "last_report_micros", b"last_report_micros", "live", b"live", "mass", b"mass", "mass_known", b"mass_known", "micros", b"micros", "oldest_operation_micros", b"oldest_operation_micros", "recent", b"recent", "request_id", b"request_id", "senders", b"senders", "sequencer", b"sequencer", "since", b"since", "stand_ins", b"stand_ins", "state", b"state", "worker", b"worker"]) -> None: ...
 
 Global___Group: typing_extensions.TypeAlias = Group
 
@@ -1183,6 +1447,7 @@ class Computation(google.protobuf.message.Message):
     ESTIMATED_FIELD_NUMBER: builtins.int
     DROPPED_FIELD_NUMBER: builtins.int
     FIRST_FIELD_NUMBER: builtins.int
+    LATENESS_BUDGETS_PPM_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Its name."""
     key_hash: builtins.str
@@ -1213,6 +1478,10 @@ class Computation(google.protobuf.message.Message):
     def heuristics_ppm(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Heuristic shares in parts per million, largest first."""
 
+    @property
+    def lateness_budgets_ppm(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Lateness budgets in parts per million, least first."""
+
     def __init__(
         self,
         *,
@@ -1227,8 +1496,9 @@ class Computation(google.protobuf.message.Message):
         estimated: builtins.bool = ...,
         dropped: builtins.bool = ...,
         first: builtins.int = ...,
+        lateness_budgets_ppm: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["dropped", b"dropped", "estimated", b"estimated", "first", b"first", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "incarnation", b"incarnation", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "max_skew_micros", b"max_skew_micros", "name", b"name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dropped", b"dropped", "estimated", b"estimated", "first", b"first", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "incarnation", b"incarnation", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "lateness_budgets_ppm", b"lateness_budgets_ppm", "max_skew_micros", b"max_skew_micros", "name", b"name"]) -> None: ...
 
 Global___Computation: typing_extensions.TypeAlias = Computation
 

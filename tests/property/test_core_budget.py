@@ -1,0 +1,298 @@
+"""The lateness budget: against an oracle in floats that is written from its definition, and what its arithmetic promises."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lowwater._core import lateness
+from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
+from lowwater_authority.core import codec
+from lowwater_authority.core.budget import RECENT, STRETCH, Budget, reached
+from lowwater_authority.core.times import MAX, MIN
+from tests.kit.times import HOUR, MINUTE
+
+PPM = 1_000_000
+H = 10_000
+PPMS = st.sampled_from([100_000, 10_000, 1_000])
+
+late = st.one_of(
+    st.integers(-MINUTE, MINUTE), st.integers(0, 10 * HOUR), st.integers(0, 2**40), st.just(0), st.integers(0, 2**64)
+)
+batches = st.lists(
+    st.tuples(
+        st.integers(0, 6_000),
+        st.lists(late, min_size=1, max_size=4),
+        st.sampled_from([0.0, 0.003, 0.01, 0.2, 1.0]),
+        st.integers(-HOUR, HOUR),
+        st.one_of(st.just(MIN), st.integers(0, 100 * HOUR)),
+    ),
+    max_size=40,
+)
+"""(records, how late they are, share of them behind, how far R moves, the low watermark)"""
+
+
+class Oracle:
+    """The definition, in floats: weights that fade at each record, no halvings, no integers."""
+
+    def __init__(self, ppm: int) -> None:
+        self.a = 0.95 * ppm / PPM
+        self.windows: dict[int, dict[int, float]] = {5_000: {}, 100_000: {}}
+        self.n = 0
+        self.debt = self.excused = 0.0
+        self.reference = MIN
+        self.least = self.most = MIN
+        """C lies between these: a quantile of weights that are steps of a sixteenth of a halving is known no better."""
+
+    def tick(self, counts: dict[int, int], behind: int, reference: int, low: int) -> None:
+        n = sum(counts.values())
+        for window, hist in self.windows.items():
+            for bucket in hist:
+                hist[bucket] *= (1 - 1 / window) ** n
+            for bucket, count in counts.items():
+                hist[bucket] = hist.get(bucket, 0.0) + count
+        warm = 5 / self.a
+        if n and self.n >= warm - 1e-6:
+            debt = max(self.debt + behind - self.a * n, -0.5 * self.a * H)
+            self.excused += max(0.0, debt - 2 * self.a * H)
+            self.debt = min(debt, 2 * self.a * H)
+        self.n += n
+        if self.reference < reference < MAX:
+            self.reference = reference
+            if self.n >= warm - 1e-6:
+                for rank, name in ((1.12, "most"), (1 / 1.12, "least")):
+                    delay = max(self.quantile(hist, self.a * rank) for hist in self.windows.values())
+                    value = reference - delay * math.exp(self.debt / (self.a * H))
+                    slack = 2 + delay * 1e-8
+                    value = int(max(MIN, value + slack if name == "most" else value - slack))
+                    setattr(self, name, max(getattr(self, name), value))
+        self.least, self.most = max(self.least, low), max(self.most, low)
+
+    @staticmethod
+    def quantile(hist: dict[int, float], above: float) -> float:
+        left = sum(hist.values()) * above
+        for bucket in sorted(hist, reverse=True):
+            left -= hist[bucket]
+            if left < 0:
+                return 0.0 if bucket == 0 else float(lateness.EDGES[bucket])
+        return 0.0
+
+
+def ticks(
+    steps: list[tuple[int, list[int], float, int, int]],
+) -> list[tuple[dict[int, int], int, int, int]]:
+    made, reference = [], 50 * HOUR
+    for records, kinds, share, move, low in steps:
+        counts: dict[int, int] = {}
+        for index, each in enumerate(kinds):
+            many = records // len(kinds) + (index < records % len(kinds))
+            bucket = lateness.bucket_of(each)
+            counts[bucket] = counts.get(bucket, 0) + many
+        reference += move
+        made.append((counts, int(records * share), reference, low))
+    return made
+
+
+@given(ppm=PPMS, steps=batches)
+@settings(max_examples=150, database=None, deadline=None)
+def test_it_is_what_its_definition_says_in_floats(
+    ppm: int, steps: list[tuple[int, list[int], float, int, int]]
+) -> None:
+    budget, oracle = Budget(ppm), Oracle(ppm)
+    for counts, behind, reference, low in ticks(steps):
+        budget.tick(counts, behind, reference, low)
+        oracle.tick(counts, behind, reference, low)
+        assert budget.debt / PPM == pytest.approx(oracle.debt, abs=1e-3)
+        assert budget.excused_debt / PPM == pytest.approx(oracle.excused, abs=1e-3)
+        assert budget.records == oracle.n
+        assert oracle.least <= budget.value <= oracle.most
+
+
+@given(ppm=PPMS, steps=batches)
+@settings(max_examples=150, database=None, deadline=None)
+def test_in_any_stretch_after_the_warm_up_no_more_is_behind_than_the_arithmetic_allows(
+    ppm: int, steps: list[tuple[int, list[int], float, int, int]]
+) -> None:
+    """Whatever comes, and whoever says what is behind: behind <= a (N + 2.5 H) + excused, for each pair of ticks."""
+    budget = Budget(ppm)
+    a = budget.aim
+    # Of what came so far: behind - a N, and excused, both after the warm-up.
+    sums = [(0, 0)]
+    for counts, behind, reference, low in ticks(steps):
+        warm, before = budget.warm, budget.excused_debt
+        budget.tick(counts, behind, reference, low)
+        if warm:
+            over = sums[-1][0] + behind * PPM - a * sum(counts.values())
+            sums.append((over, sums[-1][1] + budget.excused_debt - before))
+    for first, (over, excused) in enumerate(sums):
+        for more_over, more_excused in sums[first:]:
+            assert more_over - over <= 5 * a * H // 2 + 1 + more_excused - excused
+
+
+@given(ppm=PPMS, seed=st.integers(0, 2**32))
+@settings(max_examples=15, database=None, deadline=None)
+def test_an_adversary_that_sees_it_gets_no_more_through(ppm: int, seed: int) -> None:
+    """Records that come just behind C whenever that is worth most, judged by the value that was published."""
+    random, budget, now = Random(seed), Budget(ppm), 1_000 * HOUR
+    a, over, after = budget.aim, 0, 0
+    for _ in range(300):
+        now += random.choice((0, MINUTE, HOUR))
+        records = random.choice((1, 50, 800))
+        evil = records if random.random() < 0.5 and budget.debt < a * H else random.choice((0, records // 50))
+        behind = [budget.value - 1 - random.randrange(HOUR)] * evil if budget.value > MIN else []
+        times = behind + [now - random.randrange(MINUTE) for _ in range(records - len(behind))]
+        counts = lateness.buckets([max(time, MIN) for time in times], now)
+        judged = sum(time < budget.value for time in times)
+        assert judged <= lateness.behind(counts, now, budget.value), "by its histogram no record is missed"
+        warm, before = budget.warm, budget.value
+        budget.tick(counts, judged, now, MIN)
+        assert budget.value >= before
+        if warm:
+            over += judged * PPM - a * records
+            after += records
+            assert over <= 5 * a * H // 2 + 1 + budget.excused_debt
+    assert after
+
+
+@given(ppm=PPMS, steps=batches)
+@settings(max_examples=100, database=None, deadline=None)
+def test_it_never_goes_back_and_is_never_below_low_nor_beyond_r(
+    ppm: int, steps: list[tuple[int, list[int], float, int, int]]
+) -> None:
+    budget, lows = Budget(ppm), [MIN]
+    for counts, behind, reference, low in ticks(steps):
+        before = budget.value
+        lows.append(max(lows[-1], low))
+        budget.tick(counts, behind, reference, lows[-1])
+        assert budget.value >= max(before, lows[-1])
+        assert budget.value <= max(budget.reference, lows[-1])
+        if not budget.warm:
+            assert budget.value == lows[-1], "before the warm-up it is the low watermark"
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([1_000, 1_234, 2_000, 2_500]), st.sampled_from([0.0, 0.01, 0.5])),
+        min_size=1,
+        max_size=120,
+    )
+)
+@settings(max_examples=60, database=None, deadline=None)
+def test_the_worst_stretch_is_the_worst_of_the_shortest_ones_that_were_lately_there(
+    steps: list[tuple[int, float]],
+) -> None:
+    budget = Budget(10_000)
+    told = [(records, int(records * share)) for records, share in steps]
+    for records, behind in told:
+        budget.tick({0: records}, behind, MIN, MIN)
+    after = [sum(records for records, _ in told[index + 1 :]) for index in range(len(told))]
+    recent = [each for each, later in zip(told, after, strict=True) if later < RECENT]
+    worst = 0
+    for end in range(len(recent)):
+        for first in range(end, -1, -1):
+            records, behind = map(sum, zip(*recent[first : end + 1], strict=True))
+            if records >= STRETCH:
+                worst = max(worst, -(-behind * PPM // records))
+                break
+    assert budget.worst == worst
+
+
+@given(ppm=PPMS, steps=batches, at=st.integers(0, 40))
+@settings(max_examples=60, database=None, deadline=None)
+def test_restored_from_a_snapshot_it_is_equal_and_goes_on_equally(
+    ppm: int, steps: list[tuple[int, list[int], float, int, int]], at: int
+) -> None:
+    budget = Budget(ppm)
+    made = ticks(steps)
+    for tick in made[:at]:
+        budget.tick(*tick)
+    snapshot = pb.Budget.FromString(codec.budget(budget).SerializeToString())
+    restored = codec.budget_from(snapshot)
+    assert restored == budget
+    for tick in made[at:]:
+        budget.tick(*tick)
+        restored.tick(*tick)
+    assert restored == budget
+
+
+def test_it_recovers_from_an_outage_and_says_what_it_excused() -> None:
+    """A source is silent for hours and comes back with all of it: the delay does not stay for weeks."""
+    budget, now = Budget(10_000), 0
+    random = Random(7)
+    delays = []
+    for minute in range(6_000):
+        now += MINUTE
+        times = [now - random.randrange(10 * MINUTE) for _ in range(100)]
+        if minute == 2_000:
+            times += [now - random.randrange(6 * HOUR) for _ in range(20_000)]
+        counts = lateness.buckets(times, now)
+        budget.tick(counts, sum(time < budget.value for time in times), now, MIN)
+        delays.append(now - budget.value)
+    assert budget.excused > 0
+    assert max(delays[100:2_000]) < 15 * MINUTE
+    assert delays[-1] < 15 * MINUTE
+    assert budget.behind - budget.excused <= budget.records * budget.ppm // PPM
+
+
+def test_an_unknown_or_finished_r_moves_nothing() -> None:
+    budget = Budget(10_000)
+    budget.tick({3: 1_000}, 0, MIN, MIN)
+    budget.tick({}, 0, MAX, MIN)
+    assert (budget.value, budget.reference) == (MIN, MIN)
+    budget.tick({}, 0, HOUR, MIN)
+    assert budget.value == HOUR - lateness.EDGES[3], "no debt to pay for, and nothing gained before the warm-up"
+    budget.tick({}, 0, MIN, MAX)
+    assert budget.value == MAX, "only the low watermark says finished"
+
+
+def test_more_behind_than_came_is_refused() -> None:
+    with pytest.raises(ValueError, match="5 of 3 records"):
+        Budget(10_000).tick({0: 3}, 5, MIN, MIN)
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=8), PPMS)
+def test_r_is_the_greatest_time_that_all_but_a_share_have_come_to(told: list[tuple[int, int]], ppm: int) -> None:
+    total = sum(recent for _, recent in told)
+    right = [
+        time
+        for time in range(51)
+        if total and sum(recent for frontier, recent in told if frontier >= time) * PPM >= (PPM - ppm) * total
+    ]
+    # The greatest one, of those that a claim with records is at.
+    assert reached(told, ppm) == max(right, default=MIN) or reached(told, ppm) == MIN == max(right, default=MIN)
+    if right:
+        assert reached(told, ppm) in {frontier for frontier, recent in told if recent}
+
+
+def test_r_waits_for_a_silent_claim_unless_it_is_small() -> None:
+    assert reached([(100, 90), (5, 10)], 10_000) == 5
+    assert reached([(100, 990), (5, 10)], 10_000) == 100
+
+
+def test_the_edges_grow_by_at_most_a_twentieth() -> None:
+    assert all(low < high and 20 * high <= 21 * low for low, high in pairwise(lateness.EDGES[1:-1]))
+    assert lateness.EDGES[-1] == 2**64
+
+
+@given(st.integers(-(2**64), 2**64))
+def test_a_bucket_says_at_most_how_late_a_record_is(late: int) -> None:
+    bucket = lateness.bucket_of(late)
+    assert bucket == bisect_left(lateness.EDGES, late)
+    assert lateness.EDGES[bucket] >= late
+
+
+@given(st.lists(st.integers(-HOUR, HOUR)), st.integers(-HOUR, HOUR), st.integers(-HOUR, HOUR), st.integers(-HOUR, HOUR))
+def test_histograms_never_miss_what_is_behind(times: list[int], reference: int, to: int, mark: int) -> None:
+    """Also from another reference: at or after the first one counts as standing there, which is early enough for any mark up to it."""
+    counts = lateness.buckets(times, reference)
+    true = sum(time < mark for time in times)
+    assert lateness.behind(counts, reference, mark) >= true
+    elsewhere = lateness.moved(counts, reference, to)
+    assert sum(elsewhere.values()) == len(times)
+    assert lateness.behind(elsewhere, to, mark) >= true

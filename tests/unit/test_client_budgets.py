@@ -1,0 +1,247 @@
+"""How late its records were, as a claim's process tells it: state by state, over streams that break, to a real computation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import lowwater
+from lowwater import MAX, MIN, Watermark
+from lowwater._core import lateness, wire
+from lowwater._core.columns import Column
+from lowwater._core.fold import Fold
+from lowwater._core.lateness import Arrivals
+from lowwater._core.lease import LeaseState
+from lowwater._core.ratchet import Ratchet
+from lowwater._core.reports import ReporterState
+from lowwater._pb.lowwater.v1 import topology_pb2, types_pb2
+from lowwater.views import LatenessBudget, WatermarkView
+from lowwater_authority.core.topology import Spec
+from lowwater_authority.rpc import codec
+from tests.kit.client import OfflineClient
+from tests.kit.times import HOUR, MINUTE
+from tests.property.core_driver import NOW, Driver
+
+PPM = 10_000
+
+
+def marks(driver: Driver) -> dict[int, int]:
+    return {kept.ppm: kept.micros for kept in driver.core.published.budgets}
+
+
+class Pair:
+    """A claim in its process, and the computation that it is of, with a stream between them that may break."""
+
+    def __init__(self) -> None:
+        self.core = Driver(Spec("c", budgets=(PPM,)))
+        sequencer = self.core.claim(b"", b"").sequencer
+        self.lease = LeaseState("c", sequencer, Column(1, MIN), reference=MIN, budgets=marks(self.core))
+        self.reporter = ReporterState(b"s" * 16, 0.0, lambda: 1.0)
+        self.reporter.add(self.lease)
+        self.connect()
+        self.now = 0.0
+        self.frontier = NOW - 10 * HOUR
+        self.untold: list[int] = []
+        """Event times that the computation does not know of yet."""
+        self.behind = self.records = 0
+        """Of those that it knows of: behind what was published when it heard of them."""
+
+    def connect(self) -> None:
+        self.stream = self.reporter.open()
+        self.reporter.accepted(0.0)
+
+    def hand_on(self, times: Sequence[int]) -> None:
+        self.untold += times
+        fold = Fold(self.frontier, ((990_000, self.frontier),))
+        self.lease.advance(fold, NOW - 30 * HOUR, finished=len(times), times=list(times), now=self.now)
+        self.reporter.staged(self.lease)
+
+    def carry(self, *, arrives: bool = True, answered: bool = True, meanwhile: Sequence[int] = ()) -> None:
+        """Bring what is due to the computation, and the answer back, if both arrive; else the stream breaks. Some records come in between."""
+        self.now += 1.0
+        reports, told = self.reporter.take(self.now), len(self.untold)
+        if meanwhile:
+            self.frontier = max(self.frontier, *meanwhile)
+            self.hand_on(meanwhile)
+        for report in reports if arrives else ():
+            (message,) = wire.report_request(report).report.groups
+            group = codec.group(message)
+            published = marks(self.core)[PPM]
+            refused = self.core.core.report(
+                group, sender=b"", number=(self.stream, report.number), required=codec.fold(message), now=self.core.now
+            )
+            assert not refused
+            self.core.settle()
+            self.behind += sum(time < published for time in self.untold[:told])
+            self.records += told
+            del self.untold[:told]
+            told = 0
+            if answered:
+                self.reporter.acknowledged(report.number, (), (), {"c": marks(self.core)})
+        if not arrives or not answered:
+            self.connect()
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=60, database=None, deadline=None)
+def test_rule8_each_record_counts_once_and_none_is_missed_that_came_behind(seed: int) -> None:
+    """Whatever is lost on the way: as many as were handed on, and as many behind as by what readers saw, or some more."""
+    random, pair = Random(seed), Pair()
+    late = random.choice((MINUTE, HOUR))
+
+    def some() -> list[int]:
+        return [pair.frontier - random.randrange(late) for _ in range(random.randrange(60))]
+
+    for _ in range(50):
+        pair.frontier += random.choice((0, random.randrange(10 * MINUTE)))
+        if random.random() < 0.7:
+            pair.hand_on(some())
+        if random.random() < 0.6:
+            new = [pair.frontier + random.randrange(MINUTE), *some()] if random.random() < 0.5 else []
+            pair.carry(arrives=random.random() < 0.8, answered=random.random() < 0.8, meanwhile=new)
+        kept = pair.core.core.published.budgets[0]
+        assert kept.records == pair.records
+        assert kept.behind >= pair.behind
+    pair.carry(arrives=False)
+    pair.carry()
+    kept = pair.core.core.published.budgets[0]
+    assert (kept.records, pair.untold) == (pair.records, [])
+    assert kept.behind >= pair.behind
+
+
+def test_what_was_judged_by_what_is_published_counts_exactly() -> None:
+    """No bucket blurs it: one microsecond before the mark is behind, and the mark itself is not."""
+    pair = Pair()
+    pair.hand_on([pair.frontier - index * MINUTE // 600 for index in range(600)])
+    pair.carry()
+    pair.frontier += MINUTE
+    pair.hand_on([])
+    pair.carry()
+    mark = marks(pair.core)[PPM]
+    assert MIN < mark < pair.frontier
+    pair.hand_on([mark - 1, mark, mark + 1])
+    pair.carry()
+    kept = pair.core.core.published.budgets[0]
+    assert (kept.records, kept.behind, pair.behind) == (603, 1, 1)
+
+
+def test_a_report_names_the_least_of_what_no_acknowledged_one_has_told() -> None:
+    made = Arrivals({PPM: 5})
+    assert made.told() is None, "a worker that tells no event times says nothing of lateness"
+    made.add([3, 9], 10_000, 1)
+    made.heard({PPM: 8, 77: 9})
+    made.add([7, 8], 20_000, 2)
+    told = made.told()
+    assert told is not None
+    assert (told.reference, told.frontier, told.behind) == (10_000, 20_000, ((PPM, 2, 5),))
+    made.answered(1)
+    told = made.told()
+    assert told is not None
+    assert (told.reference, told.behind) == (20_000, ((PPM, 2, 8),))
+    made.answered(2)
+    made.add([], 30_000, 3)
+    told = made.told()
+    assert told is not None
+    assert (told.reference, told.behind) == (30_000, ((PPM, 2, 8),))
+    assert sum(count for _, count in told.counts) == 4
+
+
+def test_stagings_without_an_answer_take_no_more_room_than_some() -> None:
+    made = Arrivals({PPM: MIN})
+    for version in range(1, 1000):
+        made.add([version], 1_000 + version, version)
+    told = made.told()
+    assert told is not None
+    assert told.reference == 1_001
+    assert len(made._unanswered) <= 64
+    made.answered(999)
+    assert not made._unanswered
+
+
+@given(st.lists(st.integers(-HOUR, HOUR)), st.integers(-HOUR, HOUR))
+def test_records_are_sorted_into_buckets_as_one_by_one(times: list[int], reference: int) -> None:
+    found: dict[int, int] = {}
+    for time in times:
+        bucket = lateness.bucket_of(reference - time)
+        found[bucket] = found.get(bucket, 0) + 1
+    assert lateness.buckets(times, reference) == found
+
+
+def test_a_frontier_that_is_unknown_or_the_end_is_nothing_to_count_from() -> None:
+    made = Arrivals({PPM: MIN})
+    made.add([50, 10], MIN, 1)
+    told = made.told()
+    assert told is not None
+    assert (told.reference, told.frontier) == (50, MIN)
+    made.add([60], MAX, 2)
+    told = made.told()
+    assert told is not None
+    assert (told.reference, told.frontier) == (50, MAX)
+
+
+def test_rule3_no_reader_sees_it_go_back() -> None:
+    ratchet = Ratchet()
+
+    def seen(micros: int, records: int) -> LatenessBudget:
+        budget = LatenessBudget(0.01, Watermark(micros), records, 1, 0, 0.0)
+        ratchet.admit(WatermarkView("c", registered=True, incarnation=1, budgets=(budget,)))
+        return ratchet.get("c").budget[0.01]
+
+    assert seen(5, 10).watermark.micros == 5
+    assert (seen(4, 11), ratchet.held_back) == (LatenessBudget(0.01, Watermark(5), 10, 1, 0, 0.0), 1)
+    assert seen(6, 12).records == 12
+    assert ratchet.begin("c", 2)
+    assert ratchet.get("c").budget[0.01].watermark.unknown
+
+
+@pytest.mark.parametrize("wrong", [0, 0.6, 0.00001, "0.01", [0.01, 1], True, -0.1, float("nan")])
+def test_what_is_no_budget_is_refused_before_anything_is_sent(wrong: object) -> None:
+    with pytest.raises(lowwater.InvalidArgument, match="lateness_budget"):
+        wire.budgets_ppm(wrong)  # type: ignore[arg-type]
+
+
+def test_budgets_are_one_share_or_several() -> None:
+    assert wire.budgets_ppm(0.01) == [10_000]
+    assert wire.budgets_ppm([0.01, 0.001, 0.01]) == [1_000, 10_000]
+    assert wire.budgets_ppm(()) == []
+
+
+def test_the_wire_carries_a_budget_whole() -> None:
+    message = types_pb2.LatenessBudget(budget_ppm=PPM, micros=7, records=100, behind=3, excused=1, worst_ppm=20_000)
+    view = wire.watermark_view(types_pb2.Watermark(computation="c", registered=True, budgets=[message]))
+    assert view.budget == {0.01: LatenessBudget(0.01, Watermark(7), 100, 3, 1, 0.02)}
+    registered = topology_pb2.Computation(name="c", lateness_budgets_ppm=[1_000, PPM])
+    assert wire.computation(registered).lateness_budgets == (0.001, 0.01)
+
+
+def test_an_authority_that_knows_no_budgets_is_not_taken_for_one_that_does() -> None:
+    """It passes the field over, and its computation would never have the watermark."""
+    call = OfflineClient().calls.register(
+        "c", (), (), "", timedelta(days=1), None, estimated=False, lateness_budget=0.01
+    )
+    answer = topology_pb2.RegisterResponse(server_token="t", computation=topology_pb2.Computation(name="c"))
+    with pytest.raises(lowwater.InvalidArgument, match="upgrade the authority"):
+        call.take(answer)
+
+
+def test_what_was_staged_after_a_report_had_left_is_not_told_by_its_answer() -> None:
+    lease = LeaseState("c", 1, Column(1, MIN), reference=MIN, budgets={PPM: MIN})
+
+    def stage(frontier: int) -> None:
+        lease.advance(Fold(frontier, ()), MAX, finished=1, times=[5], now=0.0)
+
+    stage(10_000)
+    assert lease.take() is not None
+    left = lease.version
+    stage(20_000)
+    stage(30_000)
+    lease.acknowledge(left)
+    group = lease.take()
+    assert group is not None
+    assert group.lateness is not None
+    assert (group.lateness.reference, group.lateness.frontier) == (20_000, 30_000)

@@ -1,0 +1,307 @@
+"""Lateness budgets of a computation: what its claims tell, what is counted of it, and what is left of it after a crash."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from random import Random
+
+import pytest
+
+from lowwater import errors
+from lowwater._core import lateness
+from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
+from lowwater_authority.core import recovery
+from lowwater_authority.core.budget import Budget, Lateness
+from lowwater_authority.core.computation import Computation
+from lowwater_authority.core.topology import Spec, Topology
+from tests.kit.times import HOUR, MINUTE
+from tests.property.core_driver import MAX, MIN, NOW, Driver
+
+PPM = 10_000
+"""A budget of 1 %."""
+EDGES = lateness.EDGES
+
+
+class Source:
+    """A claim that hands on records, and tells of them as a client does: all of them, each time."""
+
+    def __init__(self, driver: Driver, *bounds: bytes, frontier: int = NOW - HOUR) -> None:
+        self.driver = driver
+        self.sequencer = driver.claim(*(bounds or (b"", b""))).sequencer
+        self.counts: dict[int, int] = {}
+        self.behind, self.judged = 0, MIN
+        self.frontier = frontier
+
+    def hand_on(self, records: int, late: int = 0, *, judged: int | None = None) -> None:
+        """Hand on some records that are so late, judged by what is published, or by what is given."""
+        mark = published(self.driver) if judged is None else judged
+        bucket = lateness.bucket_of(late)
+        self.counts[bucket] = self.counts.get(bucket, 0) + records
+        self.judged = mark
+        self.behind += records if mark > MIN and self.frontier - late < mark else 0
+
+    def told(self, **more: object) -> Lateness:
+        """What its next report carries."""
+        said = {"counts": dict(self.counts), "reference": self.frontier, "frontier": self.frontier}
+        return Lateness(**{**said, "behind": {PPM: (self.behind, self.judged)}, **more})  # type: ignore[arg-type]
+
+    def report(self, value: int = MIN, **more: object) -> set[tuple[str, int | None]]:
+        """Report, durably."""
+        return self.driver.report(self.sequencer, value, lateness=self.told(), **more)  # type: ignore[arg-type]
+
+
+def driver() -> Driver:
+    return Driver(Spec("c", budgets=(PPM,)))
+
+
+def budget(of: Driver) -> Budget:
+    return of.core.budgets[PPM]
+
+
+def published(of: Driver) -> int:
+    return of.core.published.budgets[0].micros
+
+
+def counted(of: Driver) -> tuple[int, int]:
+    kept = of.core.published.budgets[0]
+    return kept.records, kept.behind
+
+
+def warmed(of: Driver, *bounds: bytes) -> Source:
+    """A source whose 600 records were not late, and that has gone on for a minute."""
+    source = Source(of, *bounds)
+    source.hand_on(600)
+    source.report()
+    source.frontier += MINUTE
+    source.hand_on(1)
+    source.report()
+    return source
+
+
+def test_it_is_low_until_it_is_warm_and_then_follows_its_source() -> None:
+    made = driver()
+    source = Source(made)
+    source.hand_on(500, late=MINUTE)
+    source.report(7)
+    assert (published(made), made.low) == (7, 7)
+    source.hand_on(100, late=MINUTE)
+    source.frontier += MINUTE
+    source.report(8)
+    assert published(made) == source.frontier - EDGES[lateness.bucket_of(MINUTE)]
+    assert made.low == 8
+    source.report(source.frontier)
+    assert published(made) == source.frontier, "never below the low watermark"
+
+
+def test_rule8_a_repeated_report_counts_once_and_a_lost_one_not_less() -> None:
+    made = driver()
+    source = warmed(made)
+    source.hand_on(5, late=HOUR)
+    said = source.told()
+    assert not made.report(source.sequencer, MIN, lateness=said)
+    assert counted(made) == (606, 5)
+    assert not made.report(source.sequencer, MIN, lateness=said)
+    assert counted(made) == (606, 5), "a state, not a change"
+    source.hand_on(1)  # its report is lost
+    source.hand_on(1)
+    source.report()
+    assert counted(made) == (608, 5)
+    assert made.report(source.sequencer, MIN, lateness=said, number=(1, 1)) == {("OLD_STREAM", None)}
+    assert counted(made) == (608, 5)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"counts": {0: 600}},
+        {"counts": {7: 606}},
+        {"counts": {0: 2**62 + 1}},
+        {"behind": {PPM: (0, 0)}},
+        {"behind": {PPM: (9, 0)}},
+    ],
+)
+def test_what_cannot_be_is_refused_and_changes_nothing_of_it(wrong: dict[str, object]) -> None:
+    made = driver()
+    source = warmed(made)
+    source.hand_on(5, late=HOUR)
+    source.report()
+    before = counted(made), published(made)
+    refused = made.report(source.sequencer, 9, lateness=source.told(**wrong))
+    assert refused == {("INVALID_ARGUMENT", None)}
+    assert (counted(made), published(made), made.low) == (*before, 9), "the rest of the report counts"
+    source.hand_on(1)
+    assert not source.report(10), "nor does it spoil what comes after"
+    assert counted(made) == (607, 5)
+
+
+def test_a_frontier_beyond_the_clock_is_refused() -> None:
+    made = driver()
+    source = warmed(made)
+    before = published(made)
+    source.frontier = made.now + 2 * 24 * HOUR
+    assert source.report() == {("TOO_FAR_AHEAD", None)}
+    assert published(made) == before
+
+
+def test_records_are_judged_by_what_is_published_when_their_report_counts() -> None:
+    """Its owner knew an older value: each record counts that may be behind the newer one, those of the bucket in which it falls too."""
+    made = driver()
+    source = warmed(made)
+    old = published(made)
+    source.frontier += MINUTE
+    source.report()
+    assert published(made) > old
+    source.hand_on(3, late=2 * MINUTE, judged=old - HOUR)
+    source.hand_on(2, late=0, judged=old - HOUR)
+    assert source.behind == 0, "none, as far as its owner knew"
+    source.report()
+    assert counted(made) == (606, 3)
+
+
+def test_a_budget_that_its_owner_says_nothing_of_is_judged_by_the_buckets() -> None:
+    made = driver()
+    source = warmed(made)
+    source.hand_on(4, late=HOUR)
+    made.report(source.sequencer, MIN, lateness=source.told(behind={}))
+    assert counted(made) == (605, 4)
+
+
+def test_rule3_it_never_goes_back_over_crashes_snapshots_and_takeovers() -> None:
+    """And what comes back is what was there, to the last record."""
+    for seed in range(6):
+        random = Random(seed)
+        made = driver()
+        sources = [Source(made, b"", b"m"), Source(made, b"m", b"")]
+        shown = MIN
+        snapshot: tuple[bytes, int] | None = None
+        for _ in range(60):
+            source = random.choice(sources)
+            source.frontier = max(source.frontier, made.now - HOUR) + random.randrange(MINUTE)
+            for _ in range(random.randrange(3)):
+                source.hand_on(random.randrange(400), late=random.choice((0, MINUTE, HOUR)))
+            low = random.choice((MIN, NOW - 2 * HOUR, source.frontier - HOUR))
+            source.report(low, settle=random.random() < 0.8)
+            assert published(made) >= max(shown, made.low)
+            shown = published(made)
+            if random.random() < 0.1:
+                at = sources.index(source)
+                sources[at] = Source(made, *((b"", b"m"), (b"m", b""))[at], frontier=source.frontier)
+            if random.random() < 0.2:
+                made.settle()
+                if random.random() < 0.5:
+                    snapshot = recovery.snapshot(made.core), len(made.records)
+                before, kept = arrived(made.core), made.core.published.budgets
+                start, after = snapshot if snapshot is not None else (None, 0)
+                made.core = recovery.recover(
+                    made.spec, start, made.records[after:], epoch_base=made.core.epoch_base + 1000
+                )
+                assert made.core.published.budgets == kept
+                assert arrived(made.core) == before
+        assert budget(made).warm
+
+
+def arrived(core: Computation) -> object:
+    """All that is known of what came. Copied, so that it stays as it is."""
+    groups = [(each.sequencer, each.arrivals, each.arrived_before) for each in core.map.run_groups()]
+    return deepcopy((core.budgets, groups))
+
+
+def test_a_silent_claim_holds_it_and_so_does_its_successor_until_that_tells_its_own() -> None:
+    made = driver()
+    one, two = warmed(made, b"", b"m"), warmed(made, b"m", b"")
+    for _ in range(5):
+        one.frontier += HOUR // 6
+        one.hand_on(1)
+        one.report()
+    held = published(made)
+    assert held <= two.frontier
+    successor = Source(made, b"m", b"", frontier=one.frontier)
+    one.frontier += MINUTE
+    one.hand_on(1)
+    one.report()
+    assert published(made) <= two.frontier, "nobody knows what the successor has read"
+    successor.hand_on(2)
+    successor.report()
+    assert published(made) > two.frontier
+
+
+def test_a_retired_or_finished_claim_holds_nothing() -> None:
+    for end in ("retire", "finish"):
+        made = driver()
+        one, two = warmed(made, b"", b"m"), warmed(made, b"m", b"")
+        one.frontier += HOUR // 2
+        one.report()
+        assert published(made) <= two.frontier
+        if end == "retire":
+            made.retire(b"m", b"", force=True)
+        else:
+            made.report(two.sequencer, MAX, finish=True)
+        assert published(made) > two.frontier
+
+
+def test_a_reset_begins_anew() -> None:
+    made = driver()
+    warmed(made)
+    made.reset()
+    assert counted(made) == (0, 0)
+    assert published(made) == MIN
+
+
+def test_a_journal_that_knows_no_budgets_is_read() -> None:
+    made = driver()
+    warmed(made).report(5)
+    records = []
+    for record in map(pb.Record.FromString, made.records):
+        del record.budgets[:]
+        del record.budget_references[:]
+        for op in record.ops:
+            if op.HasField("values"):
+                del op.values.arrived[:]
+        records.append(record.SerializeToString())
+    assert recovery.recover(made.spec, None, records, epoch_base=1000).published.budgets[0].micros == 5
+
+
+def test_a_record_in_which_it_goes_back_is_refused() -> None:
+    made = driver()
+    warmed(made)
+    record = pb.Record.FromString(made.records[-1])
+    record.budgets[0].micros -= 1
+    again = pb.Record(incarnation=1, time_micros=record.time_micros, budgets=record.budgets, low_micros=MIN)
+    with pytest.raises(recovery.ReplayError, match="goes back"):
+        recovery.recover(made.spec, None, [*made.records, again.SerializeToString()], epoch_base=1000)
+
+
+def test_computations_without_a_budget_tell_nothing_of_it() -> None:
+    made = Driver(Spec("c"))
+    made.spec = Spec("c")
+    sequencer = made.claim(b"", b"").sequencer
+    assert not made.report(sequencer, 5, lateness=Lateness({0: 5}, 9, 9, {}))
+    assert made.core.published.budgets == ()
+    record = pb.Record.FromString(made.records[-1])
+    assert not record.ops[-1].values.arrived
+
+
+def test_registered_budgets_are_of_the_registration() -> None:
+    graph = Topology().register(Spec("c", budgets=(1_000, PPM)))
+    assert graph.register(Spec("c", budgets=(1_000, PPM))) is graph
+    assert Topology.decode(graph.encode()).get("c").budgets == (1_000, PPM)
+    with pytest.raises(errors.RegistrationConflict, match="lateness budgets"):
+        graph.register(Spec("c"))
+    for wrong in ((99,), (500_001,), (PPM, PPM), (1_000, 2_000, 3_000, 4_000, 5_000)):
+        with pytest.raises(errors.InvalidArgument, match="lateness_budgets_ppm"):
+            Topology().register(Spec("d", budgets=wrong))
+
+
+def test_rule2_what_is_staged_judges_nobody() -> None:
+    """A record is judged by what readers see: the value of a round that is not durable yet is none of that."""
+    made = driver()
+    source = warmed(made)
+    seen = published(made)
+    source.frontier += HOUR // 2
+    source.report(settle=False)
+    assert isinstance(made.core, Computation)
+    assert made.core.take_record(made.now) is not None
+    assert budget(made).value > seen == published(made)
+    source.hand_on(4, late=HOUR // 2 - MINUTE)
+    source.report()
+    assert counted(made)[1] == 0
