@@ -40,7 +40,7 @@ from lowwater_spark.track.update import arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
     from lowwater_pipeline.computation.incoming import Frames
@@ -50,11 +50,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ComputationUpdate", "check_whole", "pieces_of", "start", "written"]
 
-_FORMAT: Final = 0x636F6D70_02
+_FORMAT: Final = 0x636F6D70_03
 """The first fact of a range: what has made it, and how."""
 
 _KEYS, _OUTBOX, _IDS = 0, 1, 2
 """The first fact of a segment: what is in it."""
+
+_ADAPTIVE: Final = "spark.sql.adaptive.enabled"
 
 _COLLECT: Final = 200_000
 """So many more objects there are before the next look for cycles."""
@@ -72,18 +74,31 @@ def _rare_collector() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
+@contextlib.contextmanager
+def _planned_whole(session: SparkSession) -> Iterator[None]:
+    """Have Spark plan a job as a whole: adaptively it runs the shuffle as a job of its own, and plans the rest anew, though the ranges' tasks are fixed. No code of the user's runs meanwhile."""
+    before = session.conf.get(_ADAPTIVE)
+    session.conf.set(_ADAPTIVE, "false")
+    try:
+        yield
+    finally:
+        session.conf.set(_ADAPTIVE, str(before))
+
+
 @dataclass(frozen=True, slots=True)
 class ComputationUpdate:
     """What every key range does with its rows of a batch; see ``Batch.stateful``. Travels in the closure."""
 
     computation: Computation
     outputs: Outputs
-    now: int
+    now: int = MIN
     """The clock of the batch, microseconds."""
     promised: int = MIN
     """The low watermark of the inputs before the batch, microseconds."""
     delivery: Delivery | None = None
     """How weak productions are sent; None: there are none."""
+    named: Sequence[tuple[str, str]] = ()
+    """See :class:`~lowwater_pipeline.computation.incoming.Read`."""
 
     def update_segments(
         self, before: Segments, rows: pa.Table, low: lowwater.Watermark
@@ -98,9 +113,8 @@ class ComputationUpdate:
         self, parents: Sequence[Parent], rows: pa.Table, low: lowwater.Watermark
     ) -> tuple[NextSegments, pa.Table | None, lowwater.Watermark | None, list[Any]]:
         """Return what :meth:`update_segments` does, of a range that has its keys from several ranges, or some of one; these are copied, once."""
-        rows = checked(self.computation, rows)
-        kept = [self._keys(each, rows) for each in parents]
-        keys = replace(kept[0], pieces=[piece for each in kept for piece in each.pieces])
+        rows = checked(self.computation, rows, self.named)
+        keys = Keys.union([self._keys(each, rows) for each in parents])
         rows, aside, ids = drop_copies(self.computation, rows, ids_of(parents), self.promised)
         due = keys.due(low.micros, self.now)
         outbox = outbox_of(parents)
@@ -172,14 +186,14 @@ class ComputationUpdate:
         changed: list[int] = []
         then: list[Kept] = []
         producers: list[Producer] = []
-        made = 0
+        made, productions = 0, turns.productions
         for i, (key, each) in enumerate(zip(names.to_pylist(), kept, strict=True)):
             new = turns.take(key, each, groups[i] if i < len(groups) else ())
             if new != each:
                 changed.append(i)
                 then.append(new)
-            if made < len(turns.productions):
-                made = len(turns.productions)
+            if made < len(productions):
+                made = len(productions)
                 producers.append(Producer(key, int(places[i]), made))
         index = pa.array(changed, pa.int64())
         table = keys.form.table(places[changed], names.take(index), then)
@@ -324,32 +338,34 @@ def start(
 
     Raises ValueError and TypeError, naming what to change, for a computation that is not whole or does not go with the frame; what ``Stage.foreach_batch`` raises.
     """
+    from pyspark.sql import functions as sf
+
     check_whole(computation)
     delivery = _delivery(computation)
     columns, schema = _outputs(computation)
     if delivery is not None:
         _check_sent(computation, delivery, arrow_schema(schema))
     read = united(computation, frames)
-    update = partial(ComputationUpdate, computation, Outputs(computation.name, columns, arrow_schema(schema)))
+    update = ComputationUpdate(computation, Outputs(computation.name, columns, arrow_schema(schema)), named=read.named)
     sent = () if delivery is None else delivery.topics
     if write is None and columns.keys() - sent:
         msg = f"nobody writes {', '.join(sorted(columns.keys() - sent))}, of {computation.name}: pass write(outputs, batch), or None if all outputs are sent by productions = Weak(...)"
         raise TypeError(msg)
 
-    def run(rows: DataFrame, batch: lws.Batch) -> None:
-        from pyspark.sql import functions as sf
+    # Made once: each column takes some calls of the JVM.
+    wanted = {
+        output: (sf.col(OUTPUT) == output, [sf.col(f"`{column_of(output, name)}`").alias(name) for name in names])
+        for output, names in columns.items()
+        if output not in sent
+    }
 
+    def run(rows: DataFrame, batch: lws.Batch) -> None:
         each = None if delivery is None else replace(delivery, batch=f"{batch.checkpoint}/{batch.id}/{batch.digest}")
-        emitted = batch.stateful(read.prepare(rows), update(batch.now, batch.promised.micros, each), schema, state)
-        outputs = {
-            output: emitted.where(sf.col(OUTPUT) == output).select(
-                *[sf.col(f"`{column_of(output, name)}`").alias(name) for name in names]
-            )
-            for output, names in columns.items()
-            if output not in sent
-        }
+        now = replace(update, now=batch.now, promised=batch.promised.micros, delivery=each)
+        with _planned_whole(rows.sparkSession):
+            emitted = batch.stateful(rows.select("*", *read.more) if read.more else rows, now, schema, state)
         if write is not None:
-            write(outputs, batch)
+            write({output: emitted.where(own).select(*names) for output, (own, names) in wanted.items()}, batch)
 
     stage = lws.stage(
         read.frame.sparkSession,

@@ -7,14 +7,15 @@ range makes every range run, also without input: a window closes because time ha
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import lowwater
 from lowwater.watermark import MAX, all_to_micros
@@ -24,7 +25,17 @@ from lowwater_spark.track.inputs import floor_stamp
 from lowwater_spark.track.load import measured
 from lowwater_spark.track.receipt import RECEIPT, Destination, Part, Receipt, receipt_of, stage_part
 from lowwater_spark.track.rows import event_micros
-from lowwater_spark.track.segments import Parent, RelaidUpdate, Segments, SegmentUpdate, load, save, write_segments
+from lowwater_spark.track.segments import (
+    MICROS,
+    PLACE,
+    Parent,
+    RelaidUpdate,
+    Segments,
+    SegmentUpdate,
+    load,
+    save,
+    write_segments,
+)
 from lowwater_spark.track.state import RangeEntry, StateStore, Version
 
 if TYPE_CHECKING:
@@ -57,7 +68,7 @@ _HANDLE: Final = "__lowwater_handle"
 _TIME: Final = "__lowwater_time"
 _PLACE: Final = "__lowwater_place"
 _SEED: Final = "__lowwater_seed"
-_OWN: Final = (_HANDLE, _TIME, _PLACE, _SEED)
+_OWN: Final = (_PLACE, _TIME, _HANDLE, _SEED)
 _DETAIL: Final = ("finished", "late")
 
 
@@ -196,23 +207,40 @@ def _run(job: _Job, frame: DataFrame, key: Sequence[str | Column], event_time: s
     from pyspark.sql import functions as sf
 
     session = frame.sparkSession
-    rows = frame.select(
-        "*",
-        cut.handle(sf.xxhash64(*key)).alias(_HANDLE),
-        event_micros(frame, event_time).alias(_TIME),
-        sf.xxhash64(*key).alias(_PLACE),
-        sf.lit(col=False).alias(_SEED),
-    )
-    nulls = [sf.lit(None).cast(field.dataType).alias(field.name) for field in rows.schema.fields[: -len(_OWN)]]
-    seeds = session.range(0, len(cut), 1, 1).select(
-        *nulls,
-        sf.col("id").cast("int").alias(_HANDLE),
-        sf.lit(None).cast("long").alias(_TIME),
-        sf.lit(None).cast("long").alias(_PLACE),
-        sf.lit(col=True).alias(_SEED),
-    )
-    spread = _by_range(rows.union(seeds), tasks_of(session, len(cut)), cut).sortWithinPartitions(_HANDLE)
+    own = _own_columns(session._jvm, cut, frame.schema.json())
+    placed = frame.withColumns({_PLACE: sf.xxhash64(*key), _TIME: event_micros(frame, event_time)})
+    seeds = session.range(0, len(cut), 1, 1).select(*own.seed)
+    rows = placed.select("*", *own.row).union(seeds)
+    spread = _by_range(rows, tasks_of(session, len(cut)), own.task).sortWithinPartitions(_HANDLE)
     return [receipt_of(row) for row in spread.mapInArrow(partial(_update_ranges, job), RECEIPT).collect()]
+
+
+class _OwnColumns(NamedTuple):
+    """Columns that a stage adds, the same in every batch."""
+
+    row: Sequence[Column]
+    """What a row gets beside its place and its time."""
+    seed: Sequence[Column]
+    """All of a seed row."""
+    task: Column
+    """What tells the task of a row."""
+
+
+@lru_cache(maxsize=64)
+def _own_columns(_jvm: Any, cut: Cut, schema: str) -> _OwnColumns:
+    """Return the columns for rows of a schema, as JSON. To make them takes some 400 calls of the JVM, as long as many a batch, so they are kept while the JVM is the same."""
+    from pyspark.sql import functions as sf
+    from pyspark.sql.types import StructType
+
+    own = {_PLACE: sf.lit(None).cast("long"), _TIME: sf.lit(None).cast("long"), _HANDLE: sf.col("id").cast("int")}
+    nulls = [
+        sf.lit(None).cast(field.dataType).alias(field.name) for field in StructType.fromJson(json.loads(schema)).fields
+    ]
+    return _OwnColumns(
+        [cut.handle(sf.col(_PLACE)).alias(_HANDLE), sf.lit(col=False).alias(_SEED)],
+        [*nulls, *(column.alias(name) for name, column in own.items()), sf.lit(col=True).alias(_SEED)],
+        cut.task(sf.col(_HANDLE)),
+    )
 
 
 def tasks_of(session: Any, most: int) -> int:
@@ -237,12 +265,10 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, **zone)
 
 
-def _by_range(rows: DataFrame, tasks: int, cut: Cut) -> DataFrame:
+def _by_range(rows: DataFrame, tasks: int, task: Column) -> DataFrame:
     """Return the rows with all that have one handle in the same one of so many partitions."""
-    from pyspark.sql import functions as sf
-
     if can_pin():
-        return rows.repartitionById(tasks, cut.task(sf.col(_HANDLE)))
+        return rows.repartitionById(tasks, task)
     # Before PySpark 4.1. The hash keeps a range in one place as well, but some tasks have several ranges and others none, and none can be chosen.
     return rows.repartition(tasks, _HANDLE)
 
@@ -322,6 +348,8 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
             examples.append((low_time, handle))
         rows_in += data.num_rows
         bare = data.drop_columns(list(_OWN))
+        if isinstance(job.update, RelaidUpdate):
+            bare = bare.append_column(PLACE, data.column(_PLACE)).append_column(MICROS, times)
         began = time.monotonic()
         entry, held, emitted, kept = _update_range(job, handle, bare, context.taskAttemptId())
         micros = round((time.monotonic() - began) * 1_000_000)
@@ -517,5 +545,12 @@ def rows_of(session: Any, store: StateStore, manifest: Version, schema: StructTy
     if files:
         frame = session.read.schema(schema).parquet(*(f"file://{file}" for file in files))
     else:
-        frame = session.createDataFrame([], schema)
+        from pyspark.sql import DataFrame
+
+        # Of the JVM's own: from Python's rows it would be one that a job has to convert.
+        nothing = session._jvm.java.util.ArrayList()
+        frame = DataFrame(
+            session._jsparkSession.createDataFrame(nothing, session._jsparkSession.parseDataType(schema.json())),
+            session,
+        )
     return frame
