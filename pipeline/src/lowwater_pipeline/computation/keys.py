@@ -178,8 +178,8 @@ class Piece:
         table = table.combine_chunks()
         gone = _column(table, GONE)
         places = _column(table, PLACE)
-        least = (int(_column(table, name).min(initial=MAX)) for name in _DUES)
-        facts = PieceFacts(int((~gone).sum()), *least, int(places[0]), int(places[-1]))
+        due, wall, hold = (int(_column(table, name).min(initial=MAX)) for name in _DUES)
+        facts = PieceFacts(int((~gone).sum()), due, wall, hold, int(places[0]), int(places[-1]))
         return cls(table.num_rows, facts, lambda: table)
 
     def column(self, name: str) -> NDArray[Any]:
