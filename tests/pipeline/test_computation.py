@@ -109,7 +109,7 @@ class Range:
         found: dict[Any, list[str]] = {}
         for piece in pieces_of(self.last):
             for row in piece.read().to_pylist():
-                found[row["key"]] = [] if row["state"] is None else LOG.decode(row["state"])
+                found[row["key"]] = [] if row.get("state") is None else LOG.decode(row["state"])
         return {key: log for key, log in found.items() if log}
 
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowwater_pipeline.computation.keys import Changed, Form, Keys, PieceFacts, Refs, sorted_keys
+from lowwater_pipeline.computation.keys import Changed, Form, Keys, Piece, PieceFacts, Refs, sorted_keys
 from lowwater_pipeline.computation.stage import pieces_of, written
 from lowwater_pipeline.computation.turn import Kept
 from lowwater_spark.track.segments import Segments, write_segments
@@ -95,7 +95,8 @@ def check(keys: Keys) -> None:
         assert table.num_rows == piece.rows
         counts = [each for each in table.to_pylist() if each["key"] not in newer]
         for name in ("due", "wall", "hold"):
-            assert getattr(piece.facts, name) == min((each[name] for each in counts), default=MAX), (number, name)
+            least = min((MAX if (time := each.get(name)) is None else time for each in counts), default=MAX)
+            assert getattr(piece.facts, name) == least, (number, name)
         assert piece.facts.live == len([each for each in counts if not each["gone"]])
         newer.update(table["key"].to_pylist())
         live, rows = live + piece.facts.live, rows + piece.rows
@@ -271,3 +272,38 @@ def test_the_least_that_counts_is_found_behind_many_that_do_not(tmp_path: Path) 
     assert len(disk.last.segments) == 3
     assert disk.read().least("hold") == 14_000 // 3
     check(disk.read())
+
+
+def test_a_union_of_ranges_has_few_pieces_and_looks_only_where_a_key_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranges = []
+    for number in range(16):
+        keys = Keys(FORM)
+        for batch, many in enumerate((40, 20, 10, 5, 2)):
+            # All are due; those of later batches have a place of their own, so all pieces of a range overlap.
+            names = [str(number * 1000 + 100 + batch + 7 * i) for i in range(many)]
+            places = np.array([place(name) for name in names], np.int64)
+            kept = [Kept(b"x", {(5, "a"): 5})] * many
+            refs = keys.find(places, pa.array(names, pa.large_string()))
+            keys = keys.changed(Changed(FORM.table(places, pa.array(names, pa.large_string()), kept), refs), 0, 0)
+        ranges.append(keys)
+    apart = [sorted(names_of(each, each.due(5, 0))) for each in ranges]
+    assert max(len(each.pieces) for each in ranges) > 2
+    union = Keys.union(ranges)
+    assert len(union.pieces) == 16
+    looked: list[int] = []
+    find = Piece.find
+
+    def counted(piece: Piece, places: np.typing.NDArray[np.int64], keys: pa.Array) -> np.typing.NDArray[np.int64]:
+        looked.append(len(places))
+        return find(piece, places, keys)
+
+    monkeypatch.setattr(Piece, "find", counted)
+    assert names_of(union, union.due(5, 0)) == sorted(name for names in apart for name in names)
+    assert len(looked) <= 2 * len(union.pieces), "a piece is looked into for the keys that may be in it"
+    assert sum(looked) <= 2 * union.count
+    # What a range has changed after another one stays the newer.
+    changed = FORM.table(np.array([8100]), pa.array(["8100"], pa.large_string()), [Kept(b"y")])
+    refs = union.find(np.array([8100]), pa.array(["8100"], pa.large_string()))
+    after = union.changed(Changed(changed, refs), 5, 0)
+    assert found(after, ["8100"]) == {"8100": Kept(b"y")}
+    assert after.count == union.count

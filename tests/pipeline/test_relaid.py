@@ -70,7 +70,7 @@ class Stage:
             found: dict[Any, list[str]] = {}
             for piece in pieces_of(segments):
                 for row in piece.read().to_pylist():
-                    found[row["key"]] = [] if row["state"] is None else LOG.decode(row["state"])
+                    found[row["key"]] = [] if row.get("state") is None else LOG.decode(row["state"])
             for key, log in found.items():
                 if log:
                     yield span, key, log

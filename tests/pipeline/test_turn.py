@@ -222,7 +222,8 @@ def test_in_order_it_does_not_matter_what_makes_a_batch(
 class RecordsFirst(Turns):
     def _run(self, records: Sequence[Record]) -> None:
         for each in records:
-            self._record(each)
+            self._doing, self._firing, self._base = each, False, each.timestamp
+            self._computation.process_record(self, each)
         super()._run(())
 
 

@@ -51,7 +51,11 @@ def test_a_range_runs_in_the_task_that_it_is_pinned_to_also_where_there_are_fewe
     before = spark.conf.get("spark.sql.shuffle.partitions")
     try:
         spark.conf.set("spark.sql.shuffle.partitions", "8")
-        placed = _by_range(rows, sf.col("handle"), cut).select("handle", sf.spark_partition_id()).collect()
+        placed = (
+            _by_range(rows, cut, sf.col("handle"), cut.task(sf.col("handle")))
+            .select("handle", sf.spark_partition_id())
+            .collect()
+        )
     finally:
         spark.conf.set("spark.sql.shuffle.partitions", before or "2")
     assert dict(map(tuple, placed)) == {0: 4, 1: 1, 2: 0}

@@ -125,7 +125,12 @@ class Codec(Generic[S]):
     def decode(self, data: bytes) -> S:
         """Return the state of these bytes. O(state). Raises ValueError when they are of another type."""
         try:
-            state: S = self._from(_DECODER.decode(data.decode()))
+            # Not decode(), which looks for blanks around: none were written.
+            value, end = _DECODER.raw_decode(text := data.decode())
+            if end != len(text):
+                msg = f"there is more than one value, up to {end} of {len(text)}"
+                raise ValueError(msg)
+            state: S = self._from(value)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as failure:
             msg = (
                 f"what is kept is no {_name(self.kind)} ({failure}): declare the state as it was, with a default for each field that is new, or begin a new checkpoint, with "

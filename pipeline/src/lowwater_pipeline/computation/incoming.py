@@ -6,7 +6,7 @@ them all: a batch has rows of each, and the low watermark is the least of the in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
@@ -16,7 +16,10 @@ import numpy as np
 
 from lowwater_pipeline.computation.computation import Computation, Input, Record, column_named
 from lowwater_pipeline.computation.productions import OUTPUT
+from lowwater_spark.track.operators import items
 from lowwater_spark.track.rows import event_micros
+from lowwater_spark.track.segments import MICROS as TIME
+from lowwater_spark.track.segments import PLACE
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,9 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KEY", "PLACE", "TIME", "Read", "checked", "parts", "records", "united", "waiting"]
 
-PLACE: Final = "lowwater_place"
 KEY: Final = "lowwater_key"
-TIME: Final = "lowwater_micros"
 _ID: Final = "lowwater_id"
 _INPUT: Final = "lowwater_input"
 """The place of a row's input in the list, if there are several."""
@@ -60,8 +61,10 @@ class Read:
     frame: DataFrame
     key: Column | str
     event_time: str
-    prepare: Callable[[DataFrame], DataFrame]
-    """Returns the rows of a batch with what :func:`records` needs."""
+    more: Sequence[Column] = ()
+    """What :func:`records` needs beside the columns of the frame."""
+    named: Sequence[tuple[str, str]] = ()
+    """What it needs and is a column of the frame as it is, so that it need not be sent twice: what it is called here, and there."""
 
 
 def united(computation: Computation, frames: Frames) -> Read:
@@ -99,12 +102,8 @@ def united(computation: Computation, frames: Frames) -> Read:
             columns.append(row.alias(_row_of(other)))
         return frame.select(*columns)
 
-    def prepare(rows: DataFrame) -> DataFrame:
-        own = [sf.xxhash64(KEY).alias(PLACE), event_micros(rows, _EVENT_TIME).alias(TIME)]
-        return rows.select("*", *own)
-
     frame = reduce(lambda before, after: before.union(after), [one(place) for place in range(len(inputs))])
-    return Read(frame, KEY, _EVENT_TIME, prepare)
+    return Read(frame, KEY, _EVENT_TIME)
 
 
 def _alone(computation: Computation, declared: Input, frame: DataFrame, key: Column) -> Read:
@@ -116,17 +115,19 @@ def _alone(computation: Computation, declared: Input, frame: DataFrame, key: Col
         msg = f"the frame has a column {taken[0]} already; rename it before {computation.name} reads it"
         raise ValueError(msg)
 
-    def prepare(rows: DataFrame) -> DataFrame:
-        own = [
-            sf.xxhash64(key).alias(PLACE),
-            _cast(key, rows).alias(KEY),
-            event_micros(rows, declared.event_time).alias(TIME),
-        ]
-        if declared.id is not None:
-            own.append(_cast(sf.col(declared.id), rows).alias(_ID))
-        return rows.select("*", *own)
+    needed = {KEY: key} if declared.id is None else {KEY: key, _ID: sf.col(declared.id)}
+    named = [(what, name) for what, column in needed.items() if (name := _plain(column, frame)) is not None]
+    more = [_cast(column, frame).alias(what) for what, column in needed.items() if what not in dict(named)]
+    return Read(frame, key, declared.event_time, more, named)
 
-    return Read(frame, key, declared.event_time, prepare)
+
+def _plain(column: Column, frame: DataFrame) -> str | None:
+    """Return which column of the frame an expression is; None for one that is made of columns, or has its name in common with another one."""
+    [found] = items(frame.select(column)._jdf.queryExecution().analyzed().projectList())
+    if found.getClass().getSimpleName() != "AttributeReference":
+        return None
+    name = str(found.name())
+    return name if [each.lower() for each in frame.columns].count(name.lower()) == 1 else None
 
 
 def _by_label(computation: Computation, frames: Frames) -> dict[str, DataFrame]:
@@ -319,11 +320,14 @@ def waiting(inputs: Sequence[Input], rows: pa.Table) -> pa.DataType:
     return pa.list_(pa.struct([timestamp, ("input", pa.string()), ("of", of)]))
 
 
-def checked(computation: Computation, rows: pa.Table) -> pa.Table:
-    """Return the rows in one piece, with times in UTC. Raises ValueError for a row without key, time or id."""
+def checked(computation: Computation, rows: pa.Table, named: Sequence[tuple[str, str]] = ()) -> pa.Table:
+    """Return the rows in one piece, with all that is needed, and times in UTC; ``named`` as in :class:`Read`. Raises ValueError for a row without key, time or id."""
     import pyarrow as pa
 
     inputs = computation.inputs
+    for what, name in named:
+        column = rows[name]
+        rows = rows.append_column(what, column.cast(pa.int64()) if pa.types.is_integer(column.type) else column)
     nulls = [name for name in rows.column_names if name in (KEY, TIME, _ID) and rows[name].null_count]
     nulls += [name for name in map(_id_of, range(len(inputs))) if name in rows.column_names]
     for declared, at, _, identity in parts(inputs, rows) if nulls else ():

@@ -9,10 +9,10 @@ batch. Rows of a piece stop counting and never begin again, so these numbers onl
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from lowwater.watermark import MAX
 from lowwater_pipeline.computation.computation import Record, column_named
-from lowwater_pipeline.computation.turn import Kept, TimerId
+from lowwater_pipeline.computation.turn import Kept
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,11 +29,15 @@ __all__ = ["Changed", "Form", "Keys", "Piece", "Refs", "sorted_keys"]
 
 PLACE, KEY, GONE, WAITING = "place", "key", "gone", "waiting"
 _DUES: Final = ("due", "wall", "hold")
+_OPTIONAL: Final = ("state", "tag", "timers", "wall")
+"""Columns that a piece has only if a row has something there."""
 
 _BLOCK: Final = 65_536
 _FEW: Final = 256
 """Rows of a block that are looked at first for one that counts."""
 _MANY: Final = 4096
+_MOST_PIECES: Final = 16
+"""Of a union of ranges. Each range alone has about as many as its rows have binary digits."""
 
 Places = NDArray[np.int64]
 
@@ -52,30 +56,56 @@ class Form:
     """What the input is called; None: there are several."""
 
     def table(self, places: Sequence[int] | Places, keys: pa.Array, kept: Sequence[Kept]) -> pa.Table:
-        """Return the rows of some keys, in that order. O(kept)."""
+        """Return the rows of some keys, in that order. O(kept).
+
+        Most keys have one timer, of the low watermark, or none: its time and its hold are those of the row, and its tag stands beside. Other timers are in lists. What no row has is no column.
+        """
         import pyarrow as pa
 
+        rows = len(kept)
+        dues, walls, holds = [MAX] * rows, [MAX] * rows, [MAX] * rows
+        tags: list[str | None] = [None] * rows
+        timers: list[list[dict[str, Any]] | None] = [None] * rows
+        for i, each in enumerate(kept):
+            low = each.timers
+            if each.wall_timers or each.waiting or len(low) > 1:
+                dues[i], walls[i], holds[i] = each.due, each.wall, each.hold(self.length)
+                timers[i] = [
+                    {"at": at, "tag": tag, "hold": hold, "wall": kind is not low}
+                    for kind in (low, each.wall_timers)
+                    for (at, tag), hold in kind.items()
+                ]
+            elif low:
+                [((dues[i], tags[i]), holds[i])] = low.items()
+        timer = [("at", pa.int64()), ("tag", pa.string()), ("hold", pa.int64()), ("wall", pa.bool_())]
         columns = {
             PLACE: pa.array(places, pa.int64()),
             KEY: keys,
             GONE: pa.array([not each for each in kept], pa.bool_()),
             "state": pa.array([each.state for each in kept], pa.large_binary()),
-            "timers": _timers(kept),
-            "due": pa.array([each.due for each in kept], pa.int64()),
-            "wall": pa.array([each.wall for each in kept], pa.int64()),
-            "hold": pa.array([each.hold(self.length) for each in kept], pa.int64()),
+            "tag": pa.array(tags, pa.string()),
+            "timers": pa.array(timers, pa.list_(pa.struct(timer))),
+            "due": pa.array(dues, pa.int64()),
+            "wall": pa.array([None if wall == MAX else wall for wall in walls], pa.int64()),
+            "hold": pa.array(holds, pa.int64()),
         }
         if self.waiting is not None:
             waiting = [[self._waits(one) for one in each.waiting] for each in kept]
             columns[WAITING] = pa.array(waiting, self.waiting)
-        return pa.table(columns)
+        return _slim(pa.table(columns))
 
     def kept(self, table: pa.Table) -> list[Kept]:
         """Return what rows say. O(rows)."""
-        states = table["state"].to_pylist()
-        found = [
-            Kept(state, low, wall) for state, (low, wall) in zip(states, _read_timers(table["timers"]), strict=True)
-        ]
+        columns = {
+            name: table[name].to_pylist() if name in table.column_names else [None] * table.num_rows
+            for name in ("state", "tag", "due", "hold", "timers")
+        }
+        found: list[Kept] = []
+        for state, tag, due, hold, timers in zip(*columns.values(), strict=True):
+            each = Kept(state, {} if tag is None else {(due, tag): hold}, {}, [])
+            for one in timers or ():
+                (each.wall_timers if one["wall"] else each.timers)[one["at"], one["tag"]] = one["hold"]
+            found.append(each)
         if self.waiting is not None:
             for each, waiting in zip(found, table[WAITING].to_pylist(), strict=True):
                 each.waiting = [self._waited(one) for one in waiting]
@@ -100,38 +130,18 @@ class _WaitedRow(dict[str, Any]):
         return self[column_named(name, [*self])]
 
 
-def _timers(kept: Sequence[Kept]) -> pa.Array:
-    import pyarrow as pa
-
-    # By comprehensions: it is done for every key that has had a turn.
-    ends = np.cumsum([0, *[len(each.timers) + len(each.wall_timers) for each in kept]])
-    timers = [one for each in kept for one in (*each.timers.items(), *each.wall_timers.items())]
-    if any(each.wall_timers for each in kept):
-        walls = [wall for each in kept for wall in [False] * len(each.timers) + [True] * len(each.wall_timers)]
-    else:
-        walls = [False] * len(timers)
-    fields = [
-        pa.array([at for (at, _), _ in timers], pa.int64()),
-        pa.array([tag for (_, tag), _ in timers], pa.large_string()),
-        pa.array([hold for _, hold in timers], pa.int64()),
-        pa.array(walls, pa.bool_()),
-    ]
-    return pa.LargeListArray.from_arrays(
-        pa.array(ends, pa.int64()), pa.StructArray.from_arrays(fields, ["at", "tag", "hold", "wall"])
+def _slim(table: pa.Table) -> pa.Table:
+    """Return a table without the columns that may be missing and say nothing."""
+    return table.drop_columns(
+        [name for name in _OPTIONAL if name in table.column_names and table[name].null_count == table.num_rows]
     )
 
 
-def _read_timers(column: pa.ChunkedArray) -> list[tuple[dict[TimerId, int], dict[TimerId, int]]]:
-    found: list[tuple[dict[TimerId, int], dict[TimerId, int]]] = []
-    for lists in column.chunks:
-        ends = np.concatenate([[0], np.cumsum(lists.value_lengths().to_numpy())]).tolist()
-        ats, tags, holds, walls = (each.to_pylist() for each in lists.flatten().flatten())
-        for start, end in pairwise(ends):
-            kinds: tuple[dict[TimerId, int], dict[TimerId, int]] = ({}, {})
-            for i in range(start, end):
-                kinds[walls[i]][ats[i], tags[i]] = holds[i]
-            found.append(kinds)
-    return found
+def _together(tables: Sequence[pa.Table]) -> pa.Table:
+    """Return tables one after the other, with nulls in columns that some do not have."""
+    import pyarrow as pa
+
+    return pa.concat_tables(tables, promote_options="default").combine_chunks()
 
 
 class PieceFacts(NamedTuple):
@@ -145,6 +155,10 @@ class PieceFacts(NamedTuple):
     """The same by the clock."""
     hold: int
     """The least hold; MAX when there is none."""
+    first: int
+    """The least place in it, of all rows."""
+    last: int
+    """The greatest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,15 +174,22 @@ class Piece:
 
     @classmethod
     def of(cls, table: pa.Table) -> Piece:
-        """Return the piece of a table that is sorted by place, of which all rows count. O(rows)."""
+        """Return the piece of a table with rows, sorted by place, of which all count. O(rows)."""
         table = table.combine_chunks()
         gone = _column(table, GONE)
-        facts = PieceFacts(int((~gone).sum()), *(int(_column(table, name).min(initial=MAX)) for name in _DUES))
+        places = _column(table, PLACE)
+        due, wall, hold = (int(_column(table, name).min(initial=MAX)) for name in _DUES)
+        facts = PieceFacts(int((~gone).sum()), due, wall, hold, int(places[0]), int(places[-1]))
         return cls(table.num_rows, facts, lambda: table)
 
     def column(self, name: str) -> NDArray[Any]:
         """Return a column of numbers, mapped where the piece is."""
         return _column(self.read(), name)
+
+    def may_hold(self, places: Places) -> NDArray[np.bool_]:
+        """Return which places are between its first and its last. Nothing is read."""
+        within: NDArray[np.bool_] = (places >= self.facts.first) & (places <= self.facts.last)
+        return within
 
     def standing(self, rows: NDArray[np.int64]) -> int:
         """Return how many of these rows are not gone."""
@@ -225,6 +246,18 @@ class Keys:
     pieces: Sequence[Piece] = field(default=())
     """In the order in which they were made."""
 
+    @classmethod
+    def union(cls, ranges: Sequence[Keys]) -> Keys:
+        """Return the keys of ranges that have none in common, in a few pieces. O(pieces); of many the rows of all but the largest are written anew."""
+        if len(ranges) == 1:
+            return ranges[0]
+        # The pieces of a range stay in their order, in which newer ones hide what older ones say.
+        pieces = list(heapq.merge(*(each.pieces for each in ranges), key=lambda piece: -piece.rows))
+        if len(pieces) > _MOST_PIECES:
+            small = [each.read() for each in pieces[_MOST_PIECES - 1 :]]
+            pieces[_MOST_PIECES - 1 :] = [Piece.of(_merged(small[-1], small[:-1], last=False))]
+        return replace(ranges[0], pieces=pieces)
+
     def find(self, places: Places, keys: pa.Array) -> Refs:
         """Return where keys are that are looked for, of sorted places best. O(keys x log rows), for each piece until it is found."""
         import pyarrow as pa
@@ -232,14 +265,16 @@ class Keys:
         found = Refs(np.full(len(places), -1, np.int64), np.full(len(places), -1, np.int64))
         left = np.arange(len(places))
         for number in range(len(self.pieces) - 1, -1, -1):
-            if not len(left):
-                break
-            asked = keys if len(left) == len(places) else keys.take(pa.array(left))
-            rows = self.pieces[number].find(places[left], asked)
+            piece = self.pieces[number]
+            near = left[piece.may_hold(places[left])]
+            if not len(near):
+                continue
+            asked = keys if len(near) == len(places) else keys.take(pa.array(near))
+            rows = piece.find(places[near], asked)
             hit = rows >= 0
-            found.pieces[left[hit]] = number
-            found.rows[left[hit]] = rows[hit]
-            left = left[~hit]
+            found.pieces[near[hit]] = number
+            found.rows[near[hit]] = rows[hit]
+            left = left[found.pieces[left] < 0]
         return found
 
     def due(self, low: int, now: int) -> Refs:
@@ -277,7 +312,7 @@ class Keys:
             at = np.flatnonzero(refs.pieces == number)
             tables.append(self.pieces[number].read().take(pa.array(refs.rows[at])))
             order.append(at)
-        return pa.concat_tables(tables).take(pa.array(np.argsort(np.concatenate(order)))).combine_chunks()
+        return _together(tables).take(pa.array(np.argsort(np.concatenate(order)))).combine_chunks()
 
     def kinds(self) -> set[pa.DataType]:
         """Return the types of the keys in the pieces."""
@@ -362,7 +397,7 @@ class Keys:
                 floor = known if passed is None else max(known, min(passed + 1, MAX))
                 known = self._least_live(number, name, floor, hidden)
             least[name] = known
-        return PieceFacts(live, **least)
+        return facts._replace(live=live, **least)
 
     def _least_live(self, number: int, name: str, floor: int, hidden: NDArray[np.int64]) -> int:
         """Return the least of a column at or above ``floor`` in the rows of a piece that count; ``hidden``, sorted, are those that do not from now on."""
@@ -396,14 +431,21 @@ class Keys:
         import pyarrow as pa
 
         live = np.ones(len(rows), np.bool_)
-        newer = self.pieces[number + 1 :]
+        facts = self.pieces[number].facts
+        newer = [
+            each
+            for each in self.pieces[number + 1 :]
+            if each.facts.first <= facts.last and facts.first <= each.facts.last
+        ]
         if not newer or not len(rows):
             return live
         table = self.pieces[number].read().select([PLACE, KEY]).take(pa.array(rows))
         places, keys = _column(table, PLACE), table[KEY].combine_chunks()
         keys = keys.chunk(0) if isinstance(keys, pa.ChunkedArray) else keys
         for piece in newer:
-            live &= piece.find(places, keys) < 0
+            near = np.flatnonzero(live & piece.may_hold(places))
+            if len(near):
+                live[near] = piece.find(places[near], keys.take(pa.array(near))) < 0
         return live
 
 
@@ -451,16 +493,19 @@ def _merged(newest: pa.Table, older: Sequence[pa.Table], *, last: bool) -> pa.Ta
     """Return the newest row of each key, sorted. With ``last`` nothing older is left, and keys that are gone go. O(n log n)."""
     import pyarrow as pa
 
-    table = pa.concat_tables([newest, *reversed(older)]).combine_chunks()
+    table = _together([newest, *reversed(older)])
     order, first = sorted_keys(_column(table, PLACE), table[KEY].chunk(0))
     order = order[first]
     if last:
         order = order[~_column(table, GONE)[order]]
-    return table.take(pa.array(order))
+    return _slim(table.take(pa.array(order)))
 
 
 def _column(table: pa.Table, name: str) -> NDArray[Any]:
-    column = table[name]
+    """Return a column of numbers; what is missing in it is MAX."""
+    if name not in table.column_names:
+        return np.full(table.num_rows, MAX)
+    column = table[name].fill_null(MAX) if table[name].null_count else table[name]
     if not column.num_chunks:
         return np.zeros(0, np.int64)
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

@@ -50,7 +50,7 @@ from lowwater_spark.track.update import arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
     from lowwater_pipeline.computation.incoming import Frames
@@ -60,11 +60,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ComputationUpdate", "check_whole", "pieces_of", "start", "unsent_rows", "written"]
 
-_FORMAT: Final = 0x636F6D70_02
+_FORMAT: Final = 0x636F6D70_03
 """The first fact of a range: what has made it, and how."""
 
 _KEYS, _OUTBOX, _IDS = 0, 1, 2
 """The first fact of a segment: what is in it."""
+
+_ADAPTIVE: Final = "spark.sql.adaptive.enabled"
 
 _COLLECT: Final = 200_000
 """So many more objects there are before the next look for cycles."""
@@ -82,18 +84,31 @@ def _rare_collector() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
+@contextlib.contextmanager
+def _planned_whole(session: SparkSession) -> Iterator[None]:
+    """Have Spark plan a job as a whole: adaptively it runs the shuffle as a job of its own, and plans the rest anew, though the ranges' tasks are fixed. No code of the user's runs meanwhile."""
+    before = session.conf.get(_ADAPTIVE)
+    session.conf.set(_ADAPTIVE, "false")
+    try:
+        yield
+    finally:
+        session.conf.set(_ADAPTIVE, str(before))
+
+
 @dataclass(frozen=True, slots=True)
 class ComputationUpdate:
     """What every key range does with its rows of a batch; see ``Batch.stateful``. Travels in the closure."""
 
     computation: Computation
     outputs: Outputs
-    now: int
+    now: int = MIN
     """The clock of the batch, microseconds."""
     promised: int = MIN
     """The low watermark of the inputs before the batch, microseconds."""
     delivery: Delivery | None = None
     """How weak productions are sent; None: there are none."""
+    named: Sequence[tuple[str, str]] = ()
+    """See :class:`~lowwater_pipeline.computation.incoming.Read`."""
 
     def update_segments(
         self, before: Segments, rows: pa.Table, low: lowwater.Watermark
@@ -108,9 +123,8 @@ class ComputationUpdate:
         self, parents: Sequence[Parent], rows: pa.Table, low: lowwater.Watermark
     ) -> tuple[NextSegments, pa.Table | None, lowwater.Watermark | None, list[Any]]:
         """Return what :meth:`update_segments` does, of a range that has its keys from several ranges, or some of one; these are copied, once."""
-        rows = checked(self.computation, rows)
-        kept = [self._keys(each, rows) for each in parents]
-        keys = replace(kept[0], pieces=[piece for each in kept for piece in each.pieces])
+        rows = checked(self.computation, rows, self.named)
+        keys = Keys.union([self._keys(each, rows) for each in parents])
         rows, aside, ids = drop_copies(self.computation, rows, ids_of(parents), self.promised)
         due = keys.due(low.micros, self.now)
         outbox = outbox_of(parents)
@@ -201,14 +215,14 @@ class ComputationUpdate:
         changed: list[int] = []
         then: list[Kept] = []
         producers: list[Producer] = []
-        made = 0
+        made, productions = 0, turns.productions
         for i, (key, each) in enumerate(zip(names.to_pylist(), kept, strict=True)):
             new = turns.take(key, each, groups[i] if i < len(groups) else ())
             if new != each:
                 changed.append(i)
                 then.append(new)
-            if made < len(turns.productions):
-                made = len(turns.productions)
+            if made < len(productions):
+                made = len(productions)
                 producers.append(Producer(key, int(places[i]), made))
         index = pa.array(changed, pa.int64())
         table = keys.form.table(places[changed], names.take(index), then)
@@ -341,22 +355,32 @@ class _Part:
     """Of all outputs."""
     read: Read
     delivery: Delivery | None
+    wanted: Mapping[str, tuple[Column, Sequence[Column]]]
+    """Of each output that the tasks do not send, which emitted rows are its, and its columns. Made once: each takes some calls of the JVM."""
     state: str | os.PathLike[str] | None = None
 
     @classmethod
     def of(cls, computation: Computation, frames: Frames, state: str | os.PathLike[str] | None) -> _Part:
         """Return it whole. Raises ValueError and TypeError for one that is not, or does not go with its frames; what :func:`check_topics` raises."""
+        from pyspark.sql import functions as sf
+
         check_whole(computation)
         delivery = _delivery(computation)
         columns, schema = _outputs(computation)
         if delivery is not None:
             _check_sent(computation, delivery, arrow_schema(schema))
-        return cls(computation, columns, schema, united(computation, frames), delivery, state)
+        read = united(computation, frames)
+        wanted = {
+            output: (sf.col(OUTPUT) == output, [sf.col(f"`{column_of(output, name)}`").alias(name) for name in names])
+            for output, names in columns.items()
+            if delivery is None or output not in delivery.topics
+        }
+        return cls(computation, columns, schema, read, delivery, wanted, state)
 
     @property
     def written(self) -> set[str]:
         """The outputs that its tasks do not send."""
-        return self.columns.keys() - (set() if self.delivery is None else self.delivery.topics.keys())
+        return {*self.wanted}
 
     def empty(self, output: str, spark: SparkSession) -> DataFrame:
         """Return a frame with the columns of an output, and no row."""
@@ -381,21 +405,14 @@ class _Part:
 
     def run(self, rows: DataFrame, batch: lws.Batch) -> dict[str, DataFrame]:
         """Make the version of a batch, and return the outputs that are not sent."""
-        from pyspark.sql import functions as sf
-
-        name, sent = self.computation.name, None
+        name, sent, more = self.computation.name, None, self.read.more
         if self.delivery is not None:
             sent = replace(self.delivery, batch=f"{batch.checkpoint}/{batch.id}/{batch.digest}")
         outputs = Outputs(name, self.columns, arrow_schema(self.schema))
-        update = ComputationUpdate(self.computation, outputs, batch.now, batch.promised.micros, sent)
-        emitted = batch.stateful(self.read.prepare(rows), update, self.schema, self.state)
-        return {
-            output: emitted.where(sf.col(OUTPUT) == output).select(
-                *[sf.col(f"`{column_of(output, each)}`").alias(each) for each in self.columns[output]]
-            )
-            for output in self.columns
-            if output in self.written
-        }
+        update = ComputationUpdate(self.computation, outputs, batch.now, batch.promised.micros, sent, self.read.named)
+        with _planned_whole(rows.sparkSession):
+            emitted = batch.stateful(rows.select("*", *more) if more else rows, update, self.schema, self.state)
+        return {output: emitted.where(own).select(*names) for output, (own, names) in self.wanted.items()}
 
 
 def start(

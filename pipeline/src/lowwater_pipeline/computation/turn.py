@@ -181,7 +181,9 @@ class Context:
         """
         if hold is None:
             hold = at if not self._stamped and type(at) is int and at > self._base else self._base
-        self._set(self._timers, tag, at, hold, wall=False)
+        # Most are set again by each record. Held as low they were right, and are.
+        if self._firing or type(at) is not int or self._timers.holds.get((at, tag)) != hold:
+            self._set(self._timers, tag, at, hold, wall=False)
 
     def set_wall_timer(self, tag: str, at: int, *, hold: int | None = None) -> None:
         """Have ``process_timer`` called once, when the driver's clock has come to ``at``; count from :attr:`now`.
@@ -370,18 +372,17 @@ class Turns(Context):
         return records[:ready], list(records[ready:])
 
     def _run(self, records: Sequence[Record]) -> None:
-        heap, low = self._timers.heap, self.low
+        heap, low, length, process = self._timers.heap, self.low, self._length, self._computation.process_record
+        self._firing = False
         for record in records:
-            if heap and heap[0][0] <= record.timestamp:
-                self._fire(min(record.timestamp, low))
-            self._record(record)
-        while self._fire(self.low) or self._fire_wall():
+            at = record.timestamp
+            if heap and heap[0][0] <= at:
+                self._fire(min(at, low))
+                self._firing = False
+            self._doing, self._base = record, at - at % length
+            process(self, record)
+        while self._fire(low) or self._fire_wall():
             pass
-
-    def _record(self, record: Record) -> None:
-        self._doing, self._firing = record, False
-        self._base = record.timestamp - record.timestamp % self._length
-        self._computation.process_record(self, record)
 
     def _fire(self, through: int) -> bool:
         """Fire the timers of the low watermark that are not later. Returns whether there were any."""

@@ -55,7 +55,12 @@ def event_micros(frame: DataFrame, event_time: str | Column) -> Column:
     from pyspark.sql import functions as sf
     from pyspark.sql.types import TimestampType
 
-    field = frame.select(event_time).schema.fields[0]
+    fields = frame.schema
+    # What the frame itself tells needs no plan.
+    if isinstance(event_time, str) and event_time.isidentifier() and fields.names.count(event_time) == 1:
+        field = fields[event_time]
+    else:
+        field = frame.select(event_time).schema.fields[0]
     if not isinstance(field.dataType, TimestampType):
         msg = (
             f"event_time {field.name} is of type {field.dataType.simpleString()}; an event time is a point on the time line: "

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
+    "MICROS",
+    "PLACE",
     "Due",
     "FreshSegment",
     "NextSegments",
@@ -36,6 +38,10 @@ __all__ = [
     "load",
     "write_segments",
 ]
+
+PLACE: Final = "lowwater_place"
+MICROS: Final = "lowwater_micros"
+"""What rows of a :class:`RelaidUpdate` have beside their own columns: the place of the key, and the event time in microseconds."""
 
 _SUFFIX: Final = ".segments"
 _FILTER: Final = b"filter"
@@ -144,7 +150,10 @@ class Parent:
 
 @runtime_checkable
 class RelaidUpdate(SegmentUpdate, Protocol):
-    """An update whose ranges can be cut otherwise between two batches: it can tell which keys of its state are of which places."""
+    """An update whose ranges can be cut otherwise between two batches: it can tell which keys of its state are of which places.
+
+    Its rows have the columns :data:`PLACE` and :data:`MICROS` as well.
+    """
 
     def update_relaid(
         self, parents: Sequence[Parent], rows: pa.Table, low: lowwater.Watermark

@@ -7,14 +7,15 @@ by range (:mod:`~lowwater_spark.track.spread`). One seed row per range makes eve
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,16 @@ from lowwater_spark.track.load import measured
 from lowwater_spark.track.ranges import SIGN
 from lowwater_spark.track.receipt import RECEIPT, Destination, Part, Receipt, receipt_of, stage_part
 from lowwater_spark.track.rows import event_micros
-from lowwater_spark.track.segments import NextSegments, Parent, RelaidUpdate, Segments, SegmentUpdate, write_segments
+from lowwater_spark.track.segments import (
+    MICROS,
+    PLACE,
+    NextSegments,
+    Parent,
+    RelaidUpdate,
+    Segments,
+    SegmentUpdate,
+    write_segments,
+)
 from lowwater_spark.track.spread import by_handle
 from lowwater_spark.track.state import RangeEntry, StateStore, Version
 from lowwater_spark.track.tables import TABLE, read_table, split_table
@@ -228,22 +238,44 @@ def _run(job: _Job, frame: DataFrame, key: Sequence[str | Column], event_time: s
     from pyspark.sql import functions as sf
 
     session = frame.sparkSession
-    micros = event_micros(frame, event_time)
-    own = {
-        **({_TIME: micros} if job.times == _TIME else {}),
-        _PLACE: sf.xxhash64(*key),
-        _SEED: sf.lit(col=False),
-    }
-    rows = frame.select("*", *(column.alias(name) for name, column in own.items()))
-    seeds = session.range(0, len(cut), 1, 1).select(
-        *(sf.lit(None).cast(field.dataType).alias(field.name) for field in rows.schema.fields[:-2]),
-        sf.col("id").alias(_PLACE),
-        sf.lit(col=True).alias(_SEED),
-    )
+    timed = {_TIME: event_micros(frame, event_time)} if job.times == _TIME else {}
+    placed = frame.withColumns({**timed, _PLACE: sf.xxhash64(*key)})
+    own = _own_columns(session._jvm, cut, placed.schema.json())
+    seeds = session.range(0, len(cut), 1, 1).select(*own.seed)
+    rows = placed.select("*", own.row).union(seeds)
+    spread = _by_range(rows, cut, own.handle, own.task)
+    return [receipt_of(row) for row in spread.mapInArrow(partial(_update_ranges, job), RECEIPT).collect()]
+
+
+class _OwnColumns(NamedTuple):
+    """Columns that a stage adds, the same in every batch."""
+
+    row: Column
+    """What a row gets beside its place and its time."""
+    seed: Sequence[Column]
+    """All of a seed row."""
+    handle: Column
+    """The key range of a row."""
+    task: Column
+    """Its task."""
+
+
+@lru_cache(maxsize=64)
+def _own_columns(_jvm: Any, cut: Cut, schema: str) -> _OwnColumns:
+    """Return the columns for rows of a schema, as JSON, of which the last is the place. To make them takes some 400 calls of the JVM, as long as many a batch, so they are kept while the JVM is the same."""
+    from pyspark.sql import functions as sf
+    from pyspark.sql.types import StructType
+
+    fields = StructType.fromJson(json.loads(schema)).fields[:-1]
+    nulls = [sf.lit(None).cast(field.dataType).alias(field.name) for field in fields]
     place = sf.col(_PLACE)
     handle = sf.when(sf.col(_SEED), place.cast("int")).otherwise(cut.handle(place))
-    spread = _by_range(rows.union(seeds), handle, cut)
-    return [receipt_of(row) for row in spread.mapInArrow(partial(_update_ranges, job), RECEIPT).collect()]
+    return _OwnColumns(
+        sf.lit(col=False).alias(_SEED),
+        [*nulls, sf.col("id").alias(_PLACE), sf.lit(col=True).alias(_SEED)],
+        handle,
+        cut.task(handle),
+    )
 
 
 def partitions_of(session: Any) -> int:
@@ -268,11 +300,11 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, **zone)
 
 
-def _by_range(rows: DataFrame, handle: Column, cut: Cut) -> DataFrame:
+def _by_range(rows: DataFrame, cut: Cut, handle: Column, task: Column) -> DataFrame:
     """Return the rows with all that have one handle in the same partition."""
     tasks = cut.spread(partitions_of(rows.sparkSession), pins=can_pin())
     if can_pin():
-        return rows.repartitionById(tasks, cut.task(handle))
+        return rows.repartitionById(tasks, task)
     # Before PySpark 4.1. The hash keeps a range in one place as well, but some tasks have several ranges and others none, and none can be chosen.
     return rows.repartition(tasks, handle)
 
@@ -354,6 +386,8 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
             examples.append((low_time, handle))
         rows_in += data.num_rows
         bare = data.drop_columns([name for name in (_TIME, _PLACE, _SEED) if name in data.column_names])
+        if isinstance(job.update, RelaidUpdate):
+            bare = bare.append_column(PLACE, data.column(_PLACE)).append_column(MICROS, times)
         began = time.monotonic()
         entry, held, emitted, kept = _update_range(job, handle, bare, attempt)
         entry = replace(entry, emitted=out.add(emitted))
@@ -573,5 +607,12 @@ def rows_of(session: Any, store: StateStore, manifest: Version, schema: StructTy
     if files:
         frame = session.read.schema(schema).parquet(*(f"file://{file}" for file in files))
     else:
-        frame = session.createDataFrame([], schema)
+        from pyspark.sql import DataFrame
+
+        # Of the JVM's own: from Python's rows it would be one that a job has to convert.
+        nothing = session._jvm.java.util.ArrayList()
+        frame = DataFrame(
+            session._jsparkSession.createDataFrame(nothing, session._jsparkSession.parseDataType(schema.json())),
+            session,
+        )
     return frame
