@@ -25,6 +25,7 @@ NAMING = (
     "container",
     "examples",
     "helm",
+    "integrations",
     "monitoring",
     "page",
     "pipeline",
