@@ -27,7 +27,7 @@ INSIDE = ROOT / "integrations" / "airflow" / "tests"
 PATIENCE = 240.0
 """Airflow takes many seconds of processor time to start anything."""
 
-pytestmark = [pytest.mark.long, pytest.mark.process, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 class Airflow:

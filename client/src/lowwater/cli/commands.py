@@ -27,7 +27,6 @@ from lowwater.cli.failures import AWAY, fail, say, unknown
 from lowwater.cli.history import history_record, history_table, why_empty
 from lowwater.cli.intervals import interval
 from lowwater.cli.layouts import heat, hot, merge, move, split
-from lowwater.cli.publish import publish
 from lowwater.cli.render import to_json
 from lowwater.cli.shards import drain_record, handing_over, shards_record, shards_table, taken_by_others
 from lowwater.cli.tasks import tasks
@@ -331,7 +330,9 @@ def _stands(low: Watermark) -> str:
 
 
 def _publish(lw: Client, args: argparse.Namespace) -> int:
-    """Tell others of intervals that close."""
+    """Tell others of intervals that close. What that needs of HTTP and TLS is not loaded for every other command."""
+    from lowwater.cli.publish import publish
+
     if not args.once:
         _tell_of_silence_of(lw, "publish")
     return publish(lw, args)

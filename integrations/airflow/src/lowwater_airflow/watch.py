@@ -76,9 +76,8 @@ class IntervalTrigger(BaseEventTrigger):
     async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
         """See BaseEventTrigger."""
         assert self.asset_state_store is not None, "the triggerer gives it to whoever watches an asset"
-        _Intervals.states[self.shared_stream_key()] = (
-            self.asset_state_store
-        )  # before the stream begins: nothing is awaited until here
+        # Before the stream begins: nothing is awaited until here.
+        _Intervals.states[self.shared_stream_key()] = self.asset_state_store
         async for event in shared_stream:
             yield TriggerEvent(event)
 
@@ -142,7 +141,7 @@ class _Intervals(SharedStreamProducer):
     async def advance(self, batch: Sequence[AdvanceItem]) -> None:
         """See SharedStreamProducer: these are in the database."""
         for item in batch:
-            if item.outcome.failed:
+            if item.outcome.failed or not item.outcome.acked:
                 msg = "an event was not written into Airflow's database: it is made again"
                 raise RuntimeError(msg)
             await self._state.aset(self._cursor, item.broker_payload)
