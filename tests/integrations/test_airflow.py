@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -151,11 +152,21 @@ def test_each_hour_that_is_complete_is_an_event_of_its_asset_whatever_dies(
     def cursor() -> list[Any]:
         return [json.loads(value)["next_micros"] for (value,) in airflow.rows("select value from asset_state_store")]
 
+    def never_ahead() -> None:
+        """Wherever it is killed: the cursor is at an event that is in the database, or behind it."""
+        [(value, extra)] = airflow.rows(
+            "select (select value from asset_state_store), (select extra from asset_event order by id desc limit 1)"
+        )
+        if value is not None:
+            last = lowwater.Watermark.of(datetime.fromisoformat(json.loads(extra)["payload"]["to"])) if extra else None
+            assert last is not None
+            assert json.loads(value)["next_micros"] <= last.micros
+
     def run_until(look: Callable[[], bool]) -> None:
         """A triggerer, until something is so; then it is killed, with all that it has started."""
         triggerer = airflow.start("airflow", "triggerer")
         try:
-            eventually(look, "events", seconds=PATIENCE, seen=lambda: (told(), cursor()))
+            eventually(look, "events", seconds=PATIENCE, check=never_ahead, seen=lambda: (told(), cursor()))
         finally:
             os.killpg(triggerer.pid, signal.SIGKILL)
             triggerer.wait()
