@@ -13,7 +13,7 @@ from tests.process.serving import serving
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 
 def test_each_hour_that_is_complete_gets_one_run(tmp_path: Path) -> None:

@@ -18,8 +18,6 @@ from tests.process.serving import Serving, serving
 ROOT = Path(__file__).parents[2]
 SCHEMA = ROOT / "integrations/openlineage/src/lowwater_openlineage/LowWatermarkRunFacet.json"
 
-pytestmark = pytest.mark.long
-
 
 def facets(server: Serving, path: Path, *questions: str) -> list[dict[str, Any]]:
     """What the runs of the events in the file have."""
