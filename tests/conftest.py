@@ -22,6 +22,7 @@ ORDER = (
     *("unit", "property", "contract", "simulation"),
     *(
         "cluster",
+        "integrations",
         "pipeline",
         "floors",
         "iceberg",
@@ -41,6 +42,7 @@ MARKED = {
     "browser": "process",
     "monitoring": "process",
     "guard": "process",
+    "integrations": "process",
     "pipeline": "process",
     "compatibility": "process",
     "container": "process",

@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,21 @@ async def test_a_pipeline_from_registration_to_its_end(lw: lowwater.aio.Client) 
     with pytest.raises(lowwater.Closed, match="finished"):
         flights.advance(None, oldest=None, frontier=at(15))
     assert lw.statistics().reporter.refused == 0
+
+
+async def test_intervals_come_as_they_close(lw: lowwater.aio.Client) -> None:
+    flights, _, _ = await pipeline(lw)
+    missing = await lw.interval("enriched", at(10), at(11))
+    assert [gap.computation for gap in missing.gaps] == ["enriched", "flights"]
+    async with aclosing(lw.intervals("flights", timedelta(hours=1), at(10))) as intervals, asyncio.timeout(60):
+        for hour in (11, 12):
+            flights.advance(None, oldest=None, frontier=at(hour))
+            assert (await anext(intervals)).end == mark(hour)
+        assert await lw.interval("flights", at(10), at(12))
+        waiting = asyncio.ensure_future(anext(intervals))
+        await lw.reset("flights")
+        with pytest.raises(lowwater.IncarnationChanged, match="incarnation 2 began"):
+            await waiting
 
 
 async def test_subscribers_see_every_computation_and_the_newest_values(lw: lowwater.aio.Client) -> None:

@@ -157,6 +157,19 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
     )
     expect(1, "complete", "flights", "--until", LATE, of=lw)
     expect(2, "complete", "flights", "--until", "noon", of=lw)
+    for end, code in ((SOON, 0), (LATE, 1)):
+        expect(code, "complete", "flights", "--from", "2013-01-09T13:00Z", "--to", end, of=lw)
+    expect(2, "complete", "flights", "--from", SOON, "--to", SOON, of=lw, said="later than --from")
+
+    intervals = ["--every", "1h", "--from", "2013-01-09T10:00Z", "--cursor", str(tmp_path / "cursor"), "--to"]
+    markers = [*intervals, f"file:{tmp_path}/markers/%Y-%m-%d/%H"]
+    (tmp_path / "markers").write_text("no folder")
+    expect(1, "publish", "flights", *markers, "--once", of=lw, said="it is given 2013-01-09T10:00:00Z again")
+    (tmp_path / "markers").unlink()
+    assert outcomes.run("publish", "flights", *markers, "--once", "--address", server.address)[0] == 0
+    expect(2, "publish", "flihgts", *markers, of=lw, said="did you mean flights?")
+    expect(2, "publish", "flights", *intervals, "https://u:p@there", of=lw, said="LOWWATER_PUBLISH_TOKEN")
+    expect(3, "publish", "flights", *markers, *NOBODY, "--answer-within", "500ms", said="running there?")
     expect(2, "status", "--ca", "/nowhere.pem", of=lw, said="/nowhere.pem cannot be read: No such file or directory")
 
     changes = (

@@ -35,7 +35,8 @@ def let_records_pass_timers(planted: Planted) -> None:
 
     def records_first(self: Turns, records: Sequence[Record]) -> None:
         for each in records:
-            self._record(each)
+            self._doing, self._firing, self._base = each, False, each.timestamp
+            self._computation.process_record(self, each)
         run(self, ())
 
     planted.setattr(Turns, "_run", records_first)

@@ -79,6 +79,7 @@ def test_every_command_has_examples_and_answers_in_json() -> None:
     needed = {
         "wait": ["x", "--until", "finished"],
         "complete": ["x", "--until", "finished"],
+        "publish": ["x", "--every", "1h", "--from", "2013-01-09T14:00Z", "--to", "https://x", "--cursor", "y"],
         "retire": ["x", "--start", "", "--end", ""],
         "set-inputs": ["x", "y"],
         "split": ["x", "0x40"],

@@ -26,6 +26,7 @@ NAMING = (
     "container",
     "examples",
     "helm",
+    "integrations",
     "monitoring",
     "page",
     "pipeline",

@@ -23,6 +23,8 @@ MEMBERS = {
     "pipeline": "lowwater_pipeline",
 }
 
+INTEGRATIONS = ("airflow", "dagster", "openlineage")
+
 DATA = {
     "client": {".bash", ".zsh", ".fish"},
     "page": {".html", ".js", ".css", ".svg", ".md", ".LICENSE"},
@@ -174,6 +176,18 @@ def test_versions_move_in_lock_step(built: Path) -> None:
 @pytest.mark.parametrize("member", MEMBERS)
 def test_the_licence_is_the_same_everywhere(member: str) -> None:
     assert (ROOT / member / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+@pytest.mark.parametrize("name", INTEGRATIONS)
+def test_an_integration_goes_with_the_client_of_its_version(name: str) -> None:
+    folder = ROOT / "integrations" / name
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    version = tomllib.loads((ROOT / "client/pyproject.toml").read_text())["project"]["version"]
+    assert (project["version"], f"lowwater=={version}" in project["dependencies"]) == (version, True)
+    assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    assert not re.search(r"https?://|file:", (folder / "requirements.txt").read_text()), (
+        "only the public index, by name"
+    )
 
 
 def test_no_import_name_is_a_folder_of_the_repository() -> None:

@@ -35,6 +35,7 @@ from lowwater_authority.journal import JournalError, JournalUnknown
 from lowwater_authority.journal.sqlite import SqliteJournal
 from lowwater_authority.ops.endpoint import Endpoint
 from lowwater_authority.ops.metrics import Metrics
+from lowwater_authority.ops.otlp import begin as begin_pushes
 from lowwater_authority.ops.traces import begin as begin_traces
 from lowwater_authority.page_child import PageChild, arguments_of, environment_of
 from lowwater_authority.rpc.health import HealthServicer
@@ -371,8 +372,10 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     endpoint = _endpoint(args, certificates, metrics, door)
     page = _page(args, place, reach, authority.shard.journal.server_token, door)
     await server.start()
-    if endpoint is not None:
+    pushed = begin_pushes(metrics.registry, version("lowwater-authority"))
+    if endpoint is not None or pushed.on:
         metrics.watch(authority.shard, authority.streams, certificates=certificates)
+    if endpoint is not None:
         endpoint.start()
     beside = [] if page is None else [asyncio.create_task(page.run())]
     rounds = asyncio.create_task(authority.run())
@@ -402,7 +405,9 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     for each in beside:
         each.cancel()
     closing = [] if endpoint is None else [asyncio.to_thread(endpoint.close)]
-    await asyncio.gather(server.stop(GRACE_SECONDS), *closing, asyncio.to_thread(traces.close))
+    await asyncio.gather(
+        server.stop(GRACE_SECONDS), *closing, asyncio.to_thread(traces.close), asyncio.to_thread(pushed.close)
+    )
     asked.cancel()
     for each in watching:
         each.cancel()

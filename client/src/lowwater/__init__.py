@@ -11,6 +11,7 @@
 Importing it starts nothing. Everything public is named here.
 """
 
+from lowwater._core.intervals import Gap, Interval, IntervalView
 from lowwater._core.settings import Settings
 from lowwater._core.statistics import ClientStatistics
 from lowwater._core.why import Hop, Why
@@ -109,10 +110,13 @@ __all__ = [
     "Completeness",
     "Completion",
     "Computation",
+    "Gap",
     "History",
     "Hop",
     "Identity",
     "Inputs",
+    "Interval",
+    "IntervalView",
     "LatenessBudget",
     "Layout",
     "LayoutView",

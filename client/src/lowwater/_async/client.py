@@ -15,8 +15,9 @@ from lowwater._async.inputs import InputReader
 from lowwater._async.runtime import Runtime
 from lowwater._async.tasks import Tasks
 from lowwater._async.worker import Worker
-from lowwater._core.calls import full_name
+from lowwater._core.calls import Published, full_name
 from lowwater._core.claims import CLOSE_TIMEOUT, Claimant
+from lowwater._core.intervals import Closings, Gap, Interval, IntervalView, bounds_of, gap_of, upstream_below
 from lowwater._core.settings import Settings
 from lowwater._core.statistics import ClientStatistics
 from lowwater._core.surroundings import REAL, Surroundings
@@ -229,6 +230,61 @@ class Client:
         runtime = self._runtime()
         return await runtime.call(runtime.calls.complete(name, until))
 
+    async def interval(self, name: str, start: EventTime, end: EventTime, limit: int = 20) -> IntervalView:
+        """Tell whether ``[start, end)`` is complete, and if not, what is missing of it, here and upstream, and who holds it.
+
+        It is complete when the low watermark has come to ``end``. Of each computation in ``gaps`` at most ``limit`` key ranges are told. Costs a
+        read of all watermarks and, of what is not complete, one of the key ranges of each computation upstream that is below ``end``.
+        Raises UnknownComputation, InvalidArgument, and Unavailable when nobody can tell.
+        """
+        first, last = bounds_of(start, end)
+        full, runtime = self._full(name), self._runtime()
+        published = await runtime.call(runtime.calls.get(()))
+        published.require(full)
+        view = published.views[full]
+        if view.low >= last:
+            return IntervalView(full, first, last, view, (), None)
+        gaps: list[Gap] = []
+        for below in upstream_below(full, published.views, last):
+            found = None
+            if below.registered:
+                with suppress(*UNTOLD, errors.PermissionDenied, errors.UnknownComputation):
+                    found = await runtime.call(runtime.calls.ranges(below.computation, last, limit), ASK_SECONDS)
+            gaps.append(gap_of(below, first, found, published.time_micros))
+        return IntervalView(full, first, last, view, tuple(gaps), await self._explain(full, published))
+
+    async def intervals(
+        self, name: str, every: timedelta, start: EventTime, *, incarnation: int = 0, until: EventTime | None = None
+    ) -> AsyncGenerator[Interval, None]:
+        """Yield the intervals ``[start + k * every, start + (k + 1) * every)`` of a computation as they become complete: each once, in order.
+
+        Waits between them, without end while the authority is away, and for a name that nobody has registered yet. Those that are complete
+        already come at once. When the computation has finished, the last one has no end, and then it ends; with ``until``, it ends when the
+        intervals up to there are yielded. ``incarnation``: the one that the intervals belong to, where an earlier run has told it; 0: the first
+        that is seen. Raises IncarnationChanged when another one begins, since what was complete in the one before is made anew; EstimatedInput
+        for a computation whose watermark nobody promises; InvalidArgument.
+        """
+        closings = Closings(self._full(name), every, start, incarnation=incarnation, until=until)
+        runtime = self._runtime()
+        watcher = runtime.watcher
+        changes, subscription = Changes([closings.name]), watcher.subscribe([closings.name])
+        view, each = WatermarkView(closings.name), None
+        try:
+            while not closings.over and self._runtimes.existing() is runtime:
+                with watcher.changed:
+                    # The newest before each: it may have been reset while the one before was made use of.
+                    if each is None or changes.come(watcher.state, subscription):
+                        await watcher.wait(lambda: changes.come(watcher.state, subscription), None)
+                        view = changes.take(watcher.state)
+                each = closings.closed(view)
+                if each is not None:
+                    yield each
+        except errors.Closed:
+            return
+        finally:
+            if self._runtimes.existing() is runtime:
+                watcher.unsubscribe(subscription)
+
     async def ranges(self, name: str, below: EventTime | None = None, limit: int = 100) -> Ranges:
         """List the key ranges of a computation, those furthest behind first; only those below an event time, if given."""
         runtime = self._runtime()
@@ -253,6 +309,10 @@ class Client:
         runtime = self._runtime()
         published = await runtime.call(runtime.calls.get(()), within)
         published.require(full)
+        return await self._explain(full, published)
+
+    async def _explain(self, full: str, published: Published) -> Why:
+        runtime = self._runtime()
         guilty = find_guilty(full, published.views, published.time_micros)
         found, unknown = Ranges((), 0), None
         if guilty is not None:

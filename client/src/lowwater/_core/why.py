@@ -12,7 +12,19 @@ from lowwater._core.text import clock_time, describe_owner, describe_range, dura
 from lowwater.views import Ranges, RangeState, RangeView, WatermarkView
 from lowwater.watermark import Watermark
 
-__all__ = ["ASK_SECONDS", "UNTOLD", "Cause", "Hop", "Way", "Why", "explain", "find_culprits", "find_guilty", "find_way"]
+__all__ = [
+    "ASK_SECONDS",
+    "UNTOLD",
+    "Cause",
+    "Hop",
+    "Way",
+    "Why",
+    "explain",
+    "find_culprits",
+    "find_guilty",
+    "find_way",
+    "held_words",
+]
 
 ASK_SECONDS = 1.0
 """How long the question for the key ranges of the guilty one may take. Without an answer the rest is still worth saying."""
@@ -335,7 +347,7 @@ def _passed(here: str, onward: str, views: Mapping[str, WatermarkView], now_micr
     if _holds_by_itself(view, lowest, views):
         behind = _behind(view, low)
         distance = f"{duration(behind)} behind" if behind is not None else "behind"
-        held = f"; {_held_words(view.holder, now_micros)}" if view.holder is not None else ""
+        held = f"; {held_words(view.holder, now_micros)}" if view.holder is not None else ""
         sentence = f"{where}, {distance} its input {onward}, which {_stands(low)}{held}."
         return Hop(
             here,
@@ -358,7 +370,7 @@ def _passed(here: str, onward: str, views: Mapping[str, WatermarkView], now_micr
             0.0,
             onward,
             (view.holder,),
-            f"{sentence}; it would stay there all the same, held by {_held_words(view.holder, now_micros)}.",
+            f"{sentence}; it would stay there all the same, held by {held_words(view.holder, now_micros)}.",
             cause,
         )
     return Hop(here, view.low, 0.0, onward, (), f"{sentence}.")
@@ -391,7 +403,7 @@ def _end(
             distance = f"{duration(behind)} behind its input" if behind is not None else "behind its input"
             where += f", {distance} {lowest[0]}, which {_stands(low)}"
     if unknown is not None:
-        last = f" Before, it was held by {_held_words(view.holder, now_micros)}." if view.holder else ""
+        last = f" Before, it was held by {held_words(view.holder, now_micros)}." if view.holder else ""
         sentence = f"{where}: {_untold(unknown)}.{last}"
         return Hop(view.computation, view.low, behind, None, _holders(view.holder), sentence, Cause.CANNOT_TELL)
     # Read a moment later than the watermark: what is above it by now does not hold it any more.
@@ -426,7 +438,7 @@ def _where(view: WatermarkView, now_micros: int) -> str:
 def _held(view: WatermarkView, holders: tuple[RangeView, ...], holding: int, now_micros: int) -> str:
     if not holders:
         return "no key range says why; its workers have just moved on."
-    named = "; ".join(_held_words(each, now_micros) for each in holders)
+    named = "; ".join(held_words(each, now_micros) for each in holders)
     more = f" ({len(holders)} of the {holding} key ranges that hold it)" if holding > len(holders) else ""
     sentence = f"held by {named}{more}."
     if view.oldest_operation_micros and all(each.state is RangeState.OWNED for each in holders):
@@ -435,7 +447,8 @@ def _held(view: WatermarkView, holders: tuple[RangeView, ...], holding: int, now
     return sentence
 
 
-def _held_words(holder: RangeView, now_micros: int) -> str:
+def held_words(holder: RangeView, now_micros: int) -> str:
+    """Return a key range, where it stands, who answers for it, and what is known of that one."""
     return f"{describe_range(holder.start, holder.end)} {_about(holder, now_micros)}"
 
 

@@ -205,10 +205,57 @@ def parser() -> CommandParser:
     complete = _command(
         commands,
         "complete",
-        "is everything before a time here? exits 0 yes, 1 not yet, 2 error, 3 nobody can tell",
+        "is everything before a time, or of an interval, here? exits 0 yes, 1 not yet, 2 error, 3 nobody can tell",
     )
     _name(complete)
-    _until(complete)
+    ends = complete.add_mutually_exclusive_group(required=True)
+    _until(ends, required=False)
+    ends.add_argument(
+        "--to", type=parse_time, metavar="TIME", help="the end of an interval, exclusive; with --from, its start"
+    )
+    complete.add_argument(
+        "--from",
+        dest="start",
+        type=parse_time,
+        metavar="TIME",
+        help="the start of the interval: says what is missing of it, in which computations and key ranges",
+    )
+
+    publish = _command(
+        commands, "publish", "tell others of each interval that is complete: a marker file or a webhook, in order"
+    )
+    _name(publish)
+    publish.add_argument(
+        "--every", type=parse_duration, required=True, metavar="T", help="the length of the intervals, like 1h or 1d"
+    )
+    publish.add_argument(
+        "--from", dest="start", type=parse_time, required=True, metavar="TIME", help="where the first interval begins"
+    )
+    publish.add_argument(
+        "--until",
+        type=parse_time,
+        default=Watermark.FINISHED,
+        metavar="TIME",
+        help="the end of the last interval, and then exit (default: go on for ever)",
+    )
+    publish.add_argument(
+        "--to",
+        required=True,
+        metavar="TARGET",
+        help="file:/PATH, with the start of the interval for %%Y, %%m, %%d, %%H, %%M; or https://..., with a bearer token from LOWWATER_PUBLISH_TOKEN",
+    )
+    publish.add_argument(
+        "--cursor",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="where it keeps how far it has come; each target needs one of its own",
+    )
+    publish.add_argument(
+        "--once",
+        action="store_true",
+        help="tell what is complete now, and exit: for cron; exits 1 when the target does not take it",
+    )
 
     ranges = _command(commands, "ranges", "key ranges of a computation, furthest behind first")
     _name(ranges)
@@ -474,11 +521,11 @@ def _shard(command: argparse._ActionsContainer, nargs: str | None = None) -> Non
     command.add_argument("shard", nargs=nargs, metavar="SHARD", help="its HOST:PORT, as `lowwater shards` has it")
 
 
-def _until(command: argparse.ArgumentParser) -> None:
+def _until(command: argparse._ActionsContainer, *, required: bool = True) -> None:  # pyright: ignore[reportPrivateUsage]  # as above
     command.add_argument(
         "--until",
         type=parse_time,
-        required=True,
+        required=required,
         metavar="TIME",
         help="an event time, exclusive, like 2013-01-09T14:00Z; or finished",
     )

@@ -25,6 +25,7 @@ from lowwater._sync.client import Client
 from lowwater.cli import render
 from lowwater.cli.failures import AWAY, fail, say, unknown
 from lowwater.cli.history import history_record, history_table, why_empty
+from lowwater.cli.intervals import interval
 from lowwater.cli.layouts import heat, hot, merge, move, split
 from lowwater.cli.render import to_json
 from lowwater.cli.shards import drain_record, handing_over, shards_record, shards_table, taken_by_others
@@ -165,7 +166,7 @@ def watch(lw: Client, args: argparse.Namespace) -> int:
     if sys.stdout.isatty() and not args.json:
         return _live(lw, args)
     left = _tell_when_the_reader_leaves(lw)
-    threading.Thread(target=_tell_of_silence, args=(lw,), name="lowwater-silence", daemon=True).start()
+    _tell_of_silence_of(lw, "watch")
     known: set[str] = set()
     blame = _Blame(lw)
     for view in lw.watch(*args.names):
@@ -221,7 +222,11 @@ def _tell_when_the_reader_leaves(lw: Client) -> threading.Event:
     return left
 
 
-def _tell_of_silence(lw: Client) -> None:
+def _tell_of_silence_of(lw: Client, command: str) -> None:
+    threading.Thread(target=_tell_of_silence, args=(lw, command), name="lowwater-silence", daemon=True).start()
+
+
+def _tell_of_silence(lw: Client, command: str) -> None:
     """Say once when nothing is heard any more, and once when it is again: no change comes meanwhile, as when all is in order."""
     clock, began, silent = threading.Event(), time.monotonic(), False
     with suppress(errors.Closed):
@@ -233,7 +238,7 @@ def _tell_of_silence(lw: Client) -> None:
             silent = not silent
             of = f" of {', '.join(heard.unserved)}" if heard.unserved else ""
             said = f"no answer{of} for {duration(seconds)} from {lw.settings.address}; what was shown last stands"
-            say("watch", said if silent else "the authority answers again")
+            say(command, said if silent else "the authority answers again")
 
 
 def _get(lw: Client, args: argparse.Namespace) -> tuple[list[WatermarkView], render.Guilty]:
@@ -296,7 +301,9 @@ def wait(lw: Client, args: argparse.Namespace) -> int:
 
 
 def complete(lw: Client, args: argparse.Namespace) -> int:
-    """Tell by the exit code whether a computation is complete to a time."""
+    """Tell by the exit code whether a computation is complete to a time, or an interval of it is."""
+    if args.to is not None or args.start is not None:
+        return interval(lw, args)
     found = lw.complete(args.name, args.until)
     name, low, now = found.watermark.computation, found.watermark.low, _now_micros()
     why = None
@@ -320,6 +327,15 @@ def complete(lw: Client, args: argparse.Namespace) -> int:
 
 def _stands(low: Watermark) -> str:
     return f"is {low}" if low.unknown or low.finished else f"is at {low}"
+
+
+def _publish(lw: Client, args: argparse.Namespace) -> int:
+    """Tell others of intervals that close. What that needs of HTTP and TLS is not loaded for every other command."""
+    from lowwater.cli.publish import publish
+
+    if not args.once:
+        _tell_of_silence_of(lw, "publish")
+    return publish(lw, args)
 
 
 def ranges(lw: Client, args: argparse.Namespace) -> int:
@@ -463,6 +479,7 @@ COMMANDS: Final[dict[str, Callable[[Client, argparse.Namespace], int]]] = {
     "why": why,
     "wait": wait,
     "complete": complete,
+    "publish": _publish,
     "ranges": ranges,
     "history": history,
     "reset": reset,

@@ -50,8 +50,8 @@ function _shtab_lowwater_using
   test "$_shtab_lowwater_cmdpath" = "$argv"
 end
 
-set -g _shtab_lowwater_commands serve journal 'journal copy' 'journal show' access 'access token' 'access hash' 'access check' status watch why wait complete ranges history reset retire hot split merge move set-inputs drop shards drain pin tasks 'tasks list' 'tasks create-group' 'tasks configure' 'tasks create' 'tasks take' 'tasks output' 'tasks renew' 'tasks done' 'tasks release' completion
-set -g _shtab_lowwater_opts_with_value --access --address --advertise --answer-within --as --at --below --ca --cert --configuration --data --dead-after --deployment --digest --end --every --group --http --into --key --last --lease --limit --listen --log-format --may --namespace --output --page --payload --peer-ca --server-token --since --start --state --store --timeout --tls-cert --tls-client-ca --tls-key --until --version --wait --worker
+set -g _shtab_lowwater_commands serve journal 'journal copy' 'journal show' access 'access token' 'access hash' 'access check' status watch why wait complete publish ranges history reset retire hot split merge move set-inputs drop shards drain pin tasks 'tasks list' 'tasks create-group' 'tasks configure' 'tasks create' 'tasks take' 'tasks output' 'tasks renew' 'tasks done' 'tasks release' completion
+set -g _shtab_lowwater_opts_with_value --access --address --advertise --answer-within --as --at --below --ca --cert --configuration --cursor --data --dead-after --deployment --digest --end --every --from --group --http --into --key --last --lease --limit --listen --log-format --may --namespace --output --page --payload --peer-ca --server-token --since --start --state --store --timeout --tls-cert --tls-client-ca --tls-key --to --until --version --wait --worker
 
 complete -c lowwater -e
 complete -c lowwater -f
@@ -147,7 +147,7 @@ complete -c lowwater -n '_shtab_lowwater_using wait' -l until -x -d 'an event ti
 complete -c lowwater -n '_shtab_lowwater_using wait' -l even-unregistered -d 'wait also for a name that nobody has registered yet, which is an error otherwise'
 complete -c lowwater -n '_shtab_lowwater_using wait' -l timeout -x -d 'how long at most, like 90s or 1h (default: for ever)'
 complete -c lowwater -n '_shtab_lowwater_using wait; and test $_shtab_lowwater_npos -eq 0' -ka "(lowwater status --names --answer-within 1s 2>/dev/null)" -d 'the computation'
-complete -c lowwater -n '_shtab_lowwater_using; and test $_shtab_lowwater_npos -eq 0' -a complete -d 'Is everything before a time here? exits 0 yes, 1 not yet, 2 error, 3 nobody can tell.'
+complete -c lowwater -n '_shtab_lowwater_using; and test $_shtab_lowwater_npos -eq 0' -a complete -d 'Is everything before a time, or of an interval, here? exits 0 yes, 1 not yet, 2 error, 3 nobody can tell.'
 complete -c lowwater -n '_shtab_lowwater_using complete' -s h -l help -d 'show this help message and exit'
 complete -c lowwater -n '_shtab_lowwater_using complete' -l json -d 'answer in JSON, for programs; see docs/cli.md for the fields'
 complete -c lowwater -n '_shtab_lowwater_using complete' -l address -x -d 'where it listens, at port 7420 if none is named; of many shards one or more (default: LOWWATER_ADDRESS or localhost:7420)'
@@ -158,7 +158,26 @@ complete -c lowwater -n '_shtab_lowwater_using complete' -l ca -xka "(__fish_com
 complete -c lowwater -n '_shtab_lowwater_using complete' -l cert -xka "(__fish_complete_path (commandline -ct))" -d 'this client'"'"'s certificates (default: LOWWATER_CERT)'
 complete -c lowwater -n '_shtab_lowwater_using complete' -l key -xka "(__fish_complete_path (commandline -ct))" -d 'this client'"'"'s key (default: LOWWATER_KEY)'
 complete -c lowwater -n '_shtab_lowwater_using complete' -l until -x -d 'an event time, exclusive, like 2013-01-09T14:00Z; or finished'
+complete -c lowwater -n '_shtab_lowwater_using complete' -l to -x -d 'the end of an interval, exclusive; with --from, its start'
+complete -c lowwater -n '_shtab_lowwater_using complete' -l from -x -d 'the start of the interval: says what is missing of it, in which computations and key ranges'
 complete -c lowwater -n '_shtab_lowwater_using complete; and test $_shtab_lowwater_npos -eq 0' -ka "(lowwater status --names --answer-within 1s 2>/dev/null)" -d 'the computation'
+complete -c lowwater -n '_shtab_lowwater_using; and test $_shtab_lowwater_npos -eq 0' -a publish -d 'Tell others of each interval that is complete: a marker file or a webhook, in order.'
+complete -c lowwater -n '_shtab_lowwater_using publish' -s h -l help -d 'show this help message and exit'
+complete -c lowwater -n '_shtab_lowwater_using publish' -l json -d 'answer in JSON, for programs; see docs/cli.md for the fields'
+complete -c lowwater -n '_shtab_lowwater_using publish' -l address -x -d 'where it listens, at port 7420 if none is named; of many shards one or more (default: LOWWATER_ADDRESS or localhost:7420)'
+complete -c lowwater -n '_shtab_lowwater_using publish' -l namespace -x -d 'put before names that have none; where all would be shown, only what is in it'
+complete -c lowwater -n '_shtab_lowwater_using publish' -l answer-within -x -d 'how long an answer may take (default: 5s)'
+complete -c lowwater -n '_shtab_lowwater_using publish' -l server-token -x -d 'the deployment that must answer'
+complete -c lowwater -n '_shtab_lowwater_using publish' -l ca -xka "(__fish_complete_path (commandline -ct))" -d 'certificates to trust; turns TLS on (default: LOWWATER_CA)'
+complete -c lowwater -n '_shtab_lowwater_using publish' -l cert -xka "(__fish_complete_path (commandline -ct))" -d 'this client'"'"'s certificates (default: LOWWATER_CERT)'
+complete -c lowwater -n '_shtab_lowwater_using publish' -l key -xka "(__fish_complete_path (commandline -ct))" -d 'this client'"'"'s key (default: LOWWATER_KEY)'
+complete -c lowwater -n '_shtab_lowwater_using publish' -l every -x -d 'the length of the intervals, like 1h or 1d'
+complete -c lowwater -n '_shtab_lowwater_using publish' -l from -x -d 'where the first interval begins'
+complete -c lowwater -n '_shtab_lowwater_using publish' -l until -x -d 'the end of the last interval, and then exit (default: go on for ever)'
+complete -c lowwater -n '_shtab_lowwater_using publish' -l to -x -d 'file:/PATH, with the start of the interval for %Y, %m, %d, %H, %M; or https://..., with a bearer token from LOWWATER_PUBLISH_TOKEN'
+complete -c lowwater -n '_shtab_lowwater_using publish' -l cursor -xka "(__fish_complete_path (commandline -ct))" -d 'where it keeps how far it has come; each target needs one of its own'
+complete -c lowwater -n '_shtab_lowwater_using publish' -l once -d 'tell what is complete now, and exit: for cron; exits 1 when the target does not take it'
+complete -c lowwater -n '_shtab_lowwater_using publish; and test $_shtab_lowwater_npos -eq 0' -ka "(lowwater status --names --answer-within 1s 2>/dev/null)" -d 'the computation'
 complete -c lowwater -n '_shtab_lowwater_using; and test $_shtab_lowwater_npos -eq 0' -a ranges -d 'Key ranges of a computation, furthest behind first.'
 complete -c lowwater -n '_shtab_lowwater_using ranges' -s h -l help -d 'show this help message and exit'
 complete -c lowwater -n '_shtab_lowwater_using ranges' -l json -d 'answer in JSON, for programs; see docs/cli.md for the fields'

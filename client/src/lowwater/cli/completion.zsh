@@ -11,7 +11,7 @@
 _shtab_lowwater_commands() {
   local _commands=(
     access:'Make tokens, and explain what a file of access rules allows.'
-    complete:'Is everything before a time here? exits 0 yes, 1 not yet, 2 error, 3 nobody can tell.'
+    complete:'Is everything before a time, or of an interval, here? exits 0 yes, 1 not yet, 2 error, 3 nobody can tell.'
     completion:'Print a script that completes commands, options and names in a shell.'
     drain:'Have a shard hand over what it serves; exits 0 when it serves nothing any more, 1 when not in time.'
     drop:'Take a computation that is gone for good out of the pipeline: its alerts end.'
@@ -21,6 +21,7 @@ _shtab_lowwater_commands() {
     merge:'Ask the owner of a computation to make one key range of several.'
     move:'Ask the owner of a computation to run a key range in a task.'
     pin:'Have a shard serve a computation whenever it lives.'
+    publish:'Tell others of each interval that is complete: a marker file or a webhook, in order.'
     ranges:'Key ranges of a computation, furthest behind first.'
     reset:'Start a new incarnation of a computation and of all that reads it.'
     retire:'Take a key range out of a computation: nobody waits for it any more.'
@@ -119,6 +120,8 @@ _shtab_lowwater_complete_options=(
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
   "--until[an event time, exclusive, like 2013-01-09T14\:00Z\; or finished]:TIME:"
+  "--to[the end of an interval, exclusive\; with --from, its start]:TIME:"
+  "--from[the start of the interval\: says what is missing of it, in which computations and key ranges]:TIME:"
   ":the computation:_lowwater_names"
 )
 
@@ -281,6 +284,28 @@ _shtab_lowwater_pin_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_lowwater_pin_defaults_added=0
+
+_shtab_lowwater_publish_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
+  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--answer-within[how long an answer may take (default\: 5s)]:T:"
+  "--server-token[the deployment that must answer]:TOKEN:"
+  "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
+  "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
+  "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
+  "--every[the length of the intervals, like 1h or 1d]:T:"
+  "--from[where the first interval begins]:TIME:"
+  "--until[the end of the last interval, and then exit (default\: go on for ever)]:TIME:"
+  "--to[file\:\/PATH, with the start of the interval for \%Y, \%m, \%d, \%H, \%M\; or https\:\/\/..., with a bearer token from LOWWATER_PUBLISH_TOKEN]:TARGET:"
+  "--cursor[where it keeps how far it has come\; each target needs one of its own]:FILE:_files"
+  "--once[tell what is complete now, and exit\: for cron\; exits 1 when the target does not take it]"
+  ":the computation:_lowwater_names"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_publish_defaults_added=0
 
 _shtab_lowwater_ranges_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -677,6 +702,7 @@ _shtab_lowwater() {
         merge) _arguments -C -s $_shtab_lowwater_merge_options ;;
         move) _arguments -C -s $_shtab_lowwater_move_options ;;
         pin) _arguments -C -s $_shtab_lowwater_pin_options ;;
+        publish) _arguments -C -s $_shtab_lowwater_publish_options ;;
         ranges) _arguments -C -s $_shtab_lowwater_ranges_options ;;
         reset) _arguments -C -s $_shtab_lowwater_reset_options ;;
         retire) _arguments -C -s $_shtab_lowwater_retire_options ;;

@@ -84,6 +84,26 @@ _COMPLETE: Final = """\
 examples:
   lowwater complete hourly --until 2013-01-09T14:00Z && publish-report
   lowwater complete hourly --until 2013-01-09T14:00Z --json
+  lowwater complete hourly --from 2013-01-09T13:00Z --to 2013-01-09T14:00Z
+
+With --from and --to it says of an interval what is missing, and who holds it:
+the computation's key ranges that are before the end of the interval, and those
+of all that is upstream of it. Nobody knows of single holes: a key range is
+complete to its watermark, and not complete from there on.
+"""
+
+_PUBLISH: Final = """\
+examples:
+  lowwater publish hourly --every 1h --from 2013-01-09T00:00Z --cursor /var/lib/lowwater-publish/hourly --to file:/data/hourly/%Y-%m-%d/%H/_SUCCESS
+  lowwater publish hourly --every 1d --from 2013-01-01T00:00Z --cursor hook --to https://ci.example/hooks/daily
+  lowwater publish hourly --every 1h --from 2013-01-09T00:00Z --cursor here --to https://ci.example/hooks/hourly --once
+
+Each interval is told once, in order, when it is complete by the exact low
+watermark. A target that does not take it is asked again, with longer and
+longer pauses, and only then the cursor moves. After a crash the last one may
+be told a second time: a marker is the same file, a webhook has the same id.
+It stops when the computation is reset: what it has told is made anew then.
+docs/schedule.md has the rest.
 """
 
 _RANGES: Final = """\
@@ -306,6 +326,7 @@ EXAMPLES: Final = {
     "why": _WHY,
     "wait": _WAIT,
     "complete": _COMPLETE,
+    "publish": _PUBLISH,
     "ranges": _RANGES,
     "history": _HISTORY,
     "reset": _RESET,

@@ -603,16 +603,16 @@ def _stage_again(destination: Destination, part: Part, batches: Iterable[pa.Reco
 def rows_of(session: Any, store: StateStore, manifest: Version, schema: StructType) -> DataFrame:
     """Return the rows that a version's batch emitted, as a static DataFrame. They stay readable while the version is kept."""
     files = [store.file(manifest.batch, entry.emitted) for entry in manifest.ranges if entry.emitted]
-    frame: DataFrame
-    if files:
-        frame = session.read.schema(schema).parquet(*(f"file://{file}" for file in files))
-    else:
-        from pyspark.sql import DataFrame
-
-        # Of the JVM's own: from Python's rows it would be one that a job has to convert.
-        nothing = session._jvm.java.util.ArrayList()
-        frame = DataFrame(
-            session._jsparkSession.createDataFrame(nothing, session._jsparkSession.parseDataType(schema.json())),
-            session,
-        )
+    if not files:
+        return _no_rows(session, schema)
+    frame: DataFrame = session.read.schema(schema).parquet(*(f"file://{file}" for file in files))
     return frame
+
+
+def _no_rows(session: Any, schema: StructType) -> DataFrame:
+    """Return a frame without rows. It is the JVM's own: one of Python's rows a job has to convert."""
+    from pyspark.sql import DataFrame
+
+    jvm = session._jsparkSession
+    nothing = session._jvm.java.util.ArrayList()
+    return DataFrame(jvm.createDataFrame(nothing, jvm.parseDataType(schema.json())), session)

@@ -1,0 +1,193 @@
+"""Figures by OTLP, when the environment says so: those of /metrics, pushed to a collector of OpenTelemetry. The extra ``lowwater-authority[otel]``.
+
+Nothing of OpenTelemetry is imported otherwise. The registry of prometheus_client stays the one place where figures are: they are read from it, as a
+scrape does, and handed to the SDK's exporter. Endpoint, headers, certificates and the interval are the SDK's own variables.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+from lowwater._core.events import event
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from prometheus_client import CollectorRegistry, Metric
+
+__all__ = ["Pushed", "begin", "interval", "wanted"]
+
+_INSTALL: Final = "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-grpc"
+
+_SECONDS: Final = 60.0
+"""Between two pushes, unless OTEL_METRIC_EXPORT_INTERVAL says otherwise."""
+
+CLOSE_SECONDS: Final = 3.0
+"""How long a stop waits for the last push."""
+
+log = logging.getLogger(__name__)
+
+
+def wanted(environment: Mapping[str, str]) -> bool:
+    """Return whether an environment asks for figures by OTLP. An endpoint that is set for all signals does not: it was there for traces alone before.
+
+    >>> wanted({"OTEL_METRICS_EXPORTER": "otlp"}), wanted({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317"})
+    (True, False)
+    """
+    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    named = environment.get("OTEL_METRICS_EXPORTER", "").strip().lower()
+    return named not in {"", "none"} if named else bool(environment.get("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"))
+
+
+def interval(environment: Mapping[str, str]) -> float:
+    """Return the seconds between two pushes. Raises ValueError."""
+    text = environment.get("OTEL_METRIC_EXPORT_INTERVAL", "").strip()
+    if not text:
+        return _SECONDS
+    if not text.isdecimal() or not int(text):
+        msg = f"OTEL_METRIC_EXPORT_INTERVAL={text} is no number of milliseconds; set 1 or more"
+        raise ValueError(msg)
+    return int(text) / 1000
+
+
+class Pushed:
+    """Pushes the figures of a registry, on a thread of its own; without an exporter none."""
+
+    def __init__(
+        self,
+        registry: CollectorRegistry | None = None,
+        exporter: Any = None,
+        resource: Any = None,
+        every: float = _SECONDS,
+    ) -> None:
+        self._registry = registry
+        self._exporter = exporter
+        self._resource = resource
+        self._every = every
+        self._started = time.time_ns()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lowwater-otlp", daemon=True)
+        if exporter is not None:
+            self._thread.start()
+
+    @property
+    def on(self) -> bool:
+        """Whether figures are pushed."""
+        return self._exporter is not None
+
+    def close(self) -> None:
+        """Push once more, for some seconds at most: a collector that is away must not hold up a stop."""
+        if self.on:
+            self._stop.set()
+            self._thread.join(CLOSE_SECONDS)
+
+    def _run(self) -> None:
+        over = False
+        while not over:
+            over = self._stop.wait(self._every)
+            try:
+                # The SDK says in the log by itself that a collector is away.
+                self._exporter.export(self._data(), timeout_millis=1000 * (CLOSE_SECONDS if over else self._every))
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next push may do
+                log.warning("figures were not pushed: %s", error, extra=event("figures_not_pushed", error=repr(error)))
+        self._exporter.shutdown()
+
+    def _data(self) -> Any:
+        from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+        assert self._registry is not None
+        metrics = list(metrics_of(self._registry.collect(), self._started, time.time_ns()))
+        scope = ScopeMetrics(InstrumentationScope("lowwater-authority"), metrics, "")
+        return MetricsData([ResourceMetrics(self._resource, [scope], "")])
+
+
+def metrics_of(families: Iterable[Metric], started: int, now: int) -> Iterable[Any]:
+    """Yield figures as the SDK has them, under the names that they have in /metrics. Times are nanoseconds since 1970."""
+    from opentelemetry.sdk.metrics.export import (
+        AggregationTemporality,
+        Gauge,
+        Histogram,
+        HistogramDataPoint,
+        NumberDataPoint,
+        Sum,
+    )
+    from opentelemetry.sdk.metrics.export import Metric as Made
+
+    cumulative = AggregationTemporality.CUMULATIVE
+    for family in families:
+        if family.type == "histogram":
+            points = [
+                HistogramDataPoint(labels, started, now, sum(counts), total, counts, bounds, None, None)  # type: ignore[arg-type]  # nobody knows the least and the most
+                for labels, counts, total, bounds in _buckets(family)
+            ]
+            if points:
+                yield Made(family.name, family.documentation, family.unit, Histogram(points, cumulative))
+            continue
+        by_name: dict[str, list[NumberDataPoint]] = {}
+        for sample in family.samples:
+            begun = started if family.type == "counter" else None
+            point = NumberDataPoint(sample.labels, begun, now, sample.value)  # type: ignore[arg-type]  # a gauge has no start
+            by_name.setdefault(sample.name, []).append(point)
+        for name, found in by_name.items():
+            data = Sum(found, cumulative, is_monotonic=True) if family.type == "counter" else Gauge(found)
+            yield Made(name, family.documentation, family.unit, data)
+
+
+def _buckets(family: Metric) -> Iterable[tuple[dict[str, str], list[int], float, list[float]]]:
+    """Yield the labels of each histogram of a family, its counts by bucket, the sum, and the bounds between the buckets."""
+    found: dict[tuple[tuple[str, str], ...], dict[float, float]] = {}
+    sums: dict[tuple[tuple[str, str], ...], float] = {}
+    for sample in family.samples:
+        key = tuple(sorted((name, value) for name, value in sample.labels.items() if name != "le"))
+        if sample.name.endswith("_bucket"):
+            found.setdefault(key, {})[float(sample.labels["le"])] = sample.value
+        elif sample.name.endswith("_sum"):
+            sums[key] = sample.value
+    for key, until in found.items():
+        bounds = sorted(until)
+        below = [0.0, *(until[bound] for bound in bounds)]
+        counts = [int(more - less) for less, more in pairwise(below)]
+        yield dict(key), counts, sums.get(key, 0.0), bounds[:-1]
+
+
+def begin(registry: CollectorRegistry, version: str) -> Pushed:
+    """Return what pushes figures, as the environment says.
+
+    Without the extra, or with variables that cannot be followed, it says so in the log and there is none: a watermark is worth more than its figures.
+    """
+    if not wanted(os.environ):
+        return Pushed()
+    try:
+        return _pushed(registry, version)
+    except ModuleNotFoundError as error:
+        reason = f"{error.name} is missing: {_INSTALL}"
+    except Exception as error:  # noqa: BLE001 - the SDK raises what it likes for what it finds in the environment
+        reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
+    log.warning("no figures are pushed: %s", reason, extra=event("figures_off", reason=reason))
+    return Pushed()
+
+
+def _pushed(registry: CollectorRegistry, version: str) -> Pushed:
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+    named = os.environ.get("OTEL_METRICS_EXPORTER", "").strip().lower() or "otlp"
+    if named != "otlp" or protocol not in {None, "", "grpc"}:
+        asked = named if named != "otlp" else f"otlp over {protocol}"
+        msg = f"{asked} is not supported; set OTEL_METRICS_EXPORTER to otlp, and the protocol to grpc"
+        raise ValueError(msg)
+    every = interval(os.environ)
+    from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+
+    attributes = {"service.version": version}
+    if not os.environ.get("OTEL_SERVICE_NAME") and "service.name" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
+        attributes[SERVICE_NAME] = "lowwater-authority"
+    made = Pushed(registry, OTLPMetricExporter(), Resource.create(attributes), every)
+    log.info("figures are pushed every %g s", every, extra=event("figures_on", seconds=every))
+    return made

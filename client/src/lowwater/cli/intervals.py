@@ -1,0 +1,88 @@
+"""What is missing of an interval, for people and as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from lowwater import errors
+from lowwater._core.intervals import Gap, IntervalView
+from lowwater._core.text import counted, on_one_line
+from lowwater._core.why import held_words
+from lowwater._sync.client import Client
+from lowwater.cli.render import range_record, times, to_json, view_record
+from lowwater.views import WatermarkView
+
+__all__ = ["gaps_text", "interval", "interval_record"]
+
+
+def interval(lw: Client, args: argparse.Namespace) -> int:
+    """Tell by the exit code whether an interval of a computation is complete."""
+    if args.to is None or args.start is None:
+        fix = "pass --from and --to together, or --until alone"
+        msg = f"an interval has a start and an end: {fix}"
+        raise errors.InvalidArgument(msg, metadata={"field": "from" if args.start is None else "to", "fix": fix})
+    if not args.start < args.to:
+        fix = "pass a --to that is later than --from"
+        msg = f"--to: {args.to} is not after --from, {args.start}; {fix}"
+        raise errors.InvalidArgument(msg, metadata={"field": "to", "fix": fix})
+    found, now = lw.interval(args.name, args.start, args.to), time.time_ns() // 1_000
+    if args.json:
+        print(to_json(interval_record(found, now)))
+    elif found.complete:
+        estimated = ", but that is only estimated" if found.watermark.estimated else ""
+        print(f"complete: nothing of {found.start} to {found.end} will come any more in {found.computation}{estimated}")
+    else:
+        print(gaps_text(found, now))
+    return 0 if found.complete else 1
+
+
+def gaps_text(found: IntervalView, now_micros: int) -> str:
+    """Return what is missing of an interval: a line for the root cause, one for each computation, and one for each of its key ranges."""
+    low = found.watermark.low
+    here = f"it is complete to {low}" if found.start < low else f"nothing of it is, for the low watermark is {low}"
+    lines = [f"not yet: of {found.start} to {found.end} in {found.computation} {here}"]
+    if found.why is not None:
+        lines.append(f"  {on_one_line(found.why.sentence)}")
+    for gap in found.gaps:
+        lines.append(f"  {_head(gap)}")
+        lines += [f"    {held_words(each, now_micros)}" for each in gap.ranges or ()]
+        more = 0 if gap.ranges is None else gap.ranges.total - len(gap.ranges)
+        if more:
+            lines.append(f"    and {counted(more, 'more key range')}")
+    return "\n".join(lines)
+
+
+def _head(gap: Gap) -> str:
+    if not gap.watermark.registered:
+        return f"{gap.computation} is not registered: all of it is missing"
+    head = f"{gap.computation} misses what is from {gap.missing} on"
+    if gap.ranges is None:
+        return f"{head}; nobody can tell just now in which key ranges"
+    return f"{head}, in {counted(gap.ranges.total, 'key range')}" + (":" if len(gap.ranges) else " any more")
+
+
+def interval_record(found: IntervalView, now_micros: int) -> dict[str, Any]:
+    """Return the answer for JSON."""
+    guilty = None if found.why is None else found.why.guilty.computation
+    return {
+        "complete": found.complete,
+        **times("from", found.start),
+        **times("to", found.end),
+        "watermark": view_record(found.watermark, now_micros, None if guilty is None else WatermarkView(guilty)),
+        "gaps": [_gap_record(each) for each in found.gaps],
+        "guilty": guilty,
+        "why": None if found.why is None else found.why.sentence,
+    }
+
+
+def _gap_record(gap: Gap) -> dict[str, Any]:
+    return {
+        "computation": gap.computation,
+        **times("missing_from", gap.missing),
+        **times("low", gap.watermark.low),
+        "cause": gap.cause.value,
+        "holding": None if gap.ranges is None else gap.ranges.total,
+        "holders": [range_record(each) for each in gap.ranges or ()],
+    }

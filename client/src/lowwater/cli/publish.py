@@ -1,0 +1,397 @@
+"""Tells others that intervals are complete: a marker file or a webhook for each, once per interval and in order.
+
+How one interval goes out: it closes; the target takes it; the cursor moves; it is printed. The cursor is durable before the next one is begun, and
+never before the target has it. So no interval is ever left out. One may go out twice, when the publisher is killed between the target and the
+cursor: a marker is then written again with the same content, and a webhook comes again with the same id.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import random
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
+
+from lowwater import errors
+from lowwater._core.intervals import Closings, Interval
+from lowwater._core.text import duration
+from lowwater._sync.client import Client
+from lowwater.cli.failures import fail, say
+from lowwater.cli.render import times, to_json
+from lowwater.views import WatermarkView
+from lowwater.watermark import Watermark
+
+__all__ = ["Cursor", "Marker", "Target", "Webhook", "event_of", "publish", "target_of"]
+
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+_FIRST: Final = 0.2
+"""Upper bound of the first pause after a target has failed, in seconds. It doubles each time."""
+
+_LONGEST: Final = 60.0
+"""Upper bound of the pauses, in seconds."""
+
+_ANSWER: Final = 30.0
+"""How long a webhook may take to answer, in seconds."""
+
+_ANEW: Final = "name another --cursor, with the --from from which on the intervals of the new one are wanted"
+
+_FINER: Final = (("H", 86_400), ("M", 3_600), ("S", 60))
+"""What a path has to name beside the day, unless intervals are so many seconds or several times that."""
+
+
+class NotTaken(Exception):
+    """A target did not take an interval. To ask again may help."""
+
+
+class Target(Protocol):
+    """Where intervals are told."""
+
+    def take(self, event: dict[str, Any], interval: Interval) -> str:
+        """Take an interval, for the first time or again; durable when it returns. Returns who has it, for people. Raises NotTaken."""
+        ...
+
+
+class Marker:
+    """Writes a file for each interval, such as ``_SUCCESS`` in the folder of its partition. It is there whole or not at all."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+
+    def path(self, interval: Interval) -> Path:
+        """Return where the file of an interval is."""
+        return Path(interval.start.datetime().strftime(self._pattern))
+
+    def take(self, event: dict[str, Any], interval: Interval) -> str:
+        """See Target."""
+        path = self.path(interval)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_durably(path, f"{to_json(event)}\n")
+        except OSError as error:
+            msg = f"{path} cannot be written: {error.strerror or error}"
+            raise NotTaken(msg) from None
+        return str(path)
+
+
+class Webhook:
+    """Posts each interval to a URL, as a CloudEvent. It has taken it when it answers with 2xx."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self._url = url
+        self._token = token
+        parts = urlsplit(url)
+        self._host = f"{parts.scheme}://{parts.netloc}"
+        """Without the path, which may be a secret."""
+        # A redirected POST becomes a GET, whose answer says nothing.
+        self._opener = urllib.request.build_opener(_NoRedirects)
+
+    def take(self, event: dict[str, Any], interval: Interval) -> str:
+        """See Target."""
+        headers = {"Content-Type": "application/cloudevents+json", "User-Agent": "lowwater-publish"}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        request = urllib.request.Request(self._url, to_json(event).encode(), headers, method="POST")
+        try:
+            with self._opener.open(request, timeout=_ANSWER) as answer:
+                status = answer.status
+        except urllib.error.HTTPError as error:
+            error.close()
+            status = error.code
+        except (OSError, ValueError) as error:
+            reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            msg = f"{self._host} does not answer: {reason}"
+            raise NotTaken(msg) from None
+        if not 200 <= status < 300:
+            msg = f"{self._host} answers with {status}, and not with 2xx"
+            raise NotTaken(msg)
+        return self._host
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any) -> None:
+        """Follow none."""
+
+
+def target_of(text: str, every: timedelta, start: Watermark, token: str) -> Target:
+    """Return the target that ``--to`` names. Raises InvalidArgument."""
+    if text.startswith(("http://", "https://")):
+        if not (token.isascii() and token.isprintable()):
+            raise _refused("token", "LOWWATER_PUBLISH_TOKEN: pass text of printable ASCII, without line breaks")
+        return Webhook(_url(text), token)
+    if not text.startswith("file:"):
+        raise _refused("to", "--to: pass file:/PATH with %Y, %m, %d, %H in it, or https://...")
+    pattern = text.removeprefix("file:")
+    pattern = pattern.removeprefix("//") if pattern.startswith("///") else pattern
+    if not pattern.startswith("/"):
+        raise _refused("to", "--to: pass an absolute path after file:")
+    _check_pattern(pattern, every, start)
+    return Marker(pattern)
+
+
+def _url(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), None
+    if not parts.hostname or port == 0 or not text.isascii() or not text.isprintable() or " " in text:
+        raise _refused("to", "--to: pass a URL with a host, like https://host/path")
+    if "@" in parts.netloc:
+        fix = "take it out, and pass a token in LOWWATER_PUBLISH_TOKEN"
+        raise _refused(
+            "to", f"--to: a password on the command line is shown to everybody by the list of processes; {fix}"
+        )
+    return text
+
+
+def _check_pattern(pattern: str, every: timedelta, start: Watermark) -> None:
+    """Refuse a pattern by which two intervals would have one file. It is the start of an interval, in UTC, that is put in."""
+    named = {found[1] for found in re.finditer("%(.?)", pattern)} - {"%"}
+    if strange := sorted(named - set("YmdjHMS")):
+        fix = "use %Y, %m, %d, %j, %H, %M and %S, and %% for a percent sign"
+        raise _refused("to", f"--to: %{strange[0]} is none of those that a path may have; {fix}")
+    if start.micros % 1_000_000 or every % timedelta(seconds=1):
+        raise _refused(
+            "every",
+            "--every: markers are for intervals that begin at whole seconds; pass whole seconds, and such a --from",
+        )
+    finer = [letter for letter, size in _FINER if every % timedelta(seconds=size)]
+    needed = ["Y", *(["j"] if "j" in named else ["m", "d"]), *finer]
+    if missing := [f"%{letter}" for letter in needed if letter not in named]:
+        raise _refused("to", f"--to: two intervals would have one file; put {' and '.join(missing)} into the path")
+
+
+def _refused(field: str, message: str) -> errors.InvalidArgument:
+    """Return the error of an option; its fix stands last in the message."""
+    fix = message.partition(": ")[2].rpartition("; ")[2]
+    return errors.InvalidArgument(message, metadata={"field": field, "fix": fix})
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far a computation was published, in the file ``--cursor``."""
+
+    server_token: str
+    computation: str
+    incarnation: int
+    every_micros: int
+    from_micros: int
+    """Where the first interval begins."""
+    next_micros: int
+    """Where the next one begins: all before it have gone out."""
+    format: int = 1
+
+    @staticmethod
+    def read(path: Path) -> Cursor | None:
+        """Return what stands in the file; None when there is none. Raises InvalidArgument."""
+        try:
+            found = json.loads(path.read_text("utf-8"))
+            if {key: type(value) for key, value in found.items()} == _SHAPE and found["format"] == 1:
+                return Cursor(**found)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _refused("cursor", f"--cursor: {path} cannot be read: {error.strerror}; name another file") from None
+        except (ValueError, AttributeError):
+            pass
+        fix = "name another file, with the --from up to which all was told"
+        raise _refused("cursor", f"--cursor: {path} is no cursor of this release; {fix}")
+
+    def write(self, path: Path) -> None:
+        """Put it in place of what stands in the file; durable when it returns. Raises InvalidArgument."""
+        try:
+            write_durably(path, f"{to_json(asdict(self))}\n")
+        except OSError as error:
+            fix = "make room, or name a file that this user may write"
+            raise _refused("cursor", f"--cursor: {path} cannot be written: {error.strerror}; {fix}") from None
+
+    def check(self, wanted: Cursor) -> None:
+        """Refuse to go on with another computation, other intervals, another deployment or another incarnation than it was begun with."""
+        for told, was, given in (
+            (f"for {self.computation}", self.computation, wanted.computation),
+            (f"--every {duration(self.every_micros / 1e6)}", self.every_micros, wanted.every_micros),
+            (f"--from {Watermark(self.from_micros)}", self.from_micros, wanted.from_micros),
+        ):
+            if was != given:
+                raise _refused("cursor", f"--cursor: it was begun {told}; pass the same, or name another file")
+        if self.server_token != wanted.server_token:
+            msg = (
+                f"the cursor belongs to the deployment {self.server_token}, and {wanted.server_token} answers; {_ANEW}"
+            )
+            raise errors.ServerTokenMismatch(msg, metadata={"fix": _ANEW})
+        if self.incarnation != wanted.incarnation:
+            raise self.ended(wanted.incarnation)
+
+    def ended(self, incarnation: int) -> errors.IncarnationChanged:
+        """Return the error of another incarnation, 0 for none, than the one that it belongs to."""
+        became = f"in incarnation {incarnation}" if incarnation else "dropped"
+        msg = f"{self.computation} is {became}, and the cursor belongs to {self.incarnation}: what it has told is made anew; {_ANEW}"
+        metadata = {
+            "computation": self.computation,
+            "waited_for": str(self.incarnation),
+            "incarnation": str(incarnation),
+        }
+        return errors.IncarnationChanged(msg, metadata=metadata | {"fix": _ANEW})
+
+
+_SHAPE: Final = {each.name: {"str": str, "int": int}[str(each.type)] for each in fields(Cursor)}
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Write a file whole, or not at all; what stood there is replaced. Raises OSError."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with aside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError:
+        with suppress(OSError):
+            aside.unlink()
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def event_of(interval: Interval, server_token: str) -> dict[str, Any]:
+    """Return what is told of an interval: a CloudEvent. The same interval of the same incarnation is always told in the same words."""
+    name = f"{server_token}/{interval.computation}/{interval.incarnation}/{interval.start}/{interval.end}"
+    return {
+        "specversion": "1.0",
+        "type": "lowwater.interval.complete",
+        "source": f"/lowwater/{server_token}",
+        "id": name,
+        "subject": interval.computation,
+        "datacontenttype": "application/json",
+        "data": {
+            "computation": interval.computation,
+            "incarnation": interval.incarnation,
+            **times("from", interval.start),
+            **times("to", interval.end),
+        },
+    }
+
+
+@contextmanager
+def _alone(path: Path) -> Generator[None]:
+    """Keep a second publisher from the same cursor."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise _refused(
+            "cursor", f"--cursor: {path} cannot be locked: {error.strerror}; name a file that this user may write"
+        ) from None
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            fix = "stop that one, or name another file"
+            raise _refused("cursor", f"--cursor: another publisher uses {path}; {fix}") from None
+        yield
+    finally:
+        os.close(lock)
+
+
+def publish(lw: Client, args: argparse.Namespace) -> int:
+    """Tell a target of each interval that closes."""
+    start, every, until = args.start, timedelta(seconds=args.every), args.until
+    if start.finished:
+        raise _refused("from", "--from: pass the event time at which the first interval begins")
+    if not timedelta(seconds=1) <= every <= timedelta(days=366):
+        raise _refused("every", "--every: pass a length of 1s to 366d")
+    if not until.finished and (until <= start or (until.micros - start.micros) % (every // _MICROSECOND)):
+        raise _refused(
+            "until", f"--until: pass the end of an interval, so many times {duration(args.every)} after --from"
+        )
+    target = target_of(args.to, every, start, os.environ.get("LOWWATER_PUBLISH_TOKEN", ""))
+    with _alone(args.cursor):
+        (view,) = lw.get(args.name).values()
+        if not view.registered:
+            raise errors.UnknownComputation(view.computation, metadata={"computation": view.computation})
+        Closings(view.computation, every, start).closed(view)  # refuses an estimate before there is a cursor
+        cursor = Cursor(
+            lw.server_token, view.computation, view.incarnation, every // _MICROSECOND, start.micros, start.micros
+        )
+        if (there := Cursor.read(args.cursor)) is None:
+            cursor.write(args.cursor)
+        else:
+            there.check(cursor)
+            cursor = there
+        publisher = _Publisher(cursor, args.cursor, target, once=args.once, as_json=args.json)
+        at = Watermark(cursor.next_micros)
+        if at >= until:
+            return 0
+        if args.once:
+            return publisher.run(
+                _closed_now(Closings(view.computation, every, at, incarnation=cursor.incarnation, until=until), view)
+            )
+        try:
+            return publisher.run(lw.intervals(view.computation, every, at, incarnation=cursor.incarnation, until=until))
+        except errors.IncarnationChanged as error:
+            raise cursor.ended(int(error.metadata["incarnation"])) from None
+
+
+def _closed_now(closings: Closings, view: WatermarkView) -> Iterator[Interval]:
+    while (each := closings.closed(view)) is not None:
+        yield each
+
+
+class _Publisher:
+    """Tells one target of the intervals of one cursor."""
+
+    def __init__(self, cursor: Cursor, path: Path, target: Target, *, once: bool, as_json: bool) -> None:
+        self._cursor = cursor
+        self._path = path
+        self._target = target
+        self._once = once
+        self._as_json = as_json
+
+    def run(self, intervals: Iterable[Interval]) -> int:
+        """Tell each; returns the exit code. Where it is not to go on for ever, what is not taken at once is left for the next time."""
+        for interval in intervals:
+            event = event_of(interval, self._cursor.server_token)
+            try:
+                who = self._give(event, interval)
+            except NotTaken as error:
+                refused = errors.LowwaterError(
+                    f"{error}; it is given {interval.start} again the next time", reason="NOT_TAKEN"
+                )
+                return fail("publish", refused, as_json=self._as_json, code=1)
+            self._cursor = replace(self._cursor, next_micros=interval.end.micros)
+            self._cursor.write(self._path)
+            data = event["data"]
+            said = f"{data['from']} to {data['to']} is complete in {data['computation']}: told {who}"
+            print(to_json({**data, "id": event["id"], "target": who}) if self._as_json else said, flush=True)
+        return 0
+
+    def _give(self, event: dict[str, Any], interval: Interval) -> str:
+        pause, told = _FIRST, ""
+        while True:
+            try:
+                return self._target.take(event, interval)
+            except NotTaken as error:
+                if self._once:
+                    raise
+                if str(error) != told:
+                    told = str(error)
+                    say("publish", f"{told}; it is given {interval.start} again until it takes it")
+            time.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, _LONGEST)

@@ -1,0 +1,136 @@
+"""A sensor that requests a run for each interval that is complete, and the resource that says where the authority is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from dagster import (
+    ConfigurableResource,
+    DefaultSensorStatus,
+    RunRequest,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SensorResult,
+    SkipReason,
+)
+
+import lowwater
+
+if TYPE_CHECKING:
+    from dagster import AssetSelection
+    from dagster._core.definitions.target import ExecutableDefinition
+
+__all__ = ["LowwaterResource", "interval_sensor"]
+
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+_MOST: Final = 100
+"""Runs that one look asks for. The others come with the next."""
+
+
+class LowwaterResource(ConfigurableResource):  # type: ignore[type-arg]
+    """Where the authority is, as ``lowwater.connect`` takes it. Certificates are names of files."""
+
+    address: str = "localhost:7420"
+    token: str = ""
+    namespace: str = ""
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+
+    def connect(self) -> lowwater.Client:
+        """Return a client; close it after use."""
+
+        def file(name: str) -> bytes | None:
+            return Path(name).read_bytes() if name else None
+
+        return lowwater.connect(
+            self.address,
+            token=self.token or None,
+            root_certificates=file(self.ca),
+            certificate_chain=file(self.cert),
+            private_key=file(self.key),
+            namespace=self.namespace,
+        )
+
+
+def interval_sensor(
+    *,
+    name: str,
+    computation: str,
+    every: timedelta,
+    start: datetime,
+    job: ExecutableDefinition | None = None,
+    asset_selection: AssetSelection | Sequence[Any] | None = None,
+    partition: str | None = None,
+    resource: str = "lowwater",
+    minimum_interval_seconds: int = 30,
+    default_status: DefaultSensorStatus = DefaultSensorStatus.STOPPED,
+) -> SensorDefinition:
+    """Return a sensor that requests a run for each interval ``[start + k * every, start + (k + 1) * every)`` that is complete, in order.
+
+    ``partition`` is how the key of a partition is made of the start of its interval, in UTC, such as ``"%Y-%m-%d-%H:%M"`` for hours; None: none. The key of
+    a run is the id of its interval, by which Dagster starts no run twice. ``resource`` names the LowwaterResource. Dagster looks every
+    ``minimum_interval_seconds``. After a reset of the computation the sensor fails, for what it has asked for is made anew: reset its cursor in Dagster
+    to have all runs again from ``start`` on, under new keys.
+    """
+
+    def look(context: SensorEvaluationContext) -> SensorResult | SkipReason:
+        cursor = {"next_micros": lowwater.Watermark.of(start).micros, "incarnation": 0, "server_token": ""}
+        if context.cursor:
+            cursor = json.loads(context.cursor)
+        with getattr(context.resources, resource).connect() as lw:
+            (view,) = lw.get(computation).values()
+            if cursor["server_token"] not in {"", lw.server_token}:
+                msg = f"the cursor belongs to the deployment {cursor['server_token']}, and {lw.server_token} answers: reset the cursor, or correct the address"
+                raise lowwater.ServerTokenMismatch(msg)
+            begin = lowwater.Watermark(cursor["next_micros"])
+            until = _until(begin, every, view)
+            fresh = cursor["incarnation"] not in {0, view.incarnation}
+            if (begin.finished or until <= begin) and not fresh:
+                return SkipReason(
+                    f"{computation} is at {view.low}" if view.registered else f"there is no computation {computation}"
+                )
+            intervals = lw.intervals(
+                computation, every, begin, incarnation=cursor["incarnation"], until=None if fresh else until
+            )
+            found = list(islice(intervals, _MOST))
+            token = lw.server_token
+        last = found[-1]
+        cursor = {"next_micros": last.end.micros, "incarnation": last.incarnation, "server_token": token}
+        runs = [_run(each, token, partition) for each in found]
+        return SensorResult(run_requests=runs, cursor=json.dumps(cursor))
+
+    return SensorDefinition(
+        name=name,
+        evaluation_fn=look,
+        job=job,
+        asset_selection=asset_selection,
+        required_resource_keys={resource},
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+    )
+
+
+def _until(begin: lowwater.Watermark, every: timedelta, view: lowwater.WatermarkView) -> lowwater.Watermark:
+    """Return the end of the last interval that is complete."""
+    if view.low.finished or view.low <= begin or not view.registered:
+        return view.low
+    step = every // _MICROSECOND
+    return lowwater.Watermark(begin.micros + (view.low.micros - begin.micros) // step * step)
+
+
+def _run(interval: lowwater.Interval, token: str, partition: str | None) -> RunRequest:
+    key = (token, interval.computation, interval.incarnation, interval.start, interval.end)
+    tags = {
+        "lowwater/computation": interval.computation,
+        "lowwater/from": str(interval.start),
+        "lowwater/to": str(interval.end),
+    }
+    begins = None if partition is None else interval.start.datetime().strftime(partition)
+    return RunRequest(run_key="/".join(map(str, key)), partition_key=begins, tags=tags)

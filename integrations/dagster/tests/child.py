@@ -1,0 +1,87 @@
+"""Runs in Dagster's environment: a sensor is looked at, its runs are made, and what came of them is printed."""
+
+import json
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from dagster import (
+    AssetExecutionContext,
+    AssetSelection,
+    DagsterInstance,
+    Definitions,
+    HourlyPartitionsDefinition,
+    asset,
+    build_sensor_context,
+    define_asset_job,
+)
+
+import lowwater
+from lowwater_dagster import LowwaterResource, interval_sensor
+
+TEN = datetime(2013, 1, 9, 10, tzinfo=UTC)
+HOURS = HourlyPartitionsDefinition(start_date=TEN, fmt="%Y-%m-%d-%H:%M", timezone="UTC")
+made: list[str] = []
+
+
+@asset(partitions_def=HOURS)
+def report(context: AssetExecutionContext) -> None:
+    """What is made of each hour."""
+    made.append(context.partition_key)
+
+
+job = define_asset_job("reports", AssetSelection.assets(report))
+sensor = interval_sensor(
+    name="on_hour", computation="flights", every=timedelta(hours=1), start=TEN, job=job, partition="%Y-%m-%d-%H:%M"
+)
+
+
+def main() -> None:
+    """Look, make an hour more complete, look again, and so on."""
+    address = sys.argv[1]
+    resource = LowwaterResource(address=address)
+    definitions = Definitions(assets=[report], jobs=[job], sensors=[sensor], resources={"lowwater": resource})
+    instance = DagsterInstance.ephemeral()
+    cursor: str | None = None
+    keys: list[list[str]] = []
+
+    def look() -> Any:
+        nonlocal cursor
+        with build_sensor_context(
+            instance=instance, cursor=cursor, resources={"lowwater": resource}, definitions=definitions
+        ) as context:
+            found = sensor.evaluate_tick(context)
+        cursor = found.cursor if found.cursor is not None else cursor
+        keys.append([request.run_key or "" for request in found.run_requests or ()])
+        for request in found.run_requests or ():
+            done = definitions.resolve_job_def("reports").execute_in_process(
+                instance=instance, partition_key=request.partition_key, tags=dict(request.tags)
+            )
+            assert done.success
+        return found.skip_message
+
+    skipped = []
+    with lowwater.connect(address) as lw:
+        skipped.append(look())
+        lw.register("flights")
+        lease = lw.worker("flights").claim()
+        for hour in (12.5, 12.75, 14.0):
+            lease.advance(None, oldest=None, frontier=TEN + timedelta(hours=hour - 10))
+            lease.flush()
+            skipped.append(look())
+        lw.reset("flights")
+        try:
+            look()
+            reset = ""
+        except Exception as error:  # noqa: BLE001 - Dagster has one of its own around it
+            reset = repr(error.__cause__ or error)
+        lease = lw.worker("flights").claim()
+        lease.finish()
+        cursor = None
+        skipped.append(look())
+        skipped.append(look())
+    print(json.dumps({"made": made, "keys": keys, "skipped": skipped, "reset": reset}))
+
+
+if __name__ == "__main__":
+    main()

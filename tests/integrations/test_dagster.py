@@ -1,0 +1,53 @@
+"""The sensor in a real Dagster, in an environment of its own, against a real authority."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.process.serving import serving
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def test_each_hour_that_is_complete_gets_one_run(tmp_path: Path) -> None:
+    """The hours are complete to 12:30, to 12:45, to 14:00, and after a reset to the end."""
+    subprocess.run([ROOT / "integrations" / "setup.sh", "dagster"], check=True)
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    child = ROOT / "integrations" / "dagster" / "tests" / "child.py"
+    with serving(tmp_path) as server:
+        done = subprocess.run(
+            [str(ROOT / "build" / "dagster" / "bin" / "python"), str(child), server.address],
+            env=environ,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr[-5000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    hours = [[key.split("/")[2:] for key in keys] for keys in told["keys"]]
+    day = "2013-01-09T"
+    assert hours == [
+        [],
+        [["1", f"{day}10:00:00Z", f"{day}11:00:00Z"], ["1", f"{day}11:00:00Z", f"{day}12:00:00Z"]],
+        [],
+        [["1", f"{day}12:00:00Z", f"{day}13:00:00Z"], ["1", f"{day}13:00:00Z", f"{day}14:00:00Z"]],
+        [["2", f"{day}10:00:00Z", "finished"]],
+        [],
+    ]
+    assert told["made"] == [f"2013-01-09-{hour}:00" for hour in (10, 11, 12, 13, 10)]
+    assert told["skipped"] == [
+        "there is no computation flights",
+        None,
+        "flights is at 2013-01-09T12:45:00Z",
+        None,
+        None,
+        "flights is at finished",
+    ]
+    assert told["reset"].startswith("IncarnationChanged('flights was reset: incarnation 2 began")

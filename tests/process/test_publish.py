@@ -1,0 +1,325 @@
+"""``lowwater publish`` and ``lowwater complete --from --to`` against a real authority, real files and a real HTTP server."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lowwater
+from lowwater.cli import main
+from tests.kit.times import at, mark
+from tests.process import publishing_child
+from tests.process.serving import Serving
+
+FROM = ["--every", "1h", "--from", "2013-01-09T10:00Z"]
+
+
+class Receiver:
+    """A server of HTTP that keeps what was posted, and answers with the statuses that it was given, then with 200."""
+
+    def __init__(self) -> None:
+        self.posts: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.statuses: list[int] = []
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                receiver.posts.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                receiver.headers.append(dict(self.headers))
+                self.send_response(receiver.statuses.pop(0) if receiver.statuses else 200)
+                self.send_header("Location", "/elsewhere")
+                self.end_headers()
+
+            def do_GET(self) -> None:
+                receiver.posts.append({"id": "a GET"})
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+                """Nothing."""
+
+        class Server(ThreadingHTTPServer):
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                """Of a caller that was killed."""
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/hook"
+
+    def hours(self) -> list[str]:
+        """The intervals that were posted, by their first hour."""
+        return [each["id"].split("/")[3][11:13] for each in self.posts]
+
+    @contextmanager
+    def serving(self) -> Iterator[Receiver]:
+        thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._server.shutdown()
+            thread.join()
+            self._server.server_close()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver().serving() as there:
+        yield there
+
+
+@pytest.fixture
+def lw(server: Serving) -> Iterator[lowwater.Client]:
+    with lowwater.connect(server.address) as client:
+        yield client
+
+
+@pytest.fixture
+def lease(lw: lowwater.Client) -> lowwater.Lease:
+    """flights, of which everything before 13:30 is here."""
+    lw.register("flights")
+    lease = lw.worker("flights", name="exec-7").claim()
+    come(lease, 13.5)
+    return lease
+
+
+def come(lease: lowwater.Lease, hour: float) -> None:
+    """Let everything before an hour be here."""
+    lease.advance(None, oldest=None, frontier=at(0) + timedelta(hours=hour))
+    lease.flush()
+
+
+def publish(server: Serving, cursor: Path, to: str, *more: str) -> list[str]:
+    return ["publish", "flights", *FROM, "--cursor", str(cursor), "--to", to, "--address", server.address, *more]
+
+
+def markers(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_marker_is_written_for_each_interval_that_is_complete_and_for_no_other(
+    server: Serving, lease: lowwater.Lease, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    command = publish(server, tmp_path / "c" / "cursor", f"file:{out}/%Y-%m-%d/%H/_SUCCESS", "--once")
+    assert main(command) == 0
+    assert markers(out) == [f"2013-01-09/{hour}/_SUCCESS" for hour in (10, 11, 12)]
+    assert capsys.readouterr().out.splitlines()[0] == (
+        f"2013-01-09T10:00:00Z to 2013-01-09T11:00:00Z is complete in flights: told {out}/2013-01-09/10/_SUCCESS"
+    )
+    (out / "2013-01-09/10/_SUCCESS").unlink()
+    assert main([*command, "--json"]) == 0
+    assert (capsys.readouterr().out, markers(out)[0]) == ("", "2013-01-09/11/_SUCCESS"), "nothing is told twice"
+    come(lease, 14)
+    assert main([*command, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["from"], told["to"], told["incarnation"]) == ("2013-01-09T13:00:00Z", "2013-01-09T14:00:00Z", 1)
+    assert json.loads((out / "2013-01-09/13/_SUCCESS").read_text())["id"] == told["id"]
+
+
+def test_a_webhook_is_asked_again_until_it_takes_an_interval_and_then_comes_the_next(
+    server: Serving,
+    lease: lowwater.Lease,
+    receiver: Receiver,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("LOWWATER_PUBLISH_TOKEN", "secret")
+    receiver.statuses = [503, 302]
+    command = publish(server, tmp_path / "cursor", receiver.url, "--until", "2013-01-09T12:00Z")
+    assert main(command) == 0
+    assert receiver.hours() == ["10", "10", "10", "11"], "a redirect is no answer"
+    assert len({each["id"] for each in receiver.posts}) == 2
+    first = receiver.posts[0]
+    assert receiver.posts[:3] == [first] * 3
+    assert (first["specversion"], first["type"], first["subject"]) == ("1.0", "lowwater.interval.complete", "flights")
+    assert first["data"]["to"] == "2013-01-09T11:00:00Z"
+    assert receiver.headers[0]["Authorization"] == "Bearer secret"
+    assert receiver.headers[0]["Content-Type"] == "application/cloudevents+json"
+    said = capsys.readouterr()
+    assert [line.split(";")[0].rpartition(" answers ")[2] for line in said.err.splitlines()] == [
+        "with 503, and not with 2xx",
+        "with 302, and not with 2xx",
+    ]
+    assert "secret" not in said.err + said.out
+    assert main(command) == 0
+    assert len(receiver.posts) == 4, "all up to --until was told"
+
+
+def test_once_leaves_what_is_not_taken_for_the_next_time(
+    server: Serving, lease: lowwater.Lease, receiver: Receiver, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    receiver.statuses = [200, 500]
+    command = publish(server, tmp_path / "cursor", receiver.url, "--once", "--json")
+    assert main(command) == 1
+    failed = json.loads(capsys.readouterr().out.splitlines()[-1])["error"]
+    assert (failed["reason"], failed["exit_code"]) == ("NOT_TAKEN", 1)
+    assert main(command) == 0
+    assert receiver.hours() == ["10", "11", "11", "12"]
+    gone = tmp_path / "file"
+    gone.write_text("")
+    assert main(publish(server, tmp_path / "other", f"file:{gone}/%Y%m%d%H", "--once")) == 1
+    assert "cannot be written: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("webhook", [False, True], ids=["marker", "webhook"])
+def test_killed_at_any_step_it_leaves_no_interval_out(
+    server: Serving, lease: lowwater.Lease, receiver: Receiver, tmp_path: Path, webhook: bool
+) -> None:
+    come(lease, 22)
+    out = tmp_path / "out"
+    to = receiver.url if webhook else f"file:{out}/%Y-%m-%d/%H/_SUCCESS"
+    command = publish(server, tmp_path / "cursor", to, "--until", "2013-01-09T22:00Z")
+    done = subprocess.run(
+        [sys.executable, publishing_child.__file__, "16", *command], stdout=subprocess.PIPE, text=True, check=True
+    )
+    ends = json.loads(done.stdout)
+    assert ends[-1] == 0
+    assert ends.count(-9) >= 12, "each was killed, for as long as there was something left to do"
+    hours = [f"{hour}" for hour in range(10, 22)]
+    if webhook:
+        told = receiver.hours()
+        assert list(dict.fromkeys(told)) == hours
+        assert len(told) > len(hours), "one that was killed between the target and the cursor tells it again"
+        assert told == sorted(told), "in order"
+    else:
+        for hour in hours:
+            assert json.loads((out / f"2013-01-09/{hour}/_SUCCESS").read_text())["data"]["from"][11:13] == hour
+
+
+def test_it_follows_and_stops_when_the_computation_is_reset(
+    server: Serving, lw: lowwater.Client, lease: lowwater.Lease, receiver: Receiver, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "lowwater.cli", *publish(server, tmp_path / "cursor", receiver.url, "--json")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        for hour in (10, 11, 12):
+            assert json.loads(running.stdout.readline())["from"] == f"2013-01-09T{hour}:00:00Z"
+        server.kill()
+        server.start()
+        come(lease, 14)
+        assert json.loads(running.stdout.readline())["from"] == "2013-01-09T13:00:00Z"
+        lw.reset("flights")
+        failed = json.loads(running.stdout.readline())["error"]
+        assert running.wait(30) == 2
+    assert (failed["reason"], failed["metadata"]["incarnation"]) == ("INCARNATION_CHANGED", "2")
+    again = lw.worker("flights").claim()
+    come(again, 20)
+    done = subprocess.run([*command, "--once"], capture_output=True, text=True, check=False)
+    assert (done.returncode, json.loads(done.stdout)["error"]["reason"]) == (2, "INCARNATION_CHANGED")
+    assert "another --cursor" in json.loads(done.stdout)["error"]["fix"]
+    assert receiver.hours() == ["10", "11", "12", "13"]
+
+
+def test_what_cannot_be_published_is_refused(
+    server: Serving, lw: lowwater.Client, lease: lowwater.Lease, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(command: list[str], said: str, reason: str) -> None:
+        assert main([*command, "--json"]) == 2
+        failed = json.loads(capsys.readouterr().out)["error"]
+        assert (failed["reason"], said in failed["message"]) == (reason, True), failed
+        assert failed["fix"]
+
+    out = f"file:{tmp_path}/out/%Y-%m-%d/%H"
+    lw.register("guess", estimated=True)
+    command = publish(server, tmp_path / "cursor", out, "--once")
+    refused(["publish", "guess", *command[2:]], "only estimated", "ESTIMATED_INPUT")
+    refused(["publish", "flihgts", *command[2:]], "did you mean flights?", "UNKNOWN_COMPUTATION")
+    assert not (tmp_path / "cursor").exists()
+    assert main(command) == 0
+    capsys.readouterr()
+    for option, value in (("--every", "2h"), ("--from", "2013-01-09T11:00Z")):
+        at_it = command.index(option) + 1
+        refused([*command[:at_it], value, *command[at_it + 1 :]], "it was begun", "INVALID_ARGUMENT")
+    cursor = json.loads((tmp_path / "cursor").read_text())
+    (tmp_path / "cursor").write_text(json.dumps(cursor | {"server_token": "another"}))
+    refused(command, "belongs to the deployment another", "SERVER_TOKEN_MISMATCH")
+    for broken in ("", "[]", "{}", json.dumps(cursor | {"format": 2}), json.dumps(cursor | {"next_micros": True})):
+        (tmp_path / "cursor").write_text(broken)
+        refused(command, "no cursor of this release", "INVALID_ARGUMENT")
+
+
+def test_two_publishers_cannot_share_a_cursor(
+    server: Serving, lease: lowwater.Lease, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = publish(server, tmp_path / "cursor", f"file:{tmp_path}/out/%Y-%m-%d/%H")
+    with subprocess.Popen(
+        [sys.executable, "-m", "lowwater.cli", *command], stdout=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline()
+        assert main([*command, "--once"]) == 2
+        assert "another publisher uses" in capsys.readouterr().err
+        running.terminate()
+
+
+def test_what_is_missing_of_an_interval_is_told_here_and_upstream(
+    server: Serving, lw: lowwater.Client, lease: lowwater.Lease, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lw.register("enriched", inputs=["flights"])
+    lw.register("hourly", inputs=["enriched", "typo"])
+    worker = lw.worker("enriched", name="exec-9")
+    claimed = worker.claim(bounds=[b"", b"\x40", b"\x80", b""])
+    with lw.inputs("flights") as reader:
+        for seen in reader.watch():
+            if seen.low >= mark(13, 30):
+                break
+    claimed.advance(worker.inputs(), oldest=[None, at(12), None])
+    claimed.flush()
+
+    assert lw.interval("enriched", at(10), at(12)).complete
+    found = lw.interval("hourly", at(11), at(14))
+    assert not found
+    assert [(gap.computation, str(gap.missing)[11:16]) for gap in found.gaps] == [
+        ("hourly", "11:00"),
+        ("enriched", "12:00"),
+        ("typo", "11:00"),
+        ("flights", "13:30"),
+    ]
+    enriched = found.gaps[1]
+    assert enriched.ranges is not None
+    assert [(each.start, each.worker, str(each.watermark)[11:16]) for each in enriched.ranges] == [
+        (b"\x40", "exec-9", "12:00"),
+        (b"", "exec-9", "13:30"),
+        (b"\x80", "exec-9", "13:30"),
+    ]
+    assert found.gaps[2].ranges is None
+    assert found.why is not None
+    assert found.why.guilty.computation == "typo"
+
+    where = ("--address", server.address)
+    interval = ("--from", "2013-01-09T11:00Z", "--to", "2013-01-09T13:00Z")
+    assert main(["complete", "flights", *interval, *where]) == 0
+    assert main(["complete", "enriched", *interval, *where]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == (
+        "not yet: of 2013-01-09T11:00:00Z to 2013-01-09T13:00:00Z in enriched it is complete to 2013-01-09T12:00:00Z"
+    )
+    assert lines[3] == "  enriched misses what is from 2013-01-09T12:00:00Z on, in 1 key range:"
+    assert lines[4].startswith("    [0x40, 0x80) at 2013-01-09T12:00:00Z, owned by exec-9 on ")
+    assert len(lines) == 5, "flights is complete to there"
+    assert main(["complete", "hourly", *interval, "--json", *where]) == 1
+    record = json.loads(capsys.readouterr().out)
+    assert (record["complete"], record["guilty"], record["to"]) == (False, "typo", "2013-01-09T13:00:00Z")
+    assert [(gap["computation"], gap["holding"]) for gap in record["gaps"]] == [
+        ("hourly", 1),
+        ("enriched", 1),
+        ("typo", None),
+    ]
+    for bad in (["--from", "2013-01-09T13:00Z"], ["--from", "2013-01-09T13:00Z", "--to", "2013-01-09T13:00Z"]):
+        assert (
+            main(["complete", "flights", *bad, *where, "--json"] + (["--until", "finished"] if len(bad) < 3 else []))
+            == 2
+        )
+        assert json.loads(capsys.readouterr().out)["error"]["metadata"]["field"] == "to"

@@ -1,0 +1,183 @@
+"""Intervals of event time: which close, what is missing of one, and which names of files tell them apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lowwater import EstimatedInput, IncarnationChanged, InvalidArgument, Watermark, WatermarkView
+from lowwater._core.intervals import Closings, Interval, bounds_of, upstream_below
+from lowwater.cli.publish import Marker, event_of, target_of
+from tests.kit.times import HOUR, MAX, MIN, at, mark
+
+EVERY = timedelta(hours=1)
+
+
+def view(low: Watermark | int, name: str = "hourly", *inputs: str, **more: Any) -> WatermarkView:
+    low = low if isinstance(low, Watermark) else Watermark(low)
+    return replace(WatermarkView(name, registered=True, incarnation=1, low=low, inputs=inputs), **more)
+
+
+def all_closed(closings: Closings, seen: WatermarkView) -> list[Interval]:
+    found = []
+    while (each := closings.closed(seen)) is not None:
+        found.append(each)
+    return found
+
+
+@given(st.lists(st.integers(0, 40)), st.integers(1, 7))
+def test_every_interval_that_has_passed_closes_once_and_in_order(lows: list[int], every: int) -> None:
+    """Against the plain answer: all intervals whose end the greatest value has come to."""
+    closings = Closings("x", timedelta(seconds=every), Watermark(0))
+    found = [
+        (each.start.micros // 10**6, each.end.micros // 10**6)
+        for low in lows
+        for each in all_closed(closings, view(low * 10**6))
+    ]
+    assert found == [(k * every, (k + 1) * every) for k in range(max(lows, default=0) // every)]
+
+
+def test_what_is_finished_closes_with_one_interval_without_an_end() -> None:
+    closings = Closings("hourly", EVERY, at(10))
+    assert [each.end for each in all_closed(closings, view(mark(11, 30)))] == [mark(11)]
+    assert not closings.over
+    [last] = all_closed(closings, view(Watermark.FINISHED))
+    assert (last.start, last.end, closings.over) == (mark(11), Watermark.FINISHED, True)
+
+
+def test_with_an_end_each_interval_up_to_it_closes_by_itself() -> None:
+    closings = Closings("hourly", EVERY, at(10), until=at(13))
+    assert [each.end for each in all_closed(closings, view(Watermark.FINISHED))] == [mark(11), mark(12), mark(13)]
+    assert closings.over
+
+
+def test_another_incarnation_and_an_estimate_close_nothing() -> None:
+    closings = Closings("hourly", EVERY, at(10))
+    assert closings.closed(WatermarkView("hourly")) is None, "it may be registered later"
+    assert len(all_closed(closings, view(mark(11)))) == 1
+    with pytest.raises(IncarnationChanged, match="was reset: incarnation 2 began"):
+        closings.closed(view(mark(15), incarnation=2))
+    with pytest.raises(IncarnationChanged, match="was dropped"):
+        closings.closed(WatermarkView("hourly", incarnation=1))
+    with pytest.raises(IncarnationChanged, match="belong to incarnation 3"):
+        Closings("hourly", EVERY, at(10), incarnation=3).closed(view(mark(15)))
+    with pytest.raises(EstimatedInput, match="only estimated"):
+        Closings("hourly", EVERY, at(10)).closed(view(mark(15), estimated=True))
+
+
+@pytest.mark.parametrize(
+    ("every", "start", "until", "field"),
+    [
+        (timedelta(0), at(10), None, "every"),
+        (timedelta(days=367), at(10), None, "every"),
+        (60, at(10), None, "every"),
+        (EVERY, Watermark.FINISHED, None, "start"),
+        (EVERY, Watermark.UNKNOWN, None, "start"),
+        (EVERY, at(10), at(10), "end"),
+        (EVERY, at(10), at(11, 30), "until"),
+    ],
+)
+def test_intervals_that_make_no_sense_are_refused(every: Any, start: Any, until: Any, field: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        Closings("hourly", every, start, until=until)
+    assert refused.value.metadata["field"] == field
+    assert refused.value.metadata["fix"]
+
+
+def test_the_ends_of_an_interval_may_be_far_apart_and_not_the_wrong_way_round() -> None:
+    assert bounds_of(at(1), Watermark.FINISHED) == (mark(1), Watermark(MAX))
+    for start, end in ((at(2), at(1)), (at(1), at(1)), (Watermark(MIN), at(1))):
+        with pytest.raises(InvalidArgument, match="is refused: pass"):
+            bounds_of(start, end)
+
+
+def test_of_what_is_upstream_only_that_is_told_which_is_below() -> None:
+    views = {
+        each.computation: each
+        for each in [
+            view(mark(10), "top", "left", "right", "gone"),
+            view(mark(14), "left", "behind"),
+            view(mark(12), "right", "source", "top"),
+            view(mark(11), "source"),
+            view(mark(1), "behind"),
+            view(mark(1), "other"),
+        ]
+    }
+    found = [each.computation for each in upstream_below("top", views, mark(14))]
+    assert found == ["top", "right", "gone", "source"], "what only a complete one reads holds nothing; a ring ends"
+
+
+# -- the names of files -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pattern", "every", "missing"),
+    [
+        ("/o/%Y/%m/%d/%H", EVERY, ""),
+        ("/o/%Y/%j/%H", EVERY, ""),
+        ("/o/%Y-%m-%d", timedelta(days=2), ""),
+        ("/o/%Y-%m-%d/%H", timedelta(hours=5), ""),
+        ("/o/%%H%Y-%m-%d", EVERY, "%H"),
+        ("/o/%Y-%m-%d", EVERY, "%H"),
+        ("/o/%Y-%d/%H", EVERY, "%m"),
+        ("/o/%m-%d/%H", EVERY, "%Y"),
+        ("/o/%Y%m%d%H", timedelta(minutes=90), "%M"),
+        ("/o/%Y%m%d%H%M", timedelta(seconds=90), "%S"),
+        ("/o/_SUCCESS", EVERY, "%Y and %m and %d and %H"),
+    ],
+)
+def test_a_pattern_has_to_tell_intervals_apart(pattern: str, every: timedelta, missing: str) -> None:
+    start = Watermark(mark(10).micros)
+    if missing:
+        with pytest.raises(InvalidArgument, match=f"put {missing} into the path"):
+            target_of(f"file:{pattern}", every, start, "")
+        return
+    target = target_of(f"file:{pattern}", every, start, "")
+    assert isinstance(target, Marker)
+    micros = every // timedelta(microseconds=1)
+    starts = [start.micros + k * micros for k in range(10_000 if every >= timedelta(hours=1) else 2_000)]
+    paths = {target.path(Interval("x", 1, Watermark(each), Watermark(each + micros))) for each in starts}
+    assert len(paths) == len(starts)
+
+
+@pytest.mark.parametrize(
+    ("to", "says"),
+    [
+        ("/o/%Y", "pass file:/PATH"),
+        ("file:o/%Y", "absolute path"),
+        ("file:/o/%s", "%s is none of those"),
+        ("file:/o/%", "% is none of those"),
+        ("ftp://there/x", "or https://"),
+        ("https://", "a URL with a host"),
+        ("https://there:0/", "a URL with a host"),
+        ("https://there:port/", "a URL with a host"),
+        ("https://there/a b", "a URL with a host"),
+        ("https://me:secret@there/", "LOWWATER_PUBLISH_TOKEN"),
+    ],
+)
+def test_targets_that_are_none(to: str, says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says) as refused:
+        target_of(to, EVERY, mark(10), "")
+    assert refused.value.metadata["field"] == "to"
+    assert "secret" not in str(refused.value)
+
+
+def test_a_token_that_is_none_is_refused_and_not_shown() -> None:
+    with pytest.raises(InvalidArgument, match="printable") as refused:
+        target_of("https://there/", EVERY, mark(10), "secret\n")
+    assert "secret" not in str(refused.value)
+
+
+def test_the_same_interval_is_told_in_the_same_words_and_another_in_others() -> None:
+    one = Interval("hourly", 1, mark(13), mark(14))
+    assert event_of(one, "t") == event_of(replace(one), "t")
+    others = [replace(one, incarnation=2), replace(one, end=Watermark.FINISHED), replace(one, computation="daily")]
+    ids = {event_of(each, token)["id"] for each in [one, *others] for token in ("t", "u")}
+    assert len(ids) == 8
+    assert event_of(one, "t")["data"]["to_micros"] - event_of(one, "t")["data"]["from_micros"] == HOUR
+    assert datetime.fromisoformat(event_of(one, "t")["data"]["from"]) == datetime(2013, 1, 9, 13, tzinfo=UTC)
