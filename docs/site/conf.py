@@ -25,7 +25,15 @@ PAGES: Final = {
         ),
         *("docs/zeitgeist", "docs/billing"),
     ),
-    "Programs": ("docs/client", "docs/cli", "docs/compatibility"),
+    "Programs": (
+        "docs/client",
+        "docs/cli",
+        "docs/schedule",
+        "docs/lateness-budget",
+        "docs/protocol",
+        "docs/compatibility",
+    ),
+    "Integrations": tuple(f"integrations/{name}/README" for name in ("airflow", "dagster", "openlineage")),
     "Run it": (
         *(
             "docs/helm",
@@ -47,7 +55,15 @@ project = "lowwater"
 release = tomllib.loads((ROOT / "client/pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 extensions = ["myst_parser"]
 root_doc = "README"
-include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "monitoring/runbooks/*.md"]
+include_patterns = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/*.md",
+    "monitoring/runbooks/*.md",
+    "integrations/*/README.md",
+]
+suppress_warnings = ["misc.highlighting_failure"]  # textproto has no lexer
 myst_heading_anchors = 6  # headings have the anchors that viewers of a checkout give them
 nitpicky = True
 html_theme = "furo"
