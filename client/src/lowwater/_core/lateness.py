@@ -108,7 +108,7 @@ class Arrivals:
     """
 
     def __init__(self, marks: Mapping[int, int]) -> None:
-        self.marks = dict(marks)
+        self.marks: dict[int, int] = dict(marks)
         """By budget in parts per million: its watermark, as the authority told last."""
         self._counts: dict[int, int] = {}
         self._behind = dict.fromkeys(self.marks, 0)
