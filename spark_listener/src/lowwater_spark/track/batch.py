@@ -438,7 +438,7 @@ class Batch:
         if not made and not self.replayed:
             msg = (
                 f"{folder}/batch={self.id} exists, but no run of this checkpoint had begun batch {self.id}: the directory 'lowwater' of "
-                "the checkpoint is older than its output, or a newer run has taken this one's place. Restore both from one moment."
+                "the checkpoint is older than its output, or another run of it goes on beside this one. Let only one run, and start it again; if that ends here too, restore both from one moment."
             )
             raise CheckpointMismatch(msg)
         if keep is not None and isinstance(folder, Path):

@@ -71,7 +71,7 @@ def append(
         if not replayed:
             msg = (
                 f"{log.name} has batch {batch} already, but no run of this checkpoint had begun it: the directory 'lowwater' of the checkpoint is older than its "
-                "output, or a newer run has taken this one's place. Restore both from one moment."
+                "output, or another run of it goes on beside this one. Let only one run, and start it again; if that ends here too, restore both from one moment."
             )
             raise CheckpointMismatch(msg)
         _sync(log, before, found.snapshot, set())

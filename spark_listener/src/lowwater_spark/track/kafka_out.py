@@ -230,7 +230,7 @@ class KafkaOut:
         if (self.folder / name).exists() and not replayed:
             msg = (
                 f"{self.folder / name} exists, but no run of this checkpoint had begun batch {batch}: the directory 'lowwater' of the checkpoint is older "
-                "than what is staged, or a newer run has taken this one's place. Restore both from one moment."
+                "than what is staged, or another run of it goes on beside this one. Let only one run, and start it again; if that ends here too, restore both from one moment."
             )
             raise CheckpointMismatch(msg)
         publish_directory(
