@@ -54,9 +54,12 @@ def request(
     bound: Sequence[int] = (),
     digest: bytes = b"",
     worker: str = "w",
+    instead_of: int = 0,
 ) -> ClaimRequest:
     """A claim."""
-    return ClaimRequest(bounds, worker, "host", identity, generation, ordinal, request_id, column(bound), digest)
+    return ClaimRequest(
+        bounds, worker, "host", identity, generation, ordinal, request_id, column(bound), digest, instead_of=instead_of
+    )
 
 
 def part(oldest: Mapping[int, int], pending: Iterable[int] = (), finished: int = 0) -> TaskPart:

@@ -43,9 +43,15 @@ class CoreMachine(Pair):
             "request": b"%d" % len(self.requests),
             "bounds": bounds[:1] if len(bounds) != len(edges) - 1 else bounds,
             "digest": past[1] if past and pick % 2 else b"",
+            "instead_of": self.replaced(pick, generation),
         }
         self.requests.append(asked)
         self.ask(asked)
+
+    def replaced(self, pick: int, generation: int) -> int:
+        """The claim that another one names to take its place; none where key ranges are not cut anew."""
+        del pick, generation
+        return 0
 
     @initialize(edges=whole, bounds=st.lists(times, max_size=1))
     def first_claim(self, edges: tuple[int, ...], bounds: list[int]) -> None:
@@ -68,6 +74,7 @@ class CoreMachine(Pair):
                     request_id=asked["request"],
                     bound=asked["bounds"],
                     digest=asked["digest"],
+                    instead_of=asked["instead_of"],
                 ),
                 self.now,
             )
@@ -268,3 +275,31 @@ class CoreMachine(Pair):
             lambda: self.oracle.commit(sequencer, number, self.fold, self.now),
         )
         self.check()
+
+
+class LaidOut(CoreMachine):
+    """The same where key ranges are cut anew: layouts are wanted, and claims take the place of claims. On a walk of its own, so that the other one stays as it is."""
+
+    def replaced(self, pick: int, generation: int) -> int:
+        return self.sequencer(generation) if pick == 3 else 0
+
+    @precondition(lambda self: self.turn % 5 == 0 and self.flying is None)
+    @rule(starts=inner, pinned=coins, stale=st.integers(0, 5))
+    def change_layout(self, starts: tuple[int, ...], pinned: bool, stale: int) -> None:
+        """Mostly as it should be; at times of another version, of another incarnation, or once more."""
+        version, wanted, tasks = self.oracle.layout
+        incarnation = self.oracle.incarnation - (stale == 1)
+        asked = version - (stale == 2), (0, *starts[1:]), starts if pinned else ()
+        if stale == 3 and version:
+            asked = version - 1, wanted, tasks
+        self.same(
+            "change_layout",
+            lambda: self.core.change_layout(incarnation, *asked),
+            lambda: self.oracle.change_layout(incarnation, *asked),
+        )
+        self.check()
+
+    @precondition(lambda self: self.oracle.last_sequencer % 4 == 2)
+    @rule(dropped=st.integers(0, 3).map(lambda chance: not chance))
+    def reset(self, dropped: bool) -> None:
+        self.begin_anew(dropped=dropped)

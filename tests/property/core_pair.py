@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from lowwater import errors
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
+from lowwater_authority.core.layout import Layout
 from lowwater_authority.core.requests import GroupReport
 from lowwater_authority.core.topology import Spec
 from tests.property.core_driver import MIN, NOW, SECOND, durable
@@ -23,6 +25,11 @@ from tests.property.second_opinion import beam_low
 SKEW = 50
 SHARES = (990_000, 500_000)
 STEP = 7
+
+
+def as_told(layout: Layout) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """A layout as the oracle has it."""
+    return layout.version, layout.starts, layout.tasks
 
 
 class Pair(RuleBasedStateMachine):
@@ -46,6 +53,9 @@ class Pair(RuleBasedStateMachine):
         self.shown = (self.oracle.low, dict(self.oracle.heuristics))
         self.flying: bytes | None = None
         self.coming = self.shown
+        self.wanted = self.oracle.layout
+        """The layout that readers see."""
+        self.coming_wanted = self.wanted
         self.sequencers = [1]
         self.requests: list[dict[str, Any]] = []
         self.reports: list[tuple[GroupReport, dict[str, Any], bytes, tuple[int, int]]] = []
@@ -100,6 +110,8 @@ class Pair(RuleBasedStateMachine):
         assert self.core.map.minimum() == self.oracle.minimum()
         assert list(self.core.history) == self.oracle.history
         assert self.core.vouched == self.oracle.vouched
+        assert as_told(self.core.layout) == self.oracle.layout
+        assert as_told(self.core.published_layout) == self.wanted
         view = self.core.published
         assert (view.low, dict(view.heuristics)) == self.shown
         assert view.low >= self.seen_low, "rule 3: what was published never goes down"
@@ -132,7 +144,7 @@ class Pair(RuleBasedStateMachine):
             self.records.append(taken[0])
             self.images.append(recovery.snapshot(self.core))
             self.flying = self.oracle.image()
-            self.coming = (self.oracle.low, dict(self.oracle.heuristics))
+            self.coming, self.coming_wanted = (self.oracle.low, dict(self.oracle.heuristics)), self.oracle.layout
         self.steps["low moved"] += self.oracle.low != low
         self.steps["steps completed"] += len(self.oracle.history) - known
         self.steps["steps completed in a later incarnation"] += (
@@ -149,7 +161,7 @@ class Pair(RuleBasedStateMachine):
     def arrive(self) -> None:
         """The append returns."""
         assert self.flying is not None
-        self.durable, self.flying, self.shown = self.flying, None, self.coming
+        self.durable, self.flying, self.shown, self.wanted = self.flying, None, self.coming, self.coming_wanted
         # With an append in flight the shard stages nothing that publishing shows: only the watermarks are compared.
         self.core.publish()
         self.steps["arrive"] += 1
@@ -198,20 +210,28 @@ class Pair(RuleBasedStateMachine):
         oracle.crash(base)
         self.core, self.oracle = core, oracle
         self.durable, self.shown = oracle.image(), (oracle.low, dict(oracle.heuristics))
+        self.wanted = oracle.layout
         self.sequencers.append(oracle.last_sequencer)
         self.check()
 
     @precondition(lambda self: self.oracle.last_sequencer % 4 == 2)
     @rule()
     def reset(self) -> None:
+        self.begin_anew(dropped=False)
+
+    def begin_anew(self, *, dropped: bool) -> None:
+        """A new incarnation; ``dropped``: because the name was dropped, and registered again."""
         self.settle()
         self.steps["reset"] += 1
-        self.oracle.restart()
-        self.spec = Spec("c", ("a",), SHARES, max_skew=SKEW, incarnation=self.oracle.incarnation, history_step=STEP)
+        self.steps["reset of a layout"] += self.oracle.layout[1] != ()
+        self.oracle.restart(dropped=dropped)
+        incarnation = self.oracle.incarnation
+        first = incarnation if dropped else self.spec.first
+        self.spec = replace(self.spec, incarnation=incarnation, first=first)
         self.core = recovery.restarted(self.core, self.spec)
         self.core.__class__ = self.made
         self.core.publish()
         self.images.append(recovery.snapshot(self.core))
         self.durable, self.shown = self.oracle.image(), (MIN, dict.fromkeys(SHARES, MIN))
-        self.seen_low = MIN
+        self.seen_low, self.wanted = MIN, self.oracle.layout
         self.check()

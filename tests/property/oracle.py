@@ -24,11 +24,18 @@ class Oracle:
         self.last_sequencer = 0
         self.granted: dict[bytes, int] = {}
         self.incarnation = 0
+        self.layout: tuple[int, tuple[int, ...], tuple[int, ...]] = (0, (), ())
+        """The one that is wanted: its version, where its ranges start, and in which tasks they run."""
         self.restart()
 
-    def restart(self) -> None:
-        """Reset: a new incarnation, in which nothing is known and every sequencer is stale; none is ever granted twice."""
+    def restart(self, *, dropped: bool = False) -> None:
+        """Reset: a new incarnation, in which nothing is known and every sequencer is stale; none is ever granted twice.
+
+        ``dropped``: the name was, and is registered again. What was wanted of it is not wanted any more, and its version is not used twice.
+        """
         self.incarnation += 1
+        if dropped:
+            self.layout = (self.layout[0], (), ())
         self.cells = [Cell() for _ in range(CELLS)]
         self.claims: dict[int, Claim] = {}
         self.low = self.vouched = MIN
@@ -69,6 +76,7 @@ class Oracle:
         request: bytes,
         bounds: Sequence[int],
         digest: bytes,
+        instead_of: int,
         now: int,
     ) -> tuple[int, list[int], dict[int, set[int]]]:
         """Returns the sequencer, where the ranges stand, and which handles each owner lost."""
@@ -87,6 +95,10 @@ class Oracle:
             replay = order[0] == self.committed[0] and digest == self.committed[1] and digest != b""
             if order[0] <= self.committed[0] and not replay:
                 raise Refusal("REWOUND")
+        if instead_of:
+            before = self.owner(instead_of)
+            if len(before.live) < len(before.edges) - 1:
+                raise Refusal("STALE_SEQUENCER")
         if any(now + self.skew < bound < MAX for bound in bounds):
             raise Refusal("TOO_FAR_AHEAD")
         if self.prepared is not None and self.prepared.number < order[0]:
@@ -162,6 +174,17 @@ class Oracle:
         for cell in self.cells:
             if cell.claim is claim:
                 cell.state = "UNOWNED"
+
+    def change_layout(self, incarnation: int, expected: int, starts: Sequence[int], tasks: Sequence[int]) -> int:
+        if incarnation != self.incarnation:
+            raise Refusal("INCARNATION_CHANGED")
+        if self.layout == (expected + 1, tuple(starts), tuple(tasks)):
+            return expected + 1  # asked once more
+        if self.layout[0] != expected:
+            raise Refusal("LAYOUT_CONFLICT")
+        self.layout = (expected + 1, tuple(starts), tuple(tasks))
+        self.changed = self.strong = True
+        return expected + 1
 
     def release(self, sequencer: int) -> None:
         self.disown(self.owner(sequencer))

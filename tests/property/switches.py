@@ -156,6 +156,57 @@ class NoClaimOrder(Computation):
         pass
 
 
+class PlacesNotChecked(Computation):
+    """A claim in place of another one is granted, whatever became of that."""
+
+    def _check_place(self, request: ClaimRequest) -> None:
+        pass
+
+
+# -- layouts -----------------------------------------------------------------------------------------------
+
+
+class AnyLayoutVersion(Computation):
+    """A change of the layout takes the place of whatever is wanted."""
+
+    def change_layout(self, incarnation: int, expected: int, starts: Sequence[int], tasks: Sequence[int]) -> int:
+        del expected
+        return super().change_layout(incarnation, self.layout.version, starts, tasks)
+
+
+def snapshots_have_no_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = recovery.snapshot
+
+    def forgetful(computation: Computation) -> bytes:
+        message = pb.Snapshot.FromString(snapshot(computation))
+        message.ClearField("layout")
+        return message.SerializeToString()
+
+    monkeypatch.setattr(recovery, "snapshot", forgetful)
+
+
+def replay_has_no_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another function than the live one, on the path of recovery."""
+    replay = Computation.replay
+
+    def forgetful(self: Computation, op: pb.Op, now: int) -> None:
+        if op.WhichOneof("kind") != "layout":
+            replay(self, op, now)
+
+    monkeypatch.setattr(Computation, "replay", forgetful)
+
+
+def drop_keeps_the_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    restarted = recovery.restarted
+
+    def kept(old: Computation, spec: Spec) -> Computation:
+        new = restarted(old, spec)
+        new.layout = old.layout
+        return new
+
+    monkeypatch.setattr(recovery, "restarted", kept)
+
+
 # -- rule 8 ------------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from lowwater_authority.core import columns
 from lowwater_authority.core.computation import Computation
 from tests.property import switches
-from tests.property.core_machine import CoreMachine
+from tests.property.core_machine import CoreMachine, LaidOut
 from tests.property.switches import off
 
 STEPS = 60
@@ -88,6 +88,14 @@ def test_the_core_does_what_the_oracle_says(monkeypatch: pytest.MonkeyPatch) -> 
     assert all(steps[kind] for kind in (*KINDS, *REFUSALS, *MOMENTS)), "everything that can happen happened"
 
 
+def test_the_core_does_what_the_oracle_says_where_ranges_are_cut_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    seed_ = int(os.environ.get("LOWWATER_SEED", "1"))
+    examples = int(os.environ.get("LOWWATER_EXAMPLES", EXAMPLES // 2))
+    steps = walk(LaidOut, monkeypatch, examples=examples, seed_=seed_)
+    print(f"seed {seed_}: {dict(steps)}")
+    assert all(steps[kind] for kind in ("change_layout", "LAYOUT_CONFLICT", "STALE_SEQUENCER", "reset of a layout"))
+
+
 CLASSES = (
     (1, switches.SilenceCountsAsIdle),
     (1, switches.NewInputsLowerNothing),
@@ -102,6 +110,13 @@ CLASSES = (
     ("H2", switches.BatchesRepeat),
     ("H5b", switches.NoHandOver),
     ("H9", switches.AnySkew),
+)
+LAID_OUT = (
+    (4, switches.PlacesNotChecked),
+    ("layouts", switches.AnyLayoutVersion),
+    ("layouts", switches.snapshots_have_no_layout),
+    ("layouts", switches.replay_has_no_layout),
+    ("layouts", switches.drop_keeps_the_layout),
 )
 PATCHES = (
     (1, switches.merge_takes_the_greatest),
@@ -128,3 +143,15 @@ def test_the_oracle_notices_a_broken_function(
 ) -> None:
     patch(monkeypatch)
     walk(type("Broken", (CoreMachine,), {}), monkeypatch, examples=EXAMPLES, seed_=1)
+
+
+@pytest.mark.parametrize("broken", [pytest.param(b, marks=off(rule), id=b.__name__) for rule, b in LAID_OUT])
+def test_the_oracle_notices_what_is_broken_of_layouts(
+    broken: type[Computation] | Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = {}
+    if isinstance(broken, type):
+        made["made"] = broken
+    else:
+        broken(monkeypatch)
+    walk(type("Broken", (LaidOut,), made), monkeypatch, examples=EXAMPLES, seed_=1)
