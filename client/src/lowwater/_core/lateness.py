@@ -64,7 +64,7 @@ def moved(counts: Mapping[int, int], reference: int, to: int) -> dict[int, int]:
     What came at or after the first reference counts as standing there.
 
     >>> moved({0: 2, 1: 1}, reference=5_000, to=5_500)
-    {1: 2, 11: 1}
+    {1: 2, 10: 1}
     """
     if to == reference:
         return dict(counts)
