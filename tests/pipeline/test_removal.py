@@ -13,11 +13,11 @@ from lowwater_pipeline.computation.remains import Remains
 from lowwater_pipeline.graph import Pipeline, removal
 from lowwater_pipeline.graph.removal import Refused, check_unread, drain, mark_running, remove
 from lowwater_spark.track.segments import Segment
-from lowwater_spark.track.state import RangeEntry
+from lowwater_spark.track.state import RangeEntry, StateStore, Version
 from tests.kit.times import MAX, mark
 from tests.pipeline.test_graph import SOURCE, module, named, reads
 from tests.process.serving import Serving
-from tests.spark.support import Upstream
+from tests.spark.support import Upstream, place
 
 __all__ = ["module"]
 
@@ -124,6 +124,29 @@ def test_it_is_drained_before_it_is_stopped(root: Path, lw: lowwater.Client, mon
     assert remove(root, "a", lw, discard=False, drained=True).startswith("a is removed")
 
 
+@pytest.mark.parametrize("committed", [None, 7])
+def test_what_a_batch_has_read_that_was_cut_off_is_not_drained(
+    root: Path, lw: lowwater.Client, committed: int | None
+) -> None:
+    """Its version is durable, and what it has written may be a part: both end with the checkpoint."""
+    stood(lw)
+    checkpoint = root / "checkpoints/a"
+    following = 0 if committed is None else committed + 1
+    store = StateStore.opened(place(checkpoint), checkpoint / "lowwater/state", 1, following, ordinal=1)
+    (checkpoint / "commits").mkdir()
+    if committed is not None:
+        (checkpoint / f"commits/{committed}").touch()
+        store.first = committed
+        store._keep(None)
+        store.build(committed, "aa", lambda _: Version(committed, "aa", 0, [RangeEntry()]))
+    store.build(following, "bb", lambda _: Version(following, "bb", 0, [RangeEntry()]))
+    with pytest.raises(Refused, match=rf"a has stopped within batch {following}, .* let it finish that batch"):
+        remove(root, "a", lw, discard=False, drained=True)
+    assert lw.get("a")["a"].registered
+    (checkpoint / f"commits/{following}").touch()
+    assert remove(root, "a", lw, discard=False, drained=True).startswith("a is removed")
+
+
 def test_a_drain_gives_up_with_what_is_left(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     process = Process(root, monkeypatch, Remains(unsent=1), Remains())
     with pytest.raises(Refused, match=r"a still runs after 0 seconds\. a has left: 1 productions .* --within"):
@@ -140,12 +163,12 @@ def test_what_is_left_is_told_by_the_newest_version(tmp_path: Path) -> None:
     def entry(*segments: Segment) -> RangeEntry:
         return RangeEntry(segments=segments, facts=(1,))
 
-    idle = Segment("x", 0, 5, 1, 1, (0, 5, MAX, MAX, MAX))
+    idle = Segment("x", 0, 5, 1, 1, (0, 5, MAX, MAX, MAX, 1, 9))
     ranges = [
         RangeEntry(),
         entry(idle),
-        entry(idle, Segment("x", 1, 2, 1, 1, (0, 2, 70, MAX, 60))),
-        entry(Segment("x", 0, 2, 1, 1, (0, 2, 50, 90, 40)), Segment("x", 1, 4, 1, 1, (1, 30, 20, 0))),
+        entry(idle, Segment("x", 1, 2, 1, 1, (0, 2, 70, MAX, 60, 1, 9))),
+        entry(Segment("x", 0, 2, 1, 1, (0, 2, 50, 90, 40, 1, 9)), Segment("x", 1, 4, 1, 1, (1, 30, 20, 0))),
     ]
     assert Remains.of_ranges(ranges) == Remains(2, 50, 90, 4)
     assert not Remains.of_ranges(ranges[:2])

@@ -15,6 +15,7 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater_pipeline.computation import Codec, Computation, Context, Input, Output, Record, start
+from lowwater_pipeline.computation.incoming import united
 from lowwater_pipeline.computation.once import UNDECIDABLE, UNDECIDABLE_OUTPUT
 from lowwater_spark.track.batch_log import BatchLog
 from lowwater_spark.track.hook import Hook
@@ -134,6 +135,13 @@ def reads(named: str, source: str = "counts", output: str | None = "hours", even
     made = Busiest()
     made.__dict__.update(name=named, inputs=[Input(source, key="key", event_time=event_time, output=output)])
     return made
+
+
+def test_key_and_id_may_be_written_in_other_letters_than_their_columns(flow: Flow) -> None:
+    class Loud(Counts):
+        inputs: ClassVar[Sequence[Input]] = [Input("source", key="KEY", event_time="t", id="Key")]
+
+    assert dict(united(Loud(), flow.read()).named) == {"lowwater_key": "key", "lowwater_id": "key"}
 
 
 def test_what_cannot_be_fused_is_refused_before_anything_starts(flow: Flow) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import LongType, TimestampNTZType, TimestampType
 
 from lowwater.watermark import MAX
 from lowwater_spark.track.update import held_micros, least_record, times_in
@@ -50,7 +51,12 @@ def test_the_least_record_is_in_what_is_pending_or_in_the_state() -> None:
 
 def test_the_event_times_are_taken_from_the_rows_own_column_where_that_is_surely_meant() -> None:
     """Spark takes another case for the same name, and a dot for a field of a struct: there they get a column of their own."""
-    frame: Any = SimpleNamespace(columns=["t", "T2", "a.b", "x", "X"])
+    kinds = dict.fromkeys(["t", "T2", "a.b", "x", "X"], TimestampType()) | {
+        "local": TimestampNTZType(),
+        "n": LongType(),
+    }
+    schema = {name: SimpleNamespace(dataType=kind) for name, kind in kinds.items()}
+    frame: Any = SimpleNamespace(columns=[*kinds], schema=schema)
     assert times_in(frame, "t") == "t"
-    for name in ("T", "t2", "a.b", "x", "X", "`t`", "none"):
+    for name in ("T", "t2", "a.b", "x", "X", "`t`", "none", "local", "n"):
         assert times_in(frame, name) == "__lowwater_time"

@@ -126,8 +126,9 @@ def _plain(column: Column, frame: DataFrame) -> str | None:
     [found] = items(frame.select(column)._jdf.queryExecution().analyzed().projectList())
     if found.getClass().getSimpleName() != "AttributeReference":
         return None
-    name = str(found.name())
-    return name if [each.lower() for each in frame.columns].count(name.lower()) == 1 else None
+    # Spark gives it the letters that it was asked by, which may be others than the column's.
+    same = [each for each in frame.columns if each.lower() == str(found.name()).lower()]
+    return same[0] if len(same) == 1 else None
 
 
 def _by_label(computation: Computation, frames: Frames) -> dict[str, DataFrame]:

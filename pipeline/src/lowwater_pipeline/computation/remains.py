@@ -13,7 +13,7 @@ from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.track.segments import Segments
 from lowwater_spark.track.state import Place, RangeEntry, StateStore
 
-__all__ = ["Remains"]
+__all__ = ["Remains", "cut_off"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +63,11 @@ class Remains:
         if self.unsent:
             said.append(f"{self.unsent} productions that no broker has acknowledged")
         return ", ".join(said) or "nothing"
+
+
+def cut_off(checkpoint: Path) -> int | None:
+    """Return the batch that has made its version and was not committed; None if there is none. What it has read and set stands there alone, and its outputs may be written in part. Raises as :meth:`Remains.of`."""
+    last = CheckpointLog(checkpoint).last_committed()
+    following = 0 if last is None else last + 1
+    store = StateStore.existing(Place(Manifest(checkpoint), checkpoint))
+    return None if store is None or store.version(following) is None else following

@@ -183,7 +183,7 @@ class ComputationUpdate:
                 sum(rows for rows, _ in own),
                 min(each.oldest for _, each in own),
                 min(each.since for _, each in own),
-                f"the topic {topics[output]}",
+                f"the topic {topics[output]}" if output in topics else "a topic that Weak(...) does not name any more",
             )
             for output, own in found.items()
         ]

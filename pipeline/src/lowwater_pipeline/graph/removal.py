@@ -11,7 +11,7 @@ from typing import IO, Final
 
 import lowwater
 from lowwater import RangeState, errors
-from lowwater_pipeline.computation.remains import Remains
+from lowwater_pipeline.computation.remains import Remains, cut_off
 from lowwater_pipeline.graph.pipeline import Pipeline
 from lowwater_spark.checkpoint.durable import make_directory, write_once
 from lowwater_spark.errors import CheckpointMismatch, StateLost
@@ -169,10 +169,13 @@ def _check_silent(name: str, client: lowwater.Client, silence: float) -> None:
 def _check_drained(name: str, checkpoint: Path) -> None:
     """Raise Refused for a computation that has stopped before all was done that it has read."""
     try:
-        left = Remains.of(checkpoint)
+        left, batch = Remains.of(checkpoint), cut_off(checkpoint)
     except (CheckpointMismatch, StateLost) as failure:
         msg = f"what {name} has left cannot be read: {failure}. Mend that, or say --discard"
         raise Refused(msg) from failure
+    if batch is not None:
+        msg = f"{name} has stopped within batch {batch}, after it had read its rows: start it again and let it finish that batch, or say --discard"
+        raise Refused(msg)
     if left:
         msg = f"{name} has stopped, and has left: {left}. Start it again and let it go on, or say --discard"
         raise Refused(msg)

@@ -49,11 +49,12 @@ def by_handle(
         waiting: list[tuple[Handles, pa.RecordBatch]] = []
         size = 0
         for handles, batch in batches:
-            waiting.append((handles, batch))
-            size += batch.nbytes
-            if size > most:
+            # Before it is taken: what is sorted together has to fit into one batch.
+            if waiting and size + batch.nbytes > most:
                 runs.append(_spilled(waiting, stack))
                 waiting, size = [], 0
+            waiting.append((handles, batch))
+            size += batch.nbytes
         if waiting:
             runs.append(_in_memory(waiting))
             waiting = []

@@ -229,15 +229,23 @@ def fixed(update: object, held: Sequence[RangeEntry] = ()) -> str:
 
 def times_in(frame: DataFrame, event_time: str | Column) -> str:
     """Return the name of the column that has the rows' event times: one of theirs, where it is surely that."""
+    from pyspark.sql.types import TimestampType
+
     if not isinstance(event_time, str) or not event_time.isidentifier() or event_time not in frame.columns:
         return _TIME
-    return event_time if [each.lower() for each in frame.columns].count(event_time.lower()) == 1 else _TIME
+    if [each.lower() for each in frame.columns].count(event_time.lower()) > 1:
+        return _TIME
+    # Of another type it is refused, where the column is made.
+    return event_time if isinstance(frame.schema[event_time].dataType, TimestampType) else _TIME
 
 
 def _run(job: _Job, frame: DataFrame, key: Sequence[str | Column], event_time: str | Column, cut: Cut) -> list[Receipt]:
     from pyspark.sql import functions as sf
 
     session = frame.sparkSession
+    if taken := [name for name in frame.columns if name.lower() in (_TIME, _PLACE, _SEED)]:
+        msg = f"the frame has a column {taken[0]}, which lowwater adds by itself: rename it"
+        raise ValueError(msg)
     timed = {_TIME: event_micros(frame, event_time)} if job.times == _TIME else {}
     placed = frame.withColumns({**timed, _PLACE: sf.xxhash64(*key)})
     own = _own_columns(session._jvm, cut, placed.schema.json())
