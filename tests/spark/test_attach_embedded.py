@@ -110,5 +110,5 @@ def test_a_folder_in_use_is_refused_with_the_reason(tmp_path: Path) -> None:
 
 def test_without_the_authority_installed_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lowwater_authority", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install wheels/\*\.whl"):
+    with pytest.raises(ModuleNotFoundError, match="pip install --find-links dist/packages lowwater-authority"):
         embedded.acquire(None)
