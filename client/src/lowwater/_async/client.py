@@ -259,10 +259,11 @@ class Client:
         """Yield the intervals ``[start + k * every, start + (k + 1) * every)`` of a computation as they become complete: each once, in order.
 
         Waits between them, without end while the authority is away, and for a name that nobody has registered yet. Those that are complete
-        already come at once. When the computation has finished, the last one has no end, and then it ends; with ``until``, it ends when the
-        intervals up to there are yielded. ``incarnation``: the one that the intervals belong to, where an earlier run has told it; 0: the first
-        that is seen. Raises IncarnationChanged when another one begins, since what was complete in the one before is made anew; EstimatedInput
-        for a computation whose watermark nobody promises; InvalidArgument.
+        already come at once. When the computation has finished, those up to the step of its history at which it stood come one by one, then a last
+        one without an end; with ``until``, it ends when the intervals up to there are yielded. Which intervals there are depends on no timing:
+        whoever begins later, or anew where another one ended, gets the same. ``incarnation``: the one that the intervals belong to, where an
+        earlier run has told it; 0: the first that is seen. Raises IncarnationChanged when another one begins, since what was complete in the one
+        before is made anew; EstimatedInput for a computation whose watermark nobody promises; InvalidArgument.
         """
         closings = Closings(self._full(name), every, start, incarnation=incarnation, until=until)
         runtime = self._runtime()
@@ -274,9 +275,15 @@ class Client:
                 with watcher.changed:
                     # The newest before each: it may have been reset while the one before was made use of.
                     if each is None or changes.come(watcher.state, subscription):
-                        await watcher.wait(lambda: changes.come(watcher.state, subscription), None)
-                        view = changes.take(watcher.state)
+                        deadline = runtime.deadline(ASK_SECONDS if closings.asks(view) else None)
+                        if await watcher.wait(lambda: changes.come(watcher.state, subscription), deadline):
+                            view = changes.take(watcher.state)
                 each = closings.closed(view)
+                if closings.asks(view):
+                    # Not told, it is asked again; a reset or a drop comes as a change.
+                    with suppress(*UNTOLD, errors.UnknownComputation):
+                        closings.tell(await runtime.call(runtime.calls.history(closings.name, None, 1)))
+                        each = closings.closed(view)
                 if each is not None:
                     yield each
         except errors.Closed:

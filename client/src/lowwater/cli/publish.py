@@ -16,7 +16,7 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
@@ -30,7 +30,6 @@ from lowwater._core.text import duration
 from lowwater._sync.client import Client
 from lowwater.cli.failures import fail, say
 from lowwater.cli.render import times, to_json
-from lowwater.views import WatermarkView
 from lowwater.watermark import Watermark
 
 __all__ = ["Cursor", "Marker", "Target", "Webhook", "event_of", "publish", "target_of"]
@@ -340,18 +339,14 @@ def publish(lw: Client, args: argparse.Namespace) -> int:
         if at >= until:
             return 0
         if args.once:
-            return publisher.run(
-                _closed_now(Closings(view.computation, every, at, incarnation=cursor.incarnation, until=until), view)
-            )
+            closings = Closings(view.computation, every, at, incarnation=cursor.incarnation, until=until)
+            if closings.asks(view):
+                closings.tell(lw.history(view.computation, limit=1))
+            return publisher.run(iter(lambda: closings.closed(view), None))
         try:
             return publisher.run(lw.intervals(view.computation, every, at, incarnation=cursor.incarnation, until=until))
         except errors.IncarnationChanged as error:
             raise cursor.ended(int(error.metadata["incarnation"])) from None
-
-
-def _closed_now(closings: Closings, view: WatermarkView) -> Iterator[Interval]:
-    while (each := closings.closed(view)) is not None:
-        yield each
 
 
 class _Publisher:
