@@ -22,7 +22,7 @@ from lowwater._core.settings import Settings
 from lowwater._core.statistics import ClientStatistics
 from lowwater._core.surroundings import REAL, Surroundings
 from lowwater._core.watches import Changes, Waiting, check_followed
-from lowwater._core.why import ASK_SECONDS, UNTOLD, Why, explain, find_guilty
+from lowwater._core.why import ASK_SECONDS, UNTOLD, Why, explain, find_absent, find_guilty
 from lowwater._drive.tasks.connection import MakeChannel
 from lowwater._drive.tasks.runtimes import Runtimes
 from lowwater.layout import Layout, LayoutView
@@ -246,11 +246,10 @@ class Client:
             return IntervalView(full, first, last, view, (), None)
         gaps: list[Gap] = []
         for below in upstream_below(full, published.views, last):
-            found = None
-            if below.registered:
-                with suppress(*UNTOLD, errors.PermissionDenied, errors.UnknownComputation):
-                    found = await runtime.call(runtime.calls.ranges(below.computation, last, limit), ASK_SECONDS)
-            gaps.append(gap_of(below, first, found, published.time_micros))
+            told = await self._tell_ranges(below.computation, last, limit)
+            found = told if isinstance(told, Ranges) else None
+            hidden = isinstance(told, errors.PermissionDenied)
+            gaps.append(gap_of(below, first, found, published.time_micros, hidden=hidden))
         return IntervalView(full, first, last, view, tuple(gaps), await self._explain(full, published))
 
     async def intervals(
@@ -321,13 +320,25 @@ class Client:
     async def _explain(self, full: str, published: Published) -> Why:
         runtime = self._runtime()
         guilty = find_guilty(full, published.views, published.time_micros)
+        absent = find_absent(full, published.views, published.time_micros)
         found, unknown = Ranges((), 0), None
         if guilty is not None:
             try:
                 found = await runtime.call(runtime.calls.holding(published.views[guilty]), ASK_SECONDS)
             except UNTOLD as error:
                 unknown = error
+        elif absent is not None:
+            told = await self._tell_ranges(absent, None, 1)
+            unknown = None if isinstance(told, Ranges) else told
         return explain(full, published.views, published.time_micros, found, unknown)
+
+    async def _tell_ranges(self, full: str, below: EventTime | None, limit: int) -> Ranges | errors.LowwaterError:
+        """Return key ranges, or why they are not told: nobody can just now, or it is not registered, or this client may not read it."""
+        runtime = self._runtime()
+        try:
+            return await runtime.call(runtime.calls.ranges(full, below, limit), ASK_SECONDS)
+        except (*UNTOLD, errors.PermissionDenied, errors.UnknownComputation) as error:
+            return error
 
     # -- writing ----------------------------------------------------------------------------------------------------
 

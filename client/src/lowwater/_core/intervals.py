@@ -45,7 +45,7 @@ class Gap:
     ranges: Ranges | None
     """Its key ranges below the end of the interval, furthest behind first: the first few. None when nobody could tell."""
     cause: Cause
-    """What keeps the computation where it is."""
+    """What keeps the computation where it is. HIDDEN: this client may not read it, and knows nothing of it but its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +96,12 @@ def upstream_below(name: str, views: Mapping[str, WatermarkView], end: Watermark
     return list(found.values())
 
 
-def gap_of(view: WatermarkView, start: Watermark, ranges: Ranges | None, now_micros: int) -> Gap:
-    """Return what is missing of an interval in a computation that is below its end."""
-    return Gap(view.computation, view, max(start, view.low), ranges, cause_of(view, now_micros))
+def gap_of(
+    view: WatermarkView, start: Watermark, ranges: Ranges | None, now_micros: int, *, hidden: bool = False
+) -> Gap:
+    """Return what is missing of an interval in a computation that is below its end; ``hidden``: which the caller may not read."""
+    cause = Cause.HIDDEN if hidden else cause_of(view, now_micros)
+    return Gap(view.computation, view, max(start, view.low), ranges, cause)
 
 
 class Closings:
