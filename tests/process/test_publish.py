@@ -30,14 +30,19 @@ class Receiver:
     def __init__(self) -> None:
         self.posts: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
-        self.statuses: list[int] = []
+        self.statuses: list[int | bytes] = []
+        """Bytes are sent as they are."""
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 receiver.posts.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
                 receiver.headers.append(dict(self.headers))
-                self.send_response(receiver.statuses.pop(0) if receiver.statuses else 200)
+                answer = receiver.statuses.pop(0) if receiver.statuses else 200
+                if isinstance(answer, bytes):
+                    self.wfile.write(answer)
+                    return
+                self.send_response(answer)
                 self.send_header("Location", "/elsewhere")
                 self.end_headers()
 
@@ -155,6 +160,28 @@ def test_a_webhook_is_asked_again_until_it_takes_an_interval_and_then_comes_the_
     assert "secret" not in said.err + said.out
     assert main(command) == 0
     assert len(receiver.posts) == 4, "all up to --until was told"
+
+
+def test_a_webhook_that_answers_garbage_is_asked_again(
+    server: Serving, lease: lowwater.Lease, receiver: Receiver, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Named in the environment, since its path may be a secret."""
+    long = b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000 + b"\r\n\r\n"
+    receiver.statuses = [b"", b"\x1b[31mgarbage\r\n\r\n", long]
+    monkeypatch.setenv("LOWWATER_PUBLISH_TO", receiver.url)
+    command = publish(server, tmp_path / "cursor", "", "--until", "2013-01-09T12:00Z")
+    assert main(command) == 0
+    assert receiver.hours() == ["10", "10", "10", "10", "11"]
+    said = capsys.readouterr().err
+    assert [line.split(";")[0].rpartition(" answers ")[2] for line in said.splitlines()[1:]] == [
+        "with what is no HTTP (BadStatusLine)",
+        "with what is no HTTP (LineTooLong)",
+    ]
+    assert "/hook" not in said
+    monkeypatch.delenv("LOWWATER_PUBLISH_TO")
+    assert main(command) == 2
+    assert "here or in LOWWATER_PUBLISH_TO" in capsys.readouterr().err
 
 
 def test_once_leaves_what_is_not_taken_for_the_next_time(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -244,6 +246,27 @@ def test_a_pattern_has_to_tell_intervals_apart(pattern: str, every: timedelta, m
     starts = [start.micros + k * micros for k in range(10_000 if every >= timedelta(hours=1) else 2_000)]
     paths = {target.path(Interval("x", 1, Watermark(each), Watermark(each + micros))) for each in starts}
     assert len(paths) == len(starts)
+
+
+def test_the_folders_of_a_marker_are_durable_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that it made, and those of one that was killed before it had them made durable."""
+    synced: list[Path] = []
+    fsync = os.fsync
+
+    def noted(number: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{number}").readlink())
+        fsync(number)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    interval = Interval("hourly", 1, mark(10), mark(11))
+    day = tmp_path / "out" / "2013-01-09"
+    for _ in range(2):
+        marker = Marker(f"{tmp_path}/out/%Y-%m-%d/%H/_SUCCESS")
+        marker.take({}, interval)
+        assert {tmp_path, tmp_path / "out", day, day / "10"} <= set(synced)
+        synced.clear()
+    marker.take({}, replace(interval, start=mark(11), end=mark(12)))
+    assert {day, day / "11"} == {path for path in synced if path.is_dir()}, "what it knows is left alone"
 
 
 @pytest.mark.parametrize(
