@@ -260,9 +260,9 @@ def test_the_folders_of_a_marker_are_durable_too(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(os, "fsync", noted)
     interval = Interval("hourly", 1, mark(10), mark(11))
     day = tmp_path / "out" / "2013-01-09"
-    for _ in range(2):
-        marker = Marker(f"{tmp_path}/out/%Y-%m-%d/%H/_SUCCESS")
-        marker.take({}, interval)
+    first, marker = (Marker(f"{tmp_path}/out/%Y-%m-%d/%H/_SUCCESS") for _ in range(2))
+    for each in (first, marker):
+        each.take({}, interval)
         assert {tmp_path, tmp_path / "out", day, day / "10"} <= set(synced)
         synced.clear()
     marker.take({}, replace(interval, start=mark(11), end=mark(12)))

@@ -321,7 +321,8 @@ class Client:
         runtime = self._runtime()
         guilty = find_guilty(full, published.views, published.time_micros)
         absent = find_absent(full, published.views, published.time_micros)
-        found, unknown = Ranges((), 0), None
+        found = Ranges((), 0)
+        unknown: errors.LowwaterError | None = None
         if guilty is not None:
             try:
                 found = await runtime.call(runtime.calls.holding(published.views[guilty]), ASK_SECONDS)
