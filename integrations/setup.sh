@@ -5,7 +5,14 @@
 # To lock anew: printf '%s\n' apache-airflow grpcio 'protobuf<8' | uv pip compile --python-version 3.11 --no-annotate --no-header -o integrations/airflow/requirements.txt -
 set -euo pipefail
 
-NAME=$1
+NAME=${1-}
+case $NAME in
+airflow | dagster | openlineage) ;;
+*)
+    echo "integrations/setup.sh: pass airflow, dagster or openlineage, not '$NAME'" >&2
+    exit 2
+    ;;
+esac
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 HERE=$ROOT/integrations/$NAME
 TARGET=$ROOT/build/$NAME

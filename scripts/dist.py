@@ -41,6 +41,8 @@ _IMAGE: Final = ("lowwater-authority", "lowwater-page")
 _IMAGE_EXTRAS: Final = ("redis", "otel")
 _CHART: Final = ROOT / "helm/lowwater"
 ENGINES: Final = ("docker", "podman", "buildah")
+MARKER: Final = ".lowwater-dist"
+"""A file by which this command knows a folder that it may replace. Nobody else writes one, as they do SHA256SUMS."""
 _ZERO: Final = "urn:uuid:00000000-0000-0000-0000-000000000000"
 
 
@@ -173,7 +175,8 @@ def sums(out: Path) -> None:
 
 
 def _files(out: Path) -> Iterator[Path]:
-    yield from sorted(path for path in out.rglob("*") if path.is_file() and path.name != "SHA256SUMS")
+    told = {out / "SHA256SUMS", out / MARKER}
+    yield from sorted(path for path in out.rglob("*") if path.is_file() and path not in told)
 
 
 def _digest(path: Path) -> str:
@@ -222,14 +225,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     args = parser.parse_args(arguments)
     out: Path = args.out.absolute()
-    if out.exists() and any(out.iterdir()) and not (out / "SHA256SUMS").exists():
-        parser.error(f"--out: {out} is there, and nothing says that this command wrote it; name another folder")
-    engine = args.engine or next((each for each in ENGINES if shutil.which(each)), "none")
     commit = Commit.here()
-    shutil.rmtree(out, ignore_errors=True)
+    engine = args.engine or next((each for each in ENGINES if shutil.which(each)), "none")
+    if out.is_symlink() or (
+        out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / MARKER).is_file()))
+    ):
+        parser.error(f"--out: {out} is there, and is no folder with a {MARKER} of an earlier run; name another folder")
+    print(f"dist: lowwater {version()}, commit {commit.name[:12]}", flush=True)  # refuses versions that differ
+    if out.exists():
+        shutil.rmtree(out)
     out.mkdir(parents=True)
-    sums(out)  # so that the next run may replace what an interrupted one leaves
-    print(f"dist: lowwater {version()}, commit {commit.name[:12]}", flush=True)
+    (out / MARKER).touch()  # first, so that the next run may replace what an interrupted one leaves
     if commit.changed:
         print(
             "dist: the tree has changes that are not committed; what is built is not what the commit says",

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def test_each_hour_that_is_complete_gets_one_run(tmp_path: Path) -> None:
-    """The hours are complete to 12:30, to 12:45, to 14:00, and after a reset to the end."""
+    """The hours are complete to 12:30, to 12:45, to 14:00, and after a reset to 11:30 and at once to the end."""
     subprocess.run([ROOT / "integrations" / "setup.sh", "dagster"], check=True)
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     child = ROOT / "integrations" / "dagster" / "tests" / "child.py"
@@ -38,10 +38,10 @@ def test_each_hour_that_is_complete_gets_one_run(tmp_path: Path) -> None:
         [["1", f"{day}10:00:00Z", f"{day}11:00:00Z"], ["1", f"{day}11:00:00Z", f"{day}12:00:00Z"]],
         [],
         [["1", f"{day}12:00:00Z", f"{day}13:00:00Z"], ["1", f"{day}13:00:00Z", f"{day}14:00:00Z"]],
-        [["2", f"{day}10:00:00Z", "finished"]],
+        [["2", f"{day}10:00:00Z", f"{day}11:00:00Z"], ["2", f"{day}11:00:00Z", f"{day}12:00:00Z"]],
         [],
     ]
-    assert told["made"] == [f"2013-01-09-{hour}:00" for hour in (10, 11, 12, 13, 10)]
+    assert told["made"] == [f"2013-01-09-{hour}:00" for hour in (10, 11, 12, 13, 10, 11)]
     assert told["skipped"] == [
         "there is no computation flights",
         None,

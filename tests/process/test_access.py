@@ -176,6 +176,28 @@ def test_a_status_for_who_may_read_nothing_says_so(
     assert capsys.readouterr().out.strip() == says
 
 
+def test_what_is_missing_upstream_is_told_apart_from_what_is_not_told(
+    target: Target, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """flights/circle reads billing/sum, which the reader may not read. flights/typo reads what nobody has registered."""
+    monkeypatch.setenv("LOWWATER_TOKEN", TOKENS["reader"])
+    interval = ["--from", "2013-01-09T10:00Z", "--to", "2013-01-09T11:00Z", "--address", target.server.address]
+    assert command(["complete", "flights/circle", *interval]) == 1
+    said = capsys.readouterr().out
+    assert "is not registered" not in said
+    assert said.count("billing/sum may not be read by this client") == 1
+    assert "held by billing/sum, which may not be read by this client" in said
+    target.lw.register("flights/typo", inputs=["flights/absent"])
+    try:
+        assert command(["complete", "flights/typo", *interval]) == 1
+    finally:
+        target.lw.drop("flights/typo", force=True)
+    said = capsys.readouterr().out
+    assert said.count("flights/absent is not registered") == 1
+    assert "held by flights/absent, which is not registered" in said
+    assert "may not be read" not in said
+
+
 # -- each forbidden thing ------------------------------------------------------------------------------------------------
 
 

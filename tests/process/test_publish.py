@@ -30,14 +30,19 @@ class Receiver:
     def __init__(self) -> None:
         self.posts: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
-        self.statuses: list[int] = []
+        self.statuses: list[int | bytes] = []
+        """Bytes are sent as they are."""
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 receiver.posts.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
                 receiver.headers.append(dict(self.headers))
-                self.send_response(receiver.statuses.pop(0) if receiver.statuses else 200)
+                answer = receiver.statuses.pop(0) if receiver.statuses else 200
+                if isinstance(answer, bytes):
+                    self.wfile.write(answer)
+                    return
+                self.send_response(answer)
                 self.send_header("Location", "/elsewhere")
                 self.end_headers()
 
@@ -157,6 +162,28 @@ def test_a_webhook_is_asked_again_until_it_takes_an_interval_and_then_comes_the_
     assert len(receiver.posts) == 4, "all up to --until was told"
 
 
+def test_a_webhook_that_answers_garbage_is_asked_again(
+    server: Serving, lease: lowwater.Lease, receiver: Receiver, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Named in the environment, since its path may be a secret."""
+    long = b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000 + b"\r\n\r\n"
+    receiver.statuses = [b"", b"\x1b[31mgarbage\r\n\r\n", long]
+    monkeypatch.setenv("LOWWATER_PUBLISH_TO", receiver.url)
+    command = publish(server, tmp_path / "cursor", "", "--until", "2013-01-09T12:00Z")
+    assert main(command) == 0
+    assert receiver.hours() == ["10", "10", "10", "10", "11"]
+    said = capsys.readouterr().err
+    assert [line.split(";")[0].rpartition(" answers ")[2] for line in said.splitlines()[1:]] == [
+        "with what is no HTTP (BadStatusLine)",
+        "with what is no HTTP (LineTooLong)",
+    ]
+    assert "/hook" not in said
+    monkeypatch.delenv("LOWWATER_PUBLISH_TO")
+    assert main(command) == 2
+    assert "here or in LOWWATER_PUBLISH_TO" in capsys.readouterr().err
+
+
 def test_once_leaves_what_is_not_taken_for_the_next_time(
     server: Serving, lease: lowwater.Lease, receiver: Receiver, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -196,6 +223,27 @@ def test_killed_at_any_step_it_leaves_no_interval_out(
     else:
         for hour in hours:
             assert json.loads((out / f"2013-01-09/{hour}/_SUCCESS").read_text())["data"]["from"][11:13] == hour
+
+
+@pytest.mark.parametrize("once", [True, False], ids=["once", "following"])
+def test_what_has_finished_is_told_as_it_was_by_one_who_saw_it_come(
+    server: Serving, lease: lowwater.Lease, tmp_path: Path, once: bool
+) -> None:
+    """The publisher is killed after hour 12 went out and before its cursor moved; before it comes again, the computation has finished."""
+    out, cursor = tmp_path / "out", tmp_path / "cursor"
+    command = publish(server, cursor, f"file:{out}/%Y-%m-%d/%H")
+    assert main([*command, "--until", "2013-01-09T12:00Z"]) == 0
+    before = cursor.read_bytes()
+    assert main([*command, "--once"]) == 0
+    told = {name: (out / name).read_bytes() for name in markers(out)}
+    cursor.write_bytes(before)
+    lease.finish()
+    assert main([*command, "--once"] if once else command) == 0
+    assert markers(out) == [f"2013-01-09/{hour}" for hour in range(10, 15)]
+    assert {name: (out / name).read_bytes() for name in told} == told
+    ends = {name: json.loads((out / name).read_text())["data"]["to"] for name in markers(out)[3:]}
+    assert ends == {"2013-01-09/13": "2013-01-09T14:00:00Z", "2013-01-09/14": "finished"}
+    assert main(command) == 0, "all was told"
 
 
 def test_it_follows_and_stops_when_the_computation_is_reset(

@@ -138,6 +138,23 @@ def test_a_layout_goes_over_the_wire_once_a_claim_and_again_when_the_server_asks
     assert owner.batch() == Layout(2, (0, 1))
 
 
+def test_to_a_server_that_does_not_say_what_it_knows_the_layout_goes_with_each_batch(
+    owners: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of another release: it may have forgotten it."""
+    commit, said = Batches.commit, list[int]()
+
+    def deaf(self: Batches, *args: Any, **options: Any) -> Any:
+        said.append(len(options["layout"].starts))
+        return commit(self, *args, **{**options, "known": None})
+
+    monkeypatch.setattr(Batches, "commit", deaf)
+    owner = owners()
+    for _ in range(3):
+        owner.batch()
+    assert said == [2, 2, 2]
+
+
 @pytest.mark.timeout(60)
 def test_a_batch_waits_for_a_claim_of_a_layout_no_longer_than_for_any_call(
     authority: Serving, owners: Any, monkeypatch: pytest.MonkeyPatch

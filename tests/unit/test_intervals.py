@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowwater import EstimatedInput, IncarnationChanged, InvalidArgument, Watermark, WatermarkView
+from lowwater import Completion, EstimatedInput, History, IncarnationChanged, InvalidArgument, Watermark, WatermarkView
 from lowwater._core.intervals import Closings, Interval, bounds_of, upstream_below
 from lowwater.cli.publish import Marker, event_of, target_of
+from lowwater_authority.core.history import History as AuthorityHistory
 from tests.kit.times import HOUR, MAX, MIN, at, mark
 
 EVERY = timedelta(hours=1)
@@ -42,12 +45,112 @@ def test_every_interval_that_has_passed_closes_once_and_in_order(lows: list[int]
     assert found == [(k * every, (k + 1) * every) for k in range(max(lows, default=0) // every)]
 
 
-def test_what_is_finished_closes_with_one_interval_without_an_end() -> None:
+class Told:
+    """What the authority publishes of a computation, and the history that it keeps of that."""
+
+    def __init__(self, step: timedelta = EVERY, incarnation: int = 1) -> None:
+        self._step, self._incarnation = step, incarnation
+        self._low = MIN
+        self._kept = AuthorityHistory()
+
+    def come(self, low: Watermark) -> WatermarkView:
+        micros, step = low.micros, self._step // timedelta(microseconds=1)
+        self._kept.note(self._incarnation, step, old=self._low, low=micros, now=0)
+        self._low = micros
+        return view(low, incarnation=self._incarnation)
+
+    @property
+    def history(self) -> History:
+        kept = [Completion(each.incarnation, Watermark(each.after), Watermark(each.through), 0) for each in self._kept]
+        return History("hourly", self._step, tuple(kept[-1:]), len(kept))
+
+
+def ids(closings: Closings, told: Told, seen: WatermarkView) -> list[str]:
+    """What is published when it is looked at now."""
+    if closings.asks(seen):
+        assert closings.closed(seen) is None
+        closings.tell(told.history)
+    return [event_of(each, "t")["id"] for each in all_closed(closings, seen)]
+
+
+@given(
+    lows=st.lists(st.integers(0, 400), max_size=8).map(sorted),
+    every=st.integers(1, 50),
+    step=st.integers(1, 50),
+    start=st.integers(-20, 300),
+    seen=st.sets(st.integers(0, 9)),
+    killed=st.integers(0, 9),
+)
+def test_what_is_published_depends_on_no_timing_and_no_restart(
+    lows: list[int], every: int, step: int, start: int, seen: set[int], killed: int
+) -> None:
+    """One looks at every value. Another one looks at some, and is killed before its cursor moves. A third comes when all is over."""
+
+    def closings() -> Closings:
+        return Closings("hourly", timedelta(seconds=every), Watermark(start * 10**6), incarnation=1)
+
+    told = Told(timedelta(seconds=step))
+    views = [told.come(low) for low in [*(Watermark(each * 10**6) for each in lows), Watermark.FINISHED]]
+    late = closings()
+    all_of_them = ids(late, told, views[-1])
+    assert late.over
+    always, seldom = closings(), closings()
+    assert [each for one in views for each in ids(always, told, one)] == all_of_them
+    found = []
+    for number, one in enumerate(views):
+        if number in seen or one is views[-1]:
+            if number >= killed:
+                seldom, killed = closings(), 99
+            found += ids(seldom, told, one)
+    assert set(found) == set(all_of_them)
+    assert found[-1] == all_of_them[-1]
+
+
+def test_of_what_finished_each_interval_closes_up_to_where_it_stood_and_then_one_without_an_end() -> None:
+    told = Told()
+    told.come(mark(12, 30))
+    finished = told.come(Watermark.FINISHED)
     closings = Closings("hourly", EVERY, at(10))
-    assert [each.end for each in all_closed(closings, view(mark(11, 30)))] == [mark(11)]
-    assert not closings.over
-    [last] = all_closed(closings, view(Watermark.FINISHED))
-    assert (last.start, last.end, closings.over) == (mark(11), Watermark.FINISHED, True)
+    assert closings.closed(finished) is None, "nobody has said yet how far it had come"
+    closings.tell(told.history)
+    assert [(each.start, each.end) for each in all_closed(closings, finished)] == [
+        (mark(10), mark(11)),
+        (mark(11), mark(12)),
+        (mark(12), mark(13)),
+        (mark(13), Watermark.FINISHED),
+    ]
+    assert closings.over
+
+
+def test_what_finished_at_once_or_before_the_start_closes_as_one() -> None:
+    for lows in ([], [mark(9, 30)], [mark(2)]):
+        told = Told()
+        for low in lows:
+            told.come(low)
+        closings = Closings("hourly", EVERY, at(10), incarnation=1)
+        finished = told.come(Watermark.FINISHED)
+        closings.tell(told.history)
+        assert [(each.start, each.end) for each in all_closed(closings, finished)] == [(mark(10), Watermark.FINISHED)]
+
+
+def test_a_history_of_another_incarnation_or_without_its_end_is_not_taken() -> None:
+    closings, finished = Closings("hourly", EVERY, at(10), incarnation=1), view(Watermark.FINISHED)
+    other, early = Told(incarnation=2), Told()
+    other.come(Watermark.FINISHED)
+    early.come(mark(12))
+    for told in (other, early, Told()):
+        closings.tell(told.history)
+        assert closings.asks(finished)
+        assert closings.closed(finished) is None
+
+
+def test_the_last_times_that_there_are_close() -> None:
+    told, start = Told(), Watermark(MAX - 90 * 60 * 10**6)
+    told.come(Watermark(MAX - 1))
+    finished = told.come(Watermark.FINISHED)
+    closings = Closings("hourly", EVERY, start, incarnation=1)
+    closings.tell(told.history)
+    assert [each.end.micros for each in all_closed(closings, finished)] == [start.micros + HOUR, MAX - 1, MAX]
 
 
 def test_with_an_end_each_interval_up_to_it_closes_by_itself() -> None:
@@ -143,6 +246,27 @@ def test_a_pattern_has_to_tell_intervals_apart(pattern: str, every: timedelta, m
     starts = [start.micros + k * micros for k in range(10_000 if every >= timedelta(hours=1) else 2_000)]
     paths = {target.path(Interval("x", 1, Watermark(each), Watermark(each + micros))) for each in starts}
     assert len(paths) == len(starts)
+
+
+def test_the_folders_of_a_marker_are_durable_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that it made, and those of one that was killed before it had them made durable."""
+    synced: list[Path] = []
+    fsync = os.fsync
+
+    def noted(number: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{number}").readlink())
+        fsync(number)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    interval = Interval("hourly", 1, mark(10), mark(11))
+    day = tmp_path / "out" / "2013-01-09"
+    first, marker = (Marker(f"{tmp_path}/out/%Y-%m-%d/%H/_SUCCESS") for _ in range(2))
+    for each in (first, marker):
+        each.take({}, interval)
+        assert {tmp_path, tmp_path / "out", day, day / "10"} <= set(synced)
+        synced.clear()
+    marker.take({}, replace(interval, start=mark(11), end=mark(12)))
+    assert {day, day / "11"} == {path for path in synced if path.is_dir()}, "what it knows is left alone"
 
 
 @pytest.mark.parametrize(

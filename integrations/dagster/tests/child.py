@@ -76,6 +76,8 @@ def main() -> None:
         except Exception as error:  # noqa: BLE001 - Dagster has one of its own around it
             reset = repr(error.__cause__ or error)
         lease = lw.worker("flights").claim()
+        lease.advance(None, oldest=None, frontier=TEN + timedelta(hours=1.5))
+        lease.flush()
         lease.finish()
         cursor = None
         skipped.append(look())

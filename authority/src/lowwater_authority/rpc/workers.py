@@ -129,7 +129,8 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         if told is None:
             return response
         wanted, known = shard.wanted(name), shard.told_layout(name, request.sequencer)
-        response.untold = known is None
+        if known is not None:
+            response.known_layout = known.version
         if wanted is not None and wanted.differs(told.layout if known is None else known):
             response.wanted.CopyFrom(codec.layout_message(wanted))
         return response

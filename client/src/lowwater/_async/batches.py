@@ -91,18 +91,18 @@ class Batches:
         layout_refused: str = "",
         loads: Iterable[RangeLoad] = (),
         wanted: Callable[[Layout], object] | None = None,
-        untold: Callable[[], object] | None = None,
+        known: Callable[[int], object] | None = None,
     ) -> tuple[Refusal, ...]:
         """Apply the prepared batch, whole or not at all; durable when it returns. A repeat changes nothing.
 
         An owner that follows layouts says its own, why it does not follow what is wanted (at most 1,024 characters), and what at most 64 ranges
         have cost; ``wanted`` is called with the layout that is wanted, if that is another one. A layout without starts is the one that was told before under this
-        sequencer; ``untold`` is called when the server does not know that.
+        sequencer; ``known`` is called with the version of the one that the server knows now, if it does. Otherwise tell the starts with the next.
         Returns what was refused of it. Raises NotPrepared, StaleSequencer, InputVersion, IncarnationChanged.
         Cancelled, it may or may not have been applied.
         """
         runtime = self._runtimes.get()
-        call = runtime.calls.commit_batch(computation, sequencer, batch, layout, layout_refused, loads, wanted, untold)
+        call = runtime.calls.commit_batch(computation, sequencer, batch, layout, layout_refused, loads, wanted, known)
         return await runtime.call(call)
 
     async def vouch(self, computation: str, sequencer: int, through: EventTime, *, seen: Inputs | None) -> None:

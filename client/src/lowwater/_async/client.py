@@ -22,7 +22,7 @@ from lowwater._core.settings import Settings
 from lowwater._core.statistics import ClientStatistics
 from lowwater._core.surroundings import REAL, Surroundings
 from lowwater._core.watches import Changes, Waiting, check_followed
-from lowwater._core.why import ASK_SECONDS, UNTOLD, Why, explain, find_guilty
+from lowwater._core.why import ASK_SECONDS, UNTOLD, Why, explain, find_absent, find_guilty
 from lowwater._drive.tasks.connection import MakeChannel
 from lowwater._drive.tasks.runtimes import Runtimes
 from lowwater.layout import Layout, LayoutView
@@ -246,11 +246,10 @@ class Client:
             return IntervalView(full, first, last, view, (), None)
         gaps: list[Gap] = []
         for below in upstream_below(full, published.views, last):
-            found = None
-            if below.registered:
-                with suppress(*UNTOLD, errors.PermissionDenied, errors.UnknownComputation):
-                    found = await runtime.call(runtime.calls.ranges(below.computation, last, limit), ASK_SECONDS)
-            gaps.append(gap_of(below, first, found, published.time_micros))
+            told = await self._tell_ranges(below.computation, last, limit)
+            found = told if isinstance(told, Ranges) else None
+            hidden = isinstance(told, errors.PermissionDenied)
+            gaps.append(gap_of(below, first, found, published.time_micros, hidden=hidden))
         return IntervalView(full, first, last, view, tuple(gaps), await self._explain(full, published))
 
     async def intervals(
@@ -259,10 +258,11 @@ class Client:
         """Yield the intervals ``[start + k * every, start + (k + 1) * every)`` of a computation as they become complete: each once, in order.
 
         Waits between them, without end while the authority is away, and for a name that nobody has registered yet. Those that are complete
-        already come at once. When the computation has finished, the last one has no end, and then it ends; with ``until``, it ends when the
-        intervals up to there are yielded. ``incarnation``: the one that the intervals belong to, where an earlier run has told it; 0: the first
-        that is seen. Raises IncarnationChanged when another one begins, since what was complete in the one before is made anew; EstimatedInput
-        for a computation whose watermark nobody promises; InvalidArgument.
+        already come at once. When the computation has finished, those up to the step of its history at which it stood come one by one, then a last
+        one without an end; with ``until``, it ends when the intervals up to there are yielded. Which intervals there are depends on no timing:
+        whoever begins later, or anew where another one ended, gets the same. ``incarnation``: the one that the intervals belong to, where an
+        earlier run has told it; 0: the first that is seen. Raises IncarnationChanged when another one begins, since what was complete in the one
+        before is made anew; EstimatedInput for a computation whose watermark nobody promises; InvalidArgument.
         """
         closings = Closings(self._full(name), every, start, incarnation=incarnation, until=until)
         runtime = self._runtime()
@@ -274,9 +274,15 @@ class Client:
                 with watcher.changed:
                     # The newest before each: it may have been reset while the one before was made use of.
                     if each is None or changes.come(watcher.state, subscription):
-                        await watcher.wait(lambda: changes.come(watcher.state, subscription), None)
-                        view = changes.take(watcher.state)
+                        deadline = runtime.deadline(ASK_SECONDS if closings.asks(view) else None)
+                        if await watcher.wait(lambda: changes.come(watcher.state, subscription), deadline):
+                            view = changes.take(watcher.state)
                 each = closings.closed(view)
+                if closings.asks(view):
+                    # Not told, it is asked again; a reset or a drop comes as a change.
+                    with suppress(*UNTOLD, errors.UnknownComputation):
+                        closings.tell(await runtime.call(runtime.calls.history(closings.name, None, 1)))
+                        each = closings.closed(view)
                 if each is not None:
                     yield each
         except errors.Closed:
@@ -314,13 +320,26 @@ class Client:
     async def _explain(self, full: str, published: Published) -> Why:
         runtime = self._runtime()
         guilty = find_guilty(full, published.views, published.time_micros)
-        found, unknown = Ranges((), 0), None
+        absent = find_absent(full, published.views, published.time_micros)
+        found = Ranges((), 0)
+        unknown: errors.LowwaterError | None = None
         if guilty is not None:
             try:
                 found = await runtime.call(runtime.calls.holding(published.views[guilty]), ASK_SECONDS)
             except UNTOLD as error:
                 unknown = error
+        elif absent is not None:
+            told = await self._tell_ranges(absent, None, 1)
+            unknown = None if isinstance(told, Ranges) else told
         return explain(full, published.views, published.time_micros, found, unknown)
+
+    async def _tell_ranges(self, full: str, below: EventTime | None, limit: int) -> Ranges | errors.LowwaterError:
+        """Return key ranges, or why they are not told: nobody can just now, or it is not registered, or this client may not read it."""
+        runtime = self._runtime()
+        try:
+            return await runtime.call(runtime.calls.ranges(full, below, limit), ASK_SECONDS)
+        except (*UNTOLD, errors.PermissionDenied, errors.UnknownComputation) as error:
+            return error
 
     # -- writing ----------------------------------------------------------------------------------------------------
 

@@ -403,9 +403,9 @@ class Calls:
         layout_refused: str = "",
         loads: Iterable[RangeLoad] = (),
         wanted: Callable[[Layout], object] | None = None,
-        untold: Callable[[], object] | None = None,
+        known: Callable[[int], object] | None = None,
     ) -> Call[tuple[Refusal, ...]]:
-        """Apply the prepared batch, and say how its owner lays the ranges out. ``wanted`` is called when another layout is, ``untold`` when the owner's is not known."""
+        """Apply the prepared batch, and say how its owner lays the ranges out. ``wanted`` is called when another layout is, ``known`` with the version of the owner's that is known."""
         request = workers_pb2.CommitBatchRequest(
             server_token=self._known.server_token,
             computation=self.full(computation, "computation"),
@@ -419,8 +419,8 @@ class Calls:
         def take(answer: workers_pb2.CommitBatchResponse) -> tuple[Refusal, ...]:
             if wanted is not None and answer.HasField("wanted"):
                 wanted(wire.layout(answer.wanted))
-            if untold is not None and answer.untold:
-                untold()
+            if known is not None and answer.HasField("known_layout"):
+                known(answer.known_layout)
             return tuple(wire.refusal(each) for each in answer.refused)
 
         return Call(lambda stubs: stubs.workers.CommitBatch, request, take, request.computation)

@@ -22,6 +22,8 @@ class Cause(Enum):
     """Nothing: nothing will ever come."""
     NOT_REGISTERED = "not registered"
     """Something reads it that nobody has registered."""
+    HIDDEN = "hidden"
+    """Something reads it that this client may not read: nothing is told of that, not even whether anybody has registered it."""
     NEVER_CLAIMED = "never claimed"
     """A key range that no worker has ever claimed."""
     UNOWNED = "unowned"

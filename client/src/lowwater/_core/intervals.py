@@ -11,13 +11,15 @@ from lowwater import errors
 from lowwater._core import checks
 from lowwater._core.causes import Cause, cause_of
 from lowwater._core.why import Why
-from lowwater.views import Ranges, WatermarkView
-from lowwater.watermark import MAX, EventTime, Watermark
+from lowwater.views import History, Ranges, WatermarkView
+from lowwater.watermark import MAX, MIN, EventTime, Watermark
 
 __all__ = ["Closings", "Gap", "Interval", "IntervalView", "bounds_of", "gap_of", "upstream_below"]
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 _EVERY: Final = (timedelta(seconds=1), timedelta(days=366))
+_LAST: Final = MAX - 1
+"""The last event time at which an interval may begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class Interval:
     """The computation's incarnation: after a reset the same interval closes once more, in the next one."""
     start: Watermark
     end: Watermark
-    """Exclusive. Finished: it has no end, for nothing more will come."""
+    """Exclusive. Finished: it has no end. It is the last, and begins where no interval with an end can have closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Gap:
     ranges: Ranges | None
     """Its key ranges below the end of the interval, furthest behind first: the first few. None when nobody could tell."""
     cause: Cause
-    """What keeps the computation where it is."""
+    """What keeps the computation where it is. HIDDEN: this client may not read it, and knows nothing of it but its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +96,22 @@ def upstream_below(name: str, views: Mapping[str, WatermarkView], end: Watermark
     return list(found.values())
 
 
-def gap_of(view: WatermarkView, start: Watermark, ranges: Ranges | None, now_micros: int) -> Gap:
-    """Return what is missing of an interval in a computation that is below its end."""
-    return Gap(view.computation, view, max(start, view.low), ranges, cause_of(view, now_micros))
+def gap_of(
+    view: WatermarkView, start: Watermark, ranges: Ranges | None, now_micros: int, *, hidden: bool = False
+) -> Gap:
+    """Return what is missing of an interval in a computation that is below its end; ``hidden``: which the caller may not read."""
+    cause = Cause.HIDDEN if hidden else cause_of(view, now_micros)
+    return Gap(view.computation, view, max(start, view.low), ranges, cause)
 
 
 class Closings:
     """The intervals ``[start + k * every, start + (k + 1) * every)`` of a computation, as its low watermark passes them, each once.
 
     Within one incarnation: the first that is seen, unless it is given. Only the exact low watermark closes an interval. Raises InvalidArgument.
+
+    Which they are depends on no timing: whoever looks seldom, begins anew or comes late finds the same. So, where the computation has finished and
+    no end was given, its history says how far it had come before (:meth:`asks`). Intervals up to there close one by one, as they did for those who
+    saw it come. The one behind them has no end.
     """
 
     def __init__(
@@ -120,6 +129,8 @@ class Closings:
                 "until", str(self._until), f"the end of an interval: {self.next} and so many times {every}"
             )
         self.incarnation = checks.count("incarnation", incarnation, 64)
+        self._came: int | None = None
+        """Before it finished, the low watermark had not come to here. Intervals that begin before it have an end. None: not told."""
 
     @property
     def over(self) -> bool:
@@ -127,10 +138,9 @@ class Closings:
         return self.next >= self._until
 
     def closed(self, view: WatermarkView) -> Interval | None:
-        """Return the next interval, if it has closed.
+        """Return the next interval, if it has closed. Of what has finished none closes as long as it :meth:`asks`.
 
-        When the computation is finished, what is left is one last interval without an end; where an end was given, all up to that. Raises
-        IncarnationChanged when the computation was reset or dropped, EstimatedInput when nobody promises its watermark.
+        Raises IncarnationChanged when the computation was reset or dropped, EstimatedInput when nobody promises its watermark.
         """
         if not view.registered and not self.incarnation:
             return None
@@ -141,12 +151,25 @@ class Closings:
             fix = "name a computation that is exact, such as a tracked stage"
             msg = f"{self.name} is only estimated: rows below its watermark will come, so that none of its intervals is ever complete; {fix}"
             raise errors.EstimatedInput(msg, metadata={"computation": self.name, "fix": fix})
-        endless = view.low.finished and self._until.finished
-        end = Watermark(MAX if endless else min(self.next.micros + self.every, MAX - 1))
-        if self.over or end > view.low:
+        if self.over or self.asks(view):
+            return None
+        endless = self._came is not None and self.next.micros >= min(self._came, _LAST)
+        end = Watermark(MAX if endless else min(self.next.micros + self.every, _LAST))
+        if end > view.low:
             return None
         start, self.next = self.next, end
         return Interval(self.name, self.incarnation, start, end)
+
+    def asks(self, view: WatermarkView) -> bool:
+        """Whether the newest completion of the history has to be told (:meth:`tell`) before anything closes."""
+        return self._came is None and self._until.finished and view.registered and view.low.finished
+
+    def tell(self, history: History) -> None:
+        """Take what the history says. One that does not say how this incarnation finished changes nothing."""
+        newest = history.completions[-1] if history.completions else None
+        if newest is None or newest.incarnation != self.incarnation or not newest.through.finished:
+            return
+        self._came = MIN if newest.after.unknown else newest.after.micros + history.step // _MICROSECOND
 
     def _ended(self, view: WatermarkView) -> errors.IncarnationChanged:
         became = f"reset: incarnation {view.incarnation} began" if view.registered else "dropped"

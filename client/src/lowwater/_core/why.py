@@ -14,12 +14,14 @@ from lowwater.watermark import Watermark
 
 __all__ = [
     "ASK_SECONDS",
+    "HIDDEN",
     "UNTOLD",
     "Cause",
     "Hop",
     "Way",
     "Why",
     "explain",
+    "find_absent",
     "find_culprits",
     "find_guilty",
     "find_way",
@@ -38,6 +40,14 @@ UNTOLD = (
     errors.Unavailable,
 )
 """What the authority answers to that question when it cannot tell just now, or does not answer at all."""
+
+HIDDEN = "may not be read by this client, so nothing is told of it, not even whether it is registered: ask somebody who may read it."
+"""What is said of such a computation, behind its name."""
+
+_ABSENT = {
+    Cause.HIDDEN: HIDDEN.rstrip("."),
+    Cause.NOT_REGISTERED: "is not registered: start what writes it, or remove the input",
+}
 
 _STEP_MICROS = 3_600_000_000
 """Event time that a stage which rounds down may be behind its input: the usual step. A view does not say the registered one."""
@@ -249,6 +259,12 @@ def find_guilty(name: str, views: Mapping[str, WatermarkView], now_micros: int) 
     return None if guilty is None or not guilty.registered or guilty.low.finished else guilty.computation
 
 
+def find_absent(name: str, views: Mapping[str, WatermarkView], now_micros: int) -> str | None:
+    """Return the root cause of another's watermark if it is not among the views: not registered, or nothing that the caller may read. Else None."""
+    root = find_way(name, views, now_micros).names[-1]
+    return None if root in views else root
+
+
 def explain(
     name: str,
     views: Mapping[str, WatermarkView],
@@ -259,7 +275,8 @@ def explain(
     """Tell of the walk from a computation to the one that holds it.
 
     ``found`` are the key ranges of that one, as :func:`find_guilty` names it, that are at its low watermark or below; none when it
-    names none. When nobody answered that, ``unknown`` says why, and no worker is blamed: what is known is who held it before.
+    names none. When nobody answered that, ``unknown`` says why, and no worker is blamed: what is known is who held it before. PermissionDenied
+    for one that is not among ``views`` says that the caller may not read it; else it is not registered.
     """
     way = find_way(name, views, now_micros)
     hops = [_passed(*pair, views, now_micros) for pair in zip(way.names, way.names[1:], strict=False)]
@@ -388,6 +405,9 @@ def _end(
     unknown: errors.LowwaterError | None,
 ) -> Hop:
     """Return the hop where the way ends."""
+    if not view.registered and isinstance(unknown, errors.PermissionDenied):
+        sentence = f"{view.computation} {HIDDEN}"
+        return Hop(view.computation, view.low, None, None, (), sentence, Cause.HIDDEN)
     if not view.registered:
         sentence = f"{view.computation} is not registered, so nobody has promised anything: start what writes it, or remove the input."
         return Hop(view.computation, view.low, None, None, (), sentence, Cause.NOT_REGISTERED)
@@ -555,8 +575,8 @@ def _still_behind(root: Hop, views: Mapping[str, WatermarkView]) -> str:
 def _root_words(
     root: Hop, views: Mapping[str, WatermarkView], now_micros: int, unknown: errors.LowwaterError | None
 ) -> str:
-    if root.cause is Cause.NOT_REGISTERED:
-        return f"held by {root.computation}, which is not registered: start what writes it, or remove the input"
+    if root.cause in _ABSENT:
+        return f"held by {root.computation}, which {_ABSENT[root.cause]}"
     if unknown is not None:
         return f"held by {root.computation}, but {_untold(unknown)}"
     if not root.holders:

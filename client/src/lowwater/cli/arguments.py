@@ -240,9 +240,8 @@ def parser() -> CommandParser:
     )
     publish.add_argument(
         "--to",
-        required=True,
         metavar="TARGET",
-        help="file:/PATH, with the start of the interval for %%Y, %%m, %%d, %%H, %%M; or https://..., with a bearer token from LOWWATER_PUBLISH_TOKEN",
+        help="file:/PATH, with the start of the interval for %%Y, %%m, %%d, %%H, %%M; or https://..., with a bearer token from LOWWATER_PUBLISH_TOKEN (default: LOWWATER_PUBLISH_TO)",
     )
     publish.add_argument(
         "--cursor",

@@ -7,9 +7,10 @@ import time
 from typing import Any
 
 from lowwater import errors
+from lowwater._core.causes import Cause
 from lowwater._core.intervals import Gap, IntervalView
 from lowwater._core.text import counted, on_one_line
-from lowwater._core.why import held_words
+from lowwater._core.why import HIDDEN, held_words
 from lowwater._sync.client import Client
 from lowwater.cli.render import range_record, times, to_json, view_record
 from lowwater.views import WatermarkView
@@ -55,6 +56,8 @@ def gaps_text(found: IntervalView, now_micros: int) -> str:
 
 
 def _head(gap: Gap) -> str:
+    if gap.cause is Cause.HIDDEN:
+        return f"{gap.computation} {HIDDEN.rstrip('.')}"
     if not gap.watermark.registered:
         return f"{gap.computation} is not registered: all of it is missing"
     head = f"{gap.computation} misses what is from {gap.missing} on"

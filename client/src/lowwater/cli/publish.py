@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import http.client
 import json
 import os
 import random
@@ -16,7 +17,7 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
@@ -30,7 +31,6 @@ from lowwater._core.text import duration
 from lowwater._sync.client import Client
 from lowwater.cli.failures import fail, say
 from lowwater.cli.render import times, to_json
-from lowwater.views import WatermarkView
 from lowwater.watermark import Watermark
 
 __all__ = ["Cursor", "Marker", "Target", "Webhook", "event_of", "publish", "target_of"]
@@ -44,7 +44,7 @@ _LONGEST: Final = 60.0
 """Upper bound of the pauses, in seconds."""
 
 _ANSWER: Final = 30.0
-"""How long a webhook may take to answer, in seconds."""
+"""How long a webhook may be silent, in seconds."""
 
 _ANEW: Final = "name another --cursor, with the --from from which on the intervals of the new one are wanted"
 
@@ -69,6 +69,8 @@ class Marker:
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
+        self._made: frozenset[Path] = frozenset()
+        """The folders of the last file: all of them are durable."""
 
     def path(self, interval: Interval) -> Path:
         """Return where the file of an interval is."""
@@ -78,7 +80,7 @@ class Marker:
         """See Target."""
         path = self.path(interval)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            self._made = make_folders(path.parent, self._made)
             write_durably(path, f"{to_json(event)}\n")
         except OSError as error:
             msg = f"{path} cannot be written: {error.strerror or error}"
@@ -114,6 +116,10 @@ class Webhook:
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
             msg = f"{self._host} does not answer: {reason}"
             raise NotTaken(msg) from None
+        except http.client.HTTPException as error:
+            # Without its words, which may be whatever was sent.
+            msg = f"{self._host} answers with what is no HTTP ({type(error).__name__})"
+            raise NotTaken(msg) from None
         if not 200 <= status < 300:
             msg = f"{self._host} answers with {status}, and not with 2xx"
             raise NotTaken(msg)
@@ -132,7 +138,9 @@ def target_of(text: str, every: timedelta, start: Watermark, token: str) -> Targ
             raise _refused("token", "LOWWATER_PUBLISH_TOKEN: pass text of printable ASCII, without line breaks")
         return Webhook(_url(text), token)
     if not text.startswith("file:"):
-        raise _refused("to", "--to: pass file:/PATH with %Y, %m, %d, %H in it, or https://...")
+        raise _refused(
+            "to", "--to: pass file:/PATH with %Y, %m, %d, %H in it, or https://..., here or in LOWWATER_PUBLISH_TO"
+        )
     pattern = text.removeprefix("file:")
     pattern = pattern.removeprefix("//") if pattern.startswith("///") else pattern
     if not pattern.startswith("/"):
@@ -263,11 +271,32 @@ def write_durably(path: Path, text: str) -> None:
         with suppress(OSError):
             aside.unlink()
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
+    _sync(path.parent)
+
+
+def make_folders(folder: Path, known: frozenset[Path] = frozenset()) -> frozenset[Path]:
+    """Make a folder and all above it that are missing, durably; those ``known`` are so already. Returns all of them. Raises OSError.
+
+    One that is there may not be durable either: its maker may have been killed right behind it.
+    """
+    found = frozenset([folder, *folder.parents])
+    for each in sorted(found - known - {Path(folder.anchor)}, key=lambda one: len(one.parts)):
+        if each.is_dir():
+            with suppress(OSError):  # of others, such as one that this user may not list
+                _sync(each.parent)
+        else:
+            each.mkdir(exist_ok=True)
+            _sync(each.parent)
+    return found
+
+
+def _sync(folder: Path) -> None:
+    """Make durable which names a folder has."""
+    opened = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(opened)
     finally:
-        os.close(folder)
+        os.close(opened)
 
 
 def event_of(interval: Interval, server_token: str) -> dict[str, Any]:
@@ -293,7 +322,7 @@ def event_of(interval: Interval, server_token: str) -> dict[str, Any]:
 def _alone(path: Path) -> Generator[None]:
     """Keep a second publisher from the same cursor."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(path.absolute().parent)
         lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise _refused(
@@ -321,7 +350,8 @@ def publish(lw: Client, args: argparse.Namespace) -> int:
         raise _refused(
             "until", f"--until: pass the end of an interval, so many times {duration(args.every)} after --from"
         )
-    target = target_of(args.to, every, start, os.environ.get("LOWWATER_PUBLISH_TOKEN", ""))
+    to = args.to or os.environ.get("LOWWATER_PUBLISH_TO", "")
+    target = target_of(to, every, start, os.environ.get("LOWWATER_PUBLISH_TOKEN", ""))
     with _alone(args.cursor):
         (view,) = lw.get(args.name).values()
         if not view.registered:
@@ -340,18 +370,14 @@ def publish(lw: Client, args: argparse.Namespace) -> int:
         if at >= until:
             return 0
         if args.once:
-            return publisher.run(
-                _closed_now(Closings(view.computation, every, at, incarnation=cursor.incarnation, until=until), view)
-            )
+            closings = Closings(view.computation, every, at, incarnation=cursor.incarnation, until=until)
+            if closings.asks(view):
+                closings.tell(lw.history(view.computation, limit=1))
+            return publisher.run(iter(lambda: closings.closed(view), None))
         try:
             return publisher.run(lw.intervals(view.computation, every, at, incarnation=cursor.incarnation, until=until))
         except errors.IncarnationChanged as error:
             raise cursor.ended(int(error.metadata["incarnation"])) from None
-
-
-def _closed_now(closings: Closings, view: WatermarkView) -> Iterator[Interval]:
-    while (each := closings.closed(view)) is not None:
-        yield each
 
 
 class _Publisher:

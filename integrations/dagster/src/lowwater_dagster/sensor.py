@@ -77,7 +77,8 @@ def interval_sensor(
     ``partition`` is how the key of a partition is made of the start of its interval, in UTC, such as ``"%Y-%m-%d-%H:%M"`` for hours; None: none. The key of
     a run is the id of its interval, by which Dagster starts no run twice. ``resource`` names the LowwaterResource. Dagster looks every
     ``minimum_interval_seconds``. After a reset of the computation the sensor fails, for what it has asked for is made anew: reset its cursor in Dagster
-    to have all runs again from ``start`` on, under new keys.
+    to have all runs again from ``start`` on, under new keys. What comes behind the last interval when the computation has finished has no end, and is
+    no partition: with ``partition`` there is no run of it.
     """
 
     def look(context: SensorEvaluationContext) -> SensorResult | SkipReason:
@@ -103,7 +104,7 @@ def interval_sensor(
             token = lw.server_token
         last = found[-1]
         cursor = {"next_micros": last.end.micros, "incarnation": last.incarnation, "server_token": token}
-        runs = [_run(each, token, partition) for each in found]
+        runs = [_run(each, token, partition) for each in found if partition is None or not each.end.finished]
         return SensorResult(run_requests=runs, cursor=json.dumps(cursor))
 
     return SensorDefinition(

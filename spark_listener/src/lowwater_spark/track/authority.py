@@ -100,8 +100,8 @@ class Authority:
     """Why an output may not say how far it is complete, as it was logged last; empty: it may."""
     _unproposed: str = field(default="", init=False)
     """Why no layout could be asked for, as it was logged last."""
-    _told: int = field(default=0, init=False)
-    """The claim under which the authority has heard of the layout."""
+    _told: tuple[int, int] | None = field(default=None, init=False)
+    """The claim and the version of the layout that the authority says it has heard of."""
     _last: Reading | None = field(default=None, init=False)
     """What was read of the inputs last."""
 
@@ -302,9 +302,9 @@ class Authority:
 
         def call() -> str:
             wanted: list[lowwater.Layout] = []
-            untold: list[bool] = []
+            known: list[int] = []
             layout = self.cut.told
-            if self._told == lease.sequencer:
+            if self._told == (lease.sequencer, layout.version):
                 layout = lowwater.Layout(layout.version)
             for each in self._quick.batches.commit(
                 self.registration.name,
@@ -314,14 +314,14 @@ class Authority:
                 layout_refused=refused or "",
                 loads=loads,
                 wanted=wanted.append,
-                untold=lambda: untold.append(True),
+                known=known.append,
             ):
                 if each.reason == errors.StaleSequencer.reason:
                     raise errors.StaleSequencer(each.message, metadata={"computation": self.registration.name})
                 # The rest counts; another batch would be refused as well. The lease says it again, and the status shows it.
                 logger.warning("batch %d of %s: %s", batch, self.registration.name, each.message)
             self.wanted = wanted[-1] if wanted else None
-            self._told = 0 if untold else lease.sequencer
+            self._told = (lease.sequencer, known[-1]) if known else None
             return ""
 
         return self._degrade(call)

@@ -1045,10 +1045,10 @@ class CommitBatchResponse(google.protobuf.message.Message):
 
     REFUSED_FIELD_NUMBER: builtins.int
     WANTED_FIELD_NUMBER: builtins.int
-    UNTOLD_FIELD_NUMBER: builtins.int
-    untold: builtins.bool
-    """The owner has left its starts out, and they are not known here: it tells them
-    with its next commit.
+    KNOWN_LAYOUT_FIELD_NUMBER: builtins.int
+    known_layout: builtins.int
+    """The version of the owner's layout that is known here, with its starts, as told
+    under this claim. Absent, the owner tells its starts with its next commit.
     """
     @property
     def refused(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RefusedRanges]:
@@ -1066,10 +1066,13 @@ class CommitBatchResponse(google.protobuf.message.Message):
         *,
         refused: collections.abc.Iterable[Global___RefusedRanges] | None = ...,
         wanted: lowwater._pb.lowwater.v1.types_pb2.Layout | None = ...,
-        untold: builtins.bool = ...,
+        known_layout: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_wanted", b"_wanted", "wanted", b"wanted"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_wanted", b"_wanted", "refused", b"refused", "untold", b"untold", "wanted", b"wanted"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_known_layout", b"_known_layout", "_wanted", b"_wanted", "known_layout", b"known_layout", "wanted", b"wanted"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_known_layout", b"_known_layout", "_wanted", b"_wanted", "known_layout", b"known_layout", "refused", b"refused", "wanted", b"wanted"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_known_layout", b"_known_layout"]) -> typing.Literal["known_layout"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_wanted", b"_wanted"]) -> typing.Literal["wanted"] | None: ...
 
 Global___CommitBatchResponse: typing_extensions.TypeAlias = CommitBatchResponse

@@ -1,0 +1,26 @@
+"""The script that makes the environments of the integrations."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("arguments", [[], [""], ["../x"], ["airflow/../dagster"], ["tests"], ["dagster "]], ids=str)
+def test_what_is_none_of_its_environments_is_refused_before_anything_is_removed(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    """It removes build/NAME first: of a copy of it, everything else is left as it is."""
+    script = tmp_path / "integrations" / "setup.sh"
+    script.parent.mkdir()
+    script.write_bytes((ROOT / "integrations" / "setup.sh").read_bytes())
+    kept = tmp_path / "x" / "kept"
+    kept.parent.mkdir()
+    kept.touch()
+    done = subprocess.run(["bash", script, *arguments], capture_output=True, text=True, check=False)
+    assert (done.returncode, "pass airflow, dagster or openlineage" in done.stderr) == (2, True), done.stderr
+    assert kept.exists()
