@@ -14,6 +14,7 @@ from lowwater_authority.core import recovery
 from lowwater_authority.core.budget import Budget, Lateness
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.topology import Spec, Topology
+from lowwater_authority.rpc import codec
 from tests.kit.times import HOUR, MINUTE
 from tests.property.core_driver import MAX, MIN, NOW, Driver
 
@@ -115,7 +116,7 @@ def test_rule8_a_repeated_report_counts_once_and_a_lost_one_not_less() -> None:
     [
         {"counts": {0: 600}},
         {"counts": {7: 606}},
-        {"counts": {0: 2**62 + 1}},
+        {"counts": {0: 2**40, 2: 1}},
         {"behind": {PPM: (0, 0)}},
         {"behind": {PPM: (9, 0)}},
     ],
@@ -132,6 +133,36 @@ def test_what_cannot_be_is_refused_and_changes_nothing_of_it(wrong: dict[str, ob
     source.hand_on(1)
     assert not source.report(10), "nor does it spoil what comes after"
     assert counted(made) == (607, 5)
+
+
+def test_any_counts_that_are_taken_fit_into_what_is_kept_and_told() -> None:
+    """The most that a claim may tell, of many claims in one round: nothing passes 64 bits, in no snapshot and no answer."""
+    made = driver()
+    for source in [
+        Source(made, bytes([1, number // 256, number % 256]), bytes([1, number // 256, number % 256, 0]))
+        for number in range(300)
+    ]:
+        source.counts = {0: 2**40 - 7, 5: 7}
+        assert not source.report(settle=False)
+    made.settle()
+    assert counted(made)[0] == 300 * 2**40
+    snapshot = recovery.snapshot(made.core)
+    assert recovery.recover(made.spec, snapshot, (), epoch_base=1000).published.budgets == made.core.published.budgets
+    assert codec.budget_messages(made.core.published.budgets)[0].records == 300 * 2**40
+
+
+def test_what_would_take_a_computation_beyond_62_bits_is_refused() -> None:
+    made = driver()
+    one, two = Source(made, b"", b"m"), Source(made, b"m", b"")
+    budget(made).records = 2**62 - 5
+    one.hand_on(4)
+    two.hand_on(2)
+    assert not one.report(settle=False)
+    assert two.report(settle=False) == {("INVALID_ARGUMENT", None)}
+    made.settle()
+    assert counted(made)[0] == 2**62 - 1
+    assert two.report() == {("INVALID_ARGUMENT", None)}
+    recovery.snapshot(made.core)
 
 
 def test_a_frontier_beyond_the_clock_is_refused() -> None:

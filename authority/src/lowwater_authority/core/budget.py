@@ -52,7 +52,7 @@ BUCKETS: Final = len(EDGES)
 """Buckets of lateness that there are."""
 
 MOST_ARRIVED: Final = 2**62
-"""Records of one claim, so that their sums fit into 64 bits."""
+"""Records of one computation, so that all counts and their sums fit into 64 bits; of one claim: groups.MOST_RECORDS."""
 
 _STEPS: Final = 16
 _GROWTH: Final = (
@@ -128,7 +128,7 @@ class Memory:
             self.counts = {bucket: left for bucket, weight in self.counts.items() if (left := weight >> halvings)}
         weight = _GROWTH[self.passed // step]
         for bucket, count in counts.items():
-            self.counts[bucket] = self.counts.get(bucket, 0) + count * weight
+            self.counts[bucket] = min(self.counts.get(bucket, 0) + count * weight, MOST_ARRIVED)
 
     def delay(self, above: int) -> int:
         """Return the least edge above which at most so many parts per million lie. O(buckets log buckets)."""

@@ -140,6 +140,8 @@ class Computation:
         self._mass_changed = False
         self._came: list[tuple[int, dict[int, int], dict[int, int]]] = []
         """Of this round: what lateness counts from, records by bucket of it, and those behind by budget."""
+        self._came_records = 0
+        """How many they are."""
         self._strong = False
         self.published = self._view()
         self.published_layout = self.layout
@@ -622,8 +624,10 @@ class Computation:
             problem = (
                 "lateness has fewer records than before; send all that the claim has handed on since it was granted"
             )
-        elif sum(told.counts.values()) > MOST_ARRIVED:
-            problem = f"lateness counts more than {MOST_ARRIVED} records; no claim has that many"
+        elif sum(told.counts.values()) > MOST_RECORDS:
+            problem = f"lateness.counts has more than {MOST_RECORDS} records; no claim has that many, send those that it has handed on"
+        elif max(budget.records for budget in self.budgets.values()) + self._came_records + records > MOST_ARRIVED:
+            problem = f"lateness.counts takes {self.spec.name} beyond {MOST_ARRIVED} records; begin a new incarnation with 'lowwater reset {self.spec.name}'"
         elif wrong := [each for each in new.values() if not 0 <= each <= records]:
             problem = f"lateness.behind has {wrong[0]} of {records} new records; send how many of all came behind"
         if problem:
@@ -657,6 +661,7 @@ class Computation:
         group.arrivals.add(counts, {each.ppm: each.told for each in op.behind}, op.frontier_micros, op.time_micros)
         group.arrived_before = []
         self._came.append((op.reference_micros, counts, {each.ppm: each.counted for each in op.behind}))
+        self._came_records += sum(op.counts)
 
     # -- micro-batches ---------------------------------------------------------------------------------------
 
@@ -963,7 +968,7 @@ class Computation:
         return reached((each for group in groups for each in group.arrived()), ppm)
 
     def _move_budgets(self, references: Mapping[int, int]) -> None:
-        came, self._came = self._came, []
+        came, self._came, self._came_records = self._came, [], 0
         for ppm, budget in self.budgets.items():
             reference = max(budget.reference, references.get(ppm, MIN))
             if reference == MAX:
