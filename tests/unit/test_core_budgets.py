@@ -237,7 +237,7 @@ def arrived(core: Computation) -> object:
     return deepcopy((core.budgets, groups))
 
 
-def test_a_silent_claim_holds_it_and_so_does_its_successor_until_that_tells_its_own() -> None:
+def test_a_silent_claim_holds_it_and_so_does_its_successor_until_that_has_come_as_far() -> None:
     made = driver()
     one, two = warmed(made, b"", b"m"), warmed(made, b"m", b"")
     for _ in range(5):
@@ -246,14 +246,68 @@ def test_a_silent_claim_holds_it_and_so_does_its_successor_until_that_tells_its_
         one.report()
     held = published(made)
     assert held <= two.frontier
-    successor = Source(made, b"m", b"", frontier=one.frontier)
+    successor = Source(made, b"m", b"", frontier=two.frontier)
     one.frontier += MINUTE
     one.hand_on(1)
     one.report()
     assert published(made) <= two.frontier, "nobody knows what the successor has read"
-    successor.hand_on(2)
+    for _ in range(3):
+        successor.frontier += MINUTE
+        successor.hand_on(1)
+        successor.report()
+        assert published(made) <= successor.frontier, "a first small report makes it weigh no less than its predecessor"
+    successor.frontier = one.frontier
+    successor.hand_on(1)
     successor.report()
-    assert published(made) > two.frontier
+    assert published(made) > two.frontier + 3 * MINUTE
+
+
+def weights(of: Driver) -> list[tuple[bytes, int]]:
+    """What each group weighs in R, by its first range."""
+    told = {each.bounds[0]: each.arrived() for each in of.core.map.run_groups()}
+    return [(start, weight[1]) for start, weight in told.items() if weight is not None]
+
+
+def test_what_is_left_of_a_claim_whose_range_was_cut_holds_it_too() -> None:
+    made = driver()
+    one, two = warmed(made, b"", b"m"), warmed(made, b"m", b"")
+    cut = Source(made, b"m", b"t", frontier=two.frontier)
+    assert weights(made) == [(b"", 601), (b"m", 301), (b"t", 300)]
+    for _ in range(3):
+        cut.frontier = one.frontier = one.frontier + HOUR // 6
+        for each in (one, cut):
+            each.hand_on(1)
+            each.report()
+    assert published(made) <= two.frontier, "of the keys from t on nothing was heard since"
+
+
+def test_cuts_and_merges_make_no_more_of_what_weighs_in_it() -> None:
+    made = driver()
+    source = Source(made, b"", b"m", b"")
+    source.hand_on(100)
+    source.report()
+    for _ in range(40):
+        made.claim(b"m", b"")
+        assert weights(made) == [(b"", 50), (b"m", 50)]
+        made.claim(b"k", b"p")
+        assert sum(weight for _, weight in weights(made)) == 100
+        made.claim(b"", b"m", b"")
+        assert weights(made) == [(b"", 100)]
+    assert made.core.map.groups[made.core.last_sequencer].arrived_before == (source.frontier, 100)
+
+
+def test_a_claim_that_loses_ranges_weighs_as_much_less_as_they_are_more() -> None:
+    made = driver()
+    source = Source(made, b"", b"c", b"f", b"m", b"")
+    source.hand_on(1000)
+    source.report()
+    made.claim(b"c", b"f")
+    assert weights(made) == [(b"", 750), (b"c", 250)]
+    made.retire(b"m", b"", force=True)
+    assert weights(made) == [(b"", 500), (b"c", 250)]
+    source.hand_on(10)
+    source.report()
+    assert weights(made) == [(b"", 510), (b"c", 250)]
 
 
 def test_a_retired_or_finished_claim_holds_nothing() -> None:

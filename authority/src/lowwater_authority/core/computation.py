@@ -260,6 +260,7 @@ class Computation:
             request_id=op.request_id,
         )
         taken = self.map.claim(group, codec.int64s(op.bound_micros), now)
+        self._hand_over_arrivals(group, taken)
         self._hand_over_masses(group, taken, bounded=bool(op.bound_micros))
         group.finished = bool((self.map.columns.values[group.slots()] == MAX).all())
         self.last_sequencer = op.sequencer
@@ -281,7 +282,7 @@ class Computation:
         stand_ins: list[Mass] = []
         known = True
         for lost in taken:
-            partly = bool(lost.group.live_count) or lost.remainder
+            partly = bool(lost.group.live_count) or bool(lost.remainders)
             if lost.group.state is GroupState.RETIRED:
                 known = False
             elif lost.group.finished:
@@ -297,12 +298,29 @@ class Computation:
         if group is not None:
             group.mass_known = known
             group.stand_ins = stand_ins if known else []
-            group.arrived_before = [
-                each
-                for lost in taken
-                if lost.group.state is not GroupState.RETIRED and not lost.group.finished
-                for each in lost.group.arrived()
-            ]
+
+    def _hand_over_arrivals(self, group: Group | None, taken: Sequence[Taken]) -> None:
+        """Let what weighed in R stay where its ranges go: with all of a claim, or by as many of its ranges as each has got.
+
+        Nobody knows which of them had the records. Together they weigh what the claim did, so that no cut and no merge makes more of it.
+        """
+        stood: list[tuple[int, int]] = []
+        for lost in taken:
+            told = lost.group.arrived()
+            if told is None or lost.group.state is GroupState.RETIRED or lost.group.finished:
+                continue
+            frontier, rest = told
+            ranges = sum(high - low for low, high in lost.handles) + lost.group.live_count + len(lost.remainders)
+            for remainder in lost.remainders:
+                remainder.arrived_before = frontier, told[1] // ranges
+                rest -= told[1] // ranges
+            if lost.group.live_count:
+                lost.group.keep_arrived(lost.group.live_count, ranges)
+                rest -= 0 if (left := lost.group.arrived()) is None else left[1]
+            if rest:
+                stood.append((frontier, rest))
+        if group is not None and stood:
+            group.arrived_before = min(frontier for frontier, _ in stood), sum(recent for _, recent in stood)
 
     def _fenced(self, taken: Iterable[Taken], reason: str) -> Iterable[Fenced]:
         for lost in taken:
@@ -442,6 +460,7 @@ class Computation:
 
     def _apply_retire(self, op: pb.Retire, now: int) -> list[Taken]:
         taken = self.map.retire(op.start, op.end, now)
+        self._hand_over_arrivals(None, taken)
         self._hand_over_masses(None, taken)
         self._mass_changed = True
         self._forget_dead_batches()
@@ -659,7 +678,8 @@ class Computation:
         counts = dict(zip(op.buckets, op.counts, strict=True))
         group.arrivals = group.arrivals or Arrivals()
         group.arrivals.add(counts, {each.ppm: each.told for each in op.behind}, op.frontier_micros, op.time_micros)
-        group.arrived_before = []
+        if group.arrived_before is not None and group.arrivals.recent.total >= group.arrived_before[1]:
+            group.arrived_before = None
         self._came.append((op.reference_micros, counts, {each.ppm: each.counted for each in op.behind}))
         self._came_records += sum(op.counts)
 
@@ -965,7 +985,7 @@ class Computation:
 
     def _reached(self, ppm: int) -> int:
         groups = (g for g in self.map.run_groups() if g.state is not GroupState.RETIRED and not g.finished)
-        return reached((each for group in groups for each in group.arrived()), ppm)
+        return reached((told for group in groups if (told := group.arrived()) is not None), ppm)
 
     def _move_budgets(self, references: Mapping[int, int]) -> None:
         came, self._came, self._came_records = self._came, [], 0

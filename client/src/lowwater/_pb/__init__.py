@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 0b19d1033a176af1c4830400022ae04faafd0b8a27c912f5760692b889600eec
+Made from: sha256 a84e1a758775e57c2e89fac0eb3822e5ba6c05ac30507cf6d797bebde2dfcfad
 """
