@@ -69,6 +69,7 @@ TAKEN_IN_PART = {
     "lateness of too many records",
     "more records behind than came",
     "lateness from beyond max skew",
+    "lateness behind what is beyond max skew",
 }
 """What stands beside the bad part is taken over. It changes nothing, but no older report may count any more: its number is durable."""
 

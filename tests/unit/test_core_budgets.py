@@ -172,6 +172,11 @@ def test_a_frontier_beyond_the_clock_is_refused() -> None:
     source.frontier = made.now + 2 * 24 * HOUR
     assert source.report() == {("TOO_FAR_AHEAD", None)}
     assert published(made) == before
+    source.frontier = made.now
+    source.hand_on(1)
+    for far in (made.now + 2 * 24 * HOUR, MAX):
+        assert made.report(source.sequencer, MIN, lateness=source.told(reference=far)) == {("TOO_FAR_AHEAD", None)}
+    assert counted(made) == (601, 0)
 
 
 def test_records_are_judged_by_what_is_published_when_their_report_counts() -> None:

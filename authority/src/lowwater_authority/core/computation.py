@@ -651,8 +651,13 @@ class Computation:
             problem = f"lateness.behind has {wrong[0]} of {records} new records; send how many of all came behind"
         if problem:
             return [Refused(group.sequencer, errors.InvalidArgument.reason, problem)]
-        if wall + self.spec.max_skew < told.frontier != MAX:
-            msg = f"lateness.frontier_micros is more than {self.spec.max_skew // 1_000_000} s ahead of the clock; nothing of it counts"
+        limit = wall + self.spec.max_skew
+        far = limit < told.frontier != MAX
+        if far or (records and told.reference > limit):
+            msg = (
+                f"lateness.{'frontier' if far else 'reference'}_micros is more than {self.spec.max_skew // 1_000_000} s ahead of the clock; "
+                "nothing of it counts"
+            )
             return [Refused(group.sequencer, errors.TooFarAhead.reason, msg)]
         if not records and group.arrivals is not None and told.frontier == known.frontier:
             return []
