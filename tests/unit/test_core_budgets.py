@@ -118,7 +118,7 @@ def test_rule8_a_repeated_report_counts_once_and_a_lost_one_not_less() -> None:
         {"counts": {7: 606}},
         {"counts": {0: 2**40, 2: 1}},
         {"behind": {PPM: (0, 0)}},
-        {"behind": {PPM: (9, 0)}},
+        {"behind": {PPM: (607, 0)}},
     ],
 )
 def test_what_cannot_be_is_refused_and_changes_nothing_of_it(wrong: dict[str, object]) -> None:
@@ -200,6 +200,23 @@ def test_a_budget_that_its_owner_says_nothing_of_is_judged_by_the_buckets() -> N
     source.hand_on(4, late=HOUR)
     made.report(source.sequencer, MIN, lateness=source.told(behind={}))
     assert counted(made) == (605, 4)
+
+
+def test_a_budget_that_was_left_out_once_may_be_told_again() -> None:
+    """What came meanwhile was judged by the buckets; of what comes now all are behind that may be."""
+    made = driver()
+    source = warmed(made)
+    source.hand_on(4, late=HOUR)
+    assert not made.report(source.sequencer, MIN, lateness=source.told(behind={}))
+    source.hand_on(2, late=HOUR)
+    source.hand_on(1)
+    assert source.behind == 6
+    assert not source.report()
+    assert counted(made) == (608, 7)
+    source.hand_on(5)
+    source.hand_on(1, late=HOUR)
+    assert not source.report()
+    assert counted(made) == (614, 8), "what was told is noted: the next one counts exactly again"
 
 
 def test_rule3_it_never_goes_back_over_crashes_snapshots_and_takeovers() -> None:

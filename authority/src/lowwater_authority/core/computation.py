@@ -643,12 +643,14 @@ class Computation:
             problem = (
                 "lateness has fewer records than before; send all that the claim has handed on since it was granted"
             )
-        elif sum(told.counts.values()) > MOST_RECORDS:
+        elif (total := sum(told.counts.values())) > MOST_RECORDS:
             problem = f"lateness.counts has more than {MOST_RECORDS} records; no claim has that many, send those that it has handed on"
         elif max(budget.records for budget in self.budgets.values()) + self._came_records + records > MOST_ARRIVED:
             problem = f"lateness.counts takes {self.spec.name} beyond {MOST_ARRIVED} records; begin a new incarnation with 'lowwater reset {self.spec.name}'"
-        elif wrong := [each for each in new.values() if not 0 <= each <= records]:
-            problem = f"lateness.behind has {wrong[0]} of {records} new records; send how many of all came behind"
+        elif min(new.values(), default=0) < 0:
+            problem = "lateness.behind has fewer records than before; send how many of all came behind"
+        elif wrong := [told.behind[ppm][0] for ppm in new if told.behind[ppm][0] > total]:
+            problem = f"lateness.behind has {wrong[0]} of {total} records; send how many of all came behind"
         if problem:
             return [Refused(group.sequencer, errors.InvalidArgument.reason, problem)]
         limit = wall + self.spec.max_skew
@@ -665,7 +667,9 @@ class Computation:
         for ppm, mark in ((kept.ppm, kept.micros) for kept in self.published.budgets if records):
             exactly = ppm in told.behind and told.behind[ppm][1] == mark
             may_be = 0 if exactly or mark == MIN else lateness.behind(more, told.reference, mark)
-            behind.append(pb.Behind(ppm=ppm, told=new.get(ppm, 0), counted=max(new.get(ppm, 0), may_be)))
+            # More than came anew when it was left out before: those were judged by the buckets.
+            counted = max(min(new.get(ppm, 0), records), may_be)
+            behind.append(pb.Behind(ppm=ppm, told=new.get(ppm, 0), counted=counted))
         buckets = sorted(bucket for bucket, count in more.items() if count)
         op = pb.Arrived(
             frontier_micros=told.frontier,
