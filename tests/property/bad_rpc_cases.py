@@ -533,6 +533,8 @@ IN_PART: Final[dict[str, tuple[Callable[[Pipeline], workers_pb2.GroupReport], st
     "lateness with unequal columns": (lambda p: _lateness(p, [0, 1], [1]), "INVALID_ARGUMENT", []),
     "lateness whose buckets do not ascend": (lambda p: _lateness(p, [1, 0], [1, 1]), "INVALID_ARGUMENT", []),
     "lateness in a bucket that is not there": (lambda p: _lateness(p, [756], [1]), "INVALID_ARGUMENT", []),
+    "lateness in too many buckets": (lambda p: _lateness(p, [*range(129)], [1] * 129), "INVALID_ARGUMENT", []),
+    "lateness with too many counts": (lambda p: _lateness(p, [0], [1] * 129), "INVALID_ARGUMENT", []),
     "lateness of too many records": (lambda p: _lateness(p, [0, 1], [2**40, 1]), "INVALID_ARGUMENT", []),
     "more records behind than came": (lambda p: _lateness(p, [0], [3], 10_000), "INVALID_ARGUMENT", []),
     "records behind a budget twice": (lambda p: _lateness(p, [0], [9], 10_000, 10_000), "INVALID_ARGUMENT", []),

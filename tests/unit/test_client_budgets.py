@@ -164,6 +164,45 @@ def test_stagings_without_an_answer_take_no_more_room_than_some() -> None:
     assert not made._unanswered
 
 
+@given(st.integers(0, 2**32))
+@settings(max_examples=6, database=None, deadline=None)
+def test_a_claim_tells_as_few_buckets_as_the_authority_takes_and_no_record_for_earlier(seed: int) -> None:
+    random, made = Random(seed), Arrivals({PPM: MIN})
+    handed_on: list[int] = []
+    told: dict[int, int] = {}
+    said = None
+    for version in range(400):
+        late = [int(1_000 * 1.05 ** random.uniform(0, 750)) for _ in range(5)]
+        handed_on += late
+        made.add([-each for each in late], 0, version)
+        said = made.told()
+        assert said is not None
+        before, told = told, dict(said.counts)
+        assert all(told[bucket] >= count for bucket, count in before.items()), "no count ever falls"
+    assert len(told) <= lateness.MOST_BUCKETS
+    assert sum(told.values()) == len(handed_on)
+    for edge in lateness.EDGES:
+        assert sum(count for bucket, count in told.items() if lateness.EDGES[bucket] > edge) >= sum(
+            each > edge for each in handed_on
+        )
+    assert said is not None
+    assert codec.lateness(wire._lateness(said)).counts == told
+
+
+@pytest.mark.parametrize("late", [MINUTE, HOUR, 29 * 24 * HOUR])
+def test_what_is_one_more_bucket_is_a_fifth_wider(late: int) -> None:
+    made = Arrivals({PPM: MIN})
+    for bucket in range(1, 200):
+        made.add([-lateness.EDGES[bucket]], 0, bucket)
+    before = made.told()
+    made.add([-late], 0, 500)
+    after = made.told()
+    assert before is not None
+    assert after is not None
+    ((bucket, _),) = set(after.counts) - set(before.counts)
+    assert late <= lateness.EDGES[bucket] <= 1.22 * 1.05 * late
+
+
 @given(st.lists(st.integers(-HOUR, HOUR)), st.integers(-HOUR, HOUR))
 def test_records_are_sorted_into_buckets_as_one_by_one(times: list[int], reference: int) -> None:
     found: dict[int, int] = {}

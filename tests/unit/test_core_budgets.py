@@ -378,6 +378,36 @@ def test_a_record_in_which_it_goes_back_is_refused() -> None:
         recovery.recover(made.spec, None, [*made.records, again.SerializeToString()], epoch_base=1000)
 
 
+def test_records_that_count_from_many_moments_are_the_same_as_told_one_by_one() -> None:
+    """A round adds up what counts from one moment, and budgets that stand at one R share what comes of it."""
+    random = Random(3)
+    made = Driver(Spec("c", budgets=(1_000, PPM)))
+    sources = [Source(made, bytes([number]), bytes([number + 1])) for number in range(1, 9)]
+    alone = {ppm: Budget(ppm) for ppm in (1_000, PPM)}
+    for _ in range(30):
+        came: list[tuple[int, dict[int, int]]] = []
+        for source in sources:
+            source.frontier += random.choice((0, MINUTE, random.randrange(HOUR // 10)))
+            before = dict(source.counts)
+            source.hand_on(random.randrange(200), late=random.choice((0, MINUTE, HOUR)))
+            more = {each: n - before.get(each, 0) for each, n in source.counts.items()}
+            came.append((source.frontier, {each: n for each, n in more.items() if n}))
+            assert not made.report(source.sequencer, MIN, lateness=source.told(behind={}), settle=False)
+        behind = {
+            kept.ppm: sum(lateness.behind(some, at, kept.micros) if kept.micros > MIN else 0 for at, some in came)
+            for kept in made.core.published.budgets
+        }
+        made.settle()
+        for ppm, one in alone.items():
+            reference = max(one.reference, made.core.budgets[ppm].reference)
+            counts: dict[int, int] = {}
+            for at, some in came:
+                for bucket, count in lateness.moved(some, at, at if reference == MIN else reference).items():
+                    counts[bucket] = counts.get(bucket, 0) + count
+            one.tick(counts, behind[ppm], reference, made.low)
+    assert alone == made.core.budgets
+
+
 def test_computations_without_a_budget_tell_nothing_of_it() -> None:
     made = Driver(Spec("c"))
     made.spec = Spec("c")

@@ -998,17 +998,23 @@ class Computation:
 
     def _move_budgets(self, references: Mapping[int, int]) -> None:
         came, self._came, self._came_records = self._came, [], 0
+        told: dict[int, dict[int, int]] = {}
+        late = dict.fromkeys(self.budgets, 0)
+        for counted_from, some, behind in came:
+            _add(told.setdefault(counted_from, {}), some)
+            for ppm, records in behind.items():
+                late[ppm] = late.get(ppm, 0) + records
+        seen_from: dict[int, dict[int, int]] = {}
         for ppm, budget in self.budgets.items():
             reference = max(budget.reference, references.get(ppm, MIN))
             if reference == MAX:
                 reference = budget.reference
-            counts: dict[int, int] = {}
-            for counted_from, some, _ in came:
-                for bucket, count in lateness.moved(
-                    some, counted_from, counted_from if reference == MIN else reference
-                ).items():
-                    counts[bucket] = counts.get(bucket, 0) + count
-            budget.tick(counts, sum(behind.get(ppm, 0) for _, _, behind in came), reference, self.low)
+            if reference not in seen_from:
+                seen_from[reference] = {}
+                for counted_from, some in told.items():
+                    to = counted_from if reference == MIN else reference
+                    _add(seen_from[reference], lateness.moved(some, counted_from, to))
+            budget.tick(seen_from[reference], late[ppm], reference, self.low)
 
     def replay_budgets(self, record: pb.Record) -> None:
         """Move the budgets as a record says; what it published rules. Raises ValueError when one goes back."""
@@ -1096,6 +1102,12 @@ def wrong_operation(micros: int) -> str:
     if 0 <= micros < MAX:
         return ""
     return f"oldest_operation_micros is {micros}; send the time by the wall clock, in microseconds since 1970, or 0 for none"
+
+
+def _add(counts: dict[int, int], more: Mapping[int, int]) -> None:
+    """Count more records by bucket. O(their buckets)."""
+    for bucket, count in more.items():
+        counts[bucket] = counts.get(bucket, 0) + count
 
 
 def _older(report: GroupReport, newest: int) -> Refused:

@@ -32,6 +32,21 @@ EDGES: Final = _edges()
 """The upper edge of each bucket, microseconds. Bucket 0 holds what is not late at all."""
 
 
+MOST_BUCKETS: Final = 128
+"""Buckets that a claim may have records in: what it has told is moved each time that any of them came."""
+
+_FINE: Final = 32
+"""Buckets that are taken as they come; later ones are of these below."""
+
+_COARSE: Final[tuple[int, ...]] = (
+    *range(0, 144, 16),
+    *range(144, 448, 4),
+    *range(448, len(EDGES) - 1, 31),
+    len(EDGES) - 1,
+)
+"""96 of all: from a second to a month each is 22 % wide, less late and later than that they are wider."""
+
+
 def bucket_of(lateness: int) -> int:
     """Return the bucket of a lateness in microseconds, at most 2^64. O(log buckets).
 
@@ -128,7 +143,8 @@ class Arrivals:
         if self._reference == MIN:
             self._counted_from = ordered[0]
         for bucket, count in buckets(ordered, self._counted_from).items():
-            self._counts[bucket] = self._counts.get(bucket, 0) + count
+            there = self._fitting(bucket)
+            self._counts[there] = self._counts.get(there, 0) + count
         for ppm, mark in self.marks.items():
             self._behind[ppm] += bisect_left(ordered, mark)
         self._unanswered.append((version, self._counted_from, dict(self.marks)))
@@ -136,6 +152,12 @@ class Arrivals:
             _, reference, marks = self._unanswered.popleft()  # the least of both; marks only rise
             then, other, _ = self._unanswered[0]
             self._unanswered[0] = then, min(reference, other), marks
+
+    def _fitting(self, bucket: int) -> int:
+        """Return the bucket itself, or one that is later where there are many already. O(log buckets)."""
+        if bucket in self._counts or len(self._counts) < _FINE:
+            return bucket
+        return _COARSE[bisect_left(_COARSE, bucket)]
 
     def heard(self, marks: Mapping[int, int]) -> None:
         """Take over where the budgets stand."""
