@@ -346,6 +346,22 @@ def test_a_retired_or_finished_claim_holds_nothing() -> None:
         assert published(made) > two.frontier
 
 
+def test_an_input_that_is_added_takes_back_how_far_its_claims_were() -> None:
+    """What they said did not know of what comes from there; a replay finds the same."""
+    made = driver()
+    one, _ = warmed(made, b"", b"m"), warmed(made, b"m", b"")
+    made.claim(b"m", b"")
+    shown = published(made)
+    made.core.revoke(1, made.now, bound=one.frontier - HOUR)
+    made.settle()
+    assert [each.arrived() for each in made.core.map.run_groups()] == [(one.frontier - HOUR, 601)] * 2
+    again = recovery.recover(made.spec, None, made.records, epoch_base=made.core.epoch_base + 1000)
+    assert arrived(again) == arrived(made.core)
+    made.core.revoke(2, made.now, bound=None)
+    assert [each.arrived() for each in made.core.map.run_groups()] == [(one.frontier - HOUR, 601)] * 2
+    assert published(made) == shown, "it never goes back"
+
+
 def test_a_reset_begins_anew() -> None:
     made = driver()
     warmed(made)

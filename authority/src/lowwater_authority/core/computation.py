@@ -401,7 +401,7 @@ class Computation:
 
         ``bound``, when inputs are added: the least of their low watermarks. No range may stand beyond it: what the old owners
         said did not know of what comes from there, and nobody may claim the range before others move on. Masses
-        did not know either.
+        did not know either, nor did frontiers of lateness.
         """
         self._flush()
         fenced = [
@@ -431,6 +431,7 @@ class Computation:
             columns.set(beyond, op.bound_micros)
             columns.since[beyond] = now
             group.mass_known, group.stand_ins = False, []
+            group.lower_arrived(op.bound_micros)
             self._settle_finished(group)
         self._mass_changed = True
 

@@ -229,6 +229,13 @@ class Group:
         if self.arrived_before is not None:
             self.arrived_before = self.arrived_before[0], self.arrived_before[1] * part // of
 
+    def lower_arrived(self, bound: int) -> None:
+        """Be no further than a bound, as far as lateness goes."""
+        if self.arrivals is not None:
+            self.arrivals.frontier = min(self.arrivals.frontier, bound)
+        if self.arrived_before is not None:
+            self.arrived_before = min(self.arrived_before[0], bound), self.arrived_before[1]
+
     def masses(self) -> list[Mass]:
         """Return the masses that stand for the group's records."""
         return self.stand_ins if self.mass is None else [self.mass]
