@@ -240,7 +240,7 @@ def test_an_answer_that_cannot_be_made_keeps_no_room() -> None:
             raise ValueError(msg)
 
         one.server.loop.set_exception_handler(lambda *_: None)
-        one.server.sites.reported = fails  # type: ignore[method-assign]
+        one.server.sites.reported = fails  # type: ignore[method-assign, assignment]
         with pytest.raises(grpc.RpcError):
             one.server.call("Report", [opening(next(one.streams)), report(1, one.group("a", 15, 16, 17))])
         assert streams.room.bytes == 0

@@ -23,7 +23,7 @@ from lowwater._core.text import duration
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import codec
 from lowwater_authority.core.batches import ALL_PART_BYTES, MAX_PART_BYTES, BatchStage
-from lowwater_authority.core.budget import MOST_ARRIVED, Arrivals, Budget, Kept, Lateness, reached
+from lowwater_authority.core.budget import MOST_ARRIVED, Arrivals, Budget, Kept, Lateness, reached, seen_from
 from lowwater_authority.core.groups import MOST_RECORDS, Group, GroupState, Mass
 from lowwater_authority.core.heuristics import candidates, reference_time
 from lowwater_authority.core.history import History
@@ -1002,20 +1002,19 @@ class Computation:
         told: dict[int, dict[int, int]] = {}
         late = dict.fromkeys(self.budgets, 0)
         for counted_from, some, behind in came:
-            _add(told.setdefault(counted_from, {}), some)
+            total = told.setdefault(counted_from, {})
+            for bucket, count in some.items():
+                total[bucket] = total.get(bucket, 0) + count
             for ppm, records in behind.items():
                 late[ppm] = late.get(ppm, 0) + records
-        seen_from: dict[int, dict[int, int]] = {}
+        counts: dict[int, dict[int, int]] = {}
         for ppm, budget in self.budgets.items():
             reference = max(budget.reference, references.get(ppm, MIN))
             if reference == MAX:
                 reference = budget.reference
-            if reference not in seen_from:
-                seen_from[reference] = {}
-                for counted_from, some in told.items():
-                    to = counted_from if reference == MIN else reference
-                    _add(seen_from[reference], lateness.moved(some, counted_from, to))
-            budget.tick(seen_from[reference], late[ppm], reference, self.low)
+            if reference not in counts:
+                counts[reference] = seen_from(told, reference)
+            budget.tick(counts[reference], late[ppm], reference, self.low)
 
     def replay_budgets(self, record: pb.Record) -> None:
         """Move the budgets as a record says; what it published rules. Raises ValueError when one goes back."""
@@ -1103,12 +1102,6 @@ def wrong_operation(micros: int) -> str:
     if 0 <= micros < MAX:
         return ""
     return f"oldest_operation_micros is {micros}; send the time by the wall clock, in microseconds since 1970, or 0 for none"
-
-
-def _add(counts: dict[int, int], more: Mapping[int, int]) -> None:
-    """Count more records by bucket. O(their buckets)."""
-    for bucket, count in more.items():
-        counts[bucket] = counts.get(bucket, 0) + count
 
 
 def _older(report: GroupReport, newest: int) -> Refused:

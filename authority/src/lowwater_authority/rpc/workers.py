@@ -225,6 +225,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             ranges = named or self.services.shard.granted(group.computation, group.sequencer)
             size += GROUP_BYTES + 8 * len(group.watermarks_micros) + HANDLE_BYTES * (named + ranges)
             size += 16 * len(group.mass.pending.counts) if group.HasField("mass") else 0
+            size += 16 * len(group.lateness.counts) if group.HasField("lateness") else 0
             size += 4 * len(group.waiting_for)
             size += NAMED * len(group.computation)
         return size
