@@ -533,11 +533,14 @@ IN_PART: Final[dict[str, tuple[Callable[[Pipeline], workers_pb2.GroupReport], st
     "lateness with unequal columns": (lambda p: _lateness(p, [0, 1], [1]), "INVALID_ARGUMENT", []),
     "lateness whose buckets do not ascend": (lambda p: _lateness(p, [1, 0], [1, 1]), "INVALID_ARGUMENT", []),
     "lateness in a bucket that is not there": (lambda p: _lateness(p, [756], [1]), "INVALID_ARGUMENT", []),
-    "lateness of too many records": (lambda p: _lateness(p, [0, 1], [2**62, 1]), "INVALID_ARGUMENT", []),
+    "lateness in too many buckets": (lambda p: _lateness(p, [*range(129)], [1] * 129), "INVALID_ARGUMENT", []),
+    "lateness with too many counts": (lambda p: _lateness(p, [0], [1] * 129), "INVALID_ARGUMENT", []),
+    "lateness of too many records": (lambda p: _lateness(p, [0, 1], [2**40, 1]), "INVALID_ARGUMENT", []),
     "more records behind than came": (lambda p: _lateness(p, [0], [3], 10_000), "INVALID_ARGUMENT", []),
     "records behind a budget twice": (lambda p: _lateness(p, [0], [9], 10_000, 10_000), "INVALID_ARGUMENT", []),
     "records behind too many budgets": (lambda p: _lateness(p, [0], [9], *range(5)), "INVALID_ARGUMENT", []),
     "lateness from beyond max skew": (lambda p: _lateness(p, [0], [9], frontier=MAX - 1), "TOO_FAR_AHEAD", []),
+    "lateness behind what is beyond max skew": (lambda p: _lateness(p, [0], [9], reference=MAX), "TOO_FAR_AHEAD", []),
     "an oldest operation before 1970": (
         lambda p: p.group("a", 14, 15, 16, oldest_operation_micros=-1),
         "INVALID_ARGUMENT",
@@ -588,10 +591,12 @@ def _mass(pipeline: Pipeline, starts: list[int], counts: list[int], **fields: An
 
 
 def _lateness(
-    pipeline: Pipeline, buckets: list[int], counts: list[int], *budgets: int, frontier: int = 0
+    pipeline: Pipeline, buckets: list[int], counts: list[int], *budgets: int, frontier: int = 0, reference: int = 0
 ) -> workers_pb2.GroupReport:
     behind = [workers_pb2.Behind(budget_ppm=ppm, records=5) for ppm in budgets]
-    told = workers_pb2.Lateness(buckets=buckets, counts=counts, behind=behind, frontier_micros=frontier)
+    told = workers_pb2.Lateness(
+        buckets=buckets, counts=counts, behind=behind, frontier_micros=frontier, reference_micros=reference
+    )
     return pipeline.group("a", 14, 15, 16, lateness=told)
 
 

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lowwater._pb.lowwater.v1 import watermarks_pb2, workers_pb2
+from tests.kit.times import HOUR
 from tests.property.bad_rpc_cases import CASES, IN_PART, TOO_LARGE, Case
 from tests.property.rpc_server import SOURCES, STUBS, Pipeline, Refusal, opening, report, running
 
@@ -67,6 +69,7 @@ TAKEN_IN_PART = {
     "lateness of too many records",
     "more records behind than came",
     "lateness from beyond max skew",
+    "lateness behind what is beyond max skew",
 }
 """What stands beside the bad part is taken over. It changes nothing, but no older report may count any more: its number is durable."""
 
@@ -132,6 +135,9 @@ OTHERWISE = {
     "raise errors.InvalidArgument in reading",  # bytes that are no message: tests/process/test_bad_messages.py
     "raise bad_field 'groups.computation' in group",  # of one claim in a report: IN_PART
     "raise bad_field 'waiting_for' in _check_waiting_for",  # the same
+    "raise bad_field 'lateness.counts' in lateness",  # the same
+    "raise bad_field 'lateness.buckets' in lateness",  # the same
+    "raise bad_field 'lateness.behind' in lateness",  # the same
     "raise errors.Overloaded in deny",  # rights that are missing, and that come back: tests/process/test_access_attacks.py
     "raise errors.ShuttingDown in _check_rights",  # the same
 }  # fmt: skip
@@ -205,3 +211,36 @@ def test_rule8_a_repeated_report_is_harmless() -> None:
         answers = one.server.call("Report", [opening(50), *reports])
         assert answers[-1].ack.number == 3
         assert one.low("a") == 18 * 3_600_000_000
+
+
+def test_whatever_lateness_one_computation_tells_its_neighbours_go_on() -> None:
+    """Its counts are in answers to readers of all names, in snapshots, and in the acknowledgements of streams that others share."""
+    with running() as one:
+        watching = watermarks_pb2.GetWatermarksRequest()
+        for attempt, records in enumerate((2**64 - 1, 2**63, 2**62, 2**62, 2**62, 2**62, 2**48, 2**40, 2**40)):
+            one.claim("a", b"", b"g", b"p", b"")
+            lateness = workers_pb2.Lateness(buckets=[0, 9], counts=[1, records], frontier_micros=14 * HOUR)
+            hostile = one.group("a", 14, 15, 16, lateness=lateness)
+            refused = one.say(hostile, one.group("b", 13 + attempt % 2, 14, input_version=1, input_incarnations=[1]))
+            assert {each.computation for each in refused} <= {"a"}
+            seen = {each.computation: each for each in one.server.call("GetWatermarks", watching).watermarks}
+            assert (seen["b"].low_micros, seen["b"].registered) == (14 * HOUR if attempt else 13 * HOUR, True)
+            one.server.call("Watch", watermarks_pb2.WatchRequest())
+            one.server.check()
+        assert one.server.authority.streams.room.bytes == 0
+
+
+def test_an_answer_that_cannot_be_made_keeps_no_room() -> None:
+    """The rooms of reports are everybody's: one that fails behind its round leaves them all the same."""
+    with running() as one:
+        streams = one.server.authority.streams
+
+        def fails(*_: object) -> None:
+            msg = "planted"
+            raise ValueError(msg)
+
+        one.server.loop.set_exception_handler(lambda *_: None)
+        one.server.sites.reported = fails  # type: ignore[method-assign, assignment]
+        with pytest.raises(grpc.RpcError):
+            one.server.call("Report", [opening(next(one.streams)), report(1, one.group("a", 15, 16, 17))])
+        assert streams.room.bytes == 0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lowwater._core import lateness
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import codec
-from lowwater_authority.core.budget import RECENT, STRETCH, Budget, reached
+from lowwater_authority.core.budget import RECENT, STRETCH, Budget, reached, seen_from
 from lowwater_authority.core.times import MAX, MIN
 from tests.kit.times import HOUR, MINUTE
 
@@ -238,6 +238,28 @@ def test_it_recovers_from_an_outage_and_says_what_it_excused() -> None:
     assert max(delays[100:2_000]) < 15 * MINUTE
     assert delays[-1] < 15 * MINUTE
     assert budget.behind - budget.excused <= budget.records * budget.ppm // PPM
+
+
+references = st.one_of(st.integers(-HOUR, HOUR), st.integers(MIN, MAX), st.sampled_from([MIN, MIN + 1, 0, MAX]))
+
+
+@given(
+    st.dictionaries(
+        references,
+        st.dictionaries(st.integers(0, len(lateness.EDGES) - 1), st.integers(1, 2**50), max_size=6),
+        max_size=6,
+    ),
+    references,
+)
+@settings(max_examples=100, database=None, deadline=None)
+def test_what_counts_from_many_moments_is_seen_from_one_as_each_of_them_is(
+    came: dict[int, dict[int, int]], to: int
+) -> None:
+    true: dict[int, int] = {}
+    for counted_from, some in came.items():
+        for bucket, count in lateness.moved(some, counted_from, counted_from if to == MIN else to).items():
+            true[bucket] = true.get(bucket, 0) + count
+    assert seen_from(came, to) == true
 
 
 def test_an_unknown_or_finished_r_moves_nothing() -> None:

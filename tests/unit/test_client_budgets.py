@@ -21,6 +21,7 @@ from lowwater._core.ratchet import Ratchet
 from lowwater._core.reports import ReporterState
 from lowwater._pb.lowwater.v1 import topology_pb2, types_pb2
 from lowwater.views import LatenessBudget, WatermarkView
+from lowwater_authority.core import budget as authority
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.rpc import codec
 from tests.kit.client import OfflineClient
@@ -163,6 +164,45 @@ def test_stagings_without_an_answer_take_no_more_room_than_some() -> None:
     assert not made._unanswered
 
 
+@given(st.integers(0, 2**32))
+@settings(max_examples=6, database=None, deadline=None)
+def test_a_claim_tells_as_few_buckets_as_the_authority_takes_and_no_record_for_earlier(seed: int) -> None:
+    random, made = Random(seed), Arrivals({PPM: MIN})
+    handed_on: list[int] = []
+    told: dict[int, int] = {}
+    said = None
+    for version in range(400):
+        late = [int(1_000 * 1.05 ** random.uniform(0, 750)) for _ in range(5)]
+        handed_on += late
+        made.add([-each for each in late], 0, version)
+        said = made.told()
+        assert said is not None
+        before, told = told, dict(said.counts)
+        assert all(told[bucket] >= count for bucket, count in before.items()), "no count ever falls"
+    assert len(told) <= lateness.MOST_BUCKETS
+    assert sum(told.values()) == len(handed_on)
+    for edge in lateness.EDGES:
+        assert sum(count for bucket, count in told.items() if lateness.EDGES[bucket] > edge) >= sum(
+            each > edge for each in handed_on
+        )
+    assert said is not None
+    assert codec.lateness(wire._lateness(said)).counts == told
+
+
+@pytest.mark.parametrize("late", [MINUTE, HOUR, 29 * 24 * HOUR])
+def test_what_is_one_more_bucket_is_a_fifth_wider(late: int) -> None:
+    made = Arrivals({PPM: MIN})
+    for bucket in range(1, 200):
+        made.add([-lateness.EDGES[bucket]], 0, bucket)
+    before = made.told()
+    made.add([-late], 0, 500)
+    after = made.told()
+    assert before is not None
+    assert after is not None
+    ((bucket, _),) = set(after.counts) - set(before.counts)
+    assert late <= lateness.EDGES[bucket] <= 1.22 * 1.05 * late
+
+
 @given(st.lists(st.integers(-HOUR, HOUR)), st.integers(-HOUR, HOUR))
 def test_records_are_sorted_into_buckets_as_one_by_one(times: list[int], reference: int) -> None:
     found: dict[int, int] = {}
@@ -177,11 +217,66 @@ def test_a_frontier_that_is_unknown_or_the_end_is_nothing_to_count_from() -> Non
     made.add([50, 10], MIN, 1)
     told = made.told()
     assert told is not None
-    assert (told.reference, told.frontier) == (50, MIN)
+    assert (told.reference, told.frontier) == (10, MIN)
     made.add([60], MAX, 2)
     told = made.told()
     assert told is not None
-    assert (told.reference, told.frontier) == (50, MAX)
+    assert (told.reference, told.frontier) == (10, MAX)
+    made.answered(2)
+    told = made.told()
+    assert told is not None
+    assert (told.reference, told.counts) == (60, ((0, 3),))
+
+
+FAR = 4_070_908_800 * 1_000_000
+"""A record of 2099."""
+
+
+@pytest.mark.parametrize("bad", ["record", "frontier"])
+def test_what_one_bad_timestamp_does_ends_with_it(bad: str) -> None:
+    """Before any frontier, or as one: what comes after counts from where its claim is again."""
+    made = Driver(Spec("c", budgets=(PPM,)))
+    sequencer = made.claim(b"", b"").sequencer
+    arrivals = Arrivals(marks(made))
+
+    def tell(times: Sequence[int], frontier: int, version: int) -> bool:
+        arrivals.add(times, frontier, version)
+        told = arrivals.told()
+        assert told is not None
+        behind = {ppm: (records, judged) for ppm, records, judged in told.behind}
+        said = authority.Lateness(dict(told.counts), told.reference, told.frontier, behind)
+        taken = not made.report(sequencer, MIN, lateness=said)
+        if taken:
+            arrivals.answered(version)
+        arrivals.heard(marks(made))
+        return taken
+
+    now = made.now
+    if bad == "record":
+        assert tell([now - MINUTE, FAR], MIN, 1)
+    else:
+        assert not tell([now - MINUTE], FAR, 1)
+    for minute in range(20):
+        made.now = now = now + MINUTE
+        assert tell([now - 2 * MINUTE] * 100, now - MINUTE, 2 + minute)
+    kept = made.core.published.budgets[0]
+    assert kept.records == 2_000 + (2 if bad == "record" else 1)
+    assert now - 3 * MINUTE < kept.micros <= now - MINUTE
+
+
+def test_a_frontier_that_goes_back_takes_what_is_counted_from_with_it() -> None:
+    made = Arrivals({PPM: MIN})
+    made.add([50_000], 60_000, 1)
+    made.add([30_000], 40_000, 2)
+    made.add([50_000], 60_000, 3)
+    told = made.told()
+    assert told is not None
+    assert (told.reference, told.frontier) == (40_000, 60_000)
+    made.answered(2)
+    told = made.told()
+    assert told is not None
+    assert told.reference == 60_000
+    assert told.counts == ((lateness.bucket_of(10_000), 3),)
 
 
 def test_rule3_no_reader_sees_it_go_back() -> None:

@@ -14,6 +14,7 @@ from lowwater_authority.core import recovery
 from lowwater_authority.core.budget import Budget, Lateness
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.topology import Spec, Topology
+from lowwater_authority.rpc import codec
 from tests.kit.times import HOUR, MINUTE
 from tests.property.core_driver import MAX, MIN, NOW, Driver
 
@@ -115,9 +116,9 @@ def test_rule8_a_repeated_report_counts_once_and_a_lost_one_not_less() -> None:
     [
         {"counts": {0: 600}},
         {"counts": {7: 606}},
-        {"counts": {0: 2**62 + 1}},
+        {"counts": {0: 2**40, 2: 1}},
         {"behind": {PPM: (0, 0)}},
-        {"behind": {PPM: (9, 0)}},
+        {"behind": {PPM: (607, 0)}},
     ],
 )
 def test_what_cannot_be_is_refused_and_changes_nothing_of_it(wrong: dict[str, object]) -> None:
@@ -134,6 +135,36 @@ def test_what_cannot_be_is_refused_and_changes_nothing_of_it(wrong: dict[str, ob
     assert counted(made) == (607, 5)
 
 
+def test_any_counts_that_are_taken_fit_into_what_is_kept_and_told() -> None:
+    """The most that a claim may tell, of many claims in one round: nothing passes 64 bits, in no snapshot and no answer."""
+    made = driver()
+    for source in [
+        Source(made, bytes([1, number // 256, number % 256]), bytes([1, number // 256, number % 256, 0]))
+        for number in range(300)
+    ]:
+        source.counts = {0: 2**40 - 7, 5: 7}
+        assert not source.report(settle=False)
+    made.settle()
+    assert counted(made)[0] == 300 * 2**40
+    snapshot = recovery.snapshot(made.core)
+    assert recovery.recover(made.spec, snapshot, (), epoch_base=1000).published.budgets == made.core.published.budgets
+    assert codec.budget_messages(made.core.published.budgets)[0].records == 300 * 2**40
+
+
+def test_what_would_take_a_computation_beyond_62_bits_is_refused() -> None:
+    made = driver()
+    one, two = Source(made, b"", b"m"), Source(made, b"m", b"")
+    budget(made).records = 2**62 - 5
+    one.hand_on(4)
+    two.hand_on(2)
+    assert not one.report(settle=False)
+    assert two.report(settle=False) == {("INVALID_ARGUMENT", None)}
+    made.settle()
+    assert counted(made)[0] == 2**62 - 1
+    assert two.report() == {("INVALID_ARGUMENT", None)}
+    recovery.snapshot(made.core)
+
+
 def test_a_frontier_beyond_the_clock_is_refused() -> None:
     made = driver()
     source = warmed(made)
@@ -141,6 +172,11 @@ def test_a_frontier_beyond_the_clock_is_refused() -> None:
     source.frontier = made.now + 2 * 24 * HOUR
     assert source.report() == {("TOO_FAR_AHEAD", None)}
     assert published(made) == before
+    source.frontier = made.now
+    source.hand_on(1)
+    for far in (made.now + 2 * 24 * HOUR, MAX):
+        assert made.report(source.sequencer, MIN, lateness=source.told(reference=far)) == {("TOO_FAR_AHEAD", None)}
+    assert counted(made) == (601, 0)
 
 
 def test_records_are_judged_by_what_is_published_when_their_report_counts() -> None:
@@ -164,6 +200,23 @@ def test_a_budget_that_its_owner_says_nothing_of_is_judged_by_the_buckets() -> N
     source.hand_on(4, late=HOUR)
     made.report(source.sequencer, MIN, lateness=source.told(behind={}))
     assert counted(made) == (605, 4)
+
+
+def test_a_budget_that_was_left_out_once_may_be_told_again() -> None:
+    """What came meanwhile was judged by the buckets; of what comes now all are behind that may be."""
+    made = driver()
+    source = warmed(made)
+    source.hand_on(4, late=HOUR)
+    assert not made.report(source.sequencer, MIN, lateness=source.told(behind={}))
+    source.hand_on(2, late=HOUR)
+    source.hand_on(1)
+    assert source.behind == 6
+    assert not source.report()
+    assert counted(made) == (608, 7)
+    source.hand_on(5)
+    source.hand_on(1, late=HOUR)
+    assert not source.report()
+    assert counted(made) == (614, 8), "what was told is noted: the next one counts exactly again"
 
 
 def test_rule3_it_never_goes_back_over_crashes_snapshots_and_takeovers() -> None:
@@ -206,7 +259,7 @@ def arrived(core: Computation) -> object:
     return deepcopy((core.budgets, groups))
 
 
-def test_a_silent_claim_holds_it_and_so_does_its_successor_until_that_tells_its_own() -> None:
+def test_a_silent_claim_holds_it_and_so_does_its_successor_until_that_has_come_as_far() -> None:
     made = driver()
     one, two = warmed(made, b"", b"m"), warmed(made, b"m", b"")
     for _ in range(5):
@@ -215,14 +268,68 @@ def test_a_silent_claim_holds_it_and_so_does_its_successor_until_that_tells_its_
         one.report()
     held = published(made)
     assert held <= two.frontier
-    successor = Source(made, b"m", b"", frontier=one.frontier)
+    successor = Source(made, b"m", b"", frontier=two.frontier)
     one.frontier += MINUTE
     one.hand_on(1)
     one.report()
     assert published(made) <= two.frontier, "nobody knows what the successor has read"
-    successor.hand_on(2)
+    for _ in range(3):
+        successor.frontier += MINUTE
+        successor.hand_on(1)
+        successor.report()
+        assert published(made) <= successor.frontier, "a first small report makes it weigh no less than its predecessor"
+    successor.frontier = one.frontier
+    successor.hand_on(1)
     successor.report()
-    assert published(made) > two.frontier
+    assert published(made) > two.frontier + 3 * MINUTE
+
+
+def weights(of: Driver) -> list[tuple[bytes, int]]:
+    """What each group weighs in R, by its first range."""
+    told = {each.bounds[0]: each.arrived() for each in of.core.map.run_groups()}
+    return [(start, weight[1]) for start, weight in told.items() if weight is not None]
+
+
+def test_what_is_left_of_a_claim_whose_range_was_cut_holds_it_too() -> None:
+    made = driver()
+    one, two = warmed(made, b"", b"m"), warmed(made, b"m", b"")
+    cut = Source(made, b"m", b"t", frontier=two.frontier)
+    assert weights(made) == [(b"", 601), (b"m", 301), (b"t", 300)]
+    for _ in range(3):
+        cut.frontier = one.frontier = one.frontier + HOUR // 6
+        for each in (one, cut):
+            each.hand_on(1)
+            each.report()
+    assert published(made) <= two.frontier, "of the keys from t on nothing was heard since"
+
+
+def test_cuts_and_merges_make_no_more_of_what_weighs_in_it() -> None:
+    made = driver()
+    source = Source(made, b"", b"m", b"")
+    source.hand_on(100)
+    source.report()
+    for _ in range(40):
+        made.claim(b"m", b"")
+        assert weights(made) == [(b"", 50), (b"m", 50)]
+        made.claim(b"k", b"p")
+        assert sum(weight for _, weight in weights(made)) == 100
+        made.claim(b"", b"m", b"")
+        assert weights(made) == [(b"", 100)]
+    assert made.core.map.groups[made.core.last_sequencer].arrived_before == (source.frontier, 100)
+
+
+def test_a_claim_that_loses_ranges_weighs_as_much_less_as_they_are_more() -> None:
+    made = driver()
+    source = Source(made, b"", b"c", b"f", b"m", b"")
+    source.hand_on(1000)
+    source.report()
+    made.claim(b"c", b"f")
+    assert weights(made) == [(b"", 750), (b"c", 250)]
+    made.retire(b"m", b"", force=True)
+    assert weights(made) == [(b"", 500), (b"c", 250)]
+    source.hand_on(10)
+    source.report()
+    assert weights(made) == [(b"", 510), (b"c", 250)]
 
 
 def test_a_retired_or_finished_claim_holds_nothing() -> None:
@@ -237,6 +344,22 @@ def test_a_retired_or_finished_claim_holds_nothing() -> None:
         else:
             made.report(two.sequencer, MAX, finish=True)
         assert published(made) > two.frontier
+
+
+def test_an_input_that_is_added_takes_back_how_far_its_claims_were() -> None:
+    """What they said did not know of what comes from there; a replay finds the same."""
+    made = driver()
+    one, _ = warmed(made, b"", b"m"), warmed(made, b"m", b"")
+    made.claim(b"m", b"")
+    shown = published(made)
+    made.core.revoke(1, made.now, bound=one.frontier - HOUR)
+    made.settle()
+    assert [each.arrived() for each in made.core.map.run_groups()] == [(one.frontier - HOUR, 601)] * 2
+    again = recovery.recover(made.spec, None, made.records, epoch_base=made.core.epoch_base + 1000)
+    assert arrived(again) == arrived(made.core)
+    made.core.revoke(2, made.now, bound=None)
+    assert [each.arrived() for each in made.core.map.run_groups()] == [(one.frontier - HOUR, 601)] * 2
+    assert published(made) == shown, "it never goes back"
 
 
 def test_a_reset_begins_anew() -> None:
@@ -269,6 +392,36 @@ def test_a_record_in_which_it_goes_back_is_refused() -> None:
     again = pb.Record(incarnation=1, time_micros=record.time_micros, budgets=record.budgets, low_micros=MIN)
     with pytest.raises(recovery.ReplayError, match="goes back"):
         recovery.recover(made.spec, None, [*made.records, again.SerializeToString()], epoch_base=1000)
+
+
+def test_records_that_count_from_many_moments_are_the_same_as_told_one_by_one() -> None:
+    """A round adds up what counts from one moment, and budgets that stand at one R share what comes of it."""
+    random = Random(3)
+    made = Driver(Spec("c", budgets=(1_000, PPM)))
+    sources = [Source(made, bytes([number]), bytes([number + 1])) for number in range(1, 9)]
+    alone = {ppm: Budget(ppm) for ppm in (1_000, PPM)}
+    for _ in range(30):
+        came: list[tuple[int, dict[int, int]]] = []
+        for source in sources:
+            source.frontier += random.choice((0, MINUTE, random.randrange(HOUR // 10)))
+            before = dict(source.counts)
+            source.hand_on(random.randrange(200), late=random.choice((0, MINUTE, HOUR)))
+            more = {each: n - before.get(each, 0) for each, n in source.counts.items()}
+            came.append((source.frontier, {each: n for each, n in more.items() if n}))
+            assert not made.report(source.sequencer, MIN, lateness=source.told(behind={}), settle=False)
+        behind = {
+            kept.ppm: sum(lateness.behind(some, at, kept.micros) if kept.micros > MIN else 0 for at, some in came)
+            for kept in made.core.published.budgets
+        }
+        made.settle()
+        for ppm, one in alone.items():
+            reference = max(one.reference, made.core.budgets[ppm].reference)
+            counts: dict[int, int] = {}
+            for at, some in came:
+                for bucket, count in lateness.moved(some, at, at if reference == MIN else reference).items():
+                    counts[bucket] = counts.get(bucket, 0) + count
+            one.tick(counts, behind[ppm], reference, made.low)
+    assert alone == made.core.budgets
 
 
 def test_computations_without_a_budget_tell_nothing_of_it() -> None:

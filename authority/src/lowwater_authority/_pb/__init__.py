@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 47e23c788da839e4962f92bf75802b444b07d00492ace581ea9d995540131b30
+Made from: sha256 3300a7da6d576fe012ce3ac3fa64c9387a9f74e82c8a31a3be0575f3d75687ef
 """

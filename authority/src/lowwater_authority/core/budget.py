@@ -13,9 +13,14 @@ on any machine finds the same.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
+
+from lowwater._core import lateness
 from lowwater._core.lateness import EDGES
 from lowwater_authority.core.groups import RecentSlots
 from lowwater_authority.core.heuristics import PPM
@@ -52,7 +57,7 @@ BUCKETS: Final = len(EDGES)
 """Buckets of lateness that there are."""
 
 MOST_ARRIVED: Final = 2**62
-"""Records of one claim, so that their sums fit into 64 bits."""
+"""Records of one computation, so that all counts and their sums fit into 64 bits; of one claim: groups.MOST_RECORDS."""
 
 _STEPS: Final = 16
 _GROWTH: Final = (
@@ -61,6 +66,13 @@ _GROWTH: Final = (
 """2^16 times 2^(k/16): what a record weighs that comes k steps after the last halving."""
 
 _ONE: Final = 1 << 32
+
+_FAR: Final = 2**62
+"""Microseconds. Sums of two that are less fit into 64 bits."""
+
+_EDGES: Final = np.array(EDGES[:-1], dtype=np.int64)
+_LATE: Final = bisect_left(EDGES, _FAR)
+"""The first bucket whose edge is as far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +140,7 @@ class Memory:
             self.counts = {bucket: left for bucket, weight in self.counts.items() if (left := weight >> halvings)}
         weight = _GROWTH[self.passed // step]
         for bucket, count in counts.items():
-            self.counts[bucket] = self.counts.get(bucket, 0) + count * weight
+            self.counts[bucket] = min(self.counts.get(bucket, 0) + count * weight, MOST_ARRIVED)
 
     def delay(self, above: int) -> int:
         """Return the least edge above which at most so many parts per million lie. O(buckets log buckets)."""
@@ -247,6 +259,33 @@ class Budget:
             self.blocks.append((records, behind))
         while sum(each for each, _ in self.blocks) - self.blocks[0][0] >= RECENT:
             del self.blocks[0]
+
+
+def seen_from(came: Mapping[int, Mapping[int, int]], to: int) -> dict[int, int]:
+    """Return how late records are behind one reference that are told behind several: lateness.moved of each, added up. O(buckets log buckets).
+
+    Args:
+        came: Records by bucket, by what their lateness counts from. All together at most ``MOST_ARRIVED``.
+        to: The reference; MIN: each counts from its own.
+    """
+    found = np.zeros(BUCKETS, dtype=np.int64)
+    rows = [(to - counted_from if to != MIN else 0, some) for counted_from, some in came.items()]
+    for shift, some in rows:
+        if abs(shift) >= _FAR:
+            for bucket, count in lateness.moved(some, 0, shift).items():
+                found[bucket] += count
+    near = [(shift, some) for shift, some in rows if abs(shift) < _FAR]
+    buckets = np.fromiter(chain.from_iterable(some for _, some in near), dtype=np.int64)
+    counts = np.fromiter(chain.from_iterable(some.values() for _, some in near), dtype=np.int64)
+    shifts = np.repeat(np.array([shift for shift, _ in near], dtype=np.int64), [len(some) for _, some in near])
+    # The few buckets of 146,000 years and more, whose edges do not fit with a shift: one by one.
+    late = buckets >= _LATE
+    there = np.searchsorted(_EDGES, _EDGES[np.minimum(buckets, _LATE)] + shifts)
+    np.add.at(found, there[~late], counts[~late])
+    for bucket, count, shift in zip(buckets[late].tolist(), counts[late].tolist(), shifts[late].tolist(), strict=True):
+        for moved in lateness.moved({bucket: count}, 0, shift):
+            found[moved] += count
+    return {int(bucket): int(found[bucket]) for bucket in np.flatnonzero(found)}
 
 
 def reached(told: Iterable[tuple[int, int]], ppm: int) -> int:

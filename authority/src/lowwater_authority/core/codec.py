@@ -147,6 +147,16 @@ def arrivals_from(value: pb.Arrivals) -> Arrivals:
     )
 
 
+def arrived_before(value: tuple[int, int] | None) -> pb.ArrivedBefore | None:
+    """Encode where those stood that a group replaced."""
+    return None if value is None else pb.ArrivedBefore(frontier_micros=value[0], recent=value[1])
+
+
+def arrived_before_from(value: pb.ArrivedBefore) -> tuple[int, int]:
+    """Decode where those stood that a group replaced."""
+    return value.frontier_micros, value.recent
+
+
 def budget(value: Budget) -> pb.Budget:
     """Encode a lateness budget."""
     excused, rest = divmod(value.excused_debt, PPM)

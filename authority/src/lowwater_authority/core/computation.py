@@ -23,7 +23,7 @@ from lowwater._core.text import duration
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import codec
 from lowwater_authority.core.batches import ALL_PART_BYTES, MAX_PART_BYTES, BatchStage
-from lowwater_authority.core.budget import MOST_ARRIVED, Arrivals, Budget, Kept, Lateness, reached
+from lowwater_authority.core.budget import MOST_ARRIVED, Arrivals, Budget, Kept, Lateness, reached, seen_from
 from lowwater_authority.core.groups import MOST_RECORDS, Group, GroupState, Mass
 from lowwater_authority.core.heuristics import candidates, reference_time
 from lowwater_authority.core.history import History
@@ -140,6 +140,8 @@ class Computation:
         self._mass_changed = False
         self._came: list[tuple[int, dict[int, int], dict[int, int]]] = []
         """Of this round: what lateness counts from, records by bucket of it, and those behind by budget."""
+        self._came_records = 0
+        """How many they are."""
         self._strong = False
         self.published = self._view()
         self.published_layout = self.layout
@@ -258,6 +260,7 @@ class Computation:
             request_id=op.request_id,
         )
         taken = self.map.claim(group, codec.int64s(op.bound_micros), now)
+        self._hand_over_arrivals(group, taken)
         self._hand_over_masses(group, taken, bounded=bool(op.bound_micros))
         group.finished = bool((self.map.columns.values[group.slots()] == MAX).all())
         self.last_sequencer = op.sequencer
@@ -279,7 +282,7 @@ class Computation:
         stand_ins: list[Mass] = []
         known = True
         for lost in taken:
-            partly = bool(lost.group.live_count) or lost.remainder
+            partly = bool(lost.group.live_count) or bool(lost.remainders)
             if lost.group.state is GroupState.RETIRED:
                 known = False
             elif lost.group.finished:
@@ -295,12 +298,29 @@ class Computation:
         if group is not None:
             group.mass_known = known
             group.stand_ins = stand_ins if known else []
-            group.arrived_before = [
-                each
-                for lost in taken
-                if lost.group.state is not GroupState.RETIRED and not lost.group.finished
-                for each in lost.group.arrived()
-            ]
+
+    def _hand_over_arrivals(self, group: Group | None, taken: Sequence[Taken]) -> None:
+        """Let what weighed in R stay where its ranges go: with all of a claim, or by as many of its ranges as each has got.
+
+        Nobody knows which of them had the records. Together they weigh what the claim did, so that no cut and no merge makes more of it.
+        """
+        stood: list[tuple[int, int]] = []
+        for lost in taken:
+            told = lost.group.arrived()
+            if told is None or lost.group.state is GroupState.RETIRED or lost.group.finished:
+                continue
+            frontier, rest = told
+            ranges = sum(high - low for low, high in lost.handles) + lost.group.live_count + len(lost.remainders)
+            for remainder in lost.remainders:
+                remainder.arrived_before = frontier, told[1] // ranges
+                rest -= told[1] // ranges
+            if lost.group.live_count:
+                lost.group.keep_arrived(lost.group.live_count, ranges)
+                rest -= 0 if (left := lost.group.arrived()) is None else left[1]
+            if rest:
+                stood.append((frontier, rest))
+        if group is not None and stood:
+            group.arrived_before = min(frontier for frontier, _ in stood), sum(recent for _, recent in stood)
 
     def _fenced(self, taken: Iterable[Taken], reason: str) -> Iterable[Fenced]:
         for lost in taken:
@@ -381,7 +401,7 @@ class Computation:
 
         ``bound``, when inputs are added: the least of their low watermarks. No range may stand beyond it: what the old owners
         said did not know of what comes from there, and nobody may claim the range before others move on. Masses
-        did not know either.
+        did not know either, nor did frontiers of lateness.
         """
         self._flush()
         fenced = [
@@ -411,6 +431,7 @@ class Computation:
             columns.set(beyond, op.bound_micros)
             columns.since[beyond] = now
             group.mass_known, group.stand_ins = False, []
+            group.lower_arrived(op.bound_micros)
             self._settle_finished(group)
         self._mass_changed = True
 
@@ -440,6 +461,7 @@ class Computation:
 
     def _apply_retire(self, op: pb.Retire, now: int) -> list[Taken]:
         taken = self.map.retire(op.start, op.end, now)
+        self._hand_over_arrivals(None, taken)
         self._hand_over_masses(None, taken)
         self._mass_changed = True
         self._forget_dead_batches()
@@ -622,14 +644,23 @@ class Computation:
             problem = (
                 "lateness has fewer records than before; send all that the claim has handed on since it was granted"
             )
-        elif sum(told.counts.values()) > MOST_ARRIVED:
-            problem = f"lateness counts more than {MOST_ARRIVED} records; no claim has that many"
-        elif wrong := [each for each in new.values() if not 0 <= each <= records]:
-            problem = f"lateness.behind has {wrong[0]} of {records} new records; send how many of all came behind"
+        elif (total := sum(told.counts.values())) > MOST_RECORDS:
+            problem = f"lateness.counts has more than {MOST_RECORDS} records; no claim has that many, send those that it has handed on"
+        elif max(budget.records for budget in self.budgets.values()) + self._came_records + records > MOST_ARRIVED:
+            problem = f"lateness.counts takes {self.spec.name} beyond {MOST_ARRIVED} records; begin a new incarnation with 'lowwater reset {self.spec.name}'"
+        elif min(new.values(), default=0) < 0:
+            problem = "lateness.behind has fewer records than before; send how many of all came behind"
+        elif wrong := [told.behind[ppm][0] for ppm in new if told.behind[ppm][0] > total]:
+            problem = f"lateness.behind has {wrong[0]} of {total} records; send how many of all came behind"
         if problem:
             return [Refused(group.sequencer, errors.InvalidArgument.reason, problem)]
-        if wall + self.spec.max_skew < told.frontier != MAX:
-            msg = f"lateness.frontier_micros is more than {self.spec.max_skew // 1_000_000} s ahead of the clock; nothing of it counts"
+        limit = wall + self.spec.max_skew
+        far = limit < told.frontier != MAX
+        if far or (records and told.reference > limit):
+            msg = (
+                f"lateness.{'frontier' if far else 'reference'}_micros is more than {self.spec.max_skew // 1_000_000} s ahead of the clock; "
+                "nothing of it counts"
+            )
             return [Refused(group.sequencer, errors.TooFarAhead.reason, msg)]
         if not records and group.arrivals is not None and told.frontier == known.frontier:
             return []
@@ -637,7 +668,9 @@ class Computation:
         for ppm, mark in ((kept.ppm, kept.micros) for kept in self.published.budgets if records):
             exactly = ppm in told.behind and told.behind[ppm][1] == mark
             may_be = 0 if exactly or mark == MIN else lateness.behind(more, told.reference, mark)
-            behind.append(pb.Behind(ppm=ppm, told=new.get(ppm, 0), counted=max(new.get(ppm, 0), may_be)))
+            # More than came anew when it was left out before: those were judged by the buckets.
+            counted = max(min(new.get(ppm, 0), records), may_be)
+            behind.append(pb.Behind(ppm=ppm, told=new.get(ppm, 0), counted=counted))
         buckets = sorted(bucket for bucket, count in more.items() if count)
         op = pb.Arrived(
             frontier_micros=told.frontier,
@@ -655,8 +688,10 @@ class Computation:
         counts = dict(zip(op.buckets, op.counts, strict=True))
         group.arrivals = group.arrivals or Arrivals()
         group.arrivals.add(counts, {each.ppm: each.told for each in op.behind}, op.frontier_micros, op.time_micros)
-        group.arrived_before = []
+        if group.arrived_before is not None and group.arrivals.recent.total >= group.arrived_before[1]:
+            group.arrived_before = None
         self._came.append((op.reference_micros, counts, {each.ppm: each.counted for each in op.behind}))
+        self._came_records += sum(op.counts)
 
     # -- micro-batches ---------------------------------------------------------------------------------------
 
@@ -960,21 +995,26 @@ class Computation:
 
     def _reached(self, ppm: int) -> int:
         groups = (g for g in self.map.run_groups() if g.state is not GroupState.RETIRED and not g.finished)
-        return reached((each for group in groups for each in group.arrived()), ppm)
+        return reached((told for group in groups if (told := group.arrived()) is not None), ppm)
 
     def _move_budgets(self, references: Mapping[int, int]) -> None:
-        came, self._came = self._came, []
+        came, self._came, self._came_records = self._came, [], 0
+        told: dict[int, dict[int, int]] = {}
+        late = dict.fromkeys(self.budgets, 0)
+        for counted_from, some, behind in came:
+            total = told.setdefault(counted_from, {})
+            for bucket, count in some.items():
+                total[bucket] = total.get(bucket, 0) + count
+            for ppm, records in behind.items():
+                late[ppm] = late.get(ppm, 0) + records
+        counts: dict[int, dict[int, int]] = {}
         for ppm, budget in self.budgets.items():
             reference = max(budget.reference, references.get(ppm, MIN))
             if reference == MAX:
                 reference = budget.reference
-            counts: dict[int, int] = {}
-            for counted_from, some, _ in came:
-                for bucket, count in lateness.moved(
-                    some, counted_from, counted_from if reference == MIN else reference
-                ).items():
-                    counts[bucket] = counts.get(bucket, 0) + count
-            budget.tick(counts, sum(behind.get(ppm, 0) for _, _, behind in came), reference, self.low)
+            if reference not in counts:
+                counts[reference] = seen_from(told, reference)
+            budget.tick(counts[reference], late[ppm], reference, self.low)
 
     def replay_budgets(self, record: pb.Record) -> None:
         """Move the budgets as a record says; what it published rules. Raises ValueError when one goes back."""

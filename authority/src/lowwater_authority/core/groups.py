@@ -71,6 +71,10 @@ class RecentSlots:
         else:
             self.slots = [*self.slots[-(SLOTS - 1) :], (minute, finished)]
 
+    def keep(self, part: int, of: int) -> None:
+        """Leave a part of the records, the same one of each minute, rounded down."""
+        self.slots = [(minute, finished * part // of) for minute, finished in self.slots]
+
     @property
     def total(self) -> int:
         """All counted records."""
@@ -129,8 +133,8 @@ class Group:
     """Records its committed micro-batches finished lately."""
     arrivals: Arrivals | None = None
     """What it has told of the lateness of its records; None: nothing."""
-    arrived_before: list[tuple[int, int]] = field(default_factory=list)
-    """Until then: how far the groups were that it replaced, and how many records those had lately."""
+    arrived_before: tuple[int, int] | None = None
+    """Until it had as many records lately as those that it replaced: how far the last of them was, and how many they all had."""
     handles: npt.NDArray[np.intp] | None = None
     """The first handle of each place, ascending; None: place p is handle p."""
     granted: int = 0
@@ -208,9 +212,29 @@ class Group:
         self.live = self.live[kept]
         return kept
 
-    def arrived(self) -> list[tuple[int, int]]:
-        """Return how far it is and how many records it had lately, or the same of those that it replaced."""
-        return self.arrived_before if self.arrivals is None else [(self.arrivals.frontier, self.arrivals.recent.total)]
+    def arrived(self) -> tuple[int, int] | None:
+        """Return how far it is and how many records it had lately; None: nothing is known of it.
+
+        It weighs as much as those that it replaced until it has had as many records itself, and is where they were until it says something.
+        """
+        if self.arrivals is None:
+            return self.arrived_before
+        before = 0 if self.arrived_before is None else self.arrived_before[1]
+        return self.arrivals.frontier, max(self.arrivals.recent.total, before)
+
+    def keep_arrived(self, part: int, of: int) -> None:
+        """Weigh no more than a part of what it did: the rest has gone to others with its ranges."""
+        if self.arrivals is not None:
+            self.arrivals.recent.keep(part, of)
+        if self.arrived_before is not None:
+            self.arrived_before = self.arrived_before[0], self.arrived_before[1] * part // of
+
+    def lower_arrived(self, bound: int) -> None:
+        """Be no further than a bound, as far as lateness goes."""
+        if self.arrivals is not None:
+            self.arrivals.frontier = min(self.arrivals.frontier, bound)
+        if self.arrived_before is not None:
+            self.arrived_before = min(self.arrived_before[0], bound), self.arrived_before[1]
 
     def masses(self) -> list[Mass]:
         """Return the masses that stand for the group's records."""

@@ -51,8 +51,8 @@ class Taken:
     group: Group
     handles: list[tuple[int, int]]
     """Stretches ``[low, high)`` of handles that are no longer live, by which the owner knows them."""
-    remainder: bool
-    """Whether keys of those ranges stay outside the taken interval, as stretches of their own."""
+    remainders: list[Group]
+    """Stretches of their own: what stays outside the taken interval of ranges that it cuts."""
 
 
 class Owner(NamedTuple):
@@ -233,19 +233,17 @@ class IntervalMap:
         for group, low, high in pieces:
             run_start = self._runs.keys()[self._runs.bisect_right(group.bounds[low]) - 1]
             run: Run = self._runs.pop(run_start)
-            lost = taken.setdefault(id(group), Taken(group, [], remainder=False))
+            lost = taken.setdefault(id(group), Taken(group, [], []))
             lost.handles.append((low, high))
             if run.low < low:
                 self._runs[run.start] = Run(group, run.low, low)
             if high < run.high:
                 self._runs[group.bounds[high]] = Run(group, high, run.high)
             if group.bounds[low] < start:
-                lost.remainder = True
-                self._cut_off(group, low, group.bounds[low], start)
+                lost.remainders.append(self._cut_off(group, low, group.bounds[low], start))
             piece_end = group.bounds[high]
             if end and earlier_end(end, piece_end) != piece_end:
-                lost.remainder = True
-                self._cut_off(group, high - 1, end, piece_end)
+                lost.remainders.append(self._cut_off(group, high - 1, end, piece_end))
         for lost in taken.values():
             group, spare = lost.group, lost.group.spare
             for index, (low, high) in enumerate(lost.handles):
@@ -258,13 +256,14 @@ class IntervalMap:
             self.columns.reclaimable += (group.spare if group.live_count else group.count) - spare
         return list(taken.values())
 
-    def _cut_off(self, group: Group, place: int, start: bytes, end: bytes) -> None:
+    def _cut_off(self, group: Group, place: int, start: bytes, end: bytes) -> Group:
         slot = group.base + place
         state = group.state if group.state in (GroupState.NEVER, GroupState.RETIRED) else GroupState.UNOWNED
         stretch = self._stretch(start, end, int(self.columns.values[slot]), int(self.columns.since[slot]), state)
         stretch.worker, stretch.host, stretch.last_report = group.worker, group.host, group.last_report
         stretch.finished = group.state is not GroupState.RETIRED and int(self.columns.values[slot]) == MAX
         self._runs[start] = Run(stretch, 0, 1)
+        return stretch
 
     def _stretch(self, start: bytes, end: bytes, value: int, since: int, state: GroupState) -> Group:
         group = Group(0, [start, end], 0, state, live_count=1)

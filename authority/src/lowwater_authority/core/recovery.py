@@ -194,7 +194,7 @@ def _group(group: Group, columns: Columns) -> pb.Group:
         handles=b"" if group.handles is None else codec.handle_bytes(group.handles),
         granted=0 if group.handles is None else group.granted,
         arrivals=None if group.arrivals is None else codec.arrivals(group.arrivals),
-        arrived_before=[pb.ArrivedBefore(frontier_micros=each, recent=recent) for each, recent in group.arrived_before],
+        arrived_before=codec.arrived_before(group.arrived_before),
     )
 
 
@@ -260,7 +260,9 @@ def _group_from(message: pb.Group, bounds: list[bytes]) -> tuple[Group, Int64s, 
         handles=codec.handles(message.handles) if message.granted else None,
         granted=message.granted,
         arrivals=codec.arrivals_from(message.arrivals) if message.HasField("arrivals") else None,
-        arrived_before=[(each.frontier_micros, each.recent) for each in message.arrived_before],
+        arrived_before=codec.arrived_before_from(message.arrived_before)
+        if message.HasField("arrived_before")
+        else None,
     )
     values = codec.int64s(message.micros)
     group.finished = group.state is not GroupState.RETIRED and bool((values == MAX).all())

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from lowwater._core.events import NAME_BYTES, shortened
+from lowwater._core.lateness import MOST_BUCKETS
 from lowwater._pb.lowwater.v1 import topology_pb2, types_pb2, watermarks_pb2, workers_pb2
 from lowwater.layout import SLOTS, wrong
 from lowwater_authority.core.batches import MAX_PARTS
@@ -252,6 +253,10 @@ def group(message: workers_pb2.GroupReport) -> GroupReport:
 
 def lateness(message: workers_pb2.Lateness) -> Lateness:
     """Decode how late a claim's records were; the core compares it with what was told before. Raises InvalidArgument."""
+    if max(len(message.buckets), len(message.counts)) > MOST_BUCKETS:
+        problem = f"has {len(message.buckets)} buckets and {len(message.counts)} counts"
+        fix = f"send at most {MOST_BUCKETS}: from the first report on, count what would be one more in a greater one"
+        raise bad_field("lateness.buckets", problem, fix)
     buckets, counts = list(message.buckets), list(message.counts)
     if len(buckets) != len(counts):
         problem = f"has {len(buckets)} buckets and {len(counts)} counts"

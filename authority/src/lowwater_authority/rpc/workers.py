@@ -226,6 +226,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             ranges = named or self.services.shard.granted(group.computation, group.sequencer)
             size += GROUP_BYTES + 8 * len(group.watermarks_micros) + HANDLE_BYTES * (named + ranges)
             size += 16 * len(group.mass.pending.counts) if group.HasField("mass") else 0
+            size += 16 * len(group.lateness.counts) if group.HasField("lateness") else 0
             size += 4 * len(group.waiting_for)
             size += NAMED * len(group.computation)
         return size
@@ -290,20 +291,26 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         )
 
         def acknowledge(done: asyncio.Future[list[tuple[str, Refused]]]) -> None:
-            self.streams.started(outbox)
-            error = done.exception() if not done.cancelled() else None
-            if isinstance(error, GivenUp):
-                error = errors.ShuttingDown("a computation of this report was taken over meanwhile; connect again")
-            if isinstance(error, errors.LowwaterError):
-                # The client connects again and sends its whole state, so nothing is lost by ending the stream.
-                outbox.close(error)
-            else:
-                refused = [*malformed, *done.result(), *elsewhere]
-                self.services.observer.reported(ranges, dict(Counter(value.reason for _, value in refused)))
-                self._tell_refused(refused)
-                references = self._references(names)
-                self.streams.acknowledge(outbox, report.number, refused, references=references, redirects=redirects)
-            self.streams.leave(outbox, size)
+            try:
+                self.streams.started(outbox)
+                error = done.exception() if not done.cancelled() else None
+                if isinstance(error, GivenUp):
+                    error = errors.ShuttingDown("a computation of this report was taken over meanwhile; connect again")
+                if isinstance(error, errors.LowwaterError):
+                    # The client connects again and sends its whole state, so nothing is lost by ending the stream.
+                    outbox.close(error)
+                else:
+                    refused = [*malformed, *done.result(), *elsewhere]
+                    self.services.observer.reported(ranges, dict(Counter(value.reason for _, value in refused)))
+                    self._tell_refused(refused)
+                    references = self._references(names)
+                    self.streams.acknowledge(outbox, report.number, refused, references=references, redirects=redirects)
+            except BaseException:
+                # What was refused was not told, so no later acknowledgement may cover it.
+                outbox.close(errors.Unavailable("the answer to a report could not be made; connect again"))
+                raise
+            finally:
+                self.streams.leave(outbox, size)  # the room is everybody's
 
         durable.add_done_callback(acknowledge)
         return durable

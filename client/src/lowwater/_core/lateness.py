@@ -32,6 +32,21 @@ EDGES: Final = _edges()
 """The upper edge of each bucket, microseconds. Bucket 0 holds what is not late at all."""
 
 
+MOST_BUCKETS: Final = 128
+"""Buckets that a claim may have records in: what it has told is moved each time that any of them came."""
+
+_FINE: Final = 32
+"""Buckets that are taken as they come; later ones are of these below."""
+
+_COARSE: Final[tuple[int, ...]] = (
+    *range(0, 144, 16),
+    *range(144, 448, 4),
+    *range(448, len(EDGES) - 1, 31),
+    len(EDGES) - 1,
+)
+"""96 of all: from a second to a month each is 22 % wide, less late and later than that they are wider."""
+
+
 def bucket_of(lateness: int) -> int:
     """Return the bucket of a lateness in microseconds, at most 2^64. O(log buckets).
 
@@ -103,8 +118,9 @@ class Lateness:
 class Arrivals:
     """How late the records of one claim were, since it was granted, and how many came behind its lateness budgets.
 
-    Each record counts from the claim's frontier of then. What no acknowledged report has told may have counted from several: the report
-    names the least, so that nothing is taken for earlier than it was. The same with what records were judged by.
+    Each record counts from the claim's frontier of then, or from the last one that was a time; before there was any from the least of those
+    handed on together. So what one bad timestamp does ends with it. What no acknowledged report has told may have counted from several: the
+    report names the least, so that nothing is taken for earlier than it was. The same with what records were judged by.
     """
 
     def __init__(self, marks: Mapping[int, int]) -> None:
@@ -112,7 +128,7 @@ class Arrivals:
         """By budget in parts per million: its watermark, as the authority told last."""
         self._counts: dict[int, int] = {}
         self._behind = dict.fromkeys(self.marks, 0)
-        self._reference = self._frontier = MIN
+        self._frontier = self._reference = self._counted_from = MIN
         self._unanswered: deque[tuple[int, int, dict[int, int]]] = deque()
         """(version, reference, marks) of what no acknowledged report has told, the oldest first."""
 
@@ -120,21 +136,28 @@ class Arrivals:
         """Count records that were handed on with a state of a version. A sort, and O(buckets log records)."""
         self._frontier = frontier
         if MIN < frontier < MAX:
-            self._reference = max(self._reference, frontier)
+            self._reference = self._counted_from = frontier
         if not times:
             return
         ordered = sorted(times)
         if self._reference == MIN:
-            self._reference = ordered[-1]
-        for bucket, count in buckets(ordered, self._reference).items():
-            self._counts[bucket] = self._counts.get(bucket, 0) + count
+            self._counted_from = ordered[0]
+        for bucket, count in buckets(ordered, self._counted_from).items():
+            there = self._fitting(bucket)
+            self._counts[there] = self._counts.get(there, 0) + count
         for ppm, mark in self.marks.items():
             self._behind[ppm] += bisect_left(ordered, mark)
-        self._unanswered.append((version, self._reference, dict(self.marks)))
+        self._unanswered.append((version, self._counted_from, dict(self.marks)))
         if len(self._unanswered) > _UNANSWERED:
-            _, reference, marks = self._unanswered.popleft()  # the least of both
-            then, _, _ = self._unanswered[0]
-            self._unanswered[0] = then, reference, marks
+            _, reference, marks = self._unanswered.popleft()  # the least of both; marks only rise
+            then, other, _ = self._unanswered[0]
+            self._unanswered[0] = then, min(reference, other), marks
+
+    def _fitting(self, bucket: int) -> int:
+        """Return the bucket itself, or one that is later where there are many already. O(log buckets)."""
+        if bucket in self._counts or len(self._counts) < _FINE:
+            return bucket
+        return _COARSE[bisect_left(_COARSE, bucket)]
 
     def heard(self, marks: Mapping[int, int]) -> None:
         """Take over where the budgets stand."""
@@ -150,6 +173,7 @@ class Arrivals:
         """Return what the next report carries; None while the worker tells no event times. O(buckets)."""
         if not self._counts:
             return None
-        _, reference, marks = self._unanswered[0] if self._unanswered else (0, self._reference, self.marks)
+        reference = min((each for _, each, _ in self._unanswered), default=self._counted_from)
+        marks = self._unanswered[0][2] if self._unanswered else self.marks
         behind = tuple((ppm, self._behind[ppm], marks[ppm]) for ppm in self.marks)
         return Lateness(tuple(sorted(self._counts.items())), reference, self._frontier, behind)

@@ -328,7 +328,8 @@ class Lateness(google.protobuf.message.Message):
         """Buckets of lateness, ascending. Bucket 0 has the records that were not late
         at all, bucket 1 those up to a millisecond. The upper edge of each other one
         is 21/20 of the one before, rounded down to microseconds. Bucket 755 has what
-        was later than the last edge below 2^63.
+        was later than the last edge below 2^63. At most 128: who has records of more
+        counts them in a greater bucket, the same from then on.
         """
 
     @property

@@ -388,16 +388,16 @@ Global___Arrivals: typing_extensions.TypeAlias = Arrivals
 
 @typing.final
 class ArrivedBefore(google.protobuf.message.Message):
-    """Where a claim stood that another one took the place of."""
+    """Where the claims stood that another one took the place of, or ranges from."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     FRONTIER_MICROS_FIELD_NUMBER: builtins.int
     RECENT_FIELD_NUMBER: builtins.int
     frontier_micros: builtins.int
-    """How far it was, microseconds."""
+    """How far the last of them was, microseconds."""
     recent: builtins.int
-    """Its records lately told."""
+    """The records that they had lately, as far as their ranges were taken."""
     def __init__(
         self,
         *,
@@ -1341,8 +1341,8 @@ class Group(google.protobuf.message.Message):
         """What it has told of its records, when it told anything."""
 
     @property
-    def arrived_before(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ArrivedBefore]:
-        """Until then: where the groups stood that it replaced."""
+    def arrived_before(self) -> Global___ArrivedBefore:
+        """Where the groups stood that it replaced, until it had as many records lately."""
 
     def __init__(
         self,
@@ -1366,9 +1366,9 @@ class Group(google.protobuf.message.Message):
         handles: builtins.bytes = ...,
         granted: builtins.int = ...,
         arrivals: Global___Arrivals | None = ...,
-        arrived_before: collections.abc.Iterable[Global___ArrivedBefore] | None = ...,
+        arrived_before: Global___ArrivedBefore | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["arrivals", b"arrivals", "mass", b"mass"]) -> builtins.bool: ...
+    def HasField(self, field_name: typing.Literal["arrivals", b"arrivals", "arrived_before", b"arrived_before", "mass", b"mass"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["arrivals", b"arrivals", "arrived_before", b"arrived_before", "bounds", b"bounds", "granted", b"granted", "handles", b"handles", "host", b"host", "last_report_micros", b"last_report_micros", "live", b"live", "mass", b"mass", "mass_known", b"mass_known", "micros", b"micros", "oldest_operation_micros", b"oldest_operation_micros", "recent", b"recent", "request_id", b"request_id", "senders", b"senders", "sequencer", b"sequencer", "since", b"since", "stand_ins", b"stand_ins", "state", b"state", "worker", b"worker"]) -> None: ...
 
 Global___Group: typing_extensions.TypeAlias = Group
