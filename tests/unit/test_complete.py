@@ -310,6 +310,7 @@ def run(world: type[World], events: Events, **broken: Any) -> None:
 @example([("write", 4), ("write", 6), ("restore", 0), ("write", 2)])
 @example([("write", 2), ("anew", 0), ("write", 2), ("zombie", 2)])
 @example([("write", 2), ("write", 4), ("put back", 0), ("write", 2)])
+@example([("write", 1), ("write", 1), ("write", 3), ("write", 0), ("put back", 0)])
 def test_what_is_said_to_be_complete_is_there(events: Events) -> None:
     run(World, events)
 
@@ -391,7 +392,7 @@ def test_without_the_rule_it_leads(world: type[World], events: Events, broken: d
 
 
 def test_a_mark_is_read_as_it_was_written() -> None:
-    mark = Mark(5, 3, 7, 41, "rewound", "deleted", ("lowwater:c:a",))
+    mark = Mark(5, 3, 7, 41, "rewound", "deleted", ("lowwater:c:a",), 39)
     assert Mark.from_json(mark.to_json()) == mark
     wrong: list[Any] = [None, [], {}, {**mark.to_json(), "through": "5"}, {**mark.to_json(), "after": None}]
     for said in wrong:

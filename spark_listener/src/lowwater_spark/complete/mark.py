@@ -76,6 +76,8 @@ class Mark:
     """The same of what was deleted by a condition."""
     after: tuple[str, ...] = ()
     """Under which other names the computation's batches were counted before: its earlier checkpoints."""
+    before: int = -1
+    """The place of its writer's version before this one; -1: there is none, or nobody has noted it."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain JSON values, and in words."""
@@ -88,6 +90,7 @@ class Mark:
             "rewound": self.rewound,
             "deleted": self.deleted,
             "after": list(self.after),
+            "before": self.before,
         }
 
     @classmethod
@@ -96,12 +99,13 @@ class Mark:
         try:
             through, life, epoch, checked = (said[name] for name in ("through", "life", "epoch", "checked"))
             rewound, deleted, after = said["rewound"], said["deleted"], tuple(said["after"])
+            before = said.get("before", -1)
         except (KeyError, TypeError):
             return None
-        numbers, texts = (through, life, epoch, checked), (rewound, deleted, *after)
+        numbers, texts = (through, life, epoch, checked, before), (rewound, deleted, *after)
         if not all(type(each) is int for each in numbers) or not all(type(each) is str for each in texts):
             return None
-        return cls(through, life, epoch, checked, rewound, deleted, after)
+        return cls(through, life, epoch, checked, rewound, deleted, after, before)
 
     def __str__(self) -> str:
         """Return it in words.
@@ -153,11 +157,15 @@ class History:
         """Return that a version is not there any more, in words."""
         return f"{self.named(at)} is not there any more"
 
-    def went_back(self, at: int, mark: Mark) -> str:
-        """Return why the version of a mark cannot be where it is, in words; empty: it can."""
-        if at > mark.checked:
-            return ""
-        return f"{self.named(at)} was made when the table had {self.number(mark.checked)} already: it was put back meanwhile"
+    def went_back(self, at: int, app: str, mark: Mark) -> str:
+        """Return why the version of a mark of that app cannot be where it is, or has lost the one before it, in words; empty: neither. Costs the reading of a version."""
+        if at <= mark.checked:
+            return f"{self.named(at)} was made when the table had {self.number(mark.checked)} already: it was put back meanwhile"
+        # Others may have written by then as many as were lost.
+        before = self.log(mark.before) if mark.before >= 0 else None
+        if before is not None and app not in before.writes:
+            return f"{self.named(mark.before)} is not that of this writer, as it was when {self.number(at)} was made: the table was put back meanwhile"
+        return ""
 
 
 _UNKNOWN: Final = "and what it took away is not known"
@@ -172,6 +180,7 @@ def follow(app: str, standing: Standing, history: History) -> tuple[Mark, str]:
     apps, log = history.apps, history.log
     others = {each for each in apps if each != app and writer_of(each) == writer_of(app)}
     previous: Mark | None = None
+    place = -1
     rewound, deleted, at = history.lost.get(app, ""), "", history.newest
     sought = set(others)
     lives: dict[str, int] = {}
@@ -192,7 +201,8 @@ def follow(app: str, standing: Standing, history: History) -> tuple[Mark, str]:
             sought.discard(name)
             if name == app and previous is None:
                 previous = mark or Mark(MIN, 0, 0, at, f"{history.named(at)} of this writer has no mark")
-                rewound = rewound or ("" if mark is None else history.went_back(at, mark))
+                place = at
+                rewound = rewound or ("" if mark is None else history.went_back(at, app, mark))
             elif name in others and mark is not None:
                 lives.setdefault(name, mark.life)
         at -= 1
@@ -215,7 +225,8 @@ def follow(app: str, standing: Standing, history: History) -> tuple[Mark, str]:
         through = min(known.through, standing.low) if known.life == life else MIN
     after = known.after if known.life == life else tuple(sorted(others))
     found = "" if known.rewound else rewound
-    return Mark(through, life, epoch, history.newest, known.rewound or rewound, known.deleted or deleted, after), found
+    rewound, deleted = known.rewound or rewound, known.deleted or deleted
+    return Mark(through, life, epoch, history.newest, rewound, deleted, after, place), found
 
 
 # -- reading ------------------------------------------------------------------------------------------------------------
@@ -284,7 +295,7 @@ def read(history: History, writers: Sequence[str], *, ignore_deletes: bool = Fal
         at -= 1
 
     def told(name: str) -> OutputWriter:
-        at, mark = _best(found[name]) or (-1, None)
+        app, at, mark = _best(found[name]) or ("", -1, None)
         version = None if at < 0 else history.number(at)
         if mark is None:
             return OutputWriter(lowwater.Watermark(MIN), _silent(asked[name], found[name], history, gone), version)
@@ -294,7 +305,12 @@ def read(history: History, writers: Sequence[str], *, ignore_deletes: bool = Fal
         lost = [history.lost[app] for app in sorted(asked[name] - earlier) if app in history.lost]
         newer = [what for place, what in rewinds if place > mark.checked]
         removed = [what for place, what in deletes if place > mark.checked]
-        why = mark.rewound or history.went_back(at, mark) or (newer[-1] if newer else "") or (lost[0] if lost else "")
+        why = (
+            mark.rewound
+            or history.went_back(at, app, mark)
+            or (newer[-1] if newer else "")
+            or (lost[0] if lost else "")
+        )
         if not ignore_deletes:
             why = why or mark.deleted or (removed[-1] if removed else "")
         if not why and gone > mark.checked:
@@ -312,11 +328,12 @@ def read(history: History, writers: Sequence[str], *, ignore_deletes: bool = Fal
     return Completeness.of({name: told(name) for name in writers}, newest, strangers)
 
 
-def _best(found: Mapping[str, tuple[int, Mark | None]]) -> tuple[int, Mark | None] | None:
-    """Return the version and the mark that count among the newest of each checkpoint: those of the highest life."""
+def _best(found: Mapping[str, tuple[int, Mark | None]]) -> tuple[str, int, Mark | None] | None:
+    """Return the app, the version and the mark that count among the newest of each checkpoint: those of the highest life."""
     if not found:
         return None
-    return max(found.values(), key=lambda each: (_life_of(each[1]), each[0]))
+    app = max(found, key=lambda each: (_life_of(found[each][1]), found[each][0]))
+    return app, *found[app]
 
 
 def _life_of(mark: Mark | None) -> float:
@@ -330,7 +347,7 @@ def _needs(at: int, asked: Collection[str], found: Mapping[str, tuple[int, Mark 
     best = _best(found)
     if best is None:
         return bool(asked)
-    mark = best[1]
+    mark = best[2]
     if mark is None:
         return False
     return at > mark.checked or bool(set(asked) - found.keys() - set(mark.after))

@@ -21,8 +21,8 @@ _EXPIRED: Final = -1
 
 
 def said_of(mark: Mark, table: Table) -> dict[str, Any]:
-    """Return what a snapshot says whose writer has looked at a table."""
-    return {**mark.to_json(), "checked": table.current}
+    """Return what a snapshot says whose writer has looked at a table. The snapshot before it is known by the lineage, and not by a place, which is another when some have expired."""
+    return {**mark.to_json(), "checked": table.current, "before": -1}
 
 
 def snapshots_of(table: Table) -> History:
