@@ -124,7 +124,7 @@ class Table:
             entry = BatchLog(counted.checkpoint).read(number)
             assert entry is not None
             # What was claimed and not logged is claimed again by a later batch.
-            assert (entry.layouts.get("counts") == wanted) == (point != "laid out")
+            assert (entry.layouts.get(".") == wanted) == (point != "laid out")
             if point == "laid out":
                 counted.follow(wanted, hour)
         self.done["kills"] += 1
