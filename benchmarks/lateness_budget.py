@@ -240,12 +240,13 @@ def _results(stream: Stream, name: str, ppm: int, found: Run) -> Iterator[Result
         yield Result(
             "lateness_budget",
             f"{stream.name}{part}_{name}_{ppm / PPM:g}",
-            Spread((float(behind.sum() / records.sum() / (ppm / PPM)),)),
+            Spread((max(float(behind.sum() / records.sum()), 1e-9) / (ppm / PPM),)),
             "budgets",
             "a constant delay chosen by what came before",
             Spread((max(late, 1e-9) / (ppm / PPM),)),
             {
                 "n": int(records.sum()),
+                "ranges": len(np.unique(stream.sources)),
                 "worst_10000": None if most is None else round(most / (ppm / PPM), 3),
                 "excused": int(excused[-1] - excused[0]),
                 "wait_median": round(float(np.median(waits)) / best, 3),
