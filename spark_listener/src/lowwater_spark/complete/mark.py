@@ -175,7 +175,7 @@ def follow(app: str, standing: Standing, history: History) -> tuple[Mark, str]:
     """Return the mark that a writer leaves in the table's next version, and what it has found by its look that it had not known before, in words.
 
     Raises CheckpointMismatch when a higher life of the computation writes into the table. Costs the reading of the versions since the
-    writer's last look, and of those since the last look of its predecessor when it begins.
+    writer's last look, of its version before the last one, and of those since the last look of its predecessor when it begins.
     """
     apps, log = history.apps, history.log
     others = {each for each in apps if each != app and writer_of(each) == writer_of(app)}
@@ -274,7 +274,7 @@ class Completeness:
 def read(history: History, writers: Sequence[str], *, ignore_deletes: bool = False) -> Completeness:
     """Return how far a table is complete at its newest version. Who counts batches in it may be known of an earlier one.
 
-    Costs the reading of the versions since the last look of each writer, of the last of all at most.
+    Costs the reading of the versions since the last look of each writer, of the last of all at most, and of each writer's version before its last one.
     """
     apps, log = history.apps, history.log
     found: dict[str, dict[str, tuple[int, Mark | None]]] = {name: {} for name in writers}
