@@ -168,6 +168,15 @@ def alerts(settings: Settings) -> Group:
                 " was anything closed: the workers of the group are away, or ask for another group.",
             ),
             Alert(
+                "LowwaterLatenessJumped",
+                f"sum by ({COMPUTATION}, budget) (increase(lowwater_lateness_budget_excused_total[1h])) > 0",
+                "0m",
+                "info",
+                "Records of {{ $labels.computation }} came later than its lateness budget of {{ $labels.budget }} allows",
+                "{{ $value | humanize }} of the last hour are excused: lateness jumped, and a watermark does not go back. The budget is kept of the others."
+                " Windows that it has closed lack these records; they are set aside.",
+            ),
+            Alert(
                 "LowwaterEstimateLate",
                 f"{FRESHNESS} > {settings.late_seconds + settings.period_seconds}\n"
                 f"and on ({COMPUTATION}) (max by ({COMPUTATION}) (lowwater_estimated) == 1)",
