@@ -297,7 +297,7 @@ def draw(path: Path) -> None:
     above, below = figure.subplots(2, 1, sharex=True)
     styles = {
         "lateness budget of 1 %": (ours, "#0072B2"),
-        "99 % watermark": (theirs, "#009E73"),
+        "99 % lately seen": (theirs, "#009E73"),
         f"constant delay of {fixed / HOUR:.1f} h, chosen by the first half": (third, "#E69F00"),
     }
     for name, (found, colour) in styles.items():
