@@ -18,7 +18,7 @@ from lowwater._core.lateness import EDGES, bucket_of
 from lowwater.watermark import MIN, to_micros
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.track.batch import Keyed
-from lowwater_spark.track.rows import Actions, Rows, bucket
+from lowwater_spark.track.rows import Actions, Rows, bucket, lateness_of
 from tests.kit.times import at
 from tests.process.serving import Serving
 from tests.spark.drive_support import HOUR, Driven, counts, driven, record
@@ -41,6 +41,17 @@ def test_the_jvm_finds_the_bucket_that_the_client_finds(spark: SparkSession) -> 
     frame = spark.createDataFrame([(each,) for each in lateness], "lateness long")
     found = [row.bucket for row in frame.select(bucket(sf.col("lateness")).alias("bucket")).collect()]
     assert found == [bucket_of(each) for each in lateness]
+    none = spark.range(1).select(bucket(sf.lit(None).cast("long")).alias("bucket")).collect()
+    assert none == [(None,)], "a row without a time has no lateness"
+
+
+def test_a_time_before_all_times_is_as_late_as_any(spark: SparkSession) -> None:
+    """A sentinel for "no timestamp" must not end the query, whatever arithmetic Spark has: it is in the last buckets, and not on time."""
+    reference = to_micros(at(12))
+    times = [-(2**63) + 1, -(2**62), 0, 2**62]
+    frame = spark.createDataFrame([(each,) for each in times], "micros long")
+    found = frame.select(bucket(lateness_of(sf.col("micros"), reference)).alias("bucket")).collect()
+    assert [row.bucket for row in found] == [bucket_of(min(reference - each, 2**62)) for each in times]
 
 
 class Source:

@@ -144,7 +144,7 @@ def test_status_is_a_table() -> None:
 def test_what_has_come_behind_a_heuristic_watermark_stands_beside_it() -> None:
     view = replace(VIEWS[0], passed=((990_000, 1000, 37),))
     assert view.came_behind == {0.99: 0.037}
-    assert "  1 min, 3.7 % behind  =  " in render.status_table([view], NOW, {}).splitlines()[1].replace(
+    assert "  1 min, at most 3.7 % behind  =  " in render.status_table([view], NOW, {}).splitlines()[1].replace(
         "                 ", "  "
     )
     assert render.view_record(view, NOW)["came_behind"] == {"0.99": 0.037}

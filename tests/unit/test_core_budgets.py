@@ -566,6 +566,27 @@ def test_it_is_the_same_after_a_crash_with_all_pending_known() -> None:
     assert published(board.driver) == before.budgets[0].micros, "its tokens are spent"
 
 
+def test_what_is_pending_no_more_and_was_not_counted_is_not_spent_twice() -> None:
+    """A report whose lateness is refused, for a reference from the far future, takes nothing from what is pending either."""
+    board = Board()
+    for number in range(300):
+        board.announce(NOW - 2 * HOUR + number)
+    for record in range(200):
+        board.land(record)
+    board.report(NOW - HOUR)
+    stood = published(board.driver)
+    assert stood == NOW - 2 * HOUR + 202
+    none = Mass(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), 0, {990_000: NOW - HOUR})
+    for record in range(200, 300):
+        board.land(record)
+    refused = board.driver.report(
+        board.source.sequencer, NOW - HOUR, mass=none, lateness=board.source.told(reference=NOW + 100 * 24 * HOUR)
+    )
+    assert {reason for reason, _ in refused} == {"TOO_FAR_AHEAD"}
+    assert published(board.driver) == NOW - HOUR == board.driver.core.published.low, "and the low watermark goes on"
+    assert board.driver.core.map.groups[board.source.sequencer].mass.starts.size == 100  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("wrong", [{"inputs": ("a",)}, {"budgets": ()}, {"heuristics": ()}])
 def test_only_an_injector_with_a_budget_can_know_all_that_is_pending(wrong: dict[str, tuple[object, ...]]) -> None:
     asked = {"heuristics": (990_000,), "budgets": (PPM,), "all_pending": True, **wrong}

@@ -159,7 +159,7 @@ class WatermarkView:
 
     @property
     def came_behind(self) -> Mapping[float, float]:
-        """By share of a heuristic watermark: the share of all records that came behind it. Empty where nobody tells how late records are: without a lateness budget."""
+        """By share of a heuristic watermark: the share of all records that came behind it, at most: one that may have does. Empty where nobody tells how late records are: without a lateness budget."""
         return {share / PPM: behind / records for share, records, behind in self.passed}
 
     @property

@@ -270,7 +270,7 @@ class Budget:
             msg = f"{behind} of {records} records cannot be behind"
             raise ValueError(msg)
         if records:
-            for memory in self.memories:
+            for memory in self.memories if pending is None else ():
                 memory.add(records, counts)
             if self.warm and pending is None:
                 self._pay(records, behind)

@@ -61,6 +61,9 @@ _STALE: Final = (
 )
 
 
+_NOTHING_KNOWN: Final = Pending.of([])
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """What readers see of a computation. Durable."""
@@ -526,10 +529,11 @@ class Computation:
             late = late and replace(late, frontier=MIN)
             msg = f"{self._unregistered(report.fold)}, so {beyond} must be {MIN}, and the report counts as that; fold all inputs"
             refused.append(Refused(group.sequencer, errors.InvalidArgument.reason, msg, report.handles))
-        if mass is not None:
+        untold = self._take_lateness(group, late, now, wall) if late is not None and self.budgets else []
+        refused.extend(untold)
+        # What is pending no more and was not counted either would be lost: a budget that goes by what is pending would spend it twice.
+        if mass is not None and not (untold and self.spec.all_pending):
             refused.extend(self._take_mass(group, mass, wall))
-        if late is not None and self.budgets:
-            refused.extend(self._take_lateness(group, late, now, wall))
         refused.extend(self._take_values(group, report.handles, values, finish=report.finish, now=now, wall=wall))
         return refused
 
@@ -962,9 +966,10 @@ class Computation:
         low = self.map.minimum()
         # Nobody says that nothing will ever come where nobody is left to say it: a watermark holds without any range.
         self.raise_low(self.low if low == MAX and self.map.all_retired else max(self.low, low), now)
-        self._move_budgets(
-            {ppm: self._reached(ppm) for ppm in self.budgets} if self._came or self._mass_changed else {}
-        )
+        if self._came or self._mass_changed:
+            self._move_budgets({ppm: self._reached(ppm) for ppm in self.budgets}, self._pending())
+        else:
+            self._move_budgets({}, _NOTHING_KNOWN)
         self._move_heuristics()
         self.tasks.pass_low(self.low)
         steps, strong = self.tasks.take_steps()
@@ -1010,7 +1015,7 @@ class Computation:
         groups = (g for g in self.map.run_groups() if g.state is not GroupState.RETIRED and not g.finished)
         return reached((told for group in groups if (told := group.arrived()) is not None), ppm)
 
-    def _move_budgets(self, references: Mapping[int, int]) -> None:
+    def _move_budgets(self, references: Mapping[int, int], pending: Pending) -> None:
         came, self._came, self._came_records = self._came, [], 0
         told: dict[int, dict[int, int]] = {}
         late = dict.fromkeys(self.budgets, 0)
@@ -1020,7 +1025,7 @@ class Computation:
                 total[bucket] = total.get(bucket, 0) + count
             for ppm, records in behind.items():
                 late[ppm] = late.get(ppm, 0) + records
-        pending = self._pending() if self.spec.all_pending else None
+        by_pending = pending if self.spec.all_pending else None
         counts: dict[int, dict[int, int]] = {}
         for ppm, budget in self.budgets.items():
             reference = max(budget.reference, references.get(ppm, MIN))
@@ -1028,10 +1033,12 @@ class Computation:
                 reference = budget.reference
             if reference not in counts:
                 counts[reference] = seen_from(told, reference)
-            budget.tick(counts[reference], late[ppm], reference, self.low, pending)
+            budget.tick(counts[reference], late[ppm], reference, self.low, by_pending)
 
     def _pending(self) -> Pending:
-        """Return all that is still to come; with an unknown frontier while any claim has not told. O(buckets log buckets)."""
+        """Return all that is still to come, if the claims tell it; with an unknown frontier while any has not. O(buckets log buckets)."""
+        if not self.spec.all_pending:
+            return _NOTHING_KNOWN
         groups = [g for g in self.map.run_groups() if g.state is not GroupState.RETIRED and not g.finished]
         known = all(group.mass_known and group.masses() for group in groups)
         return Pending.of([mass for group in groups for mass in group.masses()] if known else [])
@@ -1040,7 +1047,7 @@ class Computation:
         """Move the budgets as a record says; what it published rules. Raises ValueError when one goes back."""
         stored = codec.shares_from(record.budgets)
         before = {ppm: budget.value for ppm, budget in self.budgets.items()}
-        self._move_budgets(codec.shares_from(record.budget_references))
+        self._move_budgets(codec.shares_from(record.budget_references), _NOTHING_KNOWN)
         for ppm, budget in self.budgets.items():
             # A record of a release that knows no budgets has none.
             budget.value = stored.get(ppm, budget.value)

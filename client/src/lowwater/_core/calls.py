@@ -131,7 +131,7 @@ class Calls:
                 fix = "upgrade the authority: this one knows no lateness budgets"
                 raise checks.refused("lateness_budget", lateness_budget, fix)
             if all_pending and not registered.all_pending:
-                fix = "upgrade the authority: this one does not go by what is pending"
+                fix = "upgrade the authority, which does not go by what is pending, drop the computation, and register it again"
                 raise checks.refused("all_pending", all_pending, fix)
             return registered
 

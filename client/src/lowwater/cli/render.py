@@ -100,20 +100,23 @@ def _low(view: WatermarkView) -> str:
 def _seen(view: WatermarkView, share: int, now_micros: int) -> str:
     """Return where a heuristic watermark stands, and the share of the records that has come behind it, if it is known."""
     heuristic = dict(view.shares).get(share)
-    return "" if heuristic is None else _ahead(view, heuristic, view.came_behind.get(share / PPM), now_micros)
+    if heuristic is None:
+        return ""
+    behind = view.came_behind.get(share / PPM)
+    return _ahead(view, heuristic, now_micros) + ("" if behind is None else f", at most {behind * 100:.2g} % behind")
 
 
 def _spent(view: WatermarkView, budget: LatenessBudget | None, now_micros: int) -> str:
     """Return where a lateness budget stands, and the share of the records that has come behind it."""
     if budget is None:
         return ""
-    return _ahead(view, budget.watermark, budget.behind / budget.records if budget.records else None, now_micros)
+    share = f", {budget.behind / budget.records * 100:.2g} % behind" if budget.records else ""
+    return _ahead(view, budget.watermark, now_micros) + share
 
 
-def _ahead(view: WatermarkView, watermark: Watermark, behind: float | None, now_micros: int) -> str:
-    """Return a watermark as its own lag, which compares at a glance to that of the low one, and what has come behind it."""
-    standing = "=" if watermark == view.low else lag(watermark, now_micros)
-    return standing if behind is None else f"{standing}, {behind * 100:.2g} % behind"
+def _ahead(view: WatermarkView, watermark: Watermark, now_micros: int) -> str:
+    """Return a watermark as its own lag, which compares at a glance to that of the low one."""
+    return "=" if watermark == view.low else lag(watermark, now_micros)
 
 
 def holder(each: RangeView | None) -> str:

@@ -221,9 +221,8 @@ class Hook:
         }
         first = self.run.parts[0]
         promised = running.entry.promised if first.reads else MIN
-        rows = Rows(
-            frame, first.keyed, promised, self._actions, batches[0]._reference() if first.keyed.budgeted else MIN
-        )
+        counts = first.keyed.budgeted and StateStore.existing(first.place) is None
+        rows = Rows(frame, first.keyed, promised, self._actions, batches[0]._reference() if counts else MIN)
         # A stage with state counts what its tasks see.
         with_state = all(StateStore.existing(part.place) is not None for part in self.run.parts)
         self.write_batch(frame if with_state else rows.observed(), batches[0])

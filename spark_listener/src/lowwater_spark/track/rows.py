@@ -11,7 +11,7 @@ row and its key range runs only when an action has read a late row; it looks at 
 
 A retried or doubled task counts once: the accepted attempt's. Before PySpark 4.3 two things may count rows again: a sort (``orderBy``), which takes a
 sample of its rows by a job of its own first, and a stage that is run again because an executor was lost with its shuffle files. Both shift the
-weight of the batch in the heuristic watermarks and nothing else.
+weight of the batch in the heuristic watermarks, and count its rows again in a lateness budget; they shift nothing else.
 
 Of a stage with a lateness budget the metric also has how many rows lie in each bucket of lateness, of the action that has read most rows.
 """
@@ -62,19 +62,32 @@ class Counted:
 
 
 _GROWTH: Final = math.log(1.05)
-_BINS: Final = 1_000_000
-"""Far more than there are buckets, once for each task: with fewer, the aggregate would merge some."""
+_EDGES: Final = f"array({', '.join(f'{edge}L' for edge in EDGES[:-1])})"
+"""As SQL: hundreds of literals would be as many calls of the JVM in each batch."""
+_BINS: Final = 1024
+"""More than there are buckets, so that the aggregate merges equal ones only. (What it makes of two equal ones may be off by a rounding.)"""
+_FAR: Final = 2**62
+"""Microseconds. What is later is as late as this: a difference of two times may not fit into 64 bits."""
+
+
+def lateness_of(micros: Column, reference: int) -> Column:
+    """Return how late a time is, microseconds; null for none."""
+    from pyspark.sql import functions as sf
+
+    return sf.lit(reference) - sf.when(micros < reference - _FAR, sf.lit(reference - _FAR)).otherwise(micros)
 
 
 def bucket(lateness: Column) -> Column:
-    """Return the bucket of a lateness in microseconds, as :func:`lowwater._core.lateness.bucket_of` does, exactly."""
+    """Return the bucket of a lateness in microseconds, as :func:`lowwater._core.lateness.bucket_of` does, exactly; null for null."""
     from pyspark.sql import functions as sf
 
-    edges = sf.array(*(sf.lit(edge) for edge in EDGES[:-1]))
+    edges = sf.expr(_EDGES)
     # The edges are rounded down, by less than a bucket in all, so that the logarithm is right or one too low.
     near = sf.ceil(sf.log(lateness / sf.lit(1000.0)) / sf.lit(_GROWTH) - sf.lit(1e-9)).cast("int") + 1
     exact = near + sf.when(sf.element_at(edges, sf.least(near, sf.lit(len(EDGES) - 2)) + 1) < lateness, 1).otherwise(0)
-    return sf.when(lateness <= 0, 0).when(lateness <= 1000, 1).otherwise(sf.least(exact, sf.lit(len(EDGES) - 1)))
+    # ``least`` would pass a null over.
+    known = sf.when(lateness.isNotNull(), sf.least(exact, sf.lit(len(EDGES) - 1)))
+    return sf.when(lateness <= 0, 0).when(lateness <= 1000, 1).otherwise(known)
 
 
 def event_micros(frame: DataFrame, event_time: str | Column) -> Column:
@@ -134,8 +147,8 @@ class Rows:
             late = event_micros(self._frame, self._keyed.event_time) < sf.lit(self._promised)
             measures.append(sf.count_if(late).alias("late"))
         if self._reference != MIN:
-            lateness = sf.lit(self._reference) - event_micros(self._frame, self._keyed.event_time)
-            found = sf.to_json(sf.histogram_numeric(bucket(lateness), sf.lit(_BINS)))
+            lateness = lateness_of(event_micros(self._frame, self._keyed.event_time), self._reference)
+            found = sf.to_json(sf.histogram_numeric(bucket(lateness).cast("double"), sf.lit(_BINS)))
             measures.append(found.alias("arrived"))
         return measures
 
@@ -153,9 +166,9 @@ class Rows:
         if found is None:
             return None
         counts: dict[int, int] = {}
-        # A bucket comes once for each task.
+        # One bucket may come twice.
         for each in json.loads(found):
-            counts[each["x"]] = counts.get(each["x"], 0) + int(each["y"])
+            counts[round(each["x"])] = counts.get(round(each["x"]), 0) + round(each["y"])
         return Arrived(self._reference, counts)
 
     def _source(self) -> DataFrame:

@@ -49,7 +49,7 @@ from lowwater_spark.track.tables import TABLE, read_table, split_table
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import StructField, StructType
 
 __all__ = [
     "Update",
@@ -166,6 +166,12 @@ def build_version(
     if before is not None and before.layout != cut.layout:
         store.check_layout(before, logged(batch - 1))
     start = _before(store, before, cut, update)
+    if budgeted and injector and event_time not in [each.name for each in schema.fields if _is_moment(each)]:
+        msg = (
+            f"an injector with a lateness budget counts the rows that it emits by their event time, of which those of batch.stateful() have none: name the timestamp {event_time} "
+            f"in its schema, which has {', '.join(schema.names)}, declare the event time by a column's name, or leave lateness_budget out"
+        )
+        raise ValueError(msg)
     receipts: list[Receipt] = []
 
     def fill(folder: Path) -> Version:
@@ -453,6 +459,10 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
         yield stage_part(job.destination, part, detail)
 
 
+def _is_moment(column: StructField) -> bool:
+    return column.dataType.typeName() == "timestamp"
+
+
 _EDGES: Final = np.array(EDGES[:-1], dtype=np.int64)
 
 
@@ -460,18 +470,19 @@ def _by_lateness(job: _Job, times: pa.ChunkedArray | None) -> NDArray[np.int64]:
     """Return how many of some times are in each bucket of lateness, as :func:`lowwater._core.lateness.buckets` counts. O(times log buckets)."""
     if times is None:
         return np.zeros(len(EDGES), dtype=np.int64)
-    found = np.searchsorted(_EDGES, job.reference - times.drop_null().to_numpy())
+    # The difference of two times may not fit into 64 bits.
+    known = np.maximum(times.drop_null().to_numpy(), job.reference - 2**62)
+    found = np.searchsorted(_EDGES, job.reference - known)
     return np.bincount(found, minlength=len(EDGES))
 
 
 def _times_of(job: _Job, emitted: pa.Table | None) -> pa.ChunkedArray | None:
-    """Return the event times of what an injector emits; None where no column of the stage's event time is a moment."""
+    """Return the event times of what an injector emits; None where it emits nothing."""
     import pyarrow as pa
 
-    if emitted is None or job.event_time not in emitted.column_names:
+    if emitted is None:
         return None
-    times = emitted.column(job.event_time)
-    return times.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()) if pa.types.is_timestamp(times.type) else None
+    return emitted.column(job.event_time).cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
 
 
 class _Emitted:
