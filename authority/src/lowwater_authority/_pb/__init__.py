@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 553ef8024a58d60144de67795832fe7053d5c76508353b5ae6335bb665a27c9a
+Made from: sha256 59ef8ca9c6f155e79470af7271f488b904a6297f521bd6363c0c534f2148faad
 """

@@ -309,10 +309,10 @@ class Watermark(google.protobuf.message.Message):
 
     @property
     def promise(self) -> Global___Promise:
-        """What was promised of it. In an answer: absent when nothing was. In a Watch
-        only where the stream tells of the computation first, then empty when
-        nothing was, and again whenever it has changed; else absent, and what was
-        told before still stands. Of one that is not registered nothing is told.
+        """What was promised of it; absent when nothing was. In a Watch that goes for
+        where the stream tells of the computation first, or again after a redirect
+        or a drop. Later it is absent as long as what was told before still stands;
+        when that changes it is told anew, empty when nothing is promised any more.
         """
 
     def __init__(
