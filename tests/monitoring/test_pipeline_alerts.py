@@ -447,6 +447,25 @@ def test_an_estimate_alerts_as_an_estimate_and_never_as_exact(tmp_path: Path) ->
     check(tmp_path, exported, {**quiet(AFTER, "LowwaterEstimateLate"), **late})
 
 
+def behind(excused: Value) -> Exported:
+    """Records of flights come behind its lateness budget, 6 a minute of 600."""
+    exported = healthy()
+    for name, value in (("records", lambda t: 10.0 * t), ("behind", lambda t: 0.1 * t), ("excused", excused)):
+        exported[of(f"lateness_budget_{name}_total", "flights", ', budget="0.01"')] = value
+    return exported
+
+
+def test_records_that_a_lateness_budget_cannot_pay_for_are_told(tmp_path: Path) -> None:
+    excused = behind(lambda t: 0.0 if t < FAULT else 120.0)
+    budget = {"job": "lowwater", "computation": "flights", "budget": "0.01"}
+    expected: Expected = {"LowwaterLatenessJumped": {FAULT - 30: [], FAULT: [budget], FAULT + 2 * HOURS: []}}
+    check(tmp_path, excused, expected)
+
+
+def test_records_behind_a_lateness_budget_are_no_fault_while_it_pays_for_them(tmp_path: Path) -> None:
+    check(tmp_path, behind(lambda t: 0.0), quiet(AFTER))
+
+
 def idle_but_renewed() -> Exported:
     """No data come: the inputs stand too, and the worker says so every few seconds."""
     exported = healthy()
