@@ -20,6 +20,10 @@ GLOBAL_LAG: Final = "computation:lowwater_global_lag_seconds:max"
 SILENCE: Final = "computation:lowwater_holder_silence_seconds:age"
 OPERATION: Final = "computation:lowwater_oldest_operation_seconds:age"
 HOLDER: Final = "computation:lowwater_holder_info:max"
+PROMISE: Final = "computation:lowwater_promise_info:max"
+WHO: Final = "computation:lowwater_promise_owner:max"
+LATE: Final = "computation:lowwater_promise_late_seconds:max"
+USED: Final = "computation:lowwater_promise_used:ratio"
 BROKEN: Final = "computation:lowwater_promise_broken:bool"
 NEWEST: Final = "instance:lowwater_epoch:newest"
 APPEND: Final = "instance:lowwater_journal_append_seconds:p99_5m"
@@ -102,7 +106,24 @@ def watermarks(settings: Settings) -> Group:
                 HOLDER,
                 f"topk by ({COMPUTATION}) (1, max by ({COMPUTATION}, worker, host, range) ({newest('lowwater_holder_info')}))",
             ),
-            Record(BROKEN, f"({promised} < bool {due(settings)})\n{EXACT}"),
+            # One a computation, for the same reason.
+            Record(
+                PROMISE,
+                f"topk by ({COMPUTATION}) (1, max by ({COMPUTATION}, owner, team, runbook) ({newest('lowwater_promise_info')}))",
+            ),
+            # 1 for every computation that is served, also for one that nobody answers for: what is multiplied by it stays as it is.
+            Record(
+                WHO,
+                f"max by ({COMPUTATION}, owner, team) ({PROMISE})\n"
+                f"or\n(0 * {by_computation('lowwater_epoch')} + 1 unless on ({COMPUTATION}) {PROMISE})",
+            ),
+            Record(LATE, by_computation("lowwater_promise_late_seconds")),
+            Record(USED, f"{FRESHNESS} / on ({COMPUTATION}) {LATE}"),
+            # Its own promise, where a computation has one; else that of all.
+            Record(
+                BROKEN,
+                f"(\n{LOW} < bool on ({COMPUTATION}) (time() - {LATE})\nor\n{promised} < bool {due(settings)}\n)\n{EXACT}",
+            ),
             *(Record(broken(window), f"avg_over_time({BROKEN}[{window}])") for window in WINDOWS),
         ),
     )
