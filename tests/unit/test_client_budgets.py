@@ -59,9 +59,12 @@ class Pair:
     def hand_on(self, times: Sequence[int], *, counted: bool = False) -> None:
         """Hand records on; ``counted``: by somebody else, who has told how late they were."""
         self.untold += times
-        fold = Fold(self.frontier, ((990_000, self.frontier),))
-        told = {"arrived": Arrived.of(times, self.frontier)} if counted else {"times": list(times)}
-        self.lease.advance(fold, NOW - 30 * HOUR, finished=len(times), now=self.now, **told)
+        records, fold = len(times), Fold(self.frontier, ((990_000, self.frontier),))
+        known: Sequence[int] = () if counted else times
+        arrived = Arrived.of(times, self.frontier) if counted else None
+        self.lease.advance(
+            fold, NOW - 30 * HOUR, finished=records, times=known, arrived=arrived, now=self.now
+        )
         self.reporter.staged(self.lease)
 
     def carry(self, *, arrives: bool = True, answered: bool = True, meanwhile: Sequence[int] = ()) -> None:
