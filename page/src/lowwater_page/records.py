@@ -9,8 +9,9 @@ from lowwater._core.text import describe_range
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from lowwater import History, Hop, Ranges, RangeView, ShardView, Watermark, WatermarkView, Why
-    from lowwater_page.board import Board, Sample
+    from lowwater import History, Hop, LatenessBudget, Ranges, RangeView, ShardView, Watermark, WatermarkView, Why
+    from lowwater_page.board import Board
+    from lowwater_page.samples import Heat, Sample
 
 Record = dict[str, Any]
 
@@ -56,6 +57,34 @@ def computation(view: WatermarkView, board: Board) -> Record:
         "local_lag_seconds": board.local_lag(name),
         "global_lag_seconds": board.global_lag(name),
         "holder": None if view.holder is None else key_range(view.holder),
+        "promise": promise(view),
+        "budgets": [budget(each) for each in view.budgets],
+    }
+
+
+def promise(view: WatermarkView) -> Record | None:
+    """Return what was promised of a computation; None: nothing."""
+    found = getattr(view, "promise", None)
+    if found is None:
+        return None
+    return {
+        "late_seconds": 0 if found.late is None else found.late.total_seconds(),
+        "owner": found.owner,
+        "team": found.team,
+        "runbook": found.runbook,
+        "logs": found.logs,
+    }
+
+
+def budget(value: LatenessBudget) -> Record:
+    """Return where a lateness budget stands, and what has come behind it."""
+    return {
+        "share": value.share,
+        "watermark": watermark(value.watermark),
+        "records": value.records,
+        "behind": value.behind,
+        "excused": value.excused,
+        "worst": value.worst,
     }
 
 
@@ -77,6 +106,16 @@ def ranges(found: Ranges) -> Record:
 def recent(step_seconds: int, samples: Iterable[Sample]) -> Record:
     """Return what was sampled."""
     return {"step_seconds": step_seconds, "samples": [list(sample) for sample in samples]}
+
+
+def heat(found: Heat) -> Record:
+    """Return how far computations were behind over a time, in seconds, those that were furthest behind first."""
+    return {
+        "from_micros": found.from_micros,
+        "column_seconds": found.column,
+        "total": found.total,
+        "lags": found.lags,
+    }
 
 
 def history(found: History) -> Record:
