@@ -258,7 +258,7 @@ function fit(of, room, down) {
   if (down) {
     const longest = Math.max(0, ...boxes.map(([name]) => name.length));
     const box = { width: Math.min(SMALL.most, Math.max(SMALL.least, Math.ceil(longest * LETTER) + BESIDE)), height: SMALL.height };
-    return { placed: boxes.length > MANY ? layered(of, box, true, { width: room || 1, height: 2 * TALL }) : layout(of, box, true), box };
+    return { placed: boxes.length > MANY ? layered(of, box, true, { width: room || 1, height: 4 * TALL }) : layout(of, box, true), box };
   }
   if (boxes.length > MANY) return { placed: layered(of, FLAT, false, { width: room || 1, height: TALLER }), box: FLAT };
   const box = BOXES.find(({ width }) => breadth(of, width) <= room) ?? BOXES[room === 0 ? 0 : BOXES.length - 1];
