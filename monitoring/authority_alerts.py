@@ -143,6 +143,15 @@ def alerts(settings: Settings) -> Group:
                 "Watermarks reach subscribers of {{ $labels.instance }} after {{ $value | humanizeDuration }} (p99)",
                 "They are published and wait for the stream: a subscriber that does not read, or a process without CPU.",
             ),
+            Alert(
+                "LowwaterPromisesRefused",
+                "max by (job, instance) (lowwater_promises_refused) > 0",
+                "5m",
+                "warning",
+                "{{ $labels.instance }} does not take the new file of promises",
+                "It has a mistake, which the log names with its place and the fix. What the file said before stands, and no watermark depends"
+                " on it.",
+            ),
             expires(settings.renewal_seconds // URGENT, "critical"),
             expires(settings.renewal_seconds, "warning"),
         ),

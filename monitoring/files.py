@@ -13,6 +13,7 @@ from monitoring import (
     internals,
     lag,
     pipeline_alerts,
+    promises,
     recordings,
     rules,
     workload_alerts,
@@ -34,7 +35,7 @@ MARK: Final = "<!-- {} the part that `python -m monitoring` writes -->"
 
 def boards(settings: Settings) -> tuple[Board, ...]:
     """Return all dashboards."""
-    return (lag.board(settings), internals.board(), workloads.board(), deduplicators.board())
+    return (lag.board(settings), promises.board(), internals.board(), workloads.board(), deduplicators.board())
 
 
 def groups(settings: Settings) -> dict[str, tuple[Group, ...]]:

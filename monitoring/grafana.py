@@ -13,13 +13,15 @@ from grafana_foundation_sdk.models import common as shapes
 from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from monitoring.panels import Board, Choice, Kind, Panel, Query
+from monitoring.panels import Board, Choice, Event, Kind, Panel, Query
 from monitoring.settings import Settings
 
 COLUMNS: Final = 24
 DATASOURCE: Final = shapes.DataSourceRef("prometheus", "${datasource}")
 ALL: Final = models.VariableOption(selected=True, text=["All"], value=["$__all"])
 TAG: Final = "lowwater"
+STEP: Final = "60s"
+"""Between two looks for an event: it lasts as long."""
 PAGE_OF_ONE: Final = "${page}/#/c/${__field.labels.computation:percentencode}"
 PAGE_OF_ROW: Final = "${page}/#/c/${__data.fields.computation:percentencode}"
 
@@ -65,7 +67,24 @@ def render(board: Board, boards: Iterable[Board], settings: Settings) -> str:
     content = json.loads(JSONEncoder().encode(built.build()))
     for link in content["links"]:
         del link["placement"]  # the builders hide every link in a menu
+    # The builders know neither the expression nor the texts of what Prometheus marks.
+    content["annotations"] = {"list": list(map(_event, board.events))}
     return json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _event(event: Event) -> dict[str, object]:
+    """Build what marks panels, as Grafana 11 reads it from the outside, and 12 from the target."""
+    return {
+        "name": event.name,
+        "datasource": {"type": DATASOURCE.type_val, "uid": DATASOURCE.uid},
+        "enable": True,
+        "iconColor": event.colour,
+        "expr": event.expr,
+        "step": STEP,
+        "titleFormat": event.title,
+        "textFormat": event.text,
+        "target": {"refId": "Anno", "expr": event.expr, "interval": STEP},
+    }
 
 
 def _row_identity(title: str) -> int:

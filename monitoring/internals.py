@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monitoring.panels import AUTHORITIES, INSTANCE, INSTANCES, Board, Kind, Panel, Query, Row, Unit
+from monitoring.panels import AUTHORITIES, EVENTS, INSTANCE, INSTANCES, Board, Kind, Panel, Query, Row, Unit
 from monitoring.recordings import APPEND, CONFLATION, LOOP, PUSH
 
 
@@ -36,6 +36,7 @@ def board() -> Board:
         AUTHORITIES,
         (INSTANCE,),
         (_calls(), _journal(), _reports(), _subscribers(), _shards(), _process()),
+        events=EVENTS,
     )
 
 

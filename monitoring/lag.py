@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from monitoring.panels import AUTHORITIES, COMPUTATION, COMPUTATIONS, NAMESPACE, Board, Kind, Panel, Query, Row, Unit
+from monitoring.panels import (
+    AUTHORITIES,
+    COMPUTATION,
+    COMPUTATIONS,
+    EVENTS,
+    NAMESPACE,
+    Board,
+    Kind,
+    Panel,
+    Query,
+    Row,
+    Unit,
+)
 from monitoring.recordings import (
     BROKEN,
     FRESHNESS,
@@ -38,6 +50,7 @@ def board(settings: Settings) -> Board:
         AUTHORITIES,
         (NAMESPACE, COMPUTATION),
         (_late(settings, minutes), _guilty(), _system(), _holders(), _tasks()),
+        events=EVENTS,
     )
 
 
@@ -47,8 +60,8 @@ def _late(settings: Settings, minutes: int) -> Row:
         (
             Panel(
                 "Promises broken",
-                f"How many computations are not complete {minutes} minutes after the end of a period. Estimated ones do not count:"
-                " nobody promised them.",
+                "How many computations are older than was promised of them, or where nothing was, are not complete"
+                f" {minutes} minutes after the end of a period. Estimated ones do not count.",
                 (Query(f"sum({chosen(BROKEN)}) or vector(0)", "computations"),),
                 kind=Kind.STAT,
                 width=4,
@@ -76,8 +89,8 @@ def _late(settings: Settings, minutes: int) -> Row:
             Panel(
                 "Freshness and the promise",
                 "How old each low watermark is: everything older than the line is complete. The dashed saw is the most that the"
-                f" promise allows: {minutes} minutes after a period's end the line has to be under it. A stage that writes windows"
-                " is a saw itself, that is its health.",
+                f" promise of all allows: {minutes} minutes after a period's end the line has to be under it. A stage that writes windows"
+                " is a saw itself, that is its health. What was promised of single computations is on *Lowwater / Promises*.",
                 (
                     Query(chosen(FRESHNESS), "{{computation}}"),
                     Query(f"time() - {due(settings)}", "allowed", limit=True),

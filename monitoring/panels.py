@@ -82,6 +82,19 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Event:
+    """What is marked across all panels of a dashboard, whenever an expression has a value."""
+
+    name: str
+    expr: str
+    title: str
+    """Template of what a mark is called."""
+    text: str
+    """Template of what more is said of it."""
+    colour: str
+
+
+@dataclass(frozen=True, slots=True)
 class Board:
     """A dashboard."""
 
@@ -94,6 +107,7 @@ class Board:
     rows: tuple[Row, ...]
     several_jobs: bool = False
     """Whether more than one may be chosen at a time."""
+    events: tuple[Event, ...] = ()
 
     @property
     def panels(self) -> tuple[Panel, ...]:
@@ -127,3 +141,28 @@ AUTHORITIES: Final = "label_values(lowwater_build_info, job)"
 COMPUTATION: Final = Choice(
     "computation", "Computation", 'label_values(lowwater_epoch{job="$job"}, computation)', "/([^\\/]*)$/"
 )
+TEAM: Final = Choice("team", "Team", 'label_values(lowwater_promise_info{job="$job"}, team)')
+OWNER: Final = Choice("owner", "Owner", 'label_values(lowwater_promise_info{job="$job", team=~"$team"}, owner)')
+
+
+def _grown(metric: str) -> str:
+    """Say of which computations a number has grown within a minute."""
+    now, then = (f"max by (job, computation) ({metric}{{{JOB}}}{offset})" for offset in ("", " offset 1m"))
+    return f"{now} > {then}"
+
+
+MOVED: Final = Event(
+    "Moves", _grown("lowwater_epoch"), "{{computation}} has a new shard", "A move, a fail-over or a restart.", "blue"
+)
+RESET: Final = Event(
+    "Resets", _grown("lowwater_incarnation"), "{{computation}} was reset", "A new incarnation begins.", "purple"
+)
+FIRING: Final = Event(
+    "Alerts",
+    f'ALERTS{{alertname=~"Lowwater.+", alertstate="firing", {JOB}}}',
+    "{{alertname}}",
+    "{{computation}} {{instance}} {{severity}} {{owner}} {{team}}",
+    "red",
+)
+EVENTS: Final = (MOVED, RESET, FIRING)
+"""Of a deployment."""

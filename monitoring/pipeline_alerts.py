@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from monitoring.recordings import (
@@ -9,8 +10,10 @@ from monitoring.recordings import (
     EXACT,
     FRESHNESS,
     HOLDER,
+    LATE,
     LOCAL_LAG,
     OPERATION,
+    PROMISE,
     SILENCE,
     STANDING,
     broken,
@@ -46,6 +49,28 @@ def named(expr: str) -> str:
     )
 
 
+OWN_RUNBOOK: Final = (
+    "{{ with query (printf `" + PROMISE + "{job=%q, computation=%q}` $labels.job $labels.computation) }}"
+    '{{ . | first | label "runbook" }}{{ end }}'
+)
+"""The page that the owner of a computation named. No label: alerts are told apart by those, and it is long."""
+
+
+def answered(alert: Alert) -> Alert:
+    """Put owner and team of its promise on an alert about one computation, where somebody promised something, and the owner's runbook beside it."""
+    return replace(
+        alert,
+        expr=f"(\n{alert.expr}\n) * on ({COMPUTATION}) group_left (owner, team) {PROMISE}\n"
+        f"or\n(\n{alert.expr}\n) unless on ({COMPUTATION}) {PROMISE}",
+        annotations=(("owner_runbook_url", OWN_RUNBOOK),),
+    )
+
+
+def is_about_one(alert: Alert) -> bool:
+    """Whether it is about a computation."""
+    return "$labels.computation" in alert.summary + alert.description
+
+
 def known(long: str) -> str:
     """Leave out computations of which too little was seen to tell a share: the average of two samples may well be all of them.
 
@@ -76,15 +101,21 @@ def burn(settings: Settings, long: str, short: str, factor: float, lasting: str,
         f"{broken(long)} > {limit:g}\nand {broken(short)} > {limit:g}\n{known(long)}",
         lasting,
         "critical" if severity == "critical" else "warning",
-        f"{{{{ $labels.computation }}}} is not complete {minutes} minutes after the end of a period",
-        f"In the last {long} the promise was broken for {{{{ $value | humanizePercentage }}}} of the time, and in the last"
-        f" {short} it still was. At this rate the objective of {settings.objective_words} cannot be kept.",
+        "{{ $labels.computation }} is late",
+        f"In the last {long} its promise was broken for {{{{ $value | humanizePercentage }}}} of the time, and in the last"
+        f" {short} it still was. At this rate the objective of {settings.objective_words} cannot be kept. What counts is its own promise, or where"
+        f" there is none, that it is complete {minutes} minutes after the end of a period.",
         (("window", long),),
     )
 
 
 def alerts(settings: Settings) -> Group:
     """What somebody who promised data wants to be told."""
+    group = _alerts(settings)
+    return replace(group, rules=tuple(answered(each) if is_about_one(each) else each for each in group.alerts))
+
+
+def _alerts(settings: Settings) -> Group:
     step = settings.step_seconds
     behind = f"{LOCAL_LAG} > {step} and deriv({LOCAL_LAG}[10m]) > 0.1\n{EXACT}"
     return Group(
@@ -169,7 +200,8 @@ def alerts(settings: Settings) -> Group:
             ),
             Alert(
                 "LowwaterEstimateLate",
-                f"{FRESHNESS} > {settings.late_seconds + settings.period_seconds}\n"
+                f"(\n{FRESHNESS} > on ({COMPUTATION}) {LATE}\nor\n"
+                f"({FRESHNESS} unless on ({COMPUTATION}) {LATE}) > {settings.late_seconds + settings.period_seconds}\n)\n"
                 f"and on ({COMPUTATION}) (max by ({COMPUTATION}) (lowwater_estimated) == 1)",
                 "15m",
                 "info",

@@ -20,6 +20,9 @@ GLOBAL_LAG: Final = "computation:lowwater_global_lag_seconds:max"
 SILENCE: Final = "computation:lowwater_holder_silence_seconds:age"
 OPERATION: Final = "computation:lowwater_oldest_operation_seconds:age"
 HOLDER: Final = "computation:lowwater_holder_info:max"
+PROMISE: Final = "computation:lowwater_promise_info:max"
+LATE: Final = "computation:lowwater_promise_late_seconds:max"
+USED: Final = "computation:lowwater_promise_used:ratio"
 BROKEN: Final = "computation:lowwater_promise_broken:bool"
 NEWEST: Final = "instance:lowwater_epoch:newest"
 APPEND: Final = "instance:lowwater_journal_append_seconds:p99_5m"
@@ -102,7 +105,18 @@ def watermarks(settings: Settings) -> Group:
                 HOLDER,
                 f"topk by ({COMPUTATION}) (1, max by ({COMPUTATION}, worker, host, range) ({newest('lowwater_holder_info')}))",
             ),
-            Record(BROKEN, f"({promised} < bool {due(settings)})\n{EXACT}"),
+            # One a computation, for the same reason.
+            Record(
+                PROMISE,
+                f"topk by ({COMPUTATION}) (1, max by ({COMPUTATION}, owner, team, runbook) ({newest('lowwater_promise_info')}))",
+            ),
+            Record(LATE, by_computation("lowwater_promise_late_seconds")),
+            Record(USED, f"{FRESHNESS} / on ({COMPUTATION}) {LATE}"),
+            # Its own promise, where a computation has one; else that of all.
+            Record(
+                BROKEN,
+                f"(\n{LOW} < bool on ({COMPUTATION}) (time() - {LATE})\nor\n{promised} < bool {due(settings)}\n)\n{EXACT}",
+            ),
             *(Record(broken(window), f"avg_over_time({BROKEN}[{window}])") for window in WINDOWS),
         ),
     )

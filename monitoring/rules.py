@@ -39,6 +39,8 @@ class Alert:
     """What it means and where to look first."""
     labels: tuple[tuple[str, str], ...] = ()
     """More labels, that tell two alerts of one name apart."""
+    annotations: tuple[tuple[str, str], ...] = ()
+    """More of what it says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ def _rule(rule: Record | Alert, runbook: str) -> dict[str, Any]:
             "summary": rule.summary,
             "description": rule.description,
             "runbook_url": f"{runbook}#{rule.alert.lower()}",
+            **dict(rule.annotations),
         },
     }
 

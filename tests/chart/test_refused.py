@@ -99,7 +99,7 @@ REFUSED = {
     ),
     "a password in the arguments": (
         ["extraArgs[0]=--store", "extraArgs[1]=redis://:secret@redis"],
-        "extraArgs has --store, which the chart sets itself or leaves off: use the values redis, persistence, tls, access, page and logFormat",
+        "extraArgs has --store, which the chart sets itself or leaves off: use the values redis, persistence, tls, access, promises, page and logFormat",
     ),
     "the same, with =": (["extraArgs[0]=--data=/elsewhere"], "extraArgs has --data, which the chart sets itself"),
     "a label of the selector": (
@@ -171,7 +171,7 @@ REFUSED = {
             [f"extraVolumes[0].name={name}"],
             f"extraVolumes has {name}, which is a volume of the chart: give it another name",
         )
-        for name in ("tmp", "data", "tls", "access")
+        for name in ("tmp", "data", "tls", "access", "promises")
     },
     # And what the schema refuses.
     "a value that is taken away": (["redis=null"], "redis is required"),

@@ -20,7 +20,7 @@ from lowwater._server.tokens import digest
 
 PATIENCE: Final = 60.0
 
-SOON: Final = {"access.file:LOOK_SECONDS": 0.05, "access.file:SETTLED_SECONDS": 0.2}
+SOON: Final = {"files.followed:LOOK_SECONDS": 0.05, "files.followed:SETTLED_SECONDS": 0.2}
 """Constants of a server that reads its access file again a quarter of a second after it was changed. How long it leaves one alone that is being
 written is shown in virtual time, in tests/unit/test_access_guard.py."""
 

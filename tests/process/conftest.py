@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import lowwater
+from lowwater.cli import main
 from tests.contract.journal_stores import RedisStore
 from tests.process.serving import Serving
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused_start(capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Start ``lowwater serve``, which it does not; returns what it says."""
+
+    def start(*flags: str) -> str:
+        assert main(["serve", "--listen", "127.0.0.1:0", "--http", "off", *flags]) == 2
+        return capsys.readouterr().err
+
+    return start
 
 
 @pytest.fixture

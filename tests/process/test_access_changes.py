@@ -11,7 +11,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,11 @@ from lowwater import errors
 from lowwater._core.attempts import error_of_call
 from lowwater._pb.lowwater.v1 import watermarks_pb2, workers_pb2
 from lowwater._server.tokens import digest
-from lowwater.cli import main
 from lowwater_authority.access.file import AccessFile
 from tests.contract.redis_server import DURABLE, RedisServer
 from tests.kit.eventually import eventually
 from tests.process.accessing import CALLS, PATIENCE, SOON, Rules, Tokens, Wire, bearer, messages, rules_of, write
+from tests.process.conftest import Refused
 from tests.process.serving import Serving
 from tests.process.sharding import Shard
 
@@ -200,20 +200,6 @@ def test_a_bad_file_changes_nothing_and_is_told_once(changing: Changing, bad: st
 
 
 # -- at the start --------------------------------------------------------------------------------------------------------
-
-
-Refused = Callable[..., str]
-
-
-@pytest.fixture
-def refused_start(capsys: pytest.CaptureFixture[str]) -> Refused:
-    """Start ``lowwater serve``, which it does not; returns what it says."""
-
-    def start(*flags: str) -> str:
-        assert main(["serve", "--listen", "127.0.0.1:0", "--http", "off", *flags]) == 2
-        return capsys.readouterr().err
-
-    return start
 
 
 def test_a_bad_file_at_the_start_is_refused(tmp_path: Path, refused_start: Refused) -> None:

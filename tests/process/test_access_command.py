@@ -11,7 +11,8 @@ import pytest
 from lowwater._server.tokens import digest
 from lowwater.cli import main
 from lowwater_authority.access.file import AccessFile
-from lowwater_authority.access.policy import Access, BadAccess
+from lowwater_authority.access.policy import Access
+from lowwater_authority.files.table import BadFile
 from tests.process.accessing import rules_of
 
 Command = Callable[..., tuple[int, str, str]]
@@ -112,6 +113,6 @@ def test_what_the_server_refuses_is_refused(access: Command, file: str, text: st
     code, shown, told = access("check", file)
     assert (code, shown) == (2, "")
     assert f"{file}: {says}" in told
-    with pytest.raises(BadAccess) as refused:
+    with pytest.raises(BadFile) as refused:
         AccessFile(Path(file))
     assert told == f"lowwater access check: {refused.value}\n"

@@ -20,16 +20,18 @@ from lowwater._core.attempts import error_of_call
 from lowwater._core.events import ATTRIBUTE
 from lowwater._server.audit import Audit
 from lowwater._server.tokens import digest
-from lowwater_authority.access import file as access_file
 from lowwater_authority.access.caller import CALLER, Caller, permit, visible
 from lowwater_authority.access.door import PEER_TOKEN, Door
-from lowwater_authority.access.file import LOOK_SECONDS, MOST_SECONDS, SETTLED_SECONDS, AccessFile
+from lowwater_authority.access.file import AccessFile
 from lowwater_authority.access.guard import Guard, _Stream, insider
 from lowwater_authority.access.identity import Credentials, host_of, presented
 from lowwater_authority.access.limits import Bucket, Usage
 from lowwater_authority.access.methods import Method
-from lowwater_authority.access.policy import Access, Action, Allowance, BadAccess, Limits, Principal
+from lowwater_authority.access.policy import Access, Action, Allowance, Limits, Principal
 from lowwater_authority.core.topology import Spec
+from lowwater_authority.files import followed
+from lowwater_authority.files.followed import LOOK_SECONDS, MOST_SECONDS, SETTLED_SECONDS
+from lowwater_authority.files.table import BadFile
 from lowwater_authority.ops.observer import Observer
 from lowwater_authority.rpc.health import HealthServicer
 
@@ -260,7 +262,7 @@ async def test_a_file_is_read_again_when_it_changes_and_only_then(
         await watched.look(10.0)
     watched.path.unlink()
     await watched.look(10.0)
-    assert watched.file.access.limits.streams == 22
+    assert watched.file.value.limits.streams == 22
     refused = [each.getMessage() for each in caplog.records if getattr(each, ATTRIBUTE)["event"] == "access_refused"]
     assert len(refused) == 5, "each bad one once"
     assert all("principal is missing: nobody could do anything; write a [[principal]]" in each for each in refused[2:4])
@@ -283,8 +285,8 @@ async def test_a_file_that_cannot_be_followed_for_a_while_is_followed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever goes wrong, in reading a file or in applying it, whoever is removed goes as soon as it is right again."""
-    monkeypatch.setattr(access_file, "LOOK_SECONDS", 0.001)
-    monkeypatch.setattr(access_file, "SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(followed, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(followed, "SETTLED_SECONDS", 0.0)
     watched = Watched(tmp_path / "access.toml", 1)
     failures: list[Exception] = [OSError("no thread"), ValueError("of a stream")]
     applied = asyncio.Event()
@@ -302,7 +304,7 @@ async def test_a_file_that_cannot_be_followed_for_a_while_is_followed_again(
     watched.write(22)
     async with asyncio.timeout(60):
         await applied.wait()
-    assert watched.file.access.limits.streams == 22
+    assert watched.file.value.limits.streams == 22
     assert not following.done()
     following.cancel()
     [told] = [each for each in caplog.records if getattr(each, ATTRIBUTE)["event"] == "access_failed"]
@@ -317,16 +319,16 @@ def test_the_token_of_shards_is_no_principal_s(tmp_path: Path) -> None:
     path.write_text(f'{SOMEBODY}[[principal]]\nname = "x"\ntoken_sha256 = ["{digest(token)}"]\n')
     assert Door(path, shared=False, environment=environment).access().named("x"), "there it is nobody else's"
     with pytest.raises(
-        BadAccess,
+        BadFile,
         match=r"access\.toml: principal\[2\]\.token_sha256 has the digest of a token in LOWWATER_PEER_TOKEN; give",
     ):
         Door(path, shared=True, environment=environment)
     path.write_text(SOMEBODY)
     door = Door(path, shared=True, environment=environment)
     path.write_text(f'{SOMEBODY}[[principal]]\nname = "x"\ntoken_sha256 = ["{digest(token)}"]\n')
-    access, error = door._file._read()
-    assert access is None
-    assert "principal[2].token_sha256 has the digest" in str(error)
+    refused = door._file._read()
+    assert isinstance(refused, BadFile)
+    assert "principal[2].token_sha256 has the digest" in str(refused)
 
 
 async def test_a_file_that_never_rests_is_read_once_in_a_while(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from lowwater._server.tokens import digest
-from lowwater_authority.access.policy import Access, Action, BadAccess, Limits
+from lowwater_authority.access.policy import Access, Action, Limits
+from lowwater_authority.files.table import BadFile
 
 ETL = digest("etl-token")
 OPS = digest("ops-token")
@@ -220,7 +221,7 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_a_mistake_is_refused_with_the_place_and_the_fix(case: str) -> None:
     text, place, fix = BAD[case]
-    with pytest.raises(BadAccess) as refused:
+    with pytest.raises(BadFile) as refused:
         Access.parse(text.encode(errors="surrogateescape"), "access.toml")
     assert place in str(refused.value)
     assert fix in str(refused.value)
@@ -232,12 +233,12 @@ def test_a_file_that_everybody_can_change_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "access.toml"
     path.write_text(GOOD)
     path.chmod(0o646)
-    with pytest.raises(BadAccess, match=r"can be written by everybody on this machine; chmod o-w /.*access\.toml"):
+    with pytest.raises(BadFile, match=r"can be written by everybody on this machine; chmod o-w /.*access\.toml"):
         Access.load(path)
     path.chmod(0o664)
     assert Access.load(path).named("etl")
 
 
 def test_a_file_that_is_not_there_is_refused_with_its_name(tmp_path: Path) -> None:
-    with pytest.raises(BadAccess, match=r"nowhere\.toml cannot be read: No such file"):
+    with pytest.raises(BadFile, match=r"nowhere\.toml cannot be read: No such file"):
         Access.load(tmp_path / "nowhere.toml")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lowwater import Client, Completeness, Ranges, RangeState, RangeView, Watermark, WatermarkView, errors
+from lowwater import Client, Completeness, Promise, Ranges, RangeState, RangeView, Watermark, WatermarkView, errors
 from lowwater._core.text import describe_holder, describe_key, describe_range, duration, lag
 from lowwater._core.why import explain, find_culprits
 from lowwater.cli import main, render
@@ -213,6 +213,46 @@ def test_watch_is_a_line_a_change() -> None:
     assert render.line(VIEWS[1], NOW, VIEWS[1]) == "2013-01-09T14:00:00Z  flights  finished"
 
 
+PROMISED = [
+    replace(
+        VIEWS[0],
+        promise=Promise(timedelta(minutes=15), "ana", "billing", "https://wiki/e", "https://logs/?w={worker}&h={host}"),
+    ),
+    replace(VIEWS[0], computation="in-time", promise=Promise(timedelta(hours=2))),
+    replace(VIEWS[1], promise=Promise(timedelta(hours=2), team="reports")),
+    VIEWS[2],
+]
+
+
+def test_status_says_what_is_late_by_its_promise_and_who_answers_for_it() -> None:
+    shown = [re.split(r"  +", line) for line in render.status_table(PROMISED, NOW, {}).splitlines()]
+    assert [line[4] for line in shown[:3]] == ["PROMISE", "15 min, late by 45 min", "2 h"]
+    assert shown[3][3:6] == ["-", "2 h", "1"], "what is finished is not late"
+    assert [line[-1] for line in shown] == ["ANSWERS FOR IT", "ana, billing", shown[2][-1], "reports", "1"]
+    assert "owned by exec-7" in shown[2][-1], "nobody said who"
+
+
+def test_status_has_no_columns_for_what_nobody_promised() -> None:
+    assert "PROMISE" not in render.status_table(VIEWS, NOW, {})
+    only_late = render.status_table(PROMISED[1:2], NOW, {})
+    assert "PROMISE" in only_late
+    assert "ANSWERS" not in only_late
+
+
+def test_json_has_the_promise() -> None:
+    records = [render.view_record(view, NOW) for view in PROMISED]
+    assert records[0]["promise"] == {
+        "late_seconds": 900.0,
+        "owner": "ana",
+        "team": "billing",
+        "runbook": "https://wiki/e",
+        "logs": "https://logs/?w={worker}&h={host}",
+    }
+    assert [each["late_by_seconds"] for each in records] == [2700.0, 0.0, None, None]
+    assert records[3]["promise"] is None
+    assert replace(PROMISED[0], promise=None) == VIEWS[0], "nothing else depends on it"
+
+
 @pytest.mark.parametrize("case", blame.CASES, ids=[case["name"] for case in blame.CASES])
 def test_status_and_watch_blame_whom_why_blames(case: dict[str, Any]) -> None:
     """One function decides: a worker that only waits for another computation is named nowhere."""
@@ -284,6 +324,8 @@ def test_json_has_texts_for_people_and_numbers_for_programs() -> None:
             "waiting_for": "",
         },
         "guilty": None,
+        "promise": None,
+        "late_by_seconds": None,
     }
     for view in VIEWS[1:]:
         record = render.view_record(view, NOW)

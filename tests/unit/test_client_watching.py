@@ -648,3 +648,48 @@ def test_rule7_no_more_forbidden_names_are_remembered_than_a_stream_may_have(mon
         client.known.unsubscribe(subscription)
         assert len(client.known._records) <= 11
     assert client.known.denied(["d49"]) is not None, "the newest is remembered"
+
+
+# -- what was promised --------------------------------------------------------------------------------------------
+
+
+def promised(client: Following) -> str | None:
+    """The team of the promise that readers see."""
+    promise = client.known.ratchet.get("c").promise
+    return None if promise is None else promise.team
+
+
+def test_a_promise_stands_until_the_stream_says_otherwise() -> None:
+    client = Following()
+    first, changed, gone = client.sent(1), client.sent(3), client.sent(5)
+    first.watermarks[0].promise.team = "billing"
+    changed.watermarks[0].promise.team = "reports"
+    gone.watermarks[0].promise.SetInParent()
+    said = []
+    for message in (first, client.sent(2), changed, client.sent(4), gone, client.sent(6)):
+        client.stream.take(message)
+        said.append(promised(client))
+    assert said == ["billing", "billing", "reports", "reports", None, None]
+
+
+def test_another_stream_that_tells_of_none_ends_a_promise() -> None:
+    """An authority that was started anew without its file, or that is too old to know of any."""
+    client = Following()
+    message = client.sent(1)
+    message.watermarks[0].promise.team = "billing"
+    client.stream.take(message)
+    client.stream.ended(None)
+    assert promised(client) == "billing"
+    client.stream.open("there:1")
+    client.hears(2)
+    assert promised(client) is None
+
+
+def test_what_comes_back_after_a_redirect_tells_of_its_promise_anew() -> None:
+    client = Following()
+    message = client.sent(1)
+    message.watermarks[0].promise.team = "billing"
+    client.stream.take(message)
+    client.stream._redirect(types_pb2.Redirect(computation="c", address="other:1", epoch=1))
+    client.stream.take(client.sent(2))
+    assert promised(client) is None

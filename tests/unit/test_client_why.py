@@ -3,11 +3,12 @@
 import itertools
 import time
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from lowwater import Ranges, RangeState, RangeView, Timeout, Unavailable, Watermark, WatermarkView, Why
+from lowwater import Promise, Ranges, RangeState, RangeView, Timeout, Unavailable, Watermark, WatermarkView, Why
 from lowwater._core.causes import Cause, cause_of
 from lowwater._core.why import explain, find_culprits, find_guilty, find_way
 from tests import blame
@@ -429,3 +430,48 @@ def test_long_chains_and_wide_ones_take_little() -> None:
     took = time.process_time() - began
     assert (names, others) == (("2-0", "1-0", "0-0", "s0"), tuple(sources[1:]))
     assert took < 1.5, "390,000 inputs, by which 90,000,000 ways lead there"
+
+
+# -- who answers for it -------------------------------------------------------------------------------------------
+
+
+def test_who_answers_for_the_one_that_holds_comes_last_with_what_to_do() -> None:
+    low = -58 * MINUTE
+    asked, guilty = view("hourly", low, "enriched"), view("enriched", low, "flights", holder=SILENT)
+    promised = Promise(None, "ana@example.org", "billing", "https://wiki/enriched", "https://logs/?w={worker}&h={host}")
+    pipeline = [
+        replace(asked, promise=Promise(owner="somebody else")),
+        replace(guilty, promise=promised),
+        view("flights", -MINUTE),
+    ]
+    by_name = {each.computation: each for each in pipeline}
+    why = explain("hourly", by_name, NOW, ranges(replace(SILENT, worker="exec 7/?&", host="host-3")))
+    assert why.promise == promised
+    assert str(why).splitlines()[-1] == (
+        "ana@example.org of the team billing answers for enriched; what to do: https://wiki/enriched; "
+        "logs: https://logs/?w=exec%207%2F%3F%26&h=host-3"
+    )
+    without = explain(
+        "hourly", {name: replace(each, promise=None) for name, each in by_name.items()}, NOW, ranges(SILENT)
+    )
+    assert (without.promise, without.answers) == (None, "")
+    assert str(without).splitlines() == [without.sentence, *(hop.sentence for hop in without)]
+    assert without.hops[:-1] == why.hops[:-1], "nobody else is blamed for a promise"
+
+
+@pytest.mark.parametrize(
+    ("promise", "said"),
+    [
+        (Promise(), ""),
+        (Promise(timedelta(hours=1)), ""),
+        (Promise(owner="ana"), "ana answers for enriched"),
+        (Promise(team="billing"), "the team billing answers for enriched"),
+        (Promise(runbook="https://wiki"), "what to do: https://wiki"),
+        (Promise(logs="https://logs/all"), "logs: https://logs/all"),
+        (Promise(logs="https://logs/{worker}"), ""),
+    ],
+)
+def test_what_nobody_said_is_left_out(promise: Promise, said: str) -> None:
+    """Of logs by worker, too, where no worker is known."""
+    finished = replace(view("enriched", Watermark.FINISHED), promise=promise)
+    assert explain("enriched", {"enriched": finished}, NOW, ranges()).answers == said

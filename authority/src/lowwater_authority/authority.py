@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from lowwater_authority.cluster.cluster import Cluster
     from lowwater_authority.journal import Journal
     from lowwater_authority.ops.observer import Observer
+    from lowwater_authority.promises import Promises
     from lowwater_authority.rpc.streams import Streams
 
 
@@ -52,7 +53,7 @@ class Authority:
     ) -> None:
         self.shard = Shard(journal, clock=clock, monotonic=monotonic, observer=observer, placement=cluster)
         self._cluster = cluster
-        self._services = Services(self.shard, observer, cluster, access)
+        self._services = Services(self.shard, observer, cluster, access=access)
         self._workers = WorkerServicer(self._services)
         self._stopping = False
         if cluster is not None:
@@ -62,6 +63,17 @@ class Authority:
     def streams(self) -> Streams:
         """The open report streams."""
         return self._workers.streams
+
+    @property
+    def promises(self) -> Promises:
+        """What was promised of computations."""
+        return self._services.promises
+
+    def promise(self, promises: Promises) -> None:
+        """Show these promises from now on, to those too who follow watermarks already. On the event loop; O(computations served)."""
+        before, self._services.promises = self._services.promises, promises
+        views = [view for view in map(self.shard.view, self.shard.names()) if view is not None]
+        self.shard.hub.publish(view for view in views if before.of(view.name) != promises.of(view.name))
 
     async def recover(self) -> None:
         """Open the journal and rebuild what is this process's from it. Raises what the journal raises."""

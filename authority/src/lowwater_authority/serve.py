@@ -25,12 +25,12 @@ from lowwater._server.logging import set_up
 from lowwater._server.tls import BadCertificate, Certificates, Files
 from lowwater.aio import Client
 from lowwater_authority.access.door import Door, open_door
-from lowwater_authority.access.policy import BadAccess
 from lowwater_authority.authority import Authority
 from lowwater_authority.cluster.cluster import BEATS, Cluster, Replaced
 from lowwater_authority.cluster.membership import Member
 from lowwater_authority.cluster.peers import Peers, PeerSettings
 from lowwater_authority.commands.serve_arguments import parser, refuse_password
+from lowwater_authority.files.table import BadFile
 from lowwater_authority.journal import JournalError, JournalUnknown
 from lowwater_authority.journal.sqlite import SqliteJournal
 from lowwater_authority.ops.endpoint import Endpoint
@@ -38,6 +38,7 @@ from lowwater_authority.ops.metrics import Metrics
 from lowwater_authority.ops.otlp import begin as begin_pushes
 from lowwater_authority.ops.traces import begin as begin_traces
 from lowwater_authority.page_child import PageChild, arguments_of, environment_of
+from lowwater_authority.promises import PromiseFile
 from lowwater_authority.rpc.health import HealthServicer
 from lowwater_authority.rpc.interceptors import Decoding, Timing
 
@@ -128,8 +129,16 @@ def _door(args: argparse.Namespace, host: str) -> Door | None:
         return open_door(
             args.access, args.listen, host, encrypted=encrypted, shared=bool(args.store), environment=os.environ
         )
-    except BadAccess as error:
+    except BadFile as error:
         raise CannotServe(f"--access {error}") from None
+
+
+def _promises(args: argparse.Namespace) -> PromiseFile | None:
+    """What was promised of computations; None: nobody says."""
+    try:
+        return None if args.promises is None else PromiseFile(args.promises)
+    except BadFile as error:
+        raise CannotServe(f"--promises {error}") from None
 
 
 def _options(door: Door | None) -> Sequence[tuple[str, Any]]:
@@ -352,6 +361,7 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     metrics = Metrics(version("lowwater-authority"))
     traces = begin_traces(version("lowwater-authority"))
     door = _door(args, host)
+    promises = _promises(args)
     guards = () if door is None else (door.guard(metrics, lambda name: name in authority.shard.topology.computations),)
     interceptors = (*traces.interceptors, Decoding(metrics), *guards, Timing(metrics))
     server = grpc.aio.server(options=_options(door), interceptors=interceptors)
@@ -361,6 +371,9 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     authority = _shared(args, bound, metrics, certificates, door) if args.store else _embedded(args, metrics, door)
     if not await _recover(authority, stopping):
         return 0
+    if promises is not None:
+        authority.promise(promises.value)
+        promises.on_change.append(authority.promise)
     authority.add_to(server)
     health = HealthServicer(SERVICES)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
@@ -374,10 +387,12 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     await server.start()
     pushed = begin_pushes(metrics.registry, version("lowwater-authority"))
     if endpoint is not None or pushed.on:
-        metrics.watch(authority.shard, authority.streams, certificates=certificates)
+        metrics.watch(authority.shard, authority.streams, certificates=certificates, promises=promises)
     if endpoint is not None:
         endpoint.start()
     beside = [] if page is None else [asyncio.create_task(page.run())]
+    if promises is not None:
+        beside.append(asyncio.create_task(promises.watch()))
     rounds = asyncio.create_task(authority.run())
     places = f"page {'off' if page is None else page.url}, metrics {'off' if endpoint is None else endpoint.metrics}"
     print(f"lowwater: serving on {host}:{bound} ({places})", flush=True)  # noqa: T201 - what callers wait for

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Final
+from urllib.parse import quote
 
 from lowwater.watermark import MAX, EventTime, Watermark
 
@@ -20,6 +21,7 @@ __all__ = [
     "Inputs",
     "LatenessBudget",
     "NewTask",
+    "Promise",
     "RangeState",
     "RangeView",
     "Ranges",
@@ -117,6 +119,28 @@ class LatenessBudget:
 
 
 @dataclass(frozen=True, slots=True)
+class Promise:
+    """What was promised of a computation, as an operator wrote it down for the authority: for people, it changes no watermark.
+
+    Texts are empty where nobody said anything.
+    """
+
+    late: timedelta | None = None
+    """How far behind the clock its low watermark may be before it is late; None: nobody said."""
+    owner: str = ""
+    """Who answers for it."""
+    team: str = ""
+    runbook: str = ""
+    """A page that says what to do when it is late."""
+    logs: str = ""
+    """Where its workers' logs are, with ``{worker}`` and ``{host}`` in it, or not."""
+
+    def logs_of(self, worker: str, host: str) -> str:
+        """Return where the logs of one worker are; empty when nobody said where logs are."""
+        return self.logs.replace("{worker}", quote(worker, safe="")).replace("{host}", quote(host, safe=""))
+
+
+@dataclass(frozen=True, slots=True)
 class WatermarkView:
     """The published watermarks of a computation. Within one incarnation, ``low``, ``heuristic`` and ``budget`` never go down."""
 
@@ -140,6 +164,8 @@ class WatermarkView:
     """Whether nobody promises the watermarks; only estimated computations read it."""
     budgets: tuple[LatenessBudget, ...] = ()
     """The lateness budgets, least first."""
+    promise: Promise | None = None
+    """What was promised of it; None: nothing."""
 
     @property
     def dropped(self) -> bool:

@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 3300a7da6d576fe012ce3ac3fa64c9387a9f74e82c8a31a3be0575f3d75687ef
+Made from: sha256 59ef8ca9c6f155e79470af7271f488b904a6297f521bd6363c0c534f2148faad
 """

@@ -12,7 +12,8 @@ from lowwater._core.events import event
 from lowwater._server.audit import Audit
 from lowwater_authority.access.file import AccessFile
 from lowwater_authority.access.guard import Guard, insider
-from lowwater_authority.access.policy import PEER, SELF, BadAccess
+from lowwater_authority.access.policy import PEER, SELF
+from lowwater_authority.files.table import BadFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class Door:
-    """Who may come in. ``shared``: whether there are other shards. Raises BadAccess for a file, or a peer token, that cannot be used.
+    """Who may come in. ``shared``: whether there are other shards. Raises BadFile for a file, or a peer token, that cannot be used.
 
     What is asked of oneself, for the page, is asked of all shards in turn, so that the one token of a deployment serves for both. The only
     process of one makes its own token when it starts, and writes it nowhere.
@@ -48,7 +49,7 @@ class Door:
 
     def access(self) -> Access:
         """Return the rules in force."""
-        return self._file.access
+        return self._file.value
 
     def guard(self, observer: Observer, registered: Callable[[str], bool]) -> Guard:
         """Return the guard of a server, which follows the file; ``registered`` says whether there is a computation of a name."""
@@ -67,18 +68,18 @@ class Door:
         await self._file.watch()
 
     def _check(self, access: Access) -> None:
-        """Raise BadAccess for a file that gives somebody the token of shards: who presents it could be either."""
+        """Raise BadFile for a file that gives somebody the token of shards: who presents it could be either."""
         own = {each for principal in self._insiders for each in principal.digests}
         for number, principal in enumerate(access.principals, 1):
             if not own.isdisjoint(principal.digests):
                 place = f"principal[{number}].token_sha256"
-                raise BadAccess(place, f"has the digest of a token in {PEER_TOKEN}", "give each a token of its own")
+                raise BadFile(place, f"has the digest of a token in {PEER_TOKEN}", "give each a token of its own")
 
 
 def open_door(
     path: Path | None, address: str, host: str, *, encrypted: bool, shared: bool, environment: Mapping[str, str]
 ) -> Door | None:
-    """Return who may come in to an address; None: everybody. Says once what is open to others than this machine. Raises BadAccess."""
+    """Return who may come in to an address; None: everybody. Says once what is open to others than this machine. Raises BadFile."""
     local = is_loopback(host)
     if path is not None:
         if not local and not encrypted:
@@ -113,7 +114,7 @@ def _peer_tokens(environment: Mapping[str, str]) -> list[str]:
     tokens = [token for token in (each.strip() for each in environment.get(PEER_TOKEN, "").split(",")) if token]
     fix = f"set {PEER_TOKEN} in the environment of all shards to what `lowwater access token` prints"
     if not tokens:
-        raise BadAccess(PEER_TOKEN, "is missing: --access with --store needs it, for shards ask each other", fix)
+        raise BadFile(PEER_TOKEN, "is missing: --access with --store needs it, for shards ask each other", fix)
     if min(map(len, tokens)) < LEAST_TOKEN:
-        raise BadAccess(PEER_TOKEN, f"has a token of less than {LEAST_TOKEN} characters", fix)
+        raise BadFile(PEER_TOKEN, f"has a token of less than {LEAST_TOKEN} characters", fix)
     return tokens

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import hmac
 import re
-import sys
-import tomllib
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from lowwater._server.audit import ANONYMOUS
 from lowwater._server.tokens import digest
+from lowwater_authority.files.table import BadFile, Table, bytes_of, parsed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
 
@@ -111,41 +110,25 @@ class Access:
     def load(cls, path: Path) -> Access:
         """Read a file, which must name somebody: an empty one is as a rule one that is about to be written.
 
-        Raises BadAccess, which names the place in the file and the fix, and quotes no token.
+        Raises BadFile, which names the place in the file and the fix, and quotes no token.
         """
-        try:
-            data = path.read_bytes()
-            mode = path.stat().st_mode
-        except OSError as error:
-            raise BadAccess(
-                str(path), f"cannot be read: {error.strerror}", "name a file that this user can read"
-            ) from None
-        if mode & WRITABLE_BY_ALL:
-            raise BadAccess(str(path), "can be written by everybody on this machine", f"chmod o-w {path}")
-        access = cls.parse(data, str(path))
+        access = cls.parse(bytes_of(path), str(path))
         if not access.principals:
             fix = "write a [[principal]] with a name and token_sha256 or certificates"
-            raise BadAccess(f"{path}: principal", "is missing: nobody could do anything", fix)
+            raise BadFile(f"{path}: principal", "is missing: nobody could do anything", fix)
         return access
 
     @classmethod
     def parse(cls, data: bytes, source: str) -> Access:
-        """Parse the bytes of a file; ``source`` is what errors call it. Raises BadAccess."""
-        try:
-            table = tomllib.loads(data.decode())
-        except UnicodeDecodeError:
-            raise BadAccess(source, "is not UTF-8", "save it as UTF-8") from None
-        except tomllib.TOMLDecodeError as error:
-            raise BadAccess(source, f"is not TOML: {error}", "correct it there") from None
-        except (ValueError, RecursionError):  # an integer of thousands of digits; [[[[...
-            raise BadAccess(source, "has a number or a nesting that nobody means", "remove it") from None
+        """Parse the bytes of a file; ``source`` is what errors call it. Raises BadFile."""
+        table = parsed(data, source)
         try:
             top = Table("", table, ("principal", "limits"))
             principals = [_principal(each) for each in top.tables("principal", PRINCIPAL)]
             _check_distinct(principals)
             limits = top.table("limits", LIMITS)
             return cls(principals, Limits() if limits is None else _limits(limits))
-        except BadAccess as error:
+        except BadFile as error:
             raise error.within(source) from None
 
     def with_principals(self, more: Iterable[Principal]) -> Access:
@@ -182,8 +165,6 @@ PRINCIPAL: Final = ("name", "token_sha256", "certificates", "page", "metrics", "
 ALLOW: Final = ("namespace", *(action.value for action in Action))
 LIMITS: Final = ("streams", "calls_per_second", "ranges", "computations", "message_bytes")
 
-WRITABLE_BY_ALL: Final = 0o002
-
 LEAST_MESSAGE: Final = 65_536
 """Bytes; what is smaller would end ordinary calls."""
 
@@ -198,10 +179,12 @@ EMPTY: Final = digest("")
 
 
 def _principal(table: Table) -> Principal:
-    name = table.text("name")
+    name = table.text("name", NAME, "1 to 64 of A-Z a-z 0-9 _ . -")
     if name in BUILT_IN | {ANONYMOUS}:
         raise table.bad("name", f"is {name!r}, which the authority uses itself", "choose another")
-    digests = table.texts("token_sha256", SHA256, "64 hexadecimal digits, as `lowwater access token` prints them")
+    # What stands where a digest should may be the token itself.
+    fix = "64 hexadecimal digits, as `lowwater access token` prints them"
+    digests = table.texts("token_sha256", SHA256, fix, secret=True)
     if EMPTY in digests:
         raise table.bad("token_sha256", "has the digest of an empty token", "make one with `lowwater access token`")
     certificates = table.texts("certificates", CERTIFICATE, "names of certificates, without wildcards")
@@ -252,7 +235,7 @@ def _check_distinct(principals: Sequence[Principal]) -> None:
                 if first != number:
                     shown = f"{value[:8]}..." if key == "token_sha256" else repr(value)
                     place = f"principal[{number}].{key}"
-                    raise BadAccess(place, f"is {shown}, which principal[{first}] has too", "give each its own")
+                    raise BadFile(place, f"is {shown}, which principal[{first}] has too", "give each its own")
 
 
 _PART: Final = r"[A-Za-z0-9_.-]"
@@ -261,111 +244,4 @@ NAMESPACE: Final = re.compile(rf"\*|{_PART}{{0,128}}")
 PATTERN: Final = re.compile(rf"{_PART}{{0,127}}\*|{_PART}{{1,128}}")
 SHA256: Final = re.compile(r"[0-9a-f]{64}")
 CERTIFICATE: Final = re.compile(r"[^\s*]{1,256}|[^\s*][^\n*]{0,254}[^\s*]")
-MOST: Final = 2**31 - 1
-"""Of a whole number: more than anything here can have, and what gRPC takes."""
-
-_NAME: Final = re.compile(rf"{_PART}{{1,64}}")
-_NAME_FIX: Final = "1 to 64 of A-Z a-z 0-9 _ . -"
-
-
-class BadAccess(ValueError):
-    """A file of access rules is refused: where, what is wrong, and what to write instead. No value that may be a secret is quoted."""
-
-    def __init__(self, place: str, problem: str, fix: str) -> None:
-        super().__init__(f"{place} {problem}; {fix}")
-        self.place = place
-        self.problem = problem
-        self.fix = fix
-
-    def within(self, source: str) -> BadAccess:
-        """Return the same, said of a file."""
-        return BadAccess(f"{source}: {self.place}" if self.place else source, self.problem, self.fix)
-
-
-class Table:
-    """One table, of which every key must be known: a misspelt one would be a rule that is not there."""
-
-    def __init__(self, place: str, values: Mapping[str, Any], keys: Iterable[str]) -> None:
-        self._place = place
-        self._values = values
-        known = tuple(keys)
-        for key in values:
-            if key not in known:
-                raise BadAccess(self._at(key), "is unknown", f"write one of {', '.join(known)}")
-
-    def bad(self, key: str, problem: str, fix: str) -> BadAccess:
-        """Return the error of a key; empty: of the table."""
-        return BadAccess(self._at(key) if key else self._place, problem, fix)
-
-    def text(self, key: str, shape: re.Pattern[str] = _NAME, fix: str = _NAME_FIX) -> str:
-        """Return a text that must be there."""
-        value = self._values.get(key)
-        if key not in self._values:
-            raise self.bad(key, "is missing", f"write {fix}")
-        if not isinstance(value, str) or shape.fullmatch(value) is None:
-            raise self.bad(key, f"is {_shown(value)}", f"write {fix}")
-        return value
-
-    def texts(self, key: str, shape: re.Pattern[str], fix: str) -> tuple[str, ...]:
-        """Return a list of texts; none when it is missing."""
-        values = self._values.get(key, [])
-        if not isinstance(values, list):
-            raise self.bad(key, "is not a list", f"write a list, in brackets, of {fix}")
-        for number, value in enumerate(values, 1):
-            if not isinstance(value, str) or shape.fullmatch(value) is None:
-                # What stands where a digest should may be the token itself.
-                shown = "is malformed" if shape is SHA256 else f"is {_shown(value)}"
-                raise self.bad(f"{key}[{number}]", shown, f"write {fix}")
-        return tuple(dict.fromkeys(values))
-
-    def flag(self, key: str) -> bool:
-        """Return a truth value; False when it is missing."""
-        value = self._values.get(key, False)
-        if not isinstance(value, bool):
-            raise self.bad(key, f"is {_shown(value)}", "write true or false")
-        return value
-
-    def whole(self, key: str, least: int = 1) -> int | None:
-        """Return a whole number from ``least`` to MOST; None when it is missing."""
-        value = self._values.get(key)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST):
-            fix = f"write a whole number, {least} or more, up to {MOST}, or leave it out for no limit"
-            raise self.bad(key, f"is {_shown(value)}", fix)
-        return value
-
-    def number(self, key: str) -> float | None:
-        """Return a number above 0; None when it is missing."""
-        value = self._values.get(key)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
-            raise self.bad(key, f"is {_shown(value)}", "write a number above 0, or leave it out for no limit")
-        return float(value)
-
-    def table(self, key: str, keys: Iterable[str]) -> Table | None:
-        """Return a table within; None when it is missing."""
-        value = self._values.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, dict):
-            raise self.bad(key, "is not a table", f"write [{key}] above its lines")
-        return Table(self._at(key), value, keys)
-
-    def tables(self, key: str, keys: Iterable[str]) -> list[Table]:
-        """Return tables within, counted from 1."""
-        values = self._values.get(key, [])
-        path = self._at(key).partition("[")[0] if not self._place else f"{self._place.partition('[')[0]}.{key}"
-        if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
-            raise self.bad(key, "is not a list of tables", f"write [[{path}]] above each")
-        return [Table(f"{self._at(key)}[{number}]", value, keys) for number, value in enumerate(values, 1)]
-
-    def _at(self, key: str) -> str:
-        return f"{self._place}.{key}" if self._place else key
-
-
-def _shown(value: object) -> str:
-    try:
-        shown = repr(value)
-    except ValueError:  # a number of thousands of digits, which it would take long to write
-        return "too large to show"
-    return shown if len(shown) <= 40 else f"{shown[:40]}..."
+NAME: Final = re.compile(rf"{_PART}{{1,64}}")

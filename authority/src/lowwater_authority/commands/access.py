@@ -15,7 +15,8 @@ from lowwater._server.tokens import digest, is_token
 from lowwater.cli.arguments import CommandParser, add_command
 from lowwater.cli.render import table
 from lowwater_authority.access.caller import parted
-from lowwater_authority.access.policy import Access, Action, BadAccess, Principal
+from lowwater_authority.access.policy import Access, Action, Principal
+from lowwater_authority.files.table import BadFile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         return {"token": _token, "hash": _hash, "check": _check}[args.command](args)
-    except (BadAccess, _Refused) as error:
+    except (BadFile, _Refused) as error:
         print(f"lowwater access {args.command}: {error}", file=sys.stderr)  # noqa: T201 - the answer to a command
         return 2
 

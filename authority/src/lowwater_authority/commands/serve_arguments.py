@@ -97,6 +97,13 @@ def parser() -> CommandParser:
         type=Path,
         help="who may do what, and how much of it: everything else is refused; read again when it changes (docs/security.md)",
     )
+    parse.add_argument(
+        "--promises",
+        metavar="FILE",
+        type=Path,
+        help="what was promised of which computations, and who answers for them; the same for all shards; read again when it changes "
+        "(docs/monitoring.md)",
+    )
     parse.add_argument("--reflection", action="store_true", help="let tools such as grpcurl list the services")
     parse.add_argument(
         "--log-format",

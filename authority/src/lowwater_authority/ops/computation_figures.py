@@ -9,6 +9,7 @@ from lowwater._core.lag import lag_seconds, root_lows, upstream_first
 from lowwater._core.text import describe_range
 from lowwater.prometheus import Figure
 from lowwater_authority.core.times import MAX, MIN
+from lowwater_authority.promises import NOTHING, Promises
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -89,6 +90,18 @@ CLOSED: Final = _gauge(
     "group",
 )
 EPOCH: Final = _gauge("epoch", "Ownership number of the computation among the shards.")
+INCARNATION: Final = _gauge("incarnation", "The computation's incarnation: grows with each reset.")
+LATE: Final = _gauge(
+    "promise_late_seconds",
+    "How far behind the clock the low watermark may be before it is late, as was promised; absent where nobody said.",
+)
+PROMISE: Final = _gauge(
+    "promise_info",
+    "1 for a computation of which something was promised: who answers for it, and what to do; a label is empty where nobody said.",
+    "owner",
+    "team",
+    "runbook",
+)
 
 
 class Reading:
@@ -97,8 +110,9 @@ class Reading:
     What this process serves counts as it has published it; what others serve as they have answered ``upstream`` lately.
     """
 
-    def __init__(self, shard: Shard, survey: RangeSurvey, upstream: Upstream) -> None:
+    def __init__(self, shard: Shard, survey: RangeSurvey, upstream: Upstream, promises: Promises | None = None) -> None:
         self._shard = shard
+        self._promises = promises or Promises()
         self._topology = shard.topology
         self._counts = survey.counts
         self._upstream = upstream
@@ -179,6 +193,22 @@ class Reading:
         """Return the samples of EPOCH."""
         yield [view.name], self._shard.epoch(view.name)
 
+    def incarnation(self, view: View) -> Iterator[Sample]:
+        """Return the samples of INCARNATION."""
+        yield [view.name], view.incarnation
+
+    def late(self, view: View) -> Iterator[Sample]:
+        """Return the samples of LATE."""
+        promise = self._promises.of(view.name)
+        if promise.late_micros:
+            yield [view.name], promise.late_micros / 1e6
+
+    def promise(self, view: View) -> Iterator[Sample]:
+        """Return the samples of PROMISE."""
+        promise = self._promises.of(view.name)
+        if promise != NOTHING:
+            yield [view.name, promise.owner, promise.team, promise.runbook], 1
+
     def tasks(self, view: View) -> Iterator[Sample]:
         """Return the samples of TASKS."""
         for group in self._groups(view):
@@ -230,6 +260,9 @@ READ: Final[dict[Figure, Callable[[Reading, View], Iterator[Sample]]]] = {
     HOLDER: Reading.holder,
     ESTIMATED: Reading.estimated,
     EPOCH: Reading.epoch,
+    INCARNATION: Reading.incarnation,
+    LATE: Reading.late,
+    PROMISE: Reading.promise,
     TASKS: Reading.tasks,
     CLOSED: Reading.closed,
 }

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from lowwater._server.tls import Certificates
     from lowwater_authority.engine.shard import Shard
+    from lowwater_authority.promises import PromiseFile
     from lowwater_authority.rpc.streams import Streams
 
 
@@ -205,14 +206,16 @@ class Metrics(Observer):
         streams: Streams,
         upstream: Upstream | None = None,
         certificates: Certificates | None = None,
+        promises: PromiseFile | None = None,
     ) -> None:
         """Export what a shard stands at, and measure its event loop, in which this is to be called.
 
-        ``upstream`` asks other shards for what lags need, from now on; None: one that is made for it.
+        ``upstream`` asks other shards for what lags need, from now on; None: one that is made for it. ``promises``: of its computations.
         """
         self.survey = RangeSurvey(shard)
         upstream = Upstream(shard) if upstream is None else upstream
-        self.registry.register(shard_figures.ShardCollector(shard, streams, self.survey, upstream, certificates))
+        collector = shard_figures.ShardCollector(shard, streams, self.survey, upstream, certificates, promises)
+        self.registry.register(collector)
         loop = asyncio.get_running_loop()
         self._beside = (loop.create_task(self.survey.run()), loop.create_task(upstream.run()))
         LoopLag(self._lag.observe)

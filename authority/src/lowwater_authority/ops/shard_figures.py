@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lowwater_authority.engine.shard import Shard
     from lowwater_authority.ops.range_survey import RangeSurvey
     from lowwater_authority.ops.upstream import Upstream
+    from lowwater_authority.promises import PromiseFile
     from lowwater_authority.rpc.streams import Streams
 
 
@@ -110,7 +111,12 @@ NOT_AFTER: Final = _gauge(
     "When the certificate expires that new connections are shown; absent without TLS.",
 )
 
-FIGURES: Final[tuple[Figure, ...]] = (*READ, *PROCESS, HELD, CONFIRMED, NOT_AFTER, ERRORS, *GATES)
+REFUSED: Final = _gauge(
+    "promises_refused",
+    "1 while the file of --promises is bad, and what it said before stands, else 0; absent without one.",
+)
+
+FIGURES: Final[tuple[Figure, ...]] = (*READ, *PROCESS, HELD, CONFIRMED, NOT_AFTER, REFUSED, ERRORS, *GATES)
 """All that is read at a scrape."""
 
 
@@ -124,8 +130,10 @@ class ShardCollector(Collector):
         survey: RangeSurvey,
         upstream: Upstream,
         certificates: Certificates | None = None,
+        promises: PromiseFile | None = None,
     ) -> None:
         self._shard = shard
+        self._promises = promises
         self._streams = streams
         self._survey = survey
         self._upstream = upstream
@@ -141,7 +149,8 @@ class ShardCollector(Collector):
 
         Between families the interpreter is let go, so that the event loop waits for one family at most.
         """
-        reading = Reading(self._shard, self._survey, self._upstream)
+        promises = None if self._promises is None else self._promises.value
+        reading = Reading(self._shard, self._survey, self._upstream, promises)
         views = [view for view in map(self._shard.view, self._shard.names()) if view is not None]
         for figure, samples in READ.items():
             family = figure.family()
@@ -165,6 +174,10 @@ class ShardCollector(Collector):
         if self._certificates is not None:
             not_after.add_metric([], self._certificates.not_after)
         yield not_after
+        refused = REFUSED.family()
+        if self._promises is not None:
+            refused.add_metric([], float(self._promises.refused is not None))
+        yield refused
         yield self._errors()
         for figure, read_gate in GATES.items():
             family = figure.family()

@@ -412,8 +412,13 @@ def key_range_message(value: Range) -> types_pb2.Range:
     )
 
 
-def watermark_message(name: str, view: View | None, topology: Topology, epoch: int) -> types_pb2.Watermark:
-    """Encode what is published of a computation; an unregistered one is at MIN, with the incarnation in which it was dropped, if it was."""
+def watermark_message(
+    name: str, view: View | None, topology: Topology, epoch: int, promise: types_pb2.Promise | None = None
+) -> types_pb2.Watermark:
+    """Encode what is published of a computation; an unregistered one is at MIN, with the incarnation in which it was dropped, if it was.
+
+    ``promise``: what was promised of it; None: that is not told.
+    """
     spec = topology.computations.get(name)
     if view is None or spec is None:
         before = topology.dropped.get(name)
@@ -433,6 +438,7 @@ def watermark_message(name: str, view: View | None, topology: Topology, epoch: i
         inputs=spec.inputs,
         estimated=topology.is_estimated(name),
         budgets=budget_messages(view.budgets),
+        promise=promise,
     )
 
 

@@ -10,6 +10,7 @@ from lowwater import errors
 from lowwater._core.events import Limited
 from lowwater._pb.lowwater.v1 import types_pb2
 from lowwater_authority.engine.placement import moved
+from lowwater_authority.promises import Promises
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,6 +32,8 @@ class Services:
     observer: Observer
     cluster: Cluster | None = None
     """None: there is one process."""
+    promises: Promises = field(default_factory=Promises)
+    """What was promised of computations; replaced when its file changes."""
     access: Callable[[], Access] | None = None
     """Returns the access rules in force; None: there are none, and everybody may do everything."""
     quiet: Limited = field(default_factory=Limited)

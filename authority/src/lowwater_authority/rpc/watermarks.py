@@ -10,6 +10,7 @@ from lowwater._pb.lowwater.v1 import watermarks_pb2 as pb
 from lowwater._pb.lowwater.v1 import watermarks_pb2_grpc
 from lowwater_authority.access.caller import calling, visible
 from lowwater_authority.engine.placement import moved
+from lowwater_authority.promises import NOTHING
 from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.refusals import bad_field, check_token, refuse, refusing
 from lowwater_authority.rpc.streams import enter, inside, leave, watched
@@ -56,7 +57,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         confirmed, names, elsewhere = await self._look(asked)
         return pb.GetWatermarksResponse(
             server_token=self.services.token,
-            watermarks=[self._watermark(name, shard.view(name)) for name in names],
+            watermarks=[self._promised(name, shard.view(name)) for name in names],
             time_micros=confirmed,
             redirects=await self.services.redirects(elsewhere),
         )
@@ -80,8 +81,10 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
                 subscription = shard.hub.subscribe(asked)
                 confirmed, unknown = await self._begin(subscription, asked)
             taken = await subscription.take(0)
+            promised: dict[str, types_pb2.Promise] = {}
             dropped = [] if asked else visible(sorted(shard.topology.dropped))
-            yield await self._response(taken if asked else _readable(taken), confirmed, unknown, dropped=dropped)
+            taken = taken if asked else _readable(taken)
+            yield await self._response(taken, confirmed, promised, unknown, dropped=dropped)
             del unknown, dropped  # a stream may be open for weeks
             while not services.leaving.is_set():
                 if not asked and rights != _rights():
@@ -91,8 +94,9 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
                         await self._begin(subscription, asked)
                 taken = await subscription.take(BEAT_SECONDS, interval)
                 taken = taken if asked else _readable(taken)
-                yield await self._response(taken, shard.confirmed, waited=subscription.waited if taken else None)
-            yield await self._response({}, shard.confirmed, go_away=services.go_away())
+                waited = subscription.waited if taken else None
+                yield await self._response(taken, shard.confirmed, promised, waited=waited)
+            yield await self._response({}, shard.confirmed, promised, go_away=services.go_away())
         except errors.LowwaterError as error:
             services.observer.refused("Watch", error.reason)
             await refuse(context, error)
@@ -118,7 +122,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         complete = request.until_micros <= view.low
         return pb.CheckCompleteResponse(
             complete=complete,
-            watermark=self._watermark(request.computation, view),
+            watermark=self._promised(request.computation, view),
             holders=() if complete else map(codec.key_range_message, holders),
             holding=0 if complete else holding,
             time_micros=confirmed,
@@ -184,14 +188,35 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         away = set(elsewhere)
         return confirmed, [name for name in names if name not in away], elsewhere
 
-    def _watermark(self, name: str, view: View | None) -> types_pb2.Watermark:
+    def _watermark(self, name: str, view: View | None, promise: types_pb2.Promise | None = None) -> types_pb2.Watermark:
         shard = self.services.shard
-        return codec.watermark_message(name, view, shard.topology, shard.epoch(name))
+        return codec.watermark_message(name, view, shard.topology, shard.epoch(name), promise)
+
+    def _promised(self, name: str, view: View | None) -> types_pb2.Watermark:
+        """Return what is published of a computation, with what was promised of it, if anything was."""
+        promise = self.services.promises.of(name)
+        return self._watermark(name, view, None if promise is NOTHING else promise)
+
+    def _news(self, name: str, view: View | None, promised: dict[str, types_pb2.Promise]) -> types_pb2.Watermark:
+        """Return what is published of a computation, for a stream that was told what was ``promised``: only what is new of that.
+
+        A promise is as long as the rest of the message, and hardly ever changes.
+        """
+        if view is None or name not in self.services.shard.topology.computations:
+            promised.pop(name, None)  # it may be registered again
+            return self._watermark(name, view)
+        promise, before = self.services.promises.of(name), promised.get(name, NOTHING)
+        if promise is NOTHING:
+            promised.pop(name, None)
+        else:
+            promised[name] = promise
+        return self._watermark(name, view, None if promise is before or promise == before else promise)
 
     async def _response(
         self,
         taken: dict[str, View | None],
         confirmed: int,
+        promised: dict[str, types_pb2.Promise],
         unknown: Iterable[types_pb2.Watermark] = (),
         go_away: types_pb2.GoAway | None = None,
         *,
@@ -201,8 +226,10 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         shard = self.services.shard
         known = shard.topology.computations
         told = {name: view for name, view in taken.items() if view is not None or name not in known}
-        watermarks = [*unknown, *(self._watermark(name, view) for name, view in told.items())]
+        watermarks = [*unknown, *(self._news(name, view, promised) for name, view in told.items())]
         self.services.observer.pushed(len(watermarks), waited)
+        for name in taken.keys() - told.keys():
+            promised.pop(name, None)  # its next shard may have another file
         elsewhere = [name for name in taken if name not in told and not shard.tells(name)]
         return pb.WatchResponse(
             server_token=self.services.token,

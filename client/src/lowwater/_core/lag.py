@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from lowwater.views import WatermarkView
 from lowwater.watermark import MAX, MIN
 
-__all__ = ["lag_seconds", "root_lows", "upstream_first"]
+__all__ = ["lag_seconds", "late_by", "root_lows", "upstream_first"]
+
+
+def late_by(view: WatermarkView, now_micros: int) -> float | None:
+    """Return by how many seconds a low watermark is later than was promised, 0 when it is not; None without a promise, or a time."""
+    promised = None if view.promise is None else view.promise.late
+    if promised is None or view.low.unknown or view.low.finished:
+        return None
+    return max(0.0, (now_micros - view.low.micros) / 1e6 - promised.total_seconds())
 
 
 def lag_seconds(ahead: int, behind: int) -> float | None:

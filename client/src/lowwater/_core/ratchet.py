@@ -94,6 +94,7 @@ class Ratchet:
                 budgets=tuple(LatenessBudget(each.share, Watermark.UNKNOWN, 0, 0, 0, 0.0) for each in known.budgets),
                 ranges=known.ranges,
                 inputs=known.inputs,
+                promise=known.promise,
             )
         )
 

@@ -9,7 +9,7 @@ from operator import itemgetter
 from lowwater import errors
 from lowwater._core.causes import Cause, cause_of, cause_of_range, is_silent, seconds_since
 from lowwater._core.text import clock_time, describe_owner, describe_range, duration, lag, on_one_line
-from lowwater.views import Ranges, RangeState, RangeView, WatermarkView
+from lowwater.views import Promise, Ranges, RangeState, RangeView, WatermarkView
 from lowwater.watermark import Watermark
 
 __all__ = [
@@ -94,13 +94,24 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """Who holds a computation, and the way to there. ``str()`` is the cause in one sentence, then one sentence per hop, a line each."""
+    """Who holds a computation, and the way to there.
+
+    ``str()`` is the cause in one sentence, then one sentence per hop, a line each, and then who answers for the root cause, as far as
+    somebody wrote it down.
+    """
 
     hops: tuple[Hop, ...]
     sentence: str = ""
     """The root cause, in one sentence."""
     others: tuple[str, ...] = ()
     """Other computations that hold it just as much: it does not move before they do, too."""
+    promise: Promise | None = None
+    """What was promised of the root cause; None: nothing."""
+
+    @property
+    def answers(self) -> str:
+        """Who answers for the root cause, where it is written what to do, and where the logs of its worker are; empty when nobody said."""
+        return "" if self.promise is None else _answers(self.guilty, self.promise)
 
     @property
     def guilty(self) -> Hop:
@@ -112,7 +123,9 @@ class Why:
 
     def __str__(self) -> str:
         lines = [hop.sentence for hop in self.hops]
-        return "\n".join([self.sentence, *lines] if self.sentence not in {"", lines[0]} else lines)
+        if self.sentence not in {"", lines[0]}:
+            lines.insert(0, self.sentence)
+        return "\n".join([*lines, self.answers] if self.answers else lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +294,27 @@ def explain(
     way = find_way(name, views, now_micros)
     hops = [_passed(*pair, views, now_micros) for pair in zip(way.names, way.names[1:], strict=False)]
     hops.append(_end(views.get(way.names[-1]) or WatermarkView(way.names[-1]), views, now_micros, found, unknown))
-    return Why(tuple(hops), _cause_sentence(hops, way, views, now_micros, unknown), way.others)
+    guilty = views.get(way.names[-1])
+    return Why(
+        tuple(hops),
+        _cause_sentence(hops, way, views, now_micros, unknown),
+        way.others,
+        None if guilty is None else guilty.promise,
+    )
+
+
+def _answers(guilty: Hop, promise: Promise) -> str:
+    who = on_one_line(
+        " of ".join(each for each in (promise.owner, promise.team and f"the team {promise.team}") if each)
+    )
+    found = [f"{who} answers for {guilty.computation}"] if who else []
+    if promise.runbook:
+        found.append(f"what to do: {on_one_line(promise.runbook)}")
+    holder = guilty.holders[0] if guilty.holders else None
+    logs = promise.logs_of(holder.worker, holder.host) if holder is not None and holder.worker else promise.logs
+    if logs and "{" not in logs:
+        found.append(f"logs: {on_one_line(logs)}")
+    return "; ".join(found)
 
 
 def _lowest_inputs(view: WatermarkView, views: Mapping[str, WatermarkView]) -> list[str]:

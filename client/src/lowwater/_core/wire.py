@@ -26,6 +26,7 @@ from lowwater.views import (
     Computation,
     History,
     LatenessBudget,
+    Promise,
     Ranges,
     RangeState,
     RangeView,
@@ -211,8 +212,8 @@ def budgets_ppm(budgets: float | Iterable[float]) -> list[int]:
 # -- downwards ----------------------------------------------------------------------------------------------------
 
 
-def watermark_view(message: types_pb2.Watermark) -> WatermarkView:
-    """Return the published watermarks of a computation."""
+def watermark_view(message: types_pb2.Watermark, told: Promise | None = None) -> WatermarkView:
+    """Return the published watermarks of a computation; ``told``: the promise that a message without one leaves as it was."""
     return WatermarkView(
         computation=message.computation,
         registered=message.registered,
@@ -237,7 +238,15 @@ def watermark_view(message: types_pb2.Watermark) -> WatermarkView:
             )
             for each in message.budgets
         ),
+        promise=_promise(message.promise) if message.HasField("promise") else told if message.registered else None,
     )
+
+
+def _promise(message: types_pb2.Promise) -> Promise | None:
+    """Return what was promised; None when the message is empty, since nothing was then."""
+    late = timedelta(microseconds=message.late_micros) if message.late_micros > 0 else None
+    found = Promise(late, message.owner, message.team, message.runbook, message.logs)
+    return None if found == Promise() else found
 
 
 def budget_marks(messages: Iterable[types_pb2.LatenessBudget]) -> dict[int, int]:

@@ -183,6 +183,8 @@ def parser() -> CommandParser:
 
     status = _command(commands, "status", "where computations stand, as a table")
     _names(status)
+    status.add_argument("--team", metavar="TEAM", help="only those with a promise of this team")
+    status.add_argument("--owner", metavar="OWNER", help="only those with a promise of this owner")
     status.add_argument(
         "--names", dest="names_only", action="store_true", help="only the names of what is registered, a line each"
     )

@@ -30,7 +30,7 @@ from lowwater.cli.layouts import heat, hot, merge, move, split
 from lowwater.cli.render import to_json
 from lowwater.cli.shards import drain_record, handing_over, shards_record, shards_table, taken_by_others
 from lowwater.cli.tasks import tasks
-from lowwater.views import Shards, WatermarkView
+from lowwater.views import Promise, Shards, WatermarkView
 from lowwater.watermark import Watermark
 
 __all__ = ["COMMANDS", "open_client", "run"]
@@ -92,6 +92,7 @@ def status(lw: Client, args: argparse.Namespace) -> int:
     views, now = [each for each in found.values() if _is_wanted(each.computation, args)], _now_micros()
     for view in views:
         _require_registered(view)
+    promised, views = views, [each for each in views if _is_answered_for(each, args)]
     if args.names_only:
         # For a shell's completion: nothing that is no name may get there, whatever answers at the address.
         print("\n".join(view.computation for view in views if is_name(view.computation)))
@@ -103,9 +104,29 @@ def status(lw: Client, args: argparse.Namespace) -> int:
         print(to_json({"server_token": lw.server_token, "computations": records}))
     elif views:
         print(render.status_table(views, now, guilty, coloured=_coloured()))
+    elif promised:
+        print(_nobody(args, promised))
     else:
         print(_nothing(args, found, _reader(lw)))
     return 0
+
+
+def _is_answered_for(view: WatermarkView, args: argparse.Namespace) -> bool:
+    """Whether the promise of a computation names the team and the owner that were asked for, if any were."""
+    promise = view.promise or Promise()
+    return args.team in {None, promise.team} and args.owner in {None, promise.owner}
+
+
+def _nobody(args: argparse.Namespace, views: Iterable[WatermarkView]) -> str:
+    """Say that nothing is promised by a team or an owner, and who has promised something."""
+    asked = {"team": args.team, "owner": args.owner}
+    wanted = " and ".join(f"the {what} {on_one_line(name)}" for what, name in asked.items() if name is not None)
+    known = {
+        what: sorted({getattr(view.promise, what) for view in views if view.promise is not None} - {""})
+        for what in asked
+    }
+    others = [f"{what}s that have some: {on_one_line(', '.join(known[what]))}" for what in asked if known[what]]
+    return "; ".join([f"no computation has a promise of {wanted}", *others])
 
 
 def _found(lw: Client, args: argparse.Namespace) -> dict[str, WatermarkView]:

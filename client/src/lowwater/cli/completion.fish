@@ -51,7 +51,7 @@ function _shtab_lowwater_using
 end
 
 set -g _shtab_lowwater_commands serve journal 'journal copy' 'journal show' access 'access token' 'access hash' 'access check' status watch why wait complete publish ranges history reset retire hot split merge move set-inputs drop shards drain pin tasks 'tasks list' 'tasks create-group' 'tasks configure' 'tasks create' 'tasks take' 'tasks output' 'tasks renew' 'tasks done' 'tasks release' completion
-set -g _shtab_lowwater_opts_with_value --access --address --advertise --answer-within --as --at --below --ca --cert --configuration --cursor --data --dead-after --deployment --digest --end --every --from --group --http --into --key --last --lease --limit --listen --log-format --may --namespace --output --page --payload --peer-ca --server-token --since --start --state --store --timeout --tls-cert --tls-client-ca --tls-key --to --until --version --wait --worker
+set -g _shtab_lowwater_opts_with_value --access --address --advertise --answer-within --as --at --below --ca --cert --configuration --cursor --data --dead-after --deployment --digest --end --every --from --group --http --into --key --last --lease --limit --listen --log-format --may --namespace --output --owner --page --payload --peer-ca --promises --server-token --since --start --state --store --team --timeout --tls-cert --tls-client-ca --tls-key --to --until --version --wait --worker
 
 complete -c lowwater -e
 complete -c lowwater -f
@@ -73,6 +73,7 @@ complete -c lowwater -n '_shtab_lowwater_using serve' -l tls-key -xka "(__fish_c
 complete -c lowwater -n '_shtab_lowwater_using serve' -l tls-client-ca -xka "(__fish_complete_path (commandline -ct))" -d 'gRPC takes only clients with a certificate signed by one of these (mutual TLS)'
 complete -c lowwater -n '_shtab_lowwater_using serve' -l peer-ca -xka "(__fish_complete_path (commandline -ct))" -d 'what the certificates of other shards are signed by (default: the system'"'"'s authorities); these files are read again when they change'
 complete -c lowwater -n '_shtab_lowwater_using serve' -l access -xka "(__fish_complete_path (commandline -ct))" -d 'who may do what, and how much of it: everything else is refused; read again when it changes (docs/security.md)'
+complete -c lowwater -n '_shtab_lowwater_using serve' -l promises -xka "(__fish_complete_path (commandline -ct))" -d 'what was promised of which computations, and who answers for them; the same for all shards; read again when it changes (docs/monitoring.md)'
 complete -c lowwater -n '_shtab_lowwater_using serve' -l reflection -d 'let tools such as grpcurl list the services'
 complete -c lowwater -n '_shtab_lowwater_using serve' -l log-format -xka "text json" -d 'how to log to standard error: a line of text, or of JSON with the fields of docs/logs.md (default: text on a terminal, else json)'
 complete -c lowwater -n '_shtab_lowwater_using serve' -l verbose -d 'log more'
@@ -108,6 +109,8 @@ complete -c lowwater -n '_shtab_lowwater_using status' -l server-token -x -d 'th
 complete -c lowwater -n '_shtab_lowwater_using status' -l ca -xka "(__fish_complete_path (commandline -ct))" -d 'certificates to trust; turns TLS on (default: LOWWATER_CA)'
 complete -c lowwater -n '_shtab_lowwater_using status' -l cert -xka "(__fish_complete_path (commandline -ct))" -d 'this client'"'"'s certificates (default: LOWWATER_CERT)'
 complete -c lowwater -n '_shtab_lowwater_using status' -l key -xka "(__fish_complete_path (commandline -ct))" -d 'this client'"'"'s key (default: LOWWATER_KEY)'
+complete -c lowwater -n '_shtab_lowwater_using status' -l team -x -d 'only those with a promise of this team'
+complete -c lowwater -n '_shtab_lowwater_using status' -l owner -x -d 'only those with a promise of this owner'
 complete -c lowwater -n '_shtab_lowwater_using status' -l names -d 'only the names of what is registered, a line each'
 complete -c lowwater -n '_shtab_lowwater_using status; and test $_shtab_lowwater_npos -ge 0' -ka "(lowwater status --names --answer-within 1s 2>/dev/null)" -d 'which computations (default: all)'
 complete -c lowwater -n '_shtab_lowwater_using; and test $_shtab_lowwater_npos -eq 0' -a watch -d 'Follow watermarks: a live table on a terminal, else a line per change.'

@@ -376,6 +376,7 @@ _shtab_lowwater_serve_options=(
   "--tls-client-ca[gRPC takes only clients with a certificate signed by one of these (mutual TLS)]:PEM:_files"
   "--peer-ca[what the certificates of other shards are signed by (default\: the system\'s authorities)\; these files are read again when they change]:PEM:_files"
   "--access[who may do what, and how much of it\: everything else is refused\; read again when it changes (docs\/security.md)]:FILE:_files"
+  "--promises[what was promised of which computations, and who answers for them\; the same for all shards\; read again when it changes (docs\/monitoring.md)]:FILE:_files"
   "--reflection[let tools such as grpcurl list the services]"
   "--log-format[how to log to standard error\: a line of text, or of JSON with the fields of docs\/logs.md (default\: text on a terminal, else json)]:log_format:(text json)"
   "--verbose[log more]"
@@ -445,6 +446,8 @@ _shtab_lowwater_status_options=(
   "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
+  "--team[only those with a promise of this team]:TEAM:"
+  "--owner[only those with a promise of this owner]:OWNER:"
   "--names[only the names of what is registered, a line each]"
   "(*)::which computations (default\: all):_lowwater_names"
 )

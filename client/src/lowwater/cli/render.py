@@ -8,10 +8,11 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from lowwater._core.causes import cause_of
+from lowwater._core.lag import late_by
 from lowwater._core.text import describe_key, describe_owner, describe_range, duration, lag, on_one_line
 from lowwater._core.why import Why
 from lowwater.cli.live import Style, style_of
-from lowwater.views import Completeness, LatenessBudget, Ranges, RangeState, RangeView, WatermarkView
+from lowwater.views import Completeness, LatenessBudget, Promise, Ranges, RangeState, RangeView, WatermarkView
 from lowwater.watermark import Watermark
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "holder",
     "line",
     "moment",
+    "promise_record",
     "range_record",
     "ranges_table",
     "severity",
@@ -66,8 +68,11 @@ def status_table(views: Sequence[WatermarkView], now_micros: int, guilty: Guilty
     names = (f"{share / 10_000:g} %" for share in shares)
     budgets = sorted({each.share for view in views for each in view.budgets})
     spent = (f"BUDGET {share * 100:g} %" for share in budgets)
-    rows = [("COMPUTATION", "STATE", "LOW WATERMARK", "LAG", *names, *spent, "RANGES", "HELD BY")]
-    for view in views:
+    promises = [view.promise or Promise() for view in views]
+    late = ("PROMISE",) if any(each.late is not None for each in promises) else ()
+    who = ("ANSWERS FOR IT",) if any(each.owner or each.team for each in promises) else ()
+    rows = [("COMPUTATION", "STATE", "LOW WATERMARK", "LAG", *late, *names, *spent, "RANGES", "HELD BY", *who)]
+    for view, promise in zip(views, promises, strict=True):
         heuristics = dict(view.shares)
         rows.append(
             (
@@ -75,10 +80,12 @@ def status_table(views: Sequence[WatermarkView], now_micros: int, guilty: Guilty
                 _state(view, guilty.get(view.computation), now_micros),
                 _low(view),
                 lag(view.low, now_micros),
+                *(_late(view, now_micros) for _ in late),
                 *(_behind(view, heuristics.get(share), now_micros) for share in shares),
                 *(_spent(view, view.budget.get(share), now_micros) for share in budgets),
                 str(view.ranges),
                 held(view, guilty.get(view.computation)),
+                *(", ".join(each for each in (promise.owner, promise.team) if each) for _ in who),
             )
         )
     head, *lines = table(rows).split("\n")
@@ -103,6 +110,14 @@ def _behind(view: WatermarkView, heuristic: Watermark | None, now_micros: int) -
     if heuristic is None:
         return ""
     return "=" if heuristic == view.low else lag(heuristic, now_micros)
+
+
+def _late(view: WatermarkView, now_micros: int) -> str:
+    """Return how old a low watermark may be, and by how much it is older."""
+    if view.promise is None or view.promise.late is None:
+        return ""
+    allowed, late = duration(view.promise.late.total_seconds()), late_by(view, now_micros)
+    return f"{allowed}, late by {duration(late)}" if late else allowed
 
 
 def _spent(view: WatermarkView, budget: LatenessBudget | None, now_micros: int) -> str:
@@ -220,6 +235,19 @@ def view_record(view: WatermarkView, now_micros: int, guilty: WatermarkView | No
         "estimated": view.estimated,
         "holder": None if view.holder is None else range_record(view.holder),
         "guilty": None if guilty is None else guilty.computation,
+        "promise": None if view.promise is None else promise_record(view.promise),
+        "late_by_seconds": late_by(view, now_micros),
+    }
+
+
+def promise_record(promise: Promise) -> dict[str, Any]:
+    """Return what was promised for JSON."""
+    return {
+        "late_seconds": None if promise.late is None else promise.late.total_seconds(),
+        "owner": promise.owner,
+        "team": promise.team,
+        "runbook": promise.runbook,
+        "logs": promise.logs,
     }
 
 
@@ -263,6 +291,7 @@ def why_record(why: Why) -> dict[str, Any]:
             "cause": why.guilty.cause.value if why.guilty.cause is not None else None,
             "holding": why.guilty.holding,
             "holders": [range_record(each) for each in why.guilty.holders],
+            "promise": None if why.promise is None else promise_record(why.promise),
         },
         "others": list(why.others),
         "hops": [

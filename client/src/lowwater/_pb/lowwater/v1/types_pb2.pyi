@@ -143,6 +143,51 @@ class LatenessBudget(google.protobuf.message.Message):
 Global___LatenessBudget: typing_extensions.TypeAlias = LatenessBudget
 
 @typing.final
+class Promise(google.protobuf.message.Message):
+    """What somebody has promised of a computation, as an operator wrote it down. It
+    is for people: it changes no watermark and decides nothing.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LATE_MICROS_FIELD_NUMBER: builtins.int
+    OWNER_FIELD_NUMBER: builtins.int
+    TEAM_FIELD_NUMBER: builtins.int
+    RUNBOOK_FIELD_NUMBER: builtins.int
+    LOGS_FIELD_NUMBER: builtins.int
+    late_micros: builtins.int
+    """How far behind the clock its low watermark may be before it is late, in
+    microseconds; 0: not said.
+    """
+    owner: builtins.str
+    """Who answers for it; empty: not said. All of these are text that an operator
+    chose, without control characters.
+    """
+    team: builtins.str
+    """The team that answers for it; empty: not said."""
+    runbook: builtins.str
+    """A page that says what to do when it is late: an http or https URL; empty:
+    none.
+    """
+    logs: builtins.str
+    """Where its workers' logs are: an http or https URL; empty: none. Whoever shows
+    it puts a worker's name and host, percent-encoded, in the place of {worker}
+    and {host}.
+    """
+    def __init__(
+        self,
+        *,
+        late_micros: builtins.int = ...,
+        owner: builtins.str = ...,
+        team: builtins.str = ...,
+        runbook: builtins.str = ...,
+        logs: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["late_micros", b"late_micros", "logs", b"logs", "owner", b"owner", "runbook", b"runbook", "team", b"team"]) -> None: ...
+
+Global___Promise: typing_extensions.TypeAlias = Promise
+
+@typing.final
 class Range(google.protobuf.message.Message):
     """One key range of a computation: where it stands and who answers for it."""
 
@@ -222,6 +267,7 @@ class Watermark(google.protobuf.message.Message):
     INPUTS_FIELD_NUMBER: builtins.int
     ESTIMATED_FIELD_NUMBER: builtins.int
     BUDGETS_FIELD_NUMBER: builtins.int
+    PROMISE_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """The computation's name."""
     registered: builtins.bool
@@ -261,6 +307,14 @@ class Watermark(google.protobuf.message.Message):
     def budgets(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LatenessBudget]:
         """Its lateness budgets, least first."""
 
+    @property
+    def promise(self) -> Global___Promise:
+        """What was promised of it; absent when nothing was. In a Watch that goes for
+        where the stream tells of the computation first, or again after a redirect
+        or a drop. Later it is absent as long as what was told before still stands;
+        when that changes it is told anew, empty when nothing is promised any more.
+        """
+
     def __init__(
         self,
         *,
@@ -277,9 +331,11 @@ class Watermark(google.protobuf.message.Message):
         inputs: collections.abc.Iterable[builtins.str] | None = ...,
         estimated: builtins.bool = ...,
         budgets: collections.abc.Iterable[Global___LatenessBudget] | None = ...,
+        promise: Global___Promise | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["holder", b"holder"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["budgets", b"budgets", "computation", b"computation", "epoch", b"epoch", "estimated", b"estimated", "heuristics", b"heuristics", "holder", b"holder", "incarnation", b"incarnation", "inputs", b"inputs", "low_micros", b"low_micros", "oldest_operation_micros", b"oldest_operation_micros", "ranges", b"ranges", "registered", b"registered", "since_micros", b"since_micros"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_promise", b"_promise", "holder", b"holder", "promise", b"promise"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_promise", b"_promise", "budgets", b"budgets", "computation", b"computation", "epoch", b"epoch", "estimated", b"estimated", "heuristics", b"heuristics", "holder", b"holder", "incarnation", b"incarnation", "inputs", b"inputs", "low_micros", b"low_micros", "oldest_operation_micros", b"oldest_operation_micros", "promise", b"promise", "ranges", b"ranges", "registered", b"registered", "since_micros", b"since_micros"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_promise", b"_promise"]) -> typing.Literal["promise"] | None: ...
 
 Global___Watermark: typing_extensions.TypeAlias = Watermark
 

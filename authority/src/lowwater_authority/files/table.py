@@ -1,0 +1,155 @@
+"""A TOML file of rules, read strictly: what is wrong is named by its place, with the fix."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+__all__ = ["BadFile", "Table", "bytes_of", "parsed", "shown"]
+
+MOST: Final = 2**31 - 1
+"""Of a whole number: more than anything here can have, and what gRPC takes."""
+
+WRITABLE_BY_ALL: Final = 0o002
+
+
+def bytes_of(path: Path) -> bytes:
+    """Return what is in a file that not everybody on the machine can write. Raises BadFile."""
+    try:
+        data = path.read_bytes()
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise BadFile(str(path), f"cannot be read: {error.strerror}", "name a file that this user can read") from None
+    if mode & WRITABLE_BY_ALL:
+        raise BadFile(str(path), "can be written by everybody on this machine", f"chmod o-w {path}")
+    return data
+
+
+def parsed(data: bytes, source: str) -> dict[str, Any]:
+    """Return the tables of a TOML file; ``source`` is what errors call it. Raises BadFile."""
+    try:
+        return tomllib.loads(data.decode())
+    except UnicodeDecodeError:
+        raise BadFile(source, "is not UTF-8", "save it as UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise BadFile(source, f"is not TOML: {error}", "correct it there") from None
+    except (ValueError, RecursionError):  # an integer of thousands of digits; [[[[...
+        raise BadFile(source, "has a number or a nesting that nobody means", "remove it") from None
+
+
+class BadFile(ValueError):
+    """A file of rules is refused: where, what is wrong, and what to write instead. No value that may be a secret is quoted."""
+
+    def __init__(self, place: str, problem: str, fix: str) -> None:
+        super().__init__(f"{place} {problem}; {fix}")
+        self.place = place
+        self.problem = problem
+        self.fix = fix
+
+    def within(self, source: str) -> BadFile:
+        """Return the same, said of a file."""
+        return BadFile(f"{source}: {self.place}" if self.place else source, self.problem, self.fix)
+
+
+class Table:
+    """One table, of which every key must be known: a misspelt one would be a rule that is not there."""
+
+    def __init__(self, place: str, values: Mapping[str, Any], keys: Iterable[str]) -> None:
+        self._place = place
+        self._values = values
+        known = tuple(keys)
+        for key in values:
+            if key not in known:
+                near = get_close_matches(key, known, 1)
+                meant = f"; did you mean {near[0]}?" if near else ""
+                raise BadFile(self._at(key), "is unknown", f"write one of {', '.join(known)}{meant}")
+
+    def bad(self, key: str, problem: str, fix: str) -> BadFile:
+        """Return the error of a key; empty: of the table."""
+        return BadFile(self._at(key) if key else self._place, problem, fix)
+
+    def text(self, key: str, shape: re.Pattern[str], fix: str) -> str:
+        """Return a text that must be there."""
+        if key not in self._values:
+            raise self.bad(key, "is missing", f"write {fix}")
+        return self.optional_text(key, shape, fix)
+
+    def optional_text(self, key: str, shape: re.Pattern[str], fix: str) -> str:
+        """Return a text; empty when it is missing."""
+        value = self._values.get(key)
+        if key not in self._values:
+            return ""
+        if not isinstance(value, str) or shape.fullmatch(value) is None:
+            raise self.bad(key, f"is {shown(value)}", f"write {fix}")
+        return value
+
+    def texts(self, key: str, shape: re.Pattern[str], fix: str, *, secret: bool = False) -> tuple[str, ...]:
+        """Return a list of texts; none when it is missing. What may be ``secret`` is not quoted."""
+        values = self._values.get(key, [])
+        if not isinstance(values, list):
+            raise self.bad(key, "is not a list", f"write a list, in brackets, of {fix}")
+        for number, value in enumerate(values, 1):
+            if not isinstance(value, str) or shape.fullmatch(value) is None:
+                problem = "is malformed" if secret else f"is {shown(value)}"
+                raise self.bad(f"{key}[{number}]", problem, f"write {fix}")
+        return tuple(dict.fromkeys(values))
+
+    def flag(self, key: str) -> bool:
+        """Return a truth value; False when it is missing."""
+        value = self._values.get(key, False)
+        if not isinstance(value, bool):
+            raise self.bad(key, f"is {shown(value)}", "write true or false")
+        return value
+
+    def whole(self, key: str, least: int = 1) -> int | None:
+        """Return a whole number from ``least`` to MOST; None when it is missing."""
+        value = self._values.get(key)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST):
+            fix = f"write a whole number, {least} or more, up to {MOST}, or leave it out for no limit"
+            raise self.bad(key, f"is {shown(value)}", fix)
+        return value
+
+    def number(self, key: str) -> float | None:
+        """Return a number above 0; None when it is missing."""
+        value = self._values.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
+            raise self.bad(key, f"is {shown(value)}", "write a number above 0, or leave it out for no limit")
+        return float(value)
+
+    def table(self, key: str, keys: Iterable[str]) -> Table | None:
+        """Return a table within; None when it is missing."""
+        value = self._values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.bad(key, "is not a table", f"write [{key}] above its lines")
+        return Table(self._at(key), value, keys)
+
+    def tables(self, key: str, keys: Iterable[str]) -> list[Table]:
+        """Return tables within, counted from 1."""
+        values = self._values.get(key, [])
+        path = self._at(key).partition("[")[0] if not self._place else f"{self._place.partition('[')[0]}.{key}"
+        if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+            raise self.bad(key, "is not a list of tables", f"write [[{path}]] above each")
+        return [Table(f"{self._at(key)}[{number}]", value, keys) for number, value in enumerate(values, 1)]
+
+    def _at(self, key: str) -> str:
+        return f"{self._place}.{key}" if self._place else key
+
+
+def shown(value: object) -> str:
+    """Return a value of a file as an error quotes it."""
+    try:
+        found = repr(value)
+    except ValueError:  # a number of thousands of digits, which it would take long to write
+        return "too large to show"
+    return found if len(found) <= 40 else f"{found[:40]}..."

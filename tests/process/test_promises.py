@@ -1,0 +1,172 @@
+"""Promises by a real authority: read again while it serves, refused with the fix, on all shards, and never a watermark of another."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lowwater
+from lowwater.cli import main
+from tests.contract.redis_server import DURABLE, RedisServer
+from tests.kit.eventually import eventually
+from tests.process.accessing import PATIENCE, SOON
+from tests.process.conftest import Refused
+from tests.process.scrape import Scrape
+from tests.process.serving import Serving
+from tests.process.sharding import Shard
+
+BILLING = """
+[[promise]]
+computations = "billing-*"
+late = "15m"
+owner = "ana"
+team = "billing"
+runbook = "https://wiki.example.org/{computation}"
+logs = "https://logs.example.org/?q={worker}"
+"""
+
+REPORTS = '[[promise]]\ncomputations = "*"\nteam = "reports"\n'
+
+
+class Promising:
+    """A server whose file of promises a test changes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "promises.toml"
+        self.server = Serving(folder / "data", "--promises", str(self.path), "--log-format", "json")
+        self.server.constants = SOON
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """What was logged under a name."""
+        lines = (self.server.data.parent / "serve.log").read_text().splitlines()
+        return [each for each in map(json.loads, lines) if each["event"] == name]
+
+    def said(self, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+        """What a command prints."""
+        assert main([*arguments, "--address", self.server.address]) == 0
+        return capsys.readouterr().out
+
+
+@pytest.fixture
+def promising(tmp_path: Path) -> Iterator[Promising]:
+    made = Promising(tmp_path)
+    made.path.write_text(BILLING)
+    with made.server:
+        yield made
+
+
+def test_promises_follow_their_file_and_watermarks_do_not(
+    promising: Promising, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("billing-eu", "hourly")
+    with lowwater.connect(promising.server.address) as lw, lw.inputs(*names):
+        for name in names:
+            lw.register(name)
+            lease = lw.worker(name, name="exec-7").claim()
+            lease.advance(None, oldest=None, frontier=1_000_000)
+            lease.flush(timeout=PATIENCE)
+
+        def teams() -> list[str | None]:
+            """Of both, as a read has them, and as one who has followed them for long."""
+            assert {view.low.micros for view in lw.get().values()} == {1_000_000}
+            seen = [*lw.get(*names).values(), *(lw.wait(name, 1, timeout=PATIENCE) for name in names)]
+            return [None if view.promise is None else view.promise.team for view in seen]
+
+        promise = lw.get("billing-eu")["billing-eu"].promise
+        assert promise == lowwater.Promise(
+            timedelta(minutes=15),
+            "ana",
+            "billing",
+            "https://wiki.example.org/billing-eu",
+            "https://logs.example.org/?q={worker}",
+        )
+        assert teams() == ["billing", None] * 2
+
+        # One wrong entry: all stays as it is, for the others too.
+        promising.path.write_text(f'{REPORTS}[[promise]]\ncomputations = "x"\nlate = "soon"\n')
+        eventually(lambda: promising.events("promises_refused"))
+        assert (
+            "promise[2].late is 'soon', which is no duration; write a"
+            in promising.events("promises_refused")[0]["error"]
+        )
+        assert Scrape(promising.server).value("promises_refused") == 1
+        assert teams() == ["billing", None] * 2
+
+        promising.path.write_text(BILLING + REPORTS)
+        eventually(lambda: teams() == ["billing", "reports"] * 2)
+        eventually(lambda: promising.events("promises_read"))
+        scraped = Scrape(promising.server)
+        assert scraped.value("promises_refused") == 0
+        assert scraped.all("promise_late_seconds") == {("billing-eu",): 900}
+        assert scraped.all("promise_info") == {
+            ("billing-eu", "ana", "https://wiki.example.org/billing-eu", "billing"): 1,
+            ("hourly", "", "", "reports"): 1,
+        }
+        assert scraped.all("incarnation") == {("billing-eu",): 1, ("hourly",): 1}
+        assert scraped.linted() == ""
+
+    status = promising.said(capsys, "status")
+    assert "15 min, late by" in status
+    assert "ana, billing" in status
+    assert promising.said(capsys, "status", "--team", "billing", "--names") == "billing-eu\n"
+    assert promising.said(capsys, "status", "--owner", "ana", "--team", "reports") == (
+        "no computation has a promise of the team reports and the owner ana; teams that have some: billing, reports; "
+        "owners that have some: ana\n"
+    )
+    [record] = json.loads(promising.said(capsys, "status", "--team", "billing", "--json"))["computations"]
+    assert record["promise"]["late_seconds"] == 900
+    assert record["late_by_seconds"] > 900
+    answers = promising.said(capsys, "why", "billing-eu").splitlines()[-1]
+    assert answers.startswith(
+        "ana of the team billing answers for billing-eu; what to do: https://wiki.example.org/billing-eu; logs: "
+    )
+    assert answers.endswith("?q=exec-7")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            '[[promise]]\ncomputations = "a"\nlat = "1m"\n',
+            "promises.toml: promise[1].lat is unknown; write one of computations, late",
+        ),
+        (
+            '[[promise]]\ncomputations = "a"\nlate = "1"\nteam = 3\n',
+            "promises.toml: promise[1].team is 3; write 1 to 128",
+        ),
+        (None, "promises.toml cannot be read: No such file or directory; name a file that this user can read"),
+    ],
+)
+def test_a_bad_file_keeps_it_from_starting(tmp_path: Path, refused_start: Refused, text: str | None, says: str) -> None:
+    path = tmp_path / "promises.toml"
+    if text is not None:
+        path.write_text(text)
+    said = refused_start("--promises", str(path), "--data", str(tmp_path / "data"))
+    assert f"lowwater serve: --promises {tmp_path}/{says}" in said
+
+
+def test_a_shard_tells_of_what_it_serves(tmp_path: Path) -> None:
+    """With the same file each computation has its promise, whichever shard it lives on and moves to."""
+    path = tmp_path / "promises.toml"
+    path.write_text(BILLING)
+    with RedisServer(tmp_path / "redis", *DURABLE) as redis:
+        redis.start()
+        flags = ("--promises", str(path))
+        with Shard(tmp_path / "one", redis.url, *flags) as one, Shard(tmp_path / "two", redis.url, *flags) as two:
+            with lowwater.connect(one.address) as lw:
+                names = [f"billing-{number}" for number in range(8)]
+                for name in names:
+                    lw.register(name)
+                eventually(lambda: not lw.shards().unserved)
+                assert all(len(shard.computations) > 0 for shard in lw.shards())
+                with lw.inputs(*names):
+                    assert {each.promise.team for each in lw.get().values() if each.promise} == {"billing"}
+                    lw.drain(two.address)
+                    eventually(lambda: [len(shard.computations) for shard in lw.shards() if not shard.draining] == [8])
+                    assert all(each.promise is not None for each in lw.get(*names).values())
+                    assert len(Scrape(one).all("promise_info")) == 8

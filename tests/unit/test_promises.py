@@ -1,0 +1,367 @@
+"""What the file of promises says, every mistake in one with the place and the fix, and who is told of it when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from lowwater._core.events import ATTRIBUTE
+from lowwater._pb.lowwater.v1 import topology_pb2, topology_pb2_grpc, types_pb2, watermarks_pb2, watermarks_pb2_grpc
+from lowwater_authority.authority import Authority
+from lowwater_authority.files.followed import LOOK_SECONDS, SETTLED_SECONDS
+from lowwater_authority.files.table import BadFile
+from lowwater_authority.ops.observer import Observer
+from lowwater_authority.promises import MOST_ENTRIES, MOST_KEPT, MOST_PATTERNS, NOTHING, PromiseFile, Promises
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal
+from tests.kit.times import HOUR
+from tests.unit.test_shard import Running
+
+GOOD = """
+[[promise]]
+computations = "prod/billing-*"
+late = "15m"
+owner = "Ana Č. <ana@example.org>"
+team = "billing"
+runbook = "https://wiki.example.org/{computation}#late"
+logs = "http://[::1]:5601/?q={computation}&worker={worker}&host={host}"
+
+[[promise]]
+computations = "hourly"
+team = "reports"
+
+[[promise]]
+computations = "exempt"
+
+[[promise]]
+computations = "[a-h]*"
+late = "2 h"
+"""
+
+
+def promises(text: str = GOOD) -> Promises:
+    return Promises.parse(text.encode(), "promises.toml")
+
+
+def entry(**fields: str) -> str:
+    lines = {"computations": "'*'", **fields}
+    return "[[promise]]\n" + "".join(f"{name} = {value}\n" for name, value in lines.items())
+
+
+def test_the_first_entry_that_fits_counts() -> None:
+    known = promises()
+    billing = known.of("prod/billing-eu")
+    assert (billing.late_micros, billing.owner, billing.team) == (900_000_000, "Ana Č. <ana@example.org>", "billing")
+    assert billing.runbook == "https://wiki.example.org/prod%2Fbilling-eu#late"
+    assert billing.logs == "http://[::1]:5601/?q=prod%2Fbilling-eu&worker={worker}&host={host}"
+    assert known.of("hourly") == types_pb2.Promise(team="reports"), "not what the last entry says of it"
+    assert known.of("exempt") == NOTHING
+    assert known.of("daily").late_micros == 2 * HOUR
+    for nobody in ("x/billing-eu", "prod/billing", "Hourly", "zebra", ""):
+        assert known.of(nobody) is NOTHING, nobody
+
+
+def test_a_name_in_full_behind_a_pattern_does_not_count_and_one_before_it_does() -> None:
+    before, behind = entry(computations="'a'", team="'one'"), entry(computations="'a*'", team="'two'")
+    assert promises(before + behind).of("a").team == "one"
+    assert promises(behind + before).of("a").team == "two"
+    assert promises(before + entry(computations="'a'", team="'again'")).of("a").team == "one"
+
+
+def test_what_is_remembered_of_names_is_bounded() -> None:
+    known = promises(entry(team="'all'"))
+    for number in range(MOST_KEPT + 10):
+        assert known.of(f"c{number}").team == "all"
+    assert len(known._found) <= MOST_KEPT
+
+
+def test_an_empty_file_promises_nothing() -> None:
+    assert promises("").of("hourly") is NOTHING
+
+
+BAD = {
+    "no TOML": ("[[promise", "promises.toml is not TOML", "correct it there"),
+    "another table": ("[[promises]]", "promises is unknown", "write one of promise; did you mean promise?"),
+    "one table": ("[promise]\ncomputations = '*'", "promise is not a list of tables", "write [[promise]] above each"),
+    "no computations": ("[[promise]]\nlate = '1m'", "promise[1].computations is missing", "a shell pattern such as"),
+    "misspelt": (entry() + entry(run_book="''"), "promise[2].run_book is unknown", "did you mean runbook?"),
+    "empty pattern": (entry(computations="''"), "promise[1].computations is ''", "at most 257 characters"),
+    "pattern with a space": (entry(computations="'a b'"), "promise[1].computations is 'a b'", "a shell pattern"),
+    "open bracket": (entry(computations="'a[b'"), "promise[1].computations is 'a[b'", "[abc]"),
+    "long pattern": (entry(computations=f"'{'a' * 258}'"), "promise[1].computations is", "at most 257"),
+    "late as a number": (entry(late="900"), "promise[1].late is 900", 'a duration in quotes, such as "90s"'),
+    "late of two units": (entry(late="'1h30m'"), "promise[1].late is '1h30m', which is no duration", '"15m"'),
+    "late at once": (entry(late="'999ms'"), "promise[1].late is '999ms'", "from 1 s to 366 days"),
+    "late in ages": (entry(late="'367d'"), "promise[1].late is '367d'", "from 1 s to 366 days"),
+    "late never": (entry(late=f"'{'9' * 120}d'"), "promise[1].late is", "from 1 s to 366 days"),
+    "empty owner": (entry(owner="''"), "promise[1].owner is ''", "1 to 128 printable characters"),
+    "owner of two lines": (entry(owner='"a\\nb"'), "promise[1].owner is 'a\\nb'", "printable"),
+    "owner that a terminal obeys": (entry(owner='"a\\u001b[2Jb"'), "promise[1].owner is", "printable"),
+    "spaces around": (entry(team="' a'"), "promise[1].team is ' a'", "without spaces around them"),
+    "long team": (entry(team=f"'{'a' * 129}'"), "promise[1].team is", "1 to 128"),
+    "a list of owners": (entry(owner="['a']"), "promise[1].owner is ['a']", "printable"),
+    "a script": (
+        entry(runbook="'javascript:alert(1)'"),
+        "promise[1].runbook is 'javascript:alert(1)'",
+        "http or https",
+    ),
+    "a file": (entry(logs="'file:///etc/passwd'"), "promise[1].logs is 'file:///etc/passwd'", "http or https"),
+    "no host": (entry(runbook="'https:///x'"), "promise[1].runbook is 'https:///x', which has no host", "http or"),
+    "no port": (entry(runbook="'https://a:b/x'"), "which has no host", "http or https"),
+    "half an address": (entry(runbook="'https://[::1/x'"), "which has no host", "http or https"),
+    "a password": (entry(logs="'https://me:hush@a/x'"), "promise[1].logs has a user or a password in it", "leave them"),
+    "a host to choose": (entry(logs="'https://{host}.a.org/'"), "promise[1].logs has braces in its host", "behind it"),
+    "another place": (
+        entry(logs="'https://a/{pod}'"),
+        "promise[1].logs has {pod}",
+        "{computation} and {worker} and {host}",
+    ),
+    "a worker in a runbook": (
+        entry(runbook="'https://a/{worker}'"),
+        "promise[1].runbook has {worker}",
+        "{computation} alone",
+    ),
+    "a brace": (entry(runbook="'https://a/{'"), "promise[1].runbook is", "%-escapes"),
+    "a backslash": (entry(runbook="'https://a.org\\@b.org/'"), "promise[1].runbook is", "%-escapes"),
+    "a space": (entry(runbook="'https://a/b c'"), "promise[1].runbook is", "%-escapes"),
+    "a long URL": (entry(runbook=f"'https://a/{'b' * 1000}'"), "promise[1].runbook is", "at most 1000"),
+    "too many": (entry(computations="'a'") * (MOST_ENTRIES + 1), f"promise has {MOST_ENTRIES + 1} entries", "at most"),
+    "too many patterns": (entry() * (MOST_PATTERNS + 1), f"promise has {MOST_PATTERNS + 1} patterns", "names in full"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_mistake_is_refused_with_its_place_and_the_fix(name: str) -> None:
+    text, problem, fix = BAD[name]
+    with pytest.raises(BadFile) as refused:
+        promises(text)
+    said = str(refused.value)
+    assert said.startswith("promises.toml")
+    assert problem in said
+    assert fix in said.partition(problem)[2]
+    assert "hush" not in said
+    assert len(said) < 600, "it goes into a line of the log"
+
+
+@pytest.mark.parametrize("late", ["1", "1s", "1.5h", "90 min", "366d"])
+def test_a_duration_is_written_as_for_the_command(late: str) -> None:
+    assert promises(entry(late=f"'{late}'")).of("a").late_micros >= 1_000_000
+
+
+# -- the file while it is served -------------------------------------------------------------------------------------------
+
+
+async def test_a_bad_file_changes_nothing_and_a_good_one_counts_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, now = tmp_path / "promises.toml", 0.0
+    path.write_text(entry(team="'one'"))
+    file = PromiseFile(path, monotonic=lambda: now)
+
+    async def look() -> str:
+        nonlocal now
+        for _ in range(round(SETTLED_SECONDS / LOOK_SECONDS) + 1):
+            await file.look()
+            now += LOOK_SECONDS
+        return file.value.of("a").team
+
+    assert await look() == "one"
+    for bad in (entry(team="'two'") + entry(late="'soon'"), "[[promise", None):
+        if bad is None:
+            path.unlink()
+        else:
+            path.write_text(bad)
+        assert await look() == "one", bad
+        assert file.refused is not None
+    path.write_text(entry(team="'three'"))
+    assert await look() == "three"
+    assert file.refused is None
+    told = [getattr(each, ATTRIBUTE)["event"] for each in caplog.records]
+    assert told == ["promises_refused"] * 3 + (["promises_read"] if "promises_read" in told else [])
+    assert "promise[2].late is 'soon', which is no duration" in caplog.text
+
+
+async def test_what_cannot_be_followed_is_told_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from lowwater_authority.files import followed
+
+    monkeypatch.setattr(followed, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(followed, "SETTLED_SECONDS", 0.0)
+    path = tmp_path / "promises.toml"
+    path.write_text(entry(team="'one'"))
+    file = PromiseFile(path)
+    failures, applied = [OSError("no thread")], asyncio.Event()
+
+    def apply(_: Promises) -> None:
+        if failures:
+            raise failures.pop()
+        applied.set()
+
+    file.on_change.append(apply)
+    path.write_text(entry(team="'another'"))
+    following = asyncio.create_task(file.watch())
+    async with asyncio.timeout(60):
+        await applied.wait()
+    following.cancel()
+    assert next(getattr(each, ATTRIBUTE)["event"] for each in caplog.records) == "promises_failed"
+
+
+def test_a_file_that_everybody_can_write_is_refused(tmp_path: Path) -> None:
+    """A link that it names is followed by whoever is woken."""
+    path = tmp_path / "promises.toml"
+    path.write_text(GOOD)
+    path.chmod(0o666)
+    with pytest.raises(BadFile, match="can be written by everybody"):
+        PromiseFile(path)
+    path.chmod(0o644)
+    assert len(PromiseFile(path).value) == 4
+
+
+# -- who is told -----------------------------------------------------------------------------------------------------------
+
+
+class Served:
+    """An authority with promises, and what its readers hear."""
+
+    def __init__(self, authority: Authority, channel: grpc.aio.Channel) -> None:
+        self.authority = authority
+        self._running = Running(MemoryDisk())
+        self._running.shard = authority.shard
+        self.graph: Any = topology_pb2_grpc.TopologyServiceStub(channel)
+        self.watermarks: Any = watermarks_pb2_grpc.WatermarkServiceStub(channel)
+
+    async def register(self, *names: str) -> None:
+        for name in names:
+            await self.graph.Register(topology_pb2.RegisterRequest(name=name))
+
+    async def reach(self, name: str, hour: int) -> None:
+        """Have a computation come to an hour."""
+        assert await self._running.report(await self._running.claim(name), hour, name=name) == []
+
+    async def got(self, *names: str) -> dict[str, types_pb2.Watermark]:
+        answer = await self.watermarks.GetWatermarks(watermarks_pb2.GetWatermarksRequest(computations=names))
+        return {each.computation: each for each in answer.watermarks}
+
+
+class Heard:
+    """A watch stream."""
+
+    def __init__(self, served: Served, *names: str) -> None:
+        self.stream = served.watermarks.Watch(watermarks_pb2.WatchRequest(computations=names))
+
+    async def next(self) -> dict[str, types_pb2.Watermark]:
+        """The watermarks of the next message that has some."""
+        while True:
+            found = {each.computation: each for each in (await self.stream.read()).watermarks}
+            if found:
+                return found
+
+    async def reached(self, name: str, hour: int) -> list[types_pb2.Watermark]:
+        """All that is told of a computation until it is at an hour."""
+        found: list[types_pb2.Watermark] = []
+        while not found or found[-1].low_micros != hour * HOUR:
+            found += [each for each in (await self.next()).values() if each.computation == name]
+        return found
+
+
+@asynccontextmanager
+async def serving(text: str | None = GOOD) -> AsyncIterator[Served]:
+    authority = Authority(MemoryJournal(MemoryDisk()), clock=lambda: 1000 * HOUR, observer=Observer())
+    await authority.recover()
+    if text is not None:
+        authority.promise(promises(text))
+    server = grpc.aio.server()
+    authority.add_to(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    rounds = asyncio.create_task(authority.run())
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(60):
+        yield Served(authority, channel)
+    authority.leave()
+    await server.stop(None)
+    await rounds
+    await authority.close()
+
+
+async def test_answers_have_it_and_a_stream_only_what_is_new() -> None:
+    async with serving() as served:
+        await served.register("hourly", "zebra")
+        found = await served.got()
+        assert found["hourly"].promise == types_pb2.Promise(team="reports")
+        assert not found["zebra"].HasField("promise")
+        check = watermarks_pb2.CheckCompleteRequest(computation="hourly", until_micros=HOUR)
+        assert (await served.watermarks.CheckComplete(check)).watermark.promise.team == "reports"
+
+        named, everything = Heard(served, "hourly", "zebra"), Heard(served)
+        for each in (named, everything):
+            first = await each.next()
+            assert first["hourly"].promise.team == "reports"
+            assert not first["zebra"].HasField("promise")
+        await served.reach("hourly", 5)
+        for each in (named, everything):
+            moved = await each.reached("hourly", 5)
+            assert not any(one.HasField("promise") for one in moved), "it was told, and is as it was"
+
+        # Another file: who follows is told at once, of what has changed only, and no watermark is another one.
+        served.authority.promise(promises(entry(computations="'zebra'", owner="'zoe'")))
+        for each in (named, everything):
+            changed = await each.next()
+            assert (changed["hourly"].HasField("promise"), changed["hourly"].promise) == (True, NOTHING)
+            assert changed["zebra"].promise.owner == "zoe"
+            assert changed["hourly"].low_micros == 5 * HOUR
+        await served.register("new")
+        assert not (await everything.next())["new"].HasField("promise")
+        assert not (await served.got("hourly"))["hourly"].HasField("promise")
+
+
+async def test_the_same_promises_from_another_file_are_no_news() -> None:
+    async with serving() as served:
+        await served.register("hourly")
+        heard = Heard(served, "hourly")
+        await heard.next()
+        served.authority.promise(promises(f"# the same\n{GOOD}"))
+        await served.reach("hourly", 1)
+        assert not any(one.HasField("promise") for one in await heard.reached("hourly", 1))
+
+
+async def test_a_name_that_is_registered_again_is_told_anew() -> None:
+    async with serving() as served:
+        await served.register("hourly")
+        heard = Heard(served, "hourly")
+        assert (await heard.next())["hourly"].promise.team == "reports"
+        await served.graph.Drop(topology_pb2.DropRequest(computation="hourly"))
+        dropped = (await heard.next())["hourly"]
+        assert (dropped.registered, dropped.HasField("promise")) == (False, False)
+        await served.register("hourly")
+        assert (await heard.next())["hourly"].promise.team == "reports"
+
+
+async def test_no_watermark_depends_on_a_promise() -> None:
+    """The same calls, with a file, another one in between and none: but for the promises each answer is the same."""
+
+    async def told(text: str | None, then: str | None) -> list[bytes]:
+        found = []
+        async with serving(text) as served:
+            await served.register("hourly", "daily", "zebra")
+            for hour in (1, 3):
+                for name in ("hourly", "daily", "zebra"):
+                    await served.reach(name, hour)
+                if then is not None:
+                    served.authority.promise(promises(then))
+                for each in (await served.got()).values():
+                    each.ClearField("promise")
+                    each.ClearField("epoch")
+                    each.holder.ClearField("sequencer")
+                    found.append(each.SerializeToString(deterministic=True))
+        return found
+
+    none = await told(None, None)
+    assert len(set(none)) == 6
+    assert await told(GOOD, None) == none
+    assert await told(None, entry(late="'1s'")) == none
