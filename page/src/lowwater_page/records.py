@@ -9,7 +9,7 @@ from lowwater._core.text import describe_range
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from lowwater import History, Hop, LatenessBudget, Ranges, RangeView, ShardView, Watermark, WatermarkView, Why
+    from lowwater import History, Hop, LatenessBudget, Promise, Ranges, RangeView, ShardView, Watermark, WatermarkView, Why
     from lowwater_page.board import Board
     from lowwater_page.samples import Heat, Sample
 
@@ -57,22 +57,19 @@ def computation(view: WatermarkView, board: Board) -> Record:
         "local_lag_seconds": board.local_lag(name),
         "global_lag_seconds": board.global_lag(name),
         "holder": None if view.holder is None else key_range(view.holder),
-        "promise": promise(view),
+        "promise": None if view.promise is None else promise(view.promise),
         "budgets": [budget(each) for each in view.budgets],
     }
 
 
-def promise(view: WatermarkView) -> Record | None:
-    """Return what was promised of a computation; None: nothing."""
-    found = getattr(view, "promise", None)
-    if found is None:
-        return None
+def promise(value: Promise) -> Record:
+    """Return what was promised of a computation, as ``lowwater status --json`` does."""
     return {
-        "late_seconds": 0 if found.late is None else found.late.total_seconds(),
-        "owner": found.owner,
-        "team": found.team,
-        "runbook": found.runbook,
-        "logs": found.logs,
+        "late_seconds": None if value.late is None else value.late.total_seconds(),
+        "owner": value.owner,
+        "team": value.team,
+        "runbook": value.runbook,
+        "logs": value.logs,
     }
 
 

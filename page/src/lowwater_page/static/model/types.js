@@ -35,7 +35,7 @@
  * @property {Budget[]} [budgets] Its lateness budgets, least first.
  *
  * @typedef {object} Promised Text that others chose; empty where nothing was said.
- * @property {number} late_seconds What counts as late; 0: nothing was said of it.
+ * @property {number | null} late_seconds What counts as late; null: nothing was said of it.
  * @property {string} owner
  * @property {string} team
  * @property {string} runbook An address.

@@ -32,7 +32,7 @@ export function Overview({ verdicts, from, route, go, now }) {
     <section class="lead tone-${said.tone}" aria-label="Summary">
       <${Symbol} level=${said.tone} />
       <div>
-        <h1>${mine.size === 0 && verdicts.size > 0 ? "No computation is promised by them." : html`<${Sentence} said=${said} route=${route} />`}</h1>
+        <h1>${mine.size === 0 && verdicts.size > 0 ? "Nobody of that name answers for a computation." : html`<${Sentence} said=${said} route=${route} />`}</h1>
         ${worst && html`<${Contacts} verdict=${/** @type {Verdict} */ (mine.get(worst))} verdicts=${verdicts} route=${route} />`}
         <${Counts} counts=${said.counts} route=${route} go=${go} />
       </div>
