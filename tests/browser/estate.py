@@ -54,7 +54,9 @@ class Estate:
             if inputs:
                 worker = self._workers[name]
                 least = min(held if self._is_late(each) else ahead for each in inputs)
-                eventually(lambda worker=worker, least=least: worker.inputs().low.micros >= least, f"{name} hears", seconds=60)  # type: ignore[misc]
+                eventually(
+                    lambda worker=worker, least=least: worker.inputs().low.micros >= least, f"{name} hears", seconds=60
+                )  # type: ignore[misc]
                 self._leases[name].advance(worker.inputs(), oldest=held if name == LATE else None)
         list(self._pool.map(lambda lease: lease.flush(60), self._leases.values()))
 

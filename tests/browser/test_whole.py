@@ -127,7 +127,9 @@ def test_it_is_moved_by_the_mouse_and_a_drag_opens_nothing(browser: Browser, est
         page.mouse.down()
         page.mouse.move(x - 40, y - 30, steps=4)
         page.mouse.up()
-        assert frame.evaluate("(element) => [element.scrollLeft, element.scrollTop]") == pytest.approx([640, 330], abs=4)
+        assert frame.evaluate("(element) => [element.scrollLeft, element.scrollTop]") == pytest.approx(
+            [640, 330], abs=4
+        )
         assert urlsplit(page.url).fragment in {"", "/"}
 
 

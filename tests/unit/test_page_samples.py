@@ -68,7 +68,11 @@ def test_what_has_no_time_has_no_lag() -> None:
     assert samples.of("a", SPANS["24h"]) == [(START, None, None)]
     assert samples.of("b", SPANS["7d"]) == [(START, None, None)]
     assert samples.of("c", SPANS["7d"]) == [(START, START - SECOND, None)]
-    assert {name: lags[-1] for name, lags in samples.heat(SPANS["1h"], 10).lags.items()} == {"c": 1, "a": None, "b": None}
+    assert {name: lags[-1] for name, lags in samples.heat(SPANS["1h"], 10).lags.items()} == {
+        "c": 1,
+        "a": None,
+        "b": None,
+    }
 
 
 @pytest.mark.parametrize("span", SPANS)
@@ -92,7 +96,9 @@ def test_a_new_incarnation_begins_with_nothing_and_a_dropped_one_leaves_nothing(
     samples.begin("c0")
     samples.remove("c1")
     for span in SPANS.values():
-        assert samples.of("c0", span) == samples.of("c1", span) == [] or {low for _, low, _ in samples.of("c0", span)} == {None}
+        assert samples.of("c0", span) == samples.of("c1", span) == [] or {
+            low for _, low, _ in samples.of("c0", span)
+        } == {None}
     assert list(samples.heat(SPANS["6h"], 10).lags.values()) == [[None] * 72]
     samples.add(START + 120 * SECOND, ["new"], [(START, START)])
     assert [low for _, low, _ in samples.of("new", SPANS["24h"])][-1] == START

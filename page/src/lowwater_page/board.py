@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from lowwater import WatermarkView
 from lowwater._core.lag import lag_seconds, root_lows, upstream_first
 from lowwater.watermark import MIN

@@ -9,7 +9,18 @@ from lowwater._core.text import describe_range
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from lowwater import History, Hop, LatenessBudget, Promise, Ranges, RangeView, ShardView, Watermark, WatermarkView, Why
+    from lowwater import (
+        History,
+        Hop,
+        LatenessBudget,
+        Promise,
+        Ranges,
+        RangeView,
+        ShardView,
+        Watermark,
+        WatermarkView,
+        Why,
+    )
     from lowwater_page.board import Board
     from lowwater_page.samples import Heat, Sample
 
