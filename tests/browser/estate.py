@@ -52,13 +52,14 @@ class Estate:
                 self._leases[name].advance(None, oldest=None, frontier=ahead)
         for name, inputs in self._inputs.items():
             if inputs:
-                worker = self._workers[name]
                 least = min(held if self._is_late(each) else ahead for each in inputs)
-                eventually(
-                    lambda worker=worker, least=least: worker.inputs().low.micros >= least, f"{name} hears", seconds=60
-                )  # type: ignore[misc]
-                self._leases[name].advance(worker.inputs(), oldest=held if name == LATE else None)
+                self._await(name, least)
+                self._leases[name].advance(self._workers[name].inputs(), oldest=held if name == LATE else None)
         list(self._pool.map(lambda lease: lease.flush(60), self._leases.values()))
+
+    def _await(self, name: str, least: int) -> None:
+        worker = self._workers[name]
+        eventually(lambda: worker.inputs().low.micros >= least, f"{name} hears of its inputs", seconds=60)
 
     def _is_late(self, name: str) -> bool:
         return name == LATE or any(map(self._is_late, self._inputs[name]))

@@ -14,6 +14,7 @@ import lowwater
 from tests.browser.chromium import WAIT_MILLIS, Watched, watched
 from tests.browser.fleet import host
 from tests.browser.story import Story
+from tests.browser.test_axe import axe, complaints
 from tests.kit.eventually import eventually
 from tests.process.serving import Serving, serving
 
@@ -75,13 +76,26 @@ def test_an_owner_s_page_is_theirs_alone_and_dims_what_holds_them(
     eventually(lambda: not worker.inputs().low.unknown, "enriched comes to its reader", seconds=60)
     lease.advance(worker.inputs(), oldest=None)
     lease.flush(60)
+    tab.page.add_init_script(path=axe())
     page = tab.open()
     page.locator(".scale").get_by_label("team").select_option("reports")
     expect(page.locator("h1")).to_contain_text(re.compile(r"^hourly is 2 h 30 min behind, held by enriched"))
     expect(page.locator(".computations tbody th a")).to_have_text(["hourly"])
     expect(page.locator(".node")).to_have_count(2)
     expect(page.locator(".node.dimmed")).to_contain_text("enriched")
+    whom = page.get_by_role("list", name="Whom to ask about hourly")
+    expect(whom.locator("li")).to_have_text(
+        [
+            "team reports",
+            "owner bob",
+            "enriched: team billing",
+            "enriched: owner ana@example.org",
+            "runbook of enriched",
+            "logs of exec-2",
+        ]
+    )
     assert urlsplit(page.url).fragment == "/?team=reports"
+    assert complaints(page) == []
     with watched(browser, server.page, **PHONE) as other:
         phone = other.open("#/?owner=bob&view=heat")
         expect(phone.locator(".heat-name")).to_have_text(["hourly"])

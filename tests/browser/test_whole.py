@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -13,6 +14,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.chromium import WAIT_MILLIS, watched
 from tests.browser.estate import AREAS, LATE, SIZE, Estate
+from tests.browser.test_axe import axe, complaints
 from tests.browser.test_many import Work
 from tests.process.serving import Serving, serving
 
@@ -181,3 +183,18 @@ def test_what_matters_stays_a_choice(browser: Browser, estate: tuple[Serving, Es
         expect(page.get_by_text(f"of {SIZE} computations: the worst and what is next to them")).to_be_visible()
         assert page.locator(".node").count() <= 40
         expect(page.locator(".node").filter(has_text=LATE).first).to_be_visible()
+
+
+@pytest.mark.parametrize("screen", [{}, {"color_scheme": "dark"}, PHONE], ids=["light", "dark", "phone"])
+def test_axe_finds_nothing_of_hundreds(
+    browser: Browser, estate: tuple[Serving, Estate], screen: dict[str, Any]
+) -> None:
+    server, _ = estate
+    with watched(browser, server.page, **screen) as tab:
+        tab.page.add_init_script(path=axe())
+        page = tab.open()
+        expect(page.locator(".node")).to_have_count(SIZE)
+        assert complaints(page) == []
+        page.goto(f"{tab.url}#/?graph=name&open=billing")
+        expect(page.locator(".node.group")).to_have_count(len(AREAS) - 1)
+        assert complaints(page) == []

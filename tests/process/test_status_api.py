@@ -148,6 +148,31 @@ def test_the_last_hour_is_as_this_process_saw_it(server: Serving, pipeline: Json
     assert (low, share) == (NOON + HOUR, pipeline[ENRICHED]["shares"][0]["watermark"]["micros"])
 
 
+def test_what_was_longer_ago_comes_in_coarser_steps(server: Serving, pipeline: Json) -> None:
+    eventually(lambda: ask(server.page, "api/recent", computation=ENRICHED, span="7d").json["samples"])
+    found = ask(server.page, "api/recent", computation=ENRICHED, span="7d").json
+    assert found["step_seconds"] == 600
+    time_micros, low, _ = found["samples"][-1]
+    assert 0 <= low - (NOON + HOUR) < 1_000_000  # to the second
+    heat = ask(server.page, "api/heat", span="24h").json
+    assert (heat["column_seconds"], heat["total"], len(heat["lags"])) == (900, 3, 3)
+    lags = heat["lags"][HOURLY]
+    assert len(lags) == 96
+    assert lags[-1] == pytest.approx((time_micros - NOON) / 1e6, abs=60)
+
+
+@pytest.mark.parametrize(("path", "given"), [("recent", {"computation": RAW}), ("heat", {})], ids=["recent", "heat"])
+def test_a_span_that_nobody_keeps_says_which_there_are(server: Serving, path: str, given: Json) -> None:
+    found = ask(server.page, f"api/{path}", **given, span="1y")
+    assert found.status == 400
+    assert "give one of 1h, 6h, 24h, 7d" in found.json["error"]
+
+
+def test_nothing_was_promised_and_there_is_no_budget(server: Serving, pipeline: Json) -> None:
+    [raw] = [each for each in ask(server.page, "api/snapshot").json["computations"] if each["name"] == RAW]
+    assert (raw["promise"], raw["budgets"]) == (None, [])
+
+
 @pytest.mark.parametrize("path", ["ranges", "recent", "history", "why"])
 @pytest.mark.parametrize(
     ("parameters", "status", "named"),

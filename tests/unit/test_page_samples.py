@@ -132,7 +132,7 @@ def test_samples_are_those_of_the_definition(seed: int) -> None:
         taken.append((now, lag))
     for span in SPANS.values():
         heat = samples.heat(span, 1)
-        for number, lag in enumerate(heat.lags["a"]):
+        for number, found in enumerate(heat.lags["a"]):
             begin = heat.from_micros + number * span.column * SECOND
             inside = [each for at, each in taken if begin <= at < begin + span.column * SECOND]
-            assert lag == max(inside, default=None)
+            assert found == max(inside, default=None)

@@ -29,25 +29,30 @@ export function Logs({ promise, range, words }) {
 }
 
 /**
- * What was promised of a computation, whose it is, its runbook, and the logs of who holds it. Nothing when nothing was promised.
+ * What was promised of a computation, whose it is, its runbook, and the same of what holds it, with the logs of that worker. Nothing when nothing
+ * was promised.
  *
  * @param {{verdict: Verdict, verdicts: Map<string, Verdict>, route: import("../model/route.js").Route, full?: boolean}} props `full`: with what
  *   was promised.
  */
 export function Contacts({ verdict, verdicts, route, full = false }) {
   const { computation, guilty, range, level } = verdict;
-  const { promise } = computation;
-  const holder = verdicts.get(guilty)?.computation.promise;
-  const runbook = promise?.runbook ? address(promise.runbook) : "";
-  const only = (/** @type {"team" | "owner"} */ which) =>
-    html`${which} <a href=${format({ ...route, name: "", query: "", only: "", team: "", owner: "", [which]: promise?.[which] ?? "" })}>${promise?.[which]}</a>`;
-  const parts = [
-    full && promise?.late_seconds ? html`late from ${duration(promise.late_seconds)}, as promised` : null,
-    promise?.team ? only("team") : null,
-    promise?.owner ? only("owner") : null,
-    runbook ? html`<${Away} href=${runbook}>runbook of ${computation.name}<//>` : null,
-    level !== "finished" && holder?.logs ? html`<${Logs} promise=${holder} range=${range} />` : null,
-  ].filter((part) => part !== null);
-  if (parts.length === 0) return null;
-  return html`<ul class="contacts" aria-label=${`Whom to ask about ${computation.name}`}>${parts.map((part, index) => html`<li key=${index}>${part}</li>`)}</ul>`;
+  const { name, promise } = computation;
+  const holder = level === "finished" ? undefined : verdicts.get(guilty)?.computation.promise;
+  const whose = (/** @type {import("../model/types.js").Promised} */ given) =>
+    /** @type {const} */ (["team", "owner"]).map((which) => {
+      const of = given[which];
+      return of && html`${which} <a href=${format({ ...route, name: "", query: "", only: "", team: "", owner: "", [which]: of })}>${of}</a>`;
+    });
+  const runbook = (/** @type {string} */ of, /** @type {string | undefined} */ template) => {
+    const href = template ? address(template) : "";
+    return href && html`<${Away} href=${href}>runbook of ${of}<//>`;
+  };
+  const own = promise ? [full && promise.late_seconds && html`late from ${duration(promise.late_seconds)}, as promised`, ...whose(promise), runbook(name, promise.runbook)] : [];
+  const other = holder && guilty !== name && [holder.team, holder.owner].join("\n") !== [promise?.team, promise?.owner].join("\n");
+  const held = other ? whose(holder).filter(Boolean).map((part) => html`${guilty}: ${part}`) : [];
+  const parts = [...own, ...held, guilty !== name && runbook(guilty, holder?.runbook), holder?.logs && html`<${Logs} promise=${holder} range=${range} />`];
+  const shown = parts.filter(Boolean);
+  if (shown.length === 0) return null;
+  return html`<ul class="contacts" aria-label=${`Whom to ask about ${name}`}>${shown.map((part, index) => html`<li key=${index}>${part}</li>`)}</ul>`;
 }

@@ -60,7 +60,7 @@ export function Graph({ verdicts, wanted, dimmed, route, go, now, worst }) {
   const count = placed.nodes.length;
   const tall = count > MANY ? TALLER : TALL;
   const whole = room > 0 ? Math.min(1, room / placed.width, tall / placed.height) : 1;
-  const zoom = useZoom(frame, count <= FEW ? 1 : Math.max(whole, count <= MANY ? LEGIBLE : down ? FINGER / box.height : 0), whole);
+  const zoom = useZoom(frame, firstScale(count, placed.width, box.height, room, whole, down), whole);
   const { scale } = zoom;
   const blamed = new Set((worst ? [worst, ...way(worst, verdicts)] : []).map((name) => at.get(name)));
   const guilty = at.get((worst && verdicts.get(worst)?.guilty) || "");
@@ -130,6 +130,24 @@ export function Graph({ verdicts, wanted, dimmed, route, go, now, worst }) {
       </div>
     </div>
   </section>`;
+}
+
+/**
+ * How large a graph is shown until the viewer chooses. A few boxes are as large as they are, if their room is wide enough for them; hundreds are all
+ * seen at once, but on a small screen no smaller than a finger.
+ *
+ * @param {number} count Boxes.
+ * @param {number} width Of all, in pixels.
+ * @param {number} height Of one, in pixels.
+ * @param {number} room Pixels.
+ * @param {number} whole The scale at which all of it is seen.
+ * @param {boolean} small Whether the screen is.
+ * @returns {number}
+ */
+function firstScale(count, width, height, room, whole, small) {
+  if (count <= FEW) return room > 0 ? Math.min(1, Math.max(LEGIBLE, room / width)) : 1;
+  if (count <= MANY) return Math.max(whole, LEGIBLE);
+  return small ? Math.max(whole, FINGER / height) : whole;
 }
 
 /** What may be drawn, in words. */

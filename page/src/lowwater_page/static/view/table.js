@@ -61,8 +61,8 @@ export function Table({ verdicts, total, route, go, now }) {
       class=${virtual ? "scroller virtual" : "scroller"}
       ref=${scroller}
       tabindex=${virtual ? 0 : undefined}
-      role=${virtual ? "region" : undefined}
-      aria-labelledby=${virtual ? "table-title" : undefined}
+      role=${virtual ? "group" : undefined}
+      aria-label=${virtual ? "All rows of the table" : undefined}
     >
       <table class="computations" aria-rowcount=${rows.length + 1}>
         <thead>
