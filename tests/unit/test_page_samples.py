@@ -105,6 +105,36 @@ def test_a_new_incarnation_begins_with_nothing_and_a_dropped_one_leaves_nothing(
     assert {low for _, low, _ in samples.of("new", SPANS["24h"])[:-1]} == {None}
 
 
+def test_what_was_before_is_recalled_from_when_hours_were_complete() -> None:
+    """An hour that is complete 40 minutes after its end was behind by so much then, and by less before, back to its end."""
+    samples, hour, now = Samples(), 3600 * SECOND, START + 10 * 3600 * SECOND
+    samples.add(now, ["a", "b"], [(now - 7 * SECOND, now), (now, now)])
+    samples.recall(
+        "a", [(START + 2 * hour, START + 2 * hour + 5 * SECOND), (START + 3 * hour, START + 3 * hour + 2400 * SECOND)]
+    )
+    assert not samples.recall("c", [(START, START)])
+    heat = samples.heat(SPANS["24h"], 10)
+    assert heat.since_micros == now
+    first = (START - heat.from_micros) // (900 * SECOND)
+    lags = heat.lags["a"]
+    assert lags[first + 8 : first + 17] == [5, None, None, None, 899, 1799, 2400, None, None]
+    assert lags[-1] == 7
+    assert heat.lags["b"] == [None] * 95 + [0]
+    assert [low for time, low, _ in samples.of("b", SPANS["24h"]) if time < now] == [None] * len(
+        samples.of("b", SPANS["24h"])[:-1]
+    )
+
+
+def test_what_is_recalled_hides_nothing_that_was_seen() -> None:
+    samples = Samples()
+    after = run(samples, 1800, 50)
+    samples.recall(
+        "c0", [(START, START + 20 * SECOND), (START - 8 * 86_400 * SECOND, START - 8 * 86_400 * SECOND + SECOND)]
+    )
+    samples.recall("c0", [(after + 3600 * SECOND, after + 7200 * SECOND)])  # of a clock that is ahead
+    assert [lag for lag in samples.heat(SPANS["24h"], 1).lags["c0"] if lag is not None] == [50, 50]
+
+
 def test_nothing_sampled_is_an_empty_heat_map() -> None:
     assert Samples().heat(SPANS["7d"], 10).lags == {}
 

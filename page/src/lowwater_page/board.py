@@ -11,7 +11,7 @@ from lowwater.watermark import MIN
 from lowwater_page.samples import Samples
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from lowwater import ShardView
     from lowwater_page.samples import Heat, Sample, Span
@@ -64,6 +64,15 @@ class Board:
         self._order = self._roots = None
         self._changed[name] = None
         self._samples.remove(name)
+
+    def recall(self, name: str, incarnation: int, completions: Sequence[tuple[int, int]]) -> bool:
+        """Take over when a computation had passed which event times, before anybody looked; nothing when it is in another incarnation.
+
+        Returns False when it is too early: there is no sample of it yet.
+        """
+        with self._lock:
+            view = self._views.get(name)
+            return view is None or view.incarnation != incarnation or self._samples.recall(name, completions)
 
     def post(self, shards: Iterable[ShardView]) -> None:
         """Replace the shards of the deployment."""

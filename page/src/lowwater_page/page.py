@@ -15,6 +15,7 @@ from lowwater._server.http import BadParameter, answer, parameters
 from lowwater_page import assets, records
 from lowwater_page.feed import Feed
 from lowwater_page.questions import Questions
+from lowwater_page.recall import COMPLETIONS, Recall
 from lowwater_page.samples import SPANS
 
 if TYPE_CHECKING:
@@ -34,9 +35,6 @@ MOST_RANGES: Final = 1000
 
 MOST_HEAT: Final = 1000
 """Computations in one heat map."""
-
-COMPLETIONS: Final = 240
-"""Completions in one answer: ten days of hours."""
 
 STALLED_SECONDS: Final = 30.0
 """How long a viewer may take nothing of what it is told before it is cut off."""
@@ -60,6 +58,7 @@ class Page:
         self._visitors = visitors
         self._assets = assets.read()
         self._questions = Questions(self._follower.client)
+        self._recall = Recall(self._follower.client, self._board)
         self._feed = Feed(self._board, self._follower, version=self._version, clock=self._clock)
         self._feeding = asyncio.create_task(self._feed.run())
 
@@ -85,6 +84,7 @@ class Page:
         """See Part."""
         self._feed.close()
         self._questions.close()
+        self._recall.close()
         self._feeding.cancel()
 
     # -- the page -----------------------------------------------------------------------------------------------------
@@ -145,6 +145,7 @@ class Page:
 
     async def _heat(self, request: web.Request) -> web.Response:
         span = _span(parameters(request, "span"))
+        self._recall.want()
 
         def ask(_: Client) -> records.Record:
             return records.heat(self._board.heat(span, MOST_HEAT))

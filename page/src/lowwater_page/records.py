@@ -121,6 +121,7 @@ def heat(found: Heat) -> Record:
     return {
         "from_micros": found.from_micros,
         "column_seconds": found.column,
+        "since_micros": found.since_micros,
         "total": found.total,
         "lags": found.lags,
     }

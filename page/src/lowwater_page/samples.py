@@ -68,6 +68,8 @@ class Heat:
     """When the first column begins."""
     column: int
     """Seconds of a column."""
+    since_micros: int
+    """When the first sample was taken: what is older was recalled."""
     total: int
     """How many computations there are samples of."""
     lags: Mapping[str, list[int | None]]
@@ -79,7 +81,7 @@ class Samples:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._now = 0
+        self._now = self._since = 0
         self._hour = _Hour()
         self._coarse = {step: _Lags(step, count) for step, count in KEPT.items() if step != STEP_SECONDS}
         self._rows: dict[str, int] = {}
@@ -93,6 +95,7 @@ class Samples:
                 if name not in self._rows:
                     self._rows[name] = self._free.pop() if self._free else len(self._rows)
             self._now = time_micros
+            self._since = self._since or time_micros
             rows = np.array([self._rows[name] for name in names], np.intp)
             marks = np.array(values, np.int64).reshape(-1, 2)
             height = len(self._rows) + len(self._free)
@@ -100,6 +103,20 @@ class Samples:
             lags = _lags(time_micros, marks)
             for each in self._coarse.values():
                 each.add(time_micros, rows, lags, height)
+
+    def recall(self, name: str, completions: Sequence[tuple[int, int]]) -> bool:
+        """Take over what is known of the time before: which event times a computation had passed, and when, in microseconds.
+
+        From the end of such a time until it was passed the computation was behind by at least what had gone by since. Returns False when
+        there is no sample of it yet: it is too early then.
+        """
+        with self._lock:
+            row = self._rows.get(name)
+            if row is None:
+                return False
+            for each in self._coarse.values():
+                each.recall(self._now, row, completions)
+            return True
 
     def begin(self, name: str) -> None:
         """Forget what was: a new incarnation has begun."""
@@ -147,6 +164,7 @@ class Samples:
         return Heat(
             first * span.column * 1_000_000,
             span.column,
+            self._since,
             len(names),
             {names[i]: [None if lag == NONE else lag for lag in found[i].tolist()] for i in order},
         )
@@ -220,6 +238,21 @@ class _Lags:
             self._values[:, place] = NONE
         self._times[place] = time_micros
         self._values[rows, place] = np.maximum(self._values[rows, place], lags)
+
+    def recall(self, now_micros: int, row: int, completions: Sequence[tuple[int, int]]) -> None:
+        """See Samples. Steps of which nobody has a sample get one."""
+        oldest = self._number(now_micros) - self._count + 1
+        for through, time_micros in completions:
+            numbers = np.arange(max(self._number(through), oldest), self._number(min(time_micros, now_micros)) + 1)
+            if not numbers.size:
+                continue
+            ends = np.minimum((numbers + 1) * self._step * 1_000_000 - 1, min(time_micros, now_micros))
+            places = numbers % self._count
+            new = places[self._times[places] // 1_000_000 // self._step != numbers]
+            self._values[:, new] = NONE
+            self._times[places] = np.maximum(self._times[places], ends)
+            lags = ((ends - through) // 1_000_000).astype(np.int32)
+            self._values[row, places, LOW] = np.maximum(self._values[row, places, LOW], lags)
 
     def clear(self, row: int) -> None:
         self._values[row] = NONE

@@ -8,7 +8,7 @@ import { extent, levelOf } from "./lag.js";
 /**
  * As the API has it. Lags are in seconds behind the clock, null where no time was known.
  *
- * @typedef {{from_micros: number, column_seconds: number, total: number, lags: Record<string, (number | null)[]>}} Answer
+ * @typedef {{from_micros: number, column_seconds: number, since_micros: number, total: number, lags: Record<string, (number | null)[]>}} Answer
  */
 
 /**

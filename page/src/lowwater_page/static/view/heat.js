@@ -8,7 +8,7 @@ import { WORDS, levelOf } from "../model/lag.js";
 import { format } from "../model/route.js";
 import { clock, duration, lag, zoneName } from "../model/time.js";
 import { useAnswer, useZone } from "./hooks.js";
-import { Name, Symbol, far } from "./parts.js";
+import { Name, Symbol, Time, far } from "./parts.js";
 import { Spans } from "./spans.js";
 
 /** @typedef {import("../model/heat.js").Row} Row */
@@ -45,7 +45,8 @@ export function Heat({ verdicts, from, route, go, now }) {
           html`<p class="more"><button type="button" onClick=${() => show(count + 3 * ROWS)}>Show ${Math.min(3 * ROWS, all.length - count)} more of ${all.length.toLocaleString("en")}</button></p>`}
           <${AsTable} answer=${answer.value} shown=${all} route=${route} now=${now} />`}
     <p class="quiet note">
-      As this page saw it since it was started, each column the worst of its time.
+      Each column is the worst of its time, as this page saw
+      it${answer.value !== null && html` since <${Time} micros=${answer.value.since_micros} now=${now} />; before that, as the authority noted when each step of event time was complete`}.
       ${answer.value !== null && answer.value.total > verdicts.size && Object.keys(answer.value.lags).length < answer.value.total
         ? ` Of ${answer.value.total.toLocaleString("en")} computations those furthest behind are known here.`
         : ""}
@@ -118,7 +119,7 @@ function Said({ row: { verdict, lags }, column, start, seconds, now }) {
   const { name } = verdict.computation;
   if (found === null) return html`<b><${Name} name=${name} /></b> ${when}: <span class="quiet">no watermark was seen</span>`;
   const level = levelOf(found, verdict.late);
-  return html`<b><${Name} name=${name} /></b> ${when}: <b class="ink-${level}"><${Symbol} level=${level} /> at most ${lag(found)} behind, ${WORDS[level]}</b>
+  return html`<b><${Name} name=${name} /></b> ${when}: <b class="ink-${level}"><${Symbol} level=${level} /> ${lag(found)} behind, ${WORDS[level]}</b>
     <span class="quiet"> (late from ${duration(verdict.late)})</span>`;
 }
 
@@ -137,7 +138,7 @@ function AsTable({ answer, shown, route, now }) {
     html`<div class="scroller" tabindex="0" role="region" aria-label="Lag over time as a table">
       <table>
         <thead><tr>
-          <th scope="col">Computation</th><th scope="col" class="number">At most behind</th><th scope="col" class="number">from (${zoneName(now, zone)})</th>
+          <th scope="col">Computation</th><th scope="col" class="number">Furthest behind</th><th scope="col" class="number">from (${zoneName(now, zone)})</th>
           <th scope="col" class="number">Late for</th><th scope="col" class="number">Behind now</th>
         </tr></thead>
         <tbody>
