@@ -143,6 +143,22 @@ def _guilty() -> Row:
                 to_page=True,
             ),
             Panel(
+                "Behind the lateness budgets",
+                "Share of the records of the last hour that came behind the watermark of each lateness budget. In the long run it is at most the budget, besides"
+                " the records that were excused as lateness jumped; in one hour it may be several times that.",
+                (
+                    Query(
+                        "sum by (job, computation, budget)"
+                        f" (rate({chosen('lowwater_lateness_budget_behind_total')}[1h]))"
+                        " / (sum by (job, computation, budget)"
+                        f" (rate({chosen('lowwater_lateness_budget_records_total')}[1h])) > 0)",
+                        "{{computation}} {{budget}}",
+                    ),
+                ),
+                Unit.SHARE,
+                to_page=True,
+            ),
+            Panel(
                 "Since when it stands",
                 "Seconds since the low watermark moved last. A saw of the length of its windows is healthy; a straight line up is"
                 " LowwaterWatermarkStalled, if the inputs go on.",

@@ -199,6 +199,15 @@ def _alerts(settings: Settings) -> Group:
                 " was anything closed: the workers of the group are away, or ask for another group.",
             ),
             Alert(
+                "LowwaterLatenessJumped",
+                f"sum by ({COMPUTATION}, budget) (increase(lowwater_lateness_budget_excused_total[1h])) > 0",
+                "0m",
+                "info",
+                "Records of {{ $labels.computation }} came later than its lateness budget of {{ $labels.budget }} allows",
+                "{{ $value | humanize }} of the last hour are excused: lateness jumped, and a watermark does not go back. The budget is kept of the others."
+                " Windows that it has closed lack these records; they are set aside.",
+            ),
+            Alert(
                 "LowwaterEstimateLate",
                 f"(\n{FRESHNESS} > on ({COMPUTATION}) {LATE}\nor\n"
                 f"({FRESHNESS} unless on ({COMPUTATION}) {LATE}) > {settings.late_seconds + settings.period_seconds}\n)\n"

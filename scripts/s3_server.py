@@ -18,12 +18,35 @@ _NEEDS: Final = Path(__file__).with_name("s3_server.txt")
 _FOLDER: Final = _ROOT / ".tools/s3_server"
 
 
+_SERVE: Final = """
+import sys
+import threading
+
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import run_simple
+
+app, one = DomainDispatcherApplication(create_backend_app), threading.Lock()
+
+
+def atomic(environ, start_response):
+    if environ["REQUEST_METHOD"] != "PUT":
+        return app(environ, start_response)
+    with one:
+        return list(app(environ, start_response))
+
+
+run_simple("127.0.0.1", int(sys.argv[1]), atomic, threaded=True)
+"""
+"""moto's server with one request to put at a time: of two at once that say that there must be nothing of this name (``If-None-Match: *``), moto lets both
+put, and S3 one."""
+
+
 def command(port: int) -> list[str]:
     """Return what starts the server, which must be here. Raises FileNotFoundError with what to run."""
     if not _is_here():
         msg = f"the S3 server of {_NEEDS} is not in {_FOLDER}: run scripts/setup.sh --tests"
         raise FileNotFoundError(msg)
-    return [str(_FOLDER / "bin/python"), "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    return [str(_FOLDER / "bin/python"), "-c", _SERVE, str(port)]
 
 
 def _digest() -> str:

@@ -52,7 +52,7 @@ class Stuck(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Replay flights of January 2013 through three Spark jobs; compare four ways to close their windows."""
+    """Replay flights of January 2013 through three Spark jobs; compare five ways to close their windows."""
     parser = argparse.ArgumentParser(prog="python -m examples.flights", description=main.__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/demo"), help="report, picture and all files of the run")
     parser.add_argument("--rate", type=float, default=1.0, help="hours of event time a second (default: %(default)s)")

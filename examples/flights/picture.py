@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from examples.flights.compare import (
+    BUDGET,
     HEURISTIC,
     LOW,
     SPARK_2H,
@@ -66,24 +67,26 @@ class _Dot:
 
 
 # Okabe and Ito's colours: told apart with every common colour vision; the line styles tell them apart in grey.
-_BLUE, _GREEN, _ORANGE, _RED = "#0072B2", "#009E73", "#E69F00", "#C4390B"
+_BLUE, _GREEN, _ORANGE, _RED, _PURPLE = "#0072B2", "#009E73", "#E69F00", "#C4390B", "#A0477F"
 _INK, _QUIET, _PALE = "#1F2328", "#8A8F98", "#C6CBD3"
 _TITLE: Final[dict[str, Any]] = {"loc": "left", "fontsize": 14.5, "color": _INK, "fontweight": "bold", "pad": 10}
 
 _STYLES: Final = {
     LOW: _Style(_BLUE, "-", 2.8, 7),
     HEURISTIC: _Style(_GREEN, (0, (4, 1.5)), 1.8, 6),
+    BUDGET: _Style(_PURPLE, (0, (6, 1, 1, 1)), 2.0, 6.5),
     SPARK_2H: _Style(_ORANGE, "-", 1.6, 5),
     SPARK_6H: _Style(_RED, (0, (1, 1)), 2.0, 6),
 }
 
-_DOT_NONE: Final = _Dot("seen in time by all four", _PALE, _PALE, 2.6, 1)
-_DOT_HEURISTIC: Final = _Dot("missed by the 99 % watermark", _GREEN, _GREEN, 5, 4)
+_DOT_NONE: Final = _Dot("seen in time by all", _PALE, _PALE, 2.6, 1)
+_DOT_HEURISTIC: Final = _Dot("missed by 99 % lately seen", _GREEN, _GREEN, 5, 4)
 _DOT_2H: Final = _Dot("missed by Spark with 2 h", _ORANGE, _ORANGE, 5, 4)
 _DOT_BOTH: Final = _Dot("missed by both of these", _GREEN, _ORANGE, 5, 4)
 _DOT_6H: Final = _Dot("missed by Spark with 6 h, too", _RED, _RED, 9, 8)
+_DOT_BUDGET: Final = _Dot("missed by the lateness budget", _PURPLE, _PURPLE, 7, 7)
 _DOT_LOW: Final = _Dot("missed by the low watermark", _BLUE, _BLUE, 12, 9, listed=False)
-_DOTS: Final = (_DOT_NONE, _DOT_HEURISTIC, _DOT_2H, _DOT_BOTH, _DOT_6H, _DOT_LOW)
+_DOTS: Final = (_DOT_NONE, _DOT_HEURISTIC, _DOT_2H, _DOT_BOTH, _DOT_BUDGET, _DOT_6H, _DOT_LOW)
 
 
 def draw(batches: Sequence[Batch], path: Path) -> None:
@@ -109,15 +112,15 @@ def draw(batches: Sequence[Batch], path: Path) -> None:
 
 
 def _times(axes: Axes, batches: Sequence[Batch]) -> None:
-    """Event time against the replay clock: four lines, and every record where the hourly job saw it."""
+    """Event time against the replay clock: the lines, and every record where the hourly job saw it."""
     clocks = [moment(batch.clock) for batch in batches]
     times = [time for batch in batches for _, time in batch.records]
     first, last = min(times) // HOUR * HOUR, max(times)
     axes.plot(clocks, clocks, color=_QUIET, linewidth=1, zorder=2)
     marks = watermarks(batches)
-    for name, style in _STYLES.items():
-        _line(axes, batches, marks[name], style, first)
-    _dots(axes, batches, {name: set(missing(batches, marks[name])) for name in _STYLES})
+    for name, values in marks.items():
+        _line(axes, batches, values, _STYLES[name], first)
+    _dots(axes, batches, {name: set(missing(batches, values)) for name, values in marks.items()})
     _worst(axes, batches)
     axes.set_title("The low watermark waits for every record; the others close too early", **{**_TITLE, "pad": 30})
     records = sum(len(batch.records) for batch in batches)
@@ -164,8 +167,7 @@ def _dots(axes: Axes, batches: Sequence[Batch], lost: dict[str, set[Missing]]) -
     for batch in batches:
         for origin, time in batch.records:
             record = Missing(origin, time, batch.clock)
-            by = (record in lost[HEURISTIC], record in lost[SPARK_2H], record in lost[SPARK_6H], record in lost[LOW])
-            kinds[_kind(*by)].append(record)
+            kinds[_kind({name for name, records in lost.items() if record in records})].append(record)
     for kind, records in kinds.items():
         axes.plot(
             [moment(record.clock) for record in records],
@@ -176,14 +178,17 @@ def _dots(axes: Axes, batches: Sequence[Batch], lost: dict[str, set[Missing]]) -
         )
 
 
-def _kind(heuristic: bool, spark_2h: bool, spark_6h: bool, low: bool) -> _Dot:
-    if low:
+def _kind(lost: Collection[str]) -> _Dot:
+    """Return how a record looks that some ways would have missed."""
+    if LOW in lost:
         return _DOT_LOW
-    if spark_6h:
+    if SPARK_6H in lost:
         return _DOT_6H
-    if spark_2h:
-        return _DOT_BOTH if heuristic else _DOT_2H
-    return _DOT_HEURISTIC if heuristic else _DOT_NONE
+    if BUDGET in lost:
+        return _DOT_BUDGET
+    if SPARK_2H in lost:
+        return _DOT_BOTH if HEURISTIC in lost else _DOT_2H
+    return _DOT_HEURISTIC if HEURISTIC in lost else _DOT_NONE
 
 
 def _worst(axes: Axes, batches: Sequence[Batch]) -> None:
@@ -220,7 +225,7 @@ def _legend(axes: Axes) -> None:
         handles=[clock, *lines], title="Watermarks", loc="upper left", bbox_to_anchor=(0.005, 0.995), **look
     )
     axes.add_artist(first)
-    axes.legend(handles=dots, title="Records", loc="upper left", bbox_to_anchor=(0.005, 0.775), **look)
+    axes.legend(handles=dots, title="Records", loc="upper left", bbox_to_anchor=(0.005, 0.75), **look)
 
 
 def _records(axes: Axes, found: Sequence[Comparison]) -> None:

@@ -23,7 +23,7 @@ from examples.flights import data
 from examples.flights.compare import Batch as Recorded
 from examples.flights.compare import append_batch
 from examples.flights.data import HOUR
-from examples.flights.plain import ENRICHED, FLIGHTS, HOURLY, SHARE
+from examples.flights.plain import BUDGET, ENRICHED, FLIGHTS, HOURLY, SHARE
 from examples.flights.replay import FEED_DDL, replay_clock
 from lowwater.watermark import Watermark
 
@@ -240,6 +240,7 @@ def start_enriched(spark: SparkSession, folders: Folders, address: str, trigger:
         event_time="sched_dep",
         ranges=RANGES,
         heuristics=[SHARE],
+        lateness_budget=BUDGET,
         address=address,
     )
     airlines = spark.createDataFrame(list(data.airlines().items()), "carrier STRING, airline STRING")
@@ -280,7 +281,12 @@ def start_hourly(spark: SparkSession, folders: Folders, address: str, trigger: M
             append_batch(
                 folders.batches,
                 Recorded(
-                    batch.id, clock, batch.low.micros, batch.heuristic.get(SHARE, batch.low).micros, tuple(records)
+                    batch.id,
+                    clock,
+                    batch.low.micros,
+                    batch.heuristic.get(SHARE, batch.low).micros,
+                    tuple(records),
+                    batch.budget.get(BUDGET, batch.low).micros,
                 ),
             )
         folders.write(batch, batch.stateful(frame, sum_hours, WINDOW_DDL), HOURLY)

@@ -26,6 +26,8 @@ ENRICHED: Final = "enriched"
 HOURLY: Final = "hourly"
 INPUTS: Final[Mapping[str, tuple[str, ...]]] = {FLIGHTS: (), ENRICHED: (FLIGHTS,), HOURLY: (ENRICHED,)}
 SHARE: Final = 0.99
+BUDGET: Final = 0.01
+"""The lateness budget of enriched."""
 
 ORIGINS: Final = ("EWR", "JFK", "LGA")
 ORIGIN_BOUNDS: Final = (b"", b"JFK", b"LGA", b"")

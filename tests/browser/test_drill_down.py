@@ -169,6 +169,8 @@ def test_a_lateness_budget_tells_what_came_behind_it(server: Serving, lw: lowwat
     page = tab.open("#/c/flights")
     row = page.locator(".budgets tbody tr")
     expect(row).to_contain_text(re.compile(rf"1 %.*{budget.behind}.*3,000.*{budget.excused}"))
+    share = page.locator(".facts div").filter(has_text="99 % of the records lately seen")
+    expect(share).to_contain_text("of all came behind it")
 
 
 def test_a_share_of_the_records_says_that_they_were_lately_seen(story: Story, tab: Watched) -> None:

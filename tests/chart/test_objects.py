@@ -18,6 +18,8 @@ from lowwater.cli.arguments import parser as client_parser
 from lowwater_authority import serve as server
 from lowwater_authority.cluster.cluster import HAND_OVER_SECONDS
 from lowwater_authority.commands import serve_arguments
+from lowwater_authority.files.table import BadFile
+from lowwater_authority.promises import Promises
 from lowwater_page.process import parser as page_arguments
 from lowwater_spark.sidecar.command import declared
 from lowwater_spark.sidecar.command import parser as sidecar_arguments
@@ -374,7 +376,9 @@ def test_alerts_without_published_runbooks_have_no_link_that_leads_nowhere() -> 
     made = rendered("--set", "prometheusRule.enabled=true")
     assert "alert: LowwaterPromiseBroken" in made
     assert "description: In the last 1h" in made
-    assert "runbook" not in made
+    assert " runbook_url" not in made
+    assert "monitoring/runbooks" not in made
+    assert made.count("owner_runbook_url: ") > 5, "where owners have theirs is their own affair"
 
 
 def test_a_scrape_of_a_secured_release() -> None:
@@ -444,3 +448,73 @@ def test_the_network_policy_lets_in_who_is_named_and_the_shards() -> None:
     assert shards["to"][0]["podSelector"]["matchLabels"].items() <= next(pods("secured"))["metadata"]["labels"].items()
     assert redis["ports"] == [{"port": 6380}]
     assert len(redis["to"]) == 1
+
+
+def test_the_promises_are_a_file_that_the_server_takes_and_sees_change(tmp_path: Path) -> None:
+    assert {name for name in SETS if flags(name).promises is not None} == {"everything"}
+    path = flags("everything").promises
+    [mount] = [each for each in container("everything")["volumeMounts"] if Path(each["mountPath"]) == path.parent]
+    assert "subPath" not in mount, "such a file is never changed"
+    [volume] = [
+        each
+        for each in stateful_set("everything")["spec"]["template"]["spec"]["volumes"]
+        if each["name"] == mount["name"]
+    ]
+    [made] = [
+        each for each in of_kind("everything", "ConfigMap") if each["metadata"]["name"] == volume["configMap"]["name"]
+    ]
+    given = yaml.safe_load(SETS["everything"].read_text())["promises"]
+    known = Promises.parse(made["data"][path.name].encode(), path.name)
+    assert len(known) == len(given) == 2
+    first = known.of("payments/eu")
+    assert (first.owner, first.team, first.late_micros) == (given[0]["owner"], given[0]["team"], 900_000_000)
+    assert first.logs == "https://logs.example.org/?q=payments%2Feu&worker={worker}&host={host}"
+    assert known.of("hourly").owner == "platform@example.org"
+
+
+@pytest.mark.parametrize(
+    "text", ['"', "'", "\\", "\n[[promise]]", "\\u0022", "{{ .Values }}", "a # b", "\u00e9\u6c34", "<&>", "$(x)", "~"]
+)
+def test_a_text_of_a_promise_is_a_text_and_nothing_else(tmp_path: Path, text: str) -> None:
+    """It goes through YAML, JSON and TOML, and none of them takes it for more than it is."""
+    values = tmp_path / "values.yaml"
+    values.write_text(json.dumps({"promises": [{"computations": "a", "owner": f"x{text}x"}, {"computations": "b"}]}))
+    said = helm("template", "lw", CHART, "--values", values, "--show-only", "templates/configmap-promises.yaml")
+    if "\n" in text:
+        assert said.returncode != 0, "an owner has no lines"
+        assert "/promises/0/owner" in said.stderr or "promises.0.owner" in said.stderr
+        return
+    assert said.returncode == 0, said.stderr
+    [made] = parsed(said.stdout)
+    known = Promises.parse(made["data"]["promises.toml"].encode(), "promises.toml")
+    assert (known.of("a").owner, known.of("b").owner, len(known)) == (f"x{text}x", "", 2)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("computations", "a b"),
+        ("late", "soon"),
+        ("late", 900),
+        ("owner", ""),
+        ("team", " a"),
+        ("runbook", "javascript:alert(1)"),
+        ("runbook", "https://a/{worker}"),
+        ("logs", "https://{host}/"),
+        ("logs", "https://me:hush@a/"),
+        ("color", "red"),
+    ],
+)
+def test_a_promise_that_would_keep_a_shard_from_starting_is_refused_by_helm(
+    tmp_path: Path, field: str, value: object
+) -> None:
+    promise = {"computations": "a", field: value}
+    with pytest.raises(BadFile):
+        Promises.parse(
+            "\n".join(["[[promise]]", *(f"{key} = {json.dumps(each)}" for key, each in promise.items())]).encode(), "x"
+        )
+    values = tmp_path / "values.yaml"
+    values.write_text(json.dumps({"promises": [promise]}))
+    said = helm("template", "lw", CHART, "--values", values)
+    assert said.returncode != 0
+    assert "promises" in said.stderr

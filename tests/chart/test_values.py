@@ -61,8 +61,9 @@ def test_no_value_can_be_taken_away() -> None:
 
     for node in closed(SCHEMA):
         optional = node["properties"].keys() - set(node.get("required", []))
-        # What a parent chart gives, and a pod without limits.
-        assert optional in (set(), {"global", "enabled"}, {"requests", "limits"})
+        # What a parent chart gives, a pod without limits, and what nobody promised.
+        promise = {"late", "owner", "team", "runbook", "logs"}
+        assert optional in (set(), {"global", "enabled"}, {"requests", "limits"}, promise)
 
 
 def test_the_table_of_values_is_as_it_would_be_written() -> None:

@@ -24,6 +24,7 @@ STEP: Final = 30
 
 HOURS: Final = 3600
 DAYS: Final = 24 * HOURS
+SAYS: Final = ("summary", "description", "runbook_url", "owner_runbook_url")
 RECORDING: Final = ""
 """Stands for the name of an alert, of a rule that is none."""
 
@@ -283,7 +284,7 @@ def _alerts() -> tuple[Any, ...]:
 
 
 def _expected(alert: str, labels: Mapping[str, str], severities: Mapping[tuple[str, str], str]) -> dict[str, object]:
-    annotations = {name: text for name, text in labels.items() if name in ("summary", "description", "runbook_url")}
+    annotations = {name: text for name, text in labels.items() if name in SAYS}
     rest = {name: text for name, text in labels.items() if name not in annotations}
     severity = severities[alert, rest.get("window", "")]
     return {"exp_labels": {"severity": severity, **rest}, "exp_annotations": annotations}

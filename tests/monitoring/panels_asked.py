@@ -15,6 +15,8 @@ CHOSEN: Final = {
     "$instance": ".*",
     "$namespace": "(.*/)?",
     "$computation": ".*",
+    "$team": ".*",
+    "$owner": ".*",
     "$query": ".*",
     "$topic": ".*",
     "$__rate_interval": "15s",

@@ -18,13 +18,16 @@ from lowwater_pipeline.dedup.stage_figures import FIGURES as DEDUP_STAGES
 from lowwater_spark.prometheus import FIGURES as SPARK
 from monitoring.files import GENERATED, HERE, PAGE, generate, groups, page
 from monitoring.grafana import COLUMNS
-from monitoring.recordings import BROKEN
+from monitoring.pipeline_alerts import alerts, is_about_one
+from monitoring.recordings import BROKEN, PROMISE
 from monitoring.settings import Settings
 from tests.monitoring.panels_asked import dashboards, rules, selectors
 
 BOARDS: Final = sorted(dashboards())
 PROCESS: Final = {"process_cpu_seconds_total", "process_resident_memory_bytes", "process_start_time_seconds", "up"}
 """What prometheus_client and Prometheus add."""
+PROMISED: Final = {alert.alert for alert in alerts(Settings()).alerts if is_about_one(alert)}
+"""Alerts about a computation, which may have an owner."""
 LABELS: Final = {"job", "instance", "le"}
 
 
@@ -36,7 +39,7 @@ def exported() -> dict[str, set[str]]:
         for name in names if figure.kind == "histogram" else [figure.name]:
             found[name] = set(figure.labels)
     for rule in rules("recording"):
-        found[rule["record"]] = {"computation", "worker", "host", "range"}
+        found[rule["record"]] = {"computation", "worker", "host", "range", "owner", "team", "runbook"}
     return found
 
 
@@ -49,6 +52,7 @@ def expressions() -> Iterator[str]:
     """Every expression of every panel and rule."""
     for board in BOARDS:
         yield from (target["expr"] for panel in panels(board) for target in panel["targets"])
+        yield from (event["expr"] for event in dashboards()[board]["annotations"]["list"])
     yield from (rule["expr"] for name in ("recording", "alerts") for rule in rules(name))
 
 
@@ -79,7 +83,7 @@ def test_settings_of_a_deployment_go_to_its_own_folder_and_are_checked_there(tmp
     assert command(*mine).returncode == 0
     alerts = (tmp_path / "rules/lowwater-alerts.yaml").read_text()
     assert "runbook_url: https://wiki/x/pipeline.md#lowwaterpromisebroken" in alerts
-    assert "not complete 2 minutes after" in alerts
+    assert "that it is complete 2 minutes after" in alerts
     assert command(*mine, "--check").returncode == 0
     (tmp_path / "rules/lowwater-alerts.yaml").write_text(alerts + "\n")
     assert "lowwater-alerts.yaml is not what" in command(*mine, "--check").stderr
@@ -154,7 +158,10 @@ def test_every_alert_says_what_to_do() -> None:
                 assert word in section, name
     for rule in rules("alerts"):
         assert rule["labels"]["severity"] in ("critical", "warning", "info")
-        assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
+        about_one = "$labels.computation" in str(rule["annotations"]) and rule["alert"] in PROMISED
+        more = {"owner_runbook_url"} if about_one else set[str]()
+        assert set(rule["annotations"]) == {"summary", "description", "runbook_url"} | more
+        assert (f"group_left (owner, team) {PROMISE}" in rule["expr"]) == about_one
         path, _, section = rule["annotations"]["runbook_url"].partition("#")
         assert (HERE.parent / path).is_file()
         assert section == rule["alert"].lower()

@@ -31,6 +31,21 @@ NOT_HERE: Final = {
 """Metrics that this pipeline has not, and why."""
 
 
+PROMISES: Final = """
+[[promise]]
+computations = "enriched"
+late = "1s"
+owner = "ana"
+team = "billing"
+runbook = "https://wiki.example.org/{computation}"
+
+[[promise]]
+computations = "[fh]*"
+late = "366d"
+team = "reports"
+"""
+"""Of most computations here; what is kept of them never breaks."""
+
 LASTING: Final = "5s"
 """For how long an expression has to hold here until its alert fires, instead of minutes. After which second each fires in truth is shown in
 promtool's time, in test_pipeline_alerts.py and its neighbours."""
@@ -49,7 +64,9 @@ class Watched(NamedTuple):
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     folder: Path = tmp_path_factory.mktemp("live")
-    with serving(folder) as server, Pipeline(server.address) as pipeline:
+    promises = folder / "promises.toml"
+    promises.write_text(PROMISES)
+    with serving(folder, "--promises", str(promises)) as server, Pipeline(server.address) as pipeline:
         registry = CollectorRegistry()
         register(pipeline.client, registry=registry)
         exporter, thread = start_http_server(0, "127.0.0.1", registry)
@@ -77,10 +94,10 @@ def without_data(prometheus: Prometheus, queries: list[Asked]) -> list[Asked]:
     return [query for query in queries if not prometheus.series(query.expr)]
 
 
-@pytest.mark.parametrize("board", ["lowwater-lag", "lowwater-authority"])
+@pytest.mark.parametrize("board", ["lowwater-lag", "lowwater-promises", "lowwater-authority"])
 def test_every_panel_of_the_authority_has_data(watched: Watched, board: str) -> None:
     queries = asked(board)
-    assert len(queries) >= 14
+    assert len(queries) >= 8
     missing = queries
 
     def none_missing() -> bool:
@@ -140,7 +157,18 @@ def test_the_worker_that_was_killed_is_named_by_the_alert(watched: Watched) -> N
     assert alert["labels"]["computation"] == "enriched"
     assert alert["labels"]["host"] == socket.gethostname()
     assert alert["labels"]["range"] == "[0x80, ..)"
+    assert (alert["labels"]["owner"], alert["labels"]["team"]) == ("ana", "billing")
+    assert alert["annotations"]["owner_runbook_url"] == "https://wiki.example.org/enriched"
     assert f"The key range is [0x80, ..), of exec-7 on {socket.gethostname()}." in alert["annotations"]["description"]
+
+
+def test_a_promise_of_a_second_is_broken_by_its_computation_alone(watched: Watched) -> None:
+    def broken() -> dict[str, float]:
+        now = watched.prometheus.now("computation:lowwater_promise_broken:bool")
+        return {dict(labels)["computation"]: value for labels, value in now.items()}
+
+    eventually(lambda: broken().get("enriched") == 1, seconds=60, seen=broken)
+    assert {name: broken()[name] for name in ("flights", "hourly")} == {"flights": 0, "hourly": 0}
 
 
 def test_what_nobody_owns_and_what_is_refused_is_about_to_be_told(watched: Watched) -> None:

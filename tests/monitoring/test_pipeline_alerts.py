@@ -93,6 +93,118 @@ def test_a_broken_promise_that_is_kept_again_does_not_fire(tmp_path: Path) -> No
     check(tmp_path, exported, quiet(AFTER, "LowwaterWatermarkStalled", "LowwaterComputationHolds"))
 
 
+WIKI = "https://wiki.example.org/enriched"
+ANSWERS = {"owner": "ana", "team": "billing"}
+
+
+def promised(exported: Exported, name: str, late: float, *, instance: str = "one") -> Exported:
+    """Something is promised of a computation."""
+    labels = f', owner="ana", team="billing", runbook="https://wiki.example.org/{name}"'
+    for metric, more, value in (("promise_late_seconds", "", late), ("promise_info", labels, 1.0)):
+        series = of(metric, name, more).replace("one:7421", f"{instance}:7421")
+        exported[series] = lambda t, value=value: value  # type: ignore[misc]
+    return exported
+
+
+def test_a_promise_of_its_own_counts_instead_of_that_of_all_and_says_who_answers(tmp_path: Path) -> None:
+    # It stands at 01:58:30 since 02:00:00, so it is older than 600 s at 02:09:00; 18 samples later, at 02:17:30, it burns, and two minutes
+    # more. That of all would be broken at 02:30:00. Nothing else of the deployment is late by it.
+    hour = ONE | {"window": "1h"} | ANSWERS
+    says = {
+        "summary": "enriched is late",
+        "description": "In the last 1h its promise was broken for 18.18% of the time, and in the last 5m it still was. At this rate the"
+        " objective of 99 % cannot be kept. What counts is its own promise, or where there is none, that it is complete 30 minutes after the"
+        " end of a period.",
+        "runbook_url": "monitoring/runbooks/pipeline.md#lowwaterpromisebroken",
+        "owner_runbook_url": WIKI,
+    }
+    exported = promised(standing(), "enriched", 600)
+    check(tmp_path, exported, {"LowwaterPromiseBroken": {OWN - 30: [], OWN: [hour | says]}}, says=True)
+
+
+OWN = FAULT + 1170
+"""When that fires."""
+
+
+def test_a_promise_that_allows_more_is_quiet_for_longer_and_for_its_computation_alone(tmp_path: Path) -> None:
+    """Hourly and enriched stand; three hours were promised of hourly, and nothing of enriched."""
+    exported = healthy()
+    computation(exported, "hourly", held(8 * HOURS - 60, hourly), following)
+    computation(exported, "enriched", held(8 * HOURS - 60, following), flowing)
+    enriched = ONE | {"window": "1h"}
+    both = [HOURLY | {"window": "1h"}, enriched]
+    for name, made, expected in (
+        ("none", exported, both),
+        ("three", promised(dict(exported), "hourly", 3 * HOURS), [enriched]),
+    ):
+        (tmp_path / name).mkdir()
+        check(tmp_path / name, made, {"LowwaterPromiseBroken": {32700: expected}})
+
+
+def test_one_wrong_promise_fires_for_its_computation_alone(tmp_path: Path) -> None:
+    """A second was promised of a source that is a minute behind."""
+    flights = {"job": "lowwater", "computation": "flights", "window": "1h"} | ANSWERS
+    check(
+        tmp_path,
+        promised(healthy(), "flights", 1),
+        {**quiet(AFTER, "LowwaterPromiseBroken"), "LowwaterPromiseBroken": {2 * HOURS: [flights]}},
+    )
+
+
+def test_other_alerts_of_a_computation_say_who_answers_too(tmp_path: Path) -> None:
+    check(
+        tmp_path,
+        promised(silent(), "enriched", 20 * HOURS),
+        {"LowwaterHolderSilent": {7290: [], 7320: [ONE | WHO | ANSWERS]}, "LowwaterPromiseBroken": {7320: []}},
+    )
+
+
+def twice_promised() -> Exported:
+    """Two processes of one epoch serve enriched, and have files that differ."""
+    exported = promised(silent_after_fail_over(), "enriched", 20 * HOURS)
+    exported[f'lowwater_epoch{{{TWO}, computation="enriched"}}'] = later(lambda t: 3)
+    exported[f'lowwater_promise_info{{{TWO}, computation="enriched", owner="zoe", runbook="", team="b"}}'] = later(
+        lambda t: 1
+    )
+    return exported
+
+
+def test_two_promises_of_one_computation_do_not_stop_the_alerts_of_others(tmp_path: Path) -> None:
+    check(tmp_path, twice_promised(), {"LowwaterHolderSilent": {7860: [HOURLY], FAULT + 1200: [HOURLY]}})
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError)
+def test_without_its_care_they_would(tmp_path: Path) -> None:
+    check(
+        tmp_path,
+        twice_promised(),
+        {"LowwaterHolderSilent": {7860: [HOURLY], FAULT + 1200: [HOURLY]}},
+        careless=("topk by (job, computation) (1, max by (job, computation, owner", "(max by (job, computation, owner"),
+    )
+
+
+def test_a_shard_that_was_relieved_promises_nothing(tmp_path: Path) -> None:
+    """Its file is an old one, and what it says of lateness would fire."""
+    check(
+        tmp_path,
+        promised(failed_over(), "enriched", 600),
+        {"LowwaterPromiseBroken": {OWN + 30: [], OWN + 600: []}},
+    )
+
+
+def test_an_estimate_is_old_by_its_own_promise(tmp_path: Path) -> None:
+    # It stands at 01:58:30: older than 600 s at 02:09:00, and a quarter of an hour more.
+    exported = promised(estimated(standing()), "enriched", 600)
+    check(
+        tmp_path,
+        exported,
+        {
+            "LowwaterEstimateLate": {FAULT + 1410: [], FAULT + 1440: [ONE | ANSWERS]},
+            "LowwaterPromiseBroken": {4 * HOURS: []},
+        },
+    )
+
+
 def test_a_stalled_watermark_fires_once_it_stood_longer_than_a_window_takes(tmp_path: Path) -> None:
     # It moved last at 02:00:00. More than 3,900 s later is 03:05:30, and five minutes more.
     check(tmp_path, standing(), {"LowwaterWatermarkStalled": {11400: [], 11430: [ONE], 4 * HOURS: [ONE]}})
@@ -129,6 +241,7 @@ def test_a_silent_holder_is_told_of_in_words_that_name_it(tmp_path: Path) -> Non
         "description": "Nothing has come for 2m 0s from a worker whose key range holds the low watermark. Silence never advances it: the"
         " range has to be claimed by a worker that lives. The key range is [40.., 44..), of exec-7 on node-3.",
         "runbook_url": "monitoring/runbooks/pipeline.md#lowwaterholdersilent",
+        "owner_runbook_url": "",
     }
     check(tmp_path, silent(), {"LowwaterHolderSilent": {7320: [ONE | WHO | says]}}, says=True)
 
@@ -332,6 +445,25 @@ def test_an_estimate_alerts_as_an_estimate_and_never_as_exact(tmp_path: Path) ->
     exported = estimated(silent())
     late: Expected = {"LowwaterEstimateLate": {13410: [], 13440: [ONE]}}
     check(tmp_path, exported, {**quiet(AFTER, "LowwaterEstimateLate"), **late})
+
+
+def behind(excused: Value) -> Exported:
+    """Records of flights come behind its lateness budget, 6 a minute of 600."""
+    exported = healthy()
+    for name, value in (("records", lambda t: 10.0 * t), ("behind", lambda t: 0.1 * t), ("excused", excused)):
+        exported[of(f"lateness_budget_{name}_total", "flights", ', budget="0.01"')] = value
+    return exported
+
+
+def test_records_that_a_lateness_budget_cannot_pay_for_are_told(tmp_path: Path) -> None:
+    excused = behind(lambda t: 0.0 if t < FAULT else 120.0)
+    budget = {"job": "lowwater", "computation": "flights", "budget": "0.01"}
+    expected: Expected = {"LowwaterLatenessJumped": {FAULT - 30: [], FAULT: [budget], FAULT + 2 * HOURS: []}}
+    check(tmp_path, excused, expected)
+
+
+def test_records_behind_a_lateness_budget_are_no_fault_while_it_pays_for_them(tmp_path: Path) -> None:
+    check(tmp_path, behind(lambda t: 0.0), quiet(AFTER))
 
 
 def idle_but_renewed() -> Exported:

@@ -120,7 +120,9 @@ def test_the_command_runs_all_until_the_inputs_are_finished(zeitgeist: Zeitgeist
     eventually(lambda: zeitgeist.rows("spikes/spikes"), "the first minute is there", seconds=120)
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=60)
-    assert (process.returncode, said.splitlines()[-1][10:]) == (0, "stopping, since it was told to"), said
+    # A batch that had begun may end after it.
+    assert process.returncode == 0, said
+    assert "stopping, since it was told to" in [line[10:] for line in said.splitlines()], said
     assert (zeitgeist.folder / "root/checkpoints/spikes").is_dir()
     zeitgeist.search("a", 1, 2, 2)
     zeitgeist.search("b", 5)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import lowwater
 from lowwater import MAX, MIN, Watermark
-from lowwater._core import lateness, wire
+from lowwater._core import checks, lateness, wire
 from lowwater._core.columns import Column
 from lowwater._core.fold import Fold
-from lowwater._core.lateness import Arrivals
+from lowwater._core.lateness import Arrivals, Arrived
 from lowwater._core.lease import LeaseState
 from lowwater._core.ratchet import Ratchet
 from lowwater._core.reports import ReporterState
@@ -56,10 +56,12 @@ class Pair:
         self.stream = self.reporter.open()
         self.reporter.accepted(0.0)
 
-    def hand_on(self, times: Sequence[int]) -> None:
+    def hand_on(self, times: Sequence[int], *, counted: bool = False) -> None:
+        """Hand records on; ``counted``: by somebody else, who has told how late they were."""
         self.untold += times
         fold = Fold(self.frontier, ((990_000, self.frontier),))
-        self.lease.advance(fold, NOW - 30 * HOUR, finished=len(times), times=list(times), now=self.now)
+        told = {"arrived": Arrived.of(times, self.frontier)} if counted else {"times": list(times)}
+        self.lease.advance(fold, NOW - 30 * HOUR, finished=len(times), now=self.now, **told)
         self.reporter.staged(self.lease)
 
     def carry(self, *, arrives: bool = True, answered: bool = True, meanwhile: Sequence[int] = ()) -> None:
@@ -101,7 +103,7 @@ def test_rule8_each_record_counts_once_and_none_is_missed_that_came_behind(seed:
     for _ in range(50):
         pair.frontier += random.choice((0, random.randrange(10 * MINUTE)))
         if random.random() < 0.7:
-            pair.hand_on(some())
+            pair.hand_on(some(), counted=random.random() < 0.3)
         if random.random() < 0.6:
             new = [pair.frontier + random.randrange(MINUTE), *some()] if random.random() < 0.5 else []
             pair.carry(arrives=random.random() < 0.8, answered=random.random() < 0.8, meanwhile=new)
@@ -129,6 +131,44 @@ def test_what_was_judged_by_what_is_published_counts_exactly() -> None:
     pair.carry()
     kept = pair.core.core.published.budgets[0]
     assert (kept.records, kept.behind, pair.behind) == (603, 1, 1)
+
+
+def test_records_that_others_have_counted_are_behind_if_they_may_be() -> None:
+    made = Arrivals({PPM: 5_000, 2 * PPM: MIN})
+    made.add_counted(Arrived(6_000, {0: 2, lateness.bucket_of(999): 3, lateness.bucket_of(1_100): 4}), 7_000, 1)
+    made.add([4_999, 5_000], 7_000, 2)
+    told = made.told()
+    assert told is not None
+    assert (told.reference, told.frontier) == (6_000, 7_000)
+    assert told.behind == ((PPM, 5, 5_000), (2 * PPM, 0, MIN)), "all of a bucket in which the mark lies"
+    assert sum(count for _, count in told.counts) == 11
+
+
+@given(st.lists(st.integers(-HOUR, HOUR)), st.lists(st.integers(-HOUR, HOUR)), st.integers(0, HOUR))
+def test_two_counts_together_take_no_record_for_earlier(one: list[int], two: list[int], shift: int) -> None:
+    both = Arrived.of(one, shift) | Arrived.of(two, 0)
+    assert both.reference == 0
+    assert sum(both.counts.values()) == len(one) + len(two)
+    for edge in lateness.EDGES[:700:7]:
+        later = sum(count for bucket, count in both.counts.items() if lateness.EDGES[bucket] > edge)
+        assert later >= sum(-time > edge for time in (*one, *two))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        5,
+        {1: 2},
+        Arrived(MIN, {}),
+        Arrived(0, {756: 1}),
+        Arrived(0, {1: -1}),
+        Arrived(0, {1: 2**41}),
+        Arrived(0, {"1": 1}),  # type: ignore[dict-item]
+    ],
+)
+def test_what_is_no_count_is_refused_before_anything_is_staged(wrong: object) -> None:
+    with pytest.raises(lowwater.InvalidArgument, match="arrived"):
+        checks.arrived(wrong)
 
 
 def test_a_report_names_the_least_of_what_no_acknowledged_one_has_told() -> None:

@@ -133,12 +133,21 @@ def test_lag_is_for_what_has_a_time() -> None:
 
 def test_status_is_a_table() -> None:
     assert render.status_table(VIEWS, NOW, {}).splitlines() == [
-        "COMPUTATION  STATE           LOW WATERMARK         LAG  99 %   50 %  RANGES  HELD BY",
-        "enriched     waiting         2013-01-09T13:00:00Z  1 h  1 min  =     64      [0x40, 0x80), owned by exec-7 on host-3",
-        "flights      finished        finished              -                 1",
-        "weather      moved on        unknown               -                 1",
-        "typo         not registered  not registered        -                 0",
+        "COMPUTATION  STATE           LOW WATERMARK         LAG  99 % LATELY SEEN  50 % LATELY SEEN  RANGES  HELD BY",
+        "enriched     waiting         2013-01-09T13:00:00Z  1 h  1 min             =                 64      [0x40, 0x80), owned by exec-7 on host-3",
+        "flights      finished        finished              -                                        1",
+        "weather      moved on        unknown               -                                        1",
+        "typo         not registered  not registered        -                                        0",
     ]
+
+
+def test_what_has_come_behind_a_heuristic_watermark_stands_beside_it() -> None:
+    view = replace(VIEWS[0], passed=((990_000, 1000, 37),))
+    assert view.came_behind == {0.99: 0.037}
+    assert "  1 min, 3.7 % behind  =  " in render.status_table([view], NOW, {}).splitlines()[1].replace(
+        "                 ", "  "
+    )
+    assert render.view_record(view, NOW)["came_behind"] == {"0.99": 0.037}
 
 
 def test_the_worst_comes_first_and_what_is_finished_last() -> None:
@@ -207,7 +216,7 @@ def test_only_names_are_offered_to_a_shell(capsys: pytest.CaptureFixture[str], m
 
 def test_watch_is_a_line_a_change() -> None:
     assert render.line(VIEWS[0], NOW, VIEWS[0]) == (
-        "2013-01-09T14:00:00Z  enriched  2013-01-09T13:00:00Z  lag 1 h  99 % 2013-01-09T13:59:00Z  "
+        "2013-01-09T14:00:00Z  enriched  2013-01-09T13:00:00Z  lag 1 h  99 % lately seen 2013-01-09T13:59:00Z  "
         "held by [0x40, 0x80), owned by exec-7 on host-3"
     )
     assert render.line(VIEWS[1], NOW, VIEWS[1]) == "2013-01-09T14:00:00Z  flights  finished"
@@ -302,6 +311,7 @@ def test_json_has_texts_for_people_and_numbers_for_programs() -> None:
         "low_micros": NOW - HOUR,
         "lag_seconds": 3600.0,
         "heuristic": {"0.99": "2013-01-09T13:59:00Z", "0.5": "2013-01-09T13:00:00Z"},
+        "came_behind": {},
         "budget": {},
         "incarnation": 1,
         "epoch": 3,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowwater import MAX, MIN, FinishRequired, RangeState, RangeView, Watermark, WatermarkView
+from lowwater import MAX, MIN, FinishRequired, LatenessBudget, RangeState, RangeView, Watermark, WatermarkView
 from lowwater._core.fold import Reading, fold_inputs, fold_of, injector_fold
 
 SHARES = (500_000, 900_000, 990_000)
@@ -93,3 +93,20 @@ def test_an_injector_folds_its_own_frontier() -> None:
 def test_an_injectors_frontier_is_never_the_end() -> None:
     with pytest.raises(FinishRequired, match="finish"):
         injector_fold(MAX, ())
+
+
+def test_the_budget_of_several_inputs_is_the_least_each_by_its_next_smaller_share() -> None:
+    """Of all records at most the share comes behind it: of each input no more does. One without a budget stands with its low."""
+
+    def view(name: str, low: int, **budgets: int) -> WatermarkView:
+        found = tuple(LatenessBudget(float(f"0.{s[1:]}"), Watermark(c), 0, 0, 0, 0.0) for s, c in budgets.items())
+        return WatermarkView(name, registered=True, incarnation=1, low=Watermark(low), budgets=found)
+
+    a, b, c = view("a", 5, _001=20, _01=30), view("b", 6, _001=25), view("c", 7)
+    both = fold_inputs(("a", "b"), {"a": a, "b": b}, None, 0.0)
+    assert both.budget == {0.001: Watermark(20), 0.01: Watermark(25)}
+    three = fold_inputs(("a", "b", "c"), {"a": a, "b": b, "c": c}, None, 0.0)
+    assert three.budget == {0.001: Watermark(7), 0.01: Watermark(7)}
+    assert (b.at_budget(9_999), b.at_budget(999)) == (Watermark(25), Watermark(6))
+    other = Reading("c", ("a", "b"), 1, (2, 1), ())
+    assert fold_inputs(("a", "b"), {"a": a, "b": b}, other, 0.0).budget[0.01].unknown, "of another incarnation"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from random import Random
 
+import numpy as np
 import pytest
 
 from lowwater import errors
@@ -13,6 +14,7 @@ from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import recovery
 from lowwater_authority.core.budget import Budget, Lateness
 from lowwater_authority.core.computation import Computation
+from lowwater_authority.core.groups import Mass
 from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.rpc import codec
 from tests.kit.times import HOUR, MINUTE
@@ -458,3 +460,133 @@ def test_rule2_what_is_staged_judges_nobody() -> None:
     source.hand_on(4, late=HOUR // 2 - MINUTE)
     source.report()
     assert counted(made)[1] == 0
+
+
+# -- all that is pending is known ------------------------------------------------------------------------------------
+
+
+class Board:
+    """An injector that knows all records that are still to come, and a model of the budget: every record by itself."""
+
+    def __init__(self, *bounds: bytes, seed: int = 0) -> None:
+        self.driver = Driver(Spec("c", heuristics=(990_000,), budgets=(PPM,), all_pending=True))
+        self.source = Source(self.driver, *bounds)
+        self.random = Random(seed)
+        self.pending: dict[int, int] = {}
+        """Event time by record."""
+        self.landed = self.behind = 0
+
+    def announce(self, time: int) -> None:
+        self.pending[len(self.pending) + self.landed] = time
+
+    def land(self, record: int) -> None:
+        """A record comes in; it is behind if what readers saw before had passed it."""
+        time = self.pending.pop(record)
+        self.landed += 1
+        mark = published(self.driver)
+        late = max(0, self.source.frontier - time)
+        self.behind += mark > time
+        bucket = lateness.bucket_of(late)
+        self.source.counts[bucket] = self.source.counts.get(bucket, 0) + 1
+        self.source.behind += mark > time
+        self.source.judged = mark
+
+    def report(self, frontier: int | None = None) -> None:
+        self.source.frontier = self.source.frontier if frontier is None else frontier
+        times = sorted(self.pending.values())
+        mass = Mass(
+            np.array(times, dtype=np.int64), np.ones(len(times), dtype=np.int64), 0, {990_000: self.source.frontier}
+        )
+        assert not self.source.report(min([self.source.frontier, *times]), mass=mass)
+
+    def passing(self) -> int:
+        """The oracle: the greatest time at most the frontier that no more pending records are before than may still come behind."""
+        tokens = self.landed * PPM // 1_000_000 - self.behind
+        times = sorted(self.pending.values())
+        best = MIN
+        for time in sorted({*times, self.source.frontier}):
+            if time <= self.source.frontier and sum(each < time for each in times) <= tokens:
+                best = max(best, time)
+        return best
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rule3_with_all_pending_known_the_share_behind_is_kept_from_the_first_record_on(seed: int) -> None:
+    board, seen, waits = Board(seed=seed), MIN, []
+    random, clock, number = board.random, NOW - 48 * HOUR, 0
+    while clock < NOW:
+        clock += 10 * MINUTE
+        for _ in range(random.randrange(30)):
+            board.announce(clock + random.randrange(HOUR))
+        for record in [record for record in board.pending if random.random() < (0.002 if record % 50 == 0 else 0.3)]:
+            board.land(record)
+        board.report(clock)
+        number += 1
+        kept = published(board.driver)
+        assert kept == max(seen, board.passing(), board.driver.core.published.low)
+        assert board.behind * 1_000_000 <= PPM * board.landed, "at no time are more behind than the budget says"
+        seen = kept
+        waits.append(clock - kept)
+    told = board.driver.core.published.budgets[0]
+    assert (told.records, told.behind, told.excused) == (board.landed, board.behind, 0)
+    assert board.behind > 0
+    assert seen > board.driver.core.published.low
+
+
+def test_a_range_whose_pending_records_nobody_has_told_holds_it() -> None:
+    board = Board(b"", b"m")
+    for _ in range(200):
+        board.announce(NOW - 2 * HOUR)
+    for record in range(200):
+        board.land(record)
+    board.report(NOW - HOUR)
+    assert published(board.driver) == MIN, "of the other range nothing is known"
+    other = board.driver.claim(b"m", b"").sequencer
+    board.report()
+    assert published(board.driver) == MIN, "nor of a claim that has told nothing"
+    none = Mass(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), 0, {990_000: NOW - 90 * MINUTE})
+    board.driver.report(other, NOW - 90 * MINUTE, mass=none)
+    assert published(board.driver) == NOW - 90 * MINUTE, "the least of both frontiers"
+
+
+def test_it_is_the_same_after_a_crash_with_all_pending_known() -> None:
+    board = Board()
+    for number in range(500):
+        board.announce(NOW - 2 * HOUR + number)
+    for record in range(400):
+        board.land(record)
+    board.report(NOW - HOUR)
+    before = board.driver.core.published
+    assert before.budgets[0].micros == NOW - 2 * HOUR + 404
+    board.driver.crash()
+    assert board.driver.core.published.budgets == before.budgets
+    for record in range(400, 404):
+        board.land(record)
+    board.report()
+    assert published(board.driver) == before.budgets[0].micros, "its tokens are spent"
+
+
+@pytest.mark.parametrize("wrong", [{"inputs": ("a",)}, {"budgets": ()}, {"heuristics": ()}])
+def test_only_an_injector_with_a_budget_can_know_all_that_is_pending(wrong: dict[str, tuple[object, ...]]) -> None:
+    asked = {"heuristics": (990_000,), "budgets": (PPM,), "all_pending": True, **wrong}
+    with pytest.raises(errors.InvalidArgument, match="all_pending"):
+        Topology().register(Spec("c", **asked))  # type: ignore[arg-type]
+
+
+# -- what has come behind heuristic watermarks ------------------------------------------------------------------------
+
+
+def test_what_comes_behind_a_heuristic_watermark_is_counted() -> None:
+    made = Driver(Spec("c", heuristics=(990_000,), budgets=(PPM,)))
+    source = Source(made)
+    nothing = Mass(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), 1, {990_000: source.frontier})
+    source.hand_on(10)
+    source.report(mass=nothing)
+    assert made.core.published.passed == {}, "there was none when they came"
+    source.frontier += HOUR
+    source.hand_on(5, late=30 * MINUTE)
+    source.hand_on(3, late=2 * HOUR)
+    source.report()
+    assert made.core.published.passed == {990_000: (8, 3)}
+    made.crash()
+    assert made.core.published.passed == {990_000: (8, 3)}

@@ -138,11 +138,16 @@ def test_the_low_watermark_misses_nothing_and_the_others_do() -> None:
 
 def test_the_report_is_a_list_with_the_agreed_fields(tmp_path: Path) -> None:
     path = tmp_path / "made" / "report.json"
-    compare.write_report(path, compare.compare(simulated().batches))
+    budgeted = [replace(each, budget=each.low) for each in simulated().batches]
+    compare.write_report(path, compare.compare(budgeted))
     report = json.loads(path.read_text())
     assert [entry["name"] for entry in report] == list(compare.STRATEGIES)
     for entry in report:
         assert {"name", "windows", "missing_records", "median_wait_seconds", "p99_wait_seconds"} <= entry.keys()
+
+
+def test_a_run_without_a_lateness_budget_is_compared_without_it() -> None:
+    assert [found.name for found in compare.compare(simulated().batches)] == [LOW, HEURISTIC, SPARK_2H, SPARK_6H]
 
 
 def test_batches_are_kept_exactly(tmp_path: Path) -> None:

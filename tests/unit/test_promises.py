@@ -18,6 +18,7 @@ from lowwater_authority.files.followed import LOOK_SECONDS, SETTLED_SECONDS
 from lowwater_authority.files.table import BadFile
 from lowwater_authority.ops.observer import Observer
 from lowwater_authority.promises import MOST_ENTRIES, MOST_KEPT, MOST_PATTERNS, NOTHING, PromiseFile, Promises
+from lowwater_authority.rpc.watermarks import WatermarkServicer
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.kit.times import HOUR
 from tests.unit.test_shard import Running
@@ -281,12 +282,14 @@ async def serving(text: str | None = GOOD) -> AsyncIterator[Served]:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     rounds = asyncio.create_task(authority.run())
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(60):
-        yield Served(authority, channel)
-    authority.leave()
-    await server.stop(None)
-    await rounds
-    await authority.close()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(30):
+            yield Served(authority, channel)
+    finally:
+        authority.leave()
+        await server.stop(None)
+        await rounds
+        await authority.close()
 
 
 async def test_answers_have_it_and_a_stream_only_what_is_new() -> None:
@@ -340,6 +343,17 @@ async def test_a_name_that_is_registered_again_is_told_anew() -> None:
         assert (dropped.registered, dropped.HasField("promise")) == (False, False)
         await served.register("hourly")
         assert (await heard.next())["hourly"].promise.team == "reports"
+
+
+async def test_what_is_gone_is_forgotten_by_a_stream() -> None:
+    """When it is registered again before the stream is read on, nothing else says that it is another one."""
+    async with serving() as served:
+        await served.register("hourly")
+        readers = WatermarkServicer(served.authority._services, served.authority.streams)
+        view = served.authority.shard.view("hourly")
+        told: dict[str, types_pb2.Promise] = {}
+        said = [readers._news("hourly", each, told).HasField("promise") for each in (view, view, None, view, view)]
+        assert said == [True, False, False, True, False]
 
 
 async def test_no_watermark_depends_on_a_promise() -> None:

@@ -12,6 +12,7 @@ Importing it starts nothing. Everything public is named here.
 """
 
 from lowwater._core.intervals import Gap, Interval, IntervalView
+from lowwater._core.lateness import Arrived
 from lowwater._core.settings import Settings
 from lowwater._core.statistics import ClientStatistics
 from lowwater._core.why import Hop, Why
@@ -107,6 +108,7 @@ __all__ = [
     "Watermark",
     "Watermarks",
     "Histogram",
+    "Arrived",
     # What the authority says.
     "Completeness",
     "Completion",

@@ -7,7 +7,7 @@ a property that gives the aware datetime. All types are frozen and compare by va
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Final
@@ -164,6 +164,9 @@ class WatermarkView:
     """Whether nobody promises the watermarks; only estimated computations read it."""
     budgets: tuple[LatenessBudget, ...] = ()
     """The lateness budgets, least first."""
+    passed: tuple[tuple[int, int, int], ...] = ()
+    """By share in parts per million of a heuristic watermark: records that came since it was a time, and those of them that came behind it. Known of a computation
+    with a lateness budget."""
     promise: Promise | None = None
     """What was promised of it; None: nothing."""
 
@@ -176,9 +179,14 @@ class WatermarkView:
     def heuristic(self) -> Mapping[float, Watermark]:
         """The heuristic watermarks by share: ``heuristic[0.99]`` has been passed by 99 % of the records lately seen.
 
-        A share of records, not a promise: delete nothing by it.
+        A share of records, not a promise: delete nothing by it. :attr:`came_behind` says what has come behind it.
         """
         return {share / PPM: watermark for share, watermark in self.shares}
+
+    @property
+    def came_behind(self) -> Mapping[float, float]:
+        """By share of a heuristic watermark: the share of all records that came behind it. Empty where nobody tells how late records are: without a lateness budget."""
+        return {share / PPM: behind / records for share, records, behind in self.passed}
 
     @property
     def budget(self) -> Mapping[float, LatenessBudget]:
@@ -187,6 +195,11 @@ class WatermarkView:
         Arithmetic, but not for any single window, key or hour: delete nothing by it, unless results may lack that share.
         """
         return {budget.share: budget for budget in self.budgets}
+
+    def at_budget(self, share_ppm: int) -> Watermark:
+        """Return the watermark of the largest registered lateness budget not above the given share, else ``low``: no more records come behind it than the share says."""
+        smaller = [budget for budget in self.budgets if round(budget.share * PPM) <= share_ppm]
+        return max(smaller, key=lambda each: each.share).watermark if smaller else self.low
 
     def at_share(self, share_ppm: int) -> Watermark:
         """Return the watermark of the smallest registered share not below the given one, else ``low``."""
@@ -228,6 +241,9 @@ class Inputs:
     """The version of that computation's inputs."""
     incarnations: tuple[int, ...] = ()
     """The incarnation of each input, in order."""
+    budget: Mapping[float, Watermark] = field(default_factory=dict[float, Watermark])
+    """The least watermark of their lateness budgets by share: of all their records, at most about that share comes behind it. An input without a share stands with its
+    next smaller one, or its low."""
 
     @property
     def finished(self) -> bool:
@@ -325,6 +341,8 @@ class Computation:
     """Whether nobody promises its watermarks; only estimated computations may read it."""
     lateness_budgets: tuple[float, ...] = ()
     """The shares of its lateness budgets, least first."""
+    all_pending: bool = False
+    """Whether its budgets go by what is pending, which is all that is still to come."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,10 @@ def computation(view: WatermarkView, board: Board) -> Record:
         "incarnation": view.incarnation,
         "epoch": view.epoch,
         "low": watermark(view.low),
-        "shares": [{"share": ppm / 1e6, "watermark": watermark(value)} for ppm, value in view.shares],
+        "shares": [
+            {"share": ppm / 1e6, "watermark": watermark(value), "came_behind": view.came_behind.get(ppm / 1e6)}
+            for ppm, value in view.shares
+        ],
         "inputs": list(view.inputs),
         "ranges": view.ranges,
         "since_micros": view.since_micros,

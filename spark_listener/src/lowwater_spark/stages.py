@@ -75,6 +75,7 @@ def stage(
     event_time: str | Column,
     ranges: int | None = None,
     heuristics: Sequence[float] = (0.99,),
+    lateness_budget: float | Sequence[float] = (),
     stamp: Stamp = "event",
     retention: timedelta | None = None,
     balance: bool = False,
@@ -93,6 +94,8 @@ def stage(
         ranges: Number of equal key ranges, 1 to 65,536; a stage with state keeps its number. By default 64 of a stage with a function,
             which may hold some of them back, and one of a plain query, whose ranges all stand at the same value.
         heuristics: Shares of the heuristic watermarks.
+        lateness_budget: A share of the rows, or up to four of them, each with a watermark behind which at most about that share comes (``docs/lateness-budget.md``).
+            For :meth:`Stage.foreach_batch`, as the first stage of its query. How late the rows of a batch are is counted while they are read.
         stamp: What the stage stamps its output with: ``"event"``, event times; a column of the frame that is started, where that has no event times any more,
             as ``F.col("window.start")`` of Spark's windows; or, of windows by ``batch.stateful``, their length: they are stamped by their start. Then
             the watermark is then floored to the start of the window, since a row at 14:25 opens the one of 14:00. The windows
@@ -119,7 +122,9 @@ def stage(
     if retention is not None and retention < timedelta(0):
         msg = f"retention says how far below Spark's watermark rows can come out, so it is not negative: {retention!r}"
         raise ValueError(msg)
-    declared = _declare(spark, name, tuple(inputs), key, event_time, ranges, heuristics, stamp, address, client)
+    declared = _declare(
+        spark, name, tuple(inputs), key, event_time, ranges, heuristics, lateness_budget, stamp, address, client
+    )
     keyed = dataclasses.replace(declared.keyed, balance=balance)
     return dataclasses.replace(declared, keyed=keyed, retention=retention)
 
@@ -132,6 +137,7 @@ def injector(
     event_time: str | Column,
     ranges: int | None = None,
     heuristics: Sequence[float] = (0.99,),
+    lateness_budget: float | Sequence[float] = (),
     stamp: Stamp = "event",
     disorder: timedelta | None = None,
     across: timedelta | None = None,
@@ -166,7 +172,7 @@ def injector(
     Raises ValueError and TypeError for arguments that make no injector.
     """
     bounds = Bounds.of(disorder, across, delay, ahead, producer, producers, skew_limit)
-    declared = _declare(spark, name, (), key, event_time, ranges, heuristics, stamp, address, client)
+    declared = _declare(spark, name, (), key, event_time, ranges, heuristics, lateness_budget, stamp, address, client)
     return dataclasses.replace(declared, keyed=dataclasses.replace(declared.keyed, bounds=bounds))
 
 
@@ -178,6 +184,7 @@ def _declare(
     event_time: str | Column,
     ranges: int | None,
     heuristics: Sequence[float],
+    lateness_budget: float | Sequence[float],
     stamp: Stamp,
     address: str | None,
     client: lowwater.Client | None,
@@ -202,8 +209,10 @@ def _declare(
     keys: tuple[Any, ...] = tuple(key) if isinstance(key, list | tuple) else (key,)
     time = event_time if column is None else column
     keyed = Keyed(keys, time, _RANGES if ranges is None else ranges, injector=not inputs, window=window)
+    budgets = (lateness_budget,) if isinstance(lateness_budget, int | float) else tuple(lateness_budget)
     made = Stage(spark, name, inputs, keyed, tuple(heuristics), address, client, default_ranges=ranges is None)
-    return dataclasses.replace(made, event_time=event_time)
+    keyed = dataclasses.replace(keyed, budgeted=bool(budgets))
+    return dataclasses.replace(made, keyed=keyed, event_time=event_time, lateness_budgets=budgets)
 
 
 _running: Final[weakref.WeakSet[TrackedQuery]] = weakref.WeakSet()
@@ -224,6 +233,7 @@ class Stage:
     retention: timedelta | None = None
     event_time: str | Column = field(default="", kw_only=True)
     """Of the frame that it reads. What its output is stamped with, by which its rows are counted, stands in ``keyed``."""
+    lateness_budgets: tuple[float, ...] = field(default=(), kw_only=True)
     default_ranges: bool = field(default=False, kw_only=True)
     """Whether nobody has said how many key ranges it has."""
     interval: float = field(default=INTERVAL, kw_only=True)
@@ -253,6 +263,7 @@ class Stage:
         step: timedelta | None = None,
         within: timedelta | None = None,
         approximate: float | None = None,
+        lateness_budget: float | None = None,
         late: str | os.PathLike[str] | None = None,
     ) -> DataFrame:
         """Return ``df`` under the low watermark of the stage's inputs, to be started by it: :func:`~lowwater_spark.drive`, with the inputs said once.
@@ -264,7 +275,14 @@ class Stage:
             msg = f"the event_time of {self.name} is an expression; declare it by a column's name, or pass drive(..., event_time=NAME)"
             raise TypeError(msg)
         return drive(
-            df, inputs=self.inputs, event_time=time, step=step, within=within, approximate=approximate, late=late
+            df,
+            inputs=self.inputs,
+            event_time=time,
+            step=step,
+            within=within,
+            approximate=approximate,
+            lateness_budget=lateness_budget,
+            late=late,
         )
 
     def foreach_batch(
@@ -314,6 +332,12 @@ class Stage:
         authority is away the query starts all the same, holds, and claims as soon as it answers.
         """
         stages = (self, *also)
+        if budget := [stage.name for stage in also if stage.lateness_budgets]:
+            raise Unsupported(
+                f"The lateness budget of {budget[0]}, which is not the first stage of its query",
+                "how late rows are is counted where the query reads them",
+                f"Declare it of {self.name}, or make {budget[0]} a query of its own.",
+            )
         earlier = check_together([stage._declared() for stage in stages])
         asked = writer_of(df, checkpoint=checkpoint, output_mode=output_mode, trigger=trigger, name=name)
         asked.check_no_sink()
@@ -408,6 +432,12 @@ class Stage:
                 "An injector as a plain query",
                 "nothing in it says how far the source has come",
                 "Start it with foreach_batch and tell batch.frontier().",
+            )
+        if self.lateness_budgets:
+            raise Unsupported(
+                f"The lateness budget of {self.name} as a plain query",
+                "a sink of Spark's own does not tell how late its rows are",
+                "Start it with foreach_batch, or leave lateness_budget out.",
             )
         said = {"format": format, "path": path, "partition_by": partition_by, "options": options}
         asked = writer_of(df, checkpoint=checkpoint, output_mode=output_mode, trigger=trigger, name=name, **said)
@@ -553,7 +583,12 @@ class Stage:
         parts: dict[str, Part] = {}
         for stage, earlier in stages:
             registration = dataclasses.replace(
-                asked, name=stage.name, inputs=stage.inputs, heuristics=stage.heuristics, ranges=stage.keyed.ranges
+                asked,
+                name=stage.name,
+                inputs=stage.inputs,
+                heuristics=stage.heuristics,
+                ranges=stage.keyed.ranges,
+                lateness_budgets=stage.lateness_budgets,
             )
             home = home_of(checkpoint, stage.name, first=stage is self)
             authority = Authority(client, registration)
@@ -578,6 +613,7 @@ class Stage:
             digest=b"" if planned is None else bytes.fromhex(planned.digest),
             adopt=adopt,
             estimated=estimated,
+            lateness_budgets=self.lateness_budgets,
         )
 
 

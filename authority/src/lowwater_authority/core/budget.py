@@ -22,12 +22,15 @@ import numpy as np
 
 from lowwater._core import lateness
 from lowwater._core.lateness import EDGES
-from lowwater_authority.core.groups import RecentSlots
+from lowwater_authority.core.groups import NO_RECORDS, RecentSlots
 from lowwater_authority.core.heuristics import PPM
 from lowwater_authority.core.times import MAX, MIN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from lowwater_authority.core.columns import Int64s
+    from lowwater_authority.core.groups import Mass
 
 AIM: Final = 95
 """Per cent of the budget that is aimed at: the rest is for what the debt has let through."""
@@ -152,6 +155,43 @@ class Memory:
         return 0
 
 
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """All records that are still to come before an event time, as all claims together tell them."""
+
+    starts: Int64s
+    """Event times, microseconds, ascending."""
+    counts: Int64s
+    """How many records stand at each, or after it."""
+    frontier: int
+    """Others that are still to come are at this time or after it; MIN: nothing is known."""
+
+    @classmethod
+    def of(cls, masses: Sequence[Mass]) -> Pending:
+        """Return it of the masses of all claims that have not finished. O(buckets log buckets)."""
+        starts = np.concatenate([mass.starts for mass in masses]) if masses else NO_RECORDS
+        counts = np.concatenate([mass.counts for mass in masses]) if masses else NO_RECORDS
+        order = np.argsort(starts, kind="stable")
+        return cls(starts[order], counts[order], min((_frontier(mass) for mass in masses), default=MIN))
+
+    def passing(self, tokens: int) -> int:
+        """Return the greatest event time, at most the frontier, that at most so many of the records stand before. O(buckets).
+
+        >>> Pending(np.array([10, 20, 30]), np.array([1, 2, 1]), 40).passing(1)
+        20
+        """
+        if tokens < 0 or self.frontier == MIN:
+            return MIN
+        beyond = int(np.searchsorted(np.cumsum(self.counts), tokens, side="right"))
+        return self.frontier if beyond == len(self.starts) else min(self.frontier, int(self.starts[beyond]))
+
+
+def _frontier(mass: Mass) -> int:
+    """Return an injector's frontier, which it tells for each share; MIN: none, or it has finished in part."""
+    least = min(mass.frontiers.values(), default=MIN)
+    return MIN if least == MAX else least
+
+
 @dataclass(slots=True)
 class Budget:
     """One budget of one computation. ``ppm`` is the share that may come behind, in parts per million.
@@ -212,7 +252,9 @@ class Budget:
         """Return what readers see. O(blocks)."""
         return Kept(self.ppm, self.value, self.records, self.behind, self.excused, self.worst)
 
-    def tick(self, counts: Mapping[int, int], behind: int, reference: int, low: int) -> None:
+    def tick(
+        self, counts: Mapping[int, int], behind: int, reference: int, low: int, pending: Pending | None = None
+    ) -> None:
         """Take over what came since the last tick, and move C. O(buckets log buckets).
 
         Args:
@@ -221,6 +263,7 @@ class Budget:
                 not see what the ratchet does.
             reference: R now. One that has gone back, or is unknown or MAX, moves nothing.
             low: The low watermark now.
+            pending: All that is still to come, where it is known: C goes by that. None: it is not, and C goes by how late records were.
         """
         records = sum(counts.values())
         if not 0 <= behind <= records:
@@ -229,15 +272,17 @@ class Budget:
         if records:
             for memory in self.memories:
                 memory.add(records, counts)
-            if self.warm:
+            if self.warm and pending is None:
                 self._pay(records, behind)
             self.records += records
             self.behind += behind
             self._note(records, behind)
         if MAX > reference > self.reference:
             self.reference = reference
-            if self.warm:
+            if self.warm and pending is None:
                 self.value = max(self.value, reference - self.delay())
+        if pending is not None:
+            self.value = max(self.value, pending.passing(self.records * self.ppm // PPM - self.behind))
         self.value = max(self.value, low)
 
     def delay(self) -> int:

@@ -23,7 +23,7 @@ from lowwater._core.text import duration
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import codec
 from lowwater_authority.core.batches import ALL_PART_BYTES, MAX_PART_BYTES, BatchStage
-from lowwater_authority.core.budget import MOST_ARRIVED, Arrivals, Budget, Kept, Lateness, reached, seen_from
+from lowwater_authority.core.budget import MOST_ARRIVED, Arrivals, Budget, Kept, Lateness, Pending, reached, seen_from
 from lowwater_authority.core.groups import MOST_RECORDS, Group, GroupState, Mass
 from lowwater_authority.core.heuristics import candidates, reference_time
 from lowwater_authority.core.history import History
@@ -77,6 +77,8 @@ class View:
     holder: Range | None
     budgets: tuple[Kept, ...]
     """Least first."""
+    passed: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """By share in ppm of a heuristic watermark: records that came while it was a time, and those of them that came behind it. Of those whose lateness was told."""
 
 
 @dataclass(slots=True)
@@ -111,6 +113,8 @@ class Computation:
         self.tasks = Tasks()
         self.low = MIN
         self.heuristics = dict.fromkeys(spec.heuristics, MIN)
+        self.passed: dict[int, tuple[int, int]] = {}
+        """As in View."""
         self.budgets = {ppm: Budget(ppm) for ppm in spec.budgets}
         self.since = 0
         self.history = History()
@@ -671,6 +675,11 @@ class Computation:
             # More than came anew when it was left out before: those were judged by the buckets.
             counted = max(min(new.get(ppm, 0), records), may_be)
             behind.append(pb.Behind(ppm=ppm, told=new.get(ppm, 0), counted=counted))
+        passed = [
+            pb.Passed(ppm=ppm, records=records, behind=lateness.behind(more, told.reference, mark))
+            for ppm, mark in self.published.heuristics
+            if records and mark != MIN
+        ]
         buckets = sorted(bucket for bucket, count in more.items() if count)
         op = pb.Arrived(
             frontier_micros=told.frontier,
@@ -678,6 +687,7 @@ class Computation:
             buckets=buckets,
             counts=[more[bucket] for bucket in buckets],
             behind=behind,
+            passed=passed,
             time_micros=now,
         )
         self._apply_arrived(group, op)
@@ -692,6 +702,9 @@ class Computation:
             group.arrived_before = None
         self._came.append((op.reference_micros, counts, {each.ppm: each.counted for each in op.behind}))
         self._came_records += sum(op.counts)
+        for each in op.passed:
+            records, late = self.passed.get(each.ppm, (0, 0))
+            self.passed[each.ppm] = records + each.records, late + each.behind
 
     # -- micro-batches ---------------------------------------------------------------------------------------
 
@@ -1007,6 +1020,7 @@ class Computation:
                 total[bucket] = total.get(bucket, 0) + count
             for ppm, records in behind.items():
                 late[ppm] = late.get(ppm, 0) + records
+        pending = self._pending() if self.spec.all_pending else None
         counts: dict[int, dict[int, int]] = {}
         for ppm, budget in self.budgets.items():
             reference = max(budget.reference, references.get(ppm, MIN))
@@ -1014,7 +1028,13 @@ class Computation:
                 reference = budget.reference
             if reference not in counts:
                 counts[reference] = seen_from(told, reference)
-            budget.tick(counts[reference], late[ppm], reference, self.low)
+            budget.tick(counts[reference], late[ppm], reference, self.low, pending)
+
+    def _pending(self) -> Pending:
+        """Return all that is still to come; with an unknown frontier while any claim has not told. O(buckets log buckets)."""
+        groups = [g for g in self.map.run_groups() if g.state is not GroupState.RETIRED and not g.finished]
+        known = all(group.mass_known and group.masses() for group in groups)
+        return Pending.of([mass for group in groups for mass in group.masses()] if known else [])
 
     def replay_budgets(self, record: pb.Record) -> None:
         """Move the budgets as a record says; what it published rules. Raises ValueError when one goes back."""
@@ -1074,6 +1094,7 @@ class Computation:
             len(self.map),
             self.map.holder(),
             tuple(budget.view() for budget in self.budgets.values()),
+            dict(self.passed),
         )
 
     def _check(self) -> None:

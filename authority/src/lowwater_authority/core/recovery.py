@@ -160,6 +160,9 @@ def snapshot(computation: Computation) -> bytes:
         ],
         history=codec.completions(computation.history),
         budgets=[codec.budget(budget) for budget in computation.budgets.values()],
+        passed=[
+            pb.Passed(ppm=ppm, records=records, behind=behind) for ppm, (records, behind) in computation.passed.items()
+        ],
     )
     if computation.vouched != MIN:
         message.vouched_micros = computation.vouched
@@ -217,6 +220,7 @@ def _restore(computation: Computation, message: pb.Snapshot) -> Iterator[int]:
     for ppm, budget in computation.budgets.items():
         computation.budgets[ppm] = kept.get(ppm, budget)
         computation.budgets[ppm].value = max(computation.budgets[ppm].value, message.low_micros)
+    computation.passed = {each.ppm: (each.records, each.behind) for each in message.passed}
     computation.since = message.since_micros
     computation.history = History(codec.completions_from(message.history))
     computation.last_sequencer = message.last_sequencer

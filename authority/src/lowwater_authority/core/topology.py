@@ -63,6 +63,8 @@ class Spec:
     """The incarnation in which the name was registered: the next one after a drop, else the first. Later ones are resets."""
     budgets: tuple[int, ...] = ()
     """Lateness budgets in parts per million, least first."""
+    all_pending: bool = False
+    """Whether its workers tell of all records that are still to come before their frontiers."""
 
     def same_registration(self, other: Spec) -> bool:
         """Whether another registration asks for the same."""
@@ -146,7 +148,7 @@ class Topology:
                 return self._with(replace(known, estimated=True))
             msg = (
                 f"{spec.name} is registered with inputs {list(known.inputs)}, heuristics {list(known.heuristics)} ppm, key hash "
-                f"{known.key_hash!r}, lateness budgets {list(known.budgets)} ppm, max skew {known.max_skew} us and history step {known.history_step} us, as "
+                f"{known.key_hash!r}, lateness budgets {list(known.budgets)} ppm{' by all that is pending' if known.all_pending else ''}, max skew {known.max_skew} us and history step {known.history_step} us, as "
                 f"{'estimated' if known.estimated else 'exact'}. Register the same, or change the inputs with set_inputs."
             )
             raise errors.RegistrationConflict(msg, metadata={"computation": spec.name})
@@ -425,6 +427,7 @@ def _message(spec: Spec, *, dropped: bool = False) -> pb.Computation:
         dropped=dropped,
         first=spec.first if spec.first > 1 else 0,
         lateness_budgets_ppm=spec.budgets,
+        all_pending=spec.all_pending,
     )
 
 
@@ -441,6 +444,7 @@ def _spec(message: pb.Computation) -> Spec:
         message.estimated,
         message.first or 1,
         tuple(message.lateness_budgets_ppm),
+        message.all_pending,
     )
 
 
@@ -484,11 +488,7 @@ def _validate(spec: Spec) -> None:
         _refuse("heuristics_ppm", f"{len(spec.heuristics)} shares", f"give at most {MAX_HEURISTICS}")
     if any(not 0 < share < PPM for share in spec.heuristics) or len(set(spec.heuristics)) != len(spec.heuristics):
         _refuse("heuristics_ppm", list(spec.heuristics), f"give different shares between 1 and {PPM - 1}")
-    if len(spec.budgets) > MAX_BUDGETS:
-        _refuse("lateness_budgets_ppm", f"{len(spec.budgets)} budgets", f"give at most {MAX_BUDGETS}")
-    if any(not LEAST <= ppm <= MOST for ppm in spec.budgets) or len(set(spec.budgets)) != len(spec.budgets):
-        fix = f"give different shares between {LEAST} and {MOST} parts per million (0.0001 to 0.5)"
-        _refuse("lateness_budgets_ppm", list(spec.budgets), fix)
+    _validate_budgets(spec)
     if len(spec.key_hash) > MAX_HASH:
         _refuse("key_hash", f"{len(spec.key_hash)} characters", f"give at most {MAX_HASH}")
     if not 0 < spec.max_skew < 2**62:
@@ -496,6 +496,17 @@ def _validate(spec: Spec) -> None:
     if not LEAST_STEP <= spec.history_step <= LARGEST_STEP:
         fix = f"give {LEAST_STEP} (one second) to {LARGEST_STEP} (366 days), or 0 for the registered one, else one hour"
         _refuse("history_step_micros", spec.history_step, fix)
+
+
+def _validate_budgets(spec: Spec) -> None:
+    if len(spec.budgets) > MAX_BUDGETS:
+        _refuse("lateness_budgets_ppm", f"{len(spec.budgets)} budgets", f"give at most {MAX_BUDGETS}")
+    if any(not LEAST <= ppm <= MOST for ppm in spec.budgets) or len(set(spec.budgets)) != len(spec.budgets):
+        fix = f"give different shares between {LEAST} and {MOST} parts per million (0.0001 to 0.5)"
+        _refuse("lateness_budgets_ppm", list(spec.budgets), fix)
+    if spec.all_pending and (spec.inputs or not spec.budgets or not spec.heuristics):
+        fix = "leave it out, or register an injector, without inputs, with a lateness budget and a heuristic share"
+        _refuse("all_pending", value=True, fix=fix)
 
 
 def _refuse(path: str, value: object, fix: str) -> None:

@@ -80,7 +80,7 @@ class FollowedFile(ABC, Generic[T]):
             await asyncio.sleep(LOOK_SECONDS)
             try:
                 await self.look()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - each class of these logs what it was
                 count = self._quiet.count("look", self._monotonic())
                 if count:
                     self._tell_failed(error, count)

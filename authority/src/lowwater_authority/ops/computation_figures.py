@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from lowwater._core.lag import lag_seconds, root_lows, upstream_first
 from lowwater._core.text import describe_range
 from lowwater.prometheus import Figure
+from lowwater_authority.core.heuristics import PPM
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.promises import NOTHING, Promises
 
@@ -31,6 +32,10 @@ def _gauge(name: str, says: str, *labels: str) -> Figure:
     return Figure("gauge", f"lowwater_{name}", says, ("computation", *labels))
 
 
+def _counter(name: str, says: str, *labels: str) -> Figure:
+    return Figure("counter", f"lowwater_{name}", says, ("computation", *labels))
+
+
 LOW: Final = _gauge(
     "low_watermark_timestamp_seconds",
     "Published low watermark, while it is a time: every event time below it is complete.",
@@ -39,6 +44,27 @@ SHARE: Final = _gauge(
     "heuristic_watermark_timestamp_seconds",
     "Published heuristic watermark, while it is a time: passed by this share of the records lately seen.",
     "share",
+)
+BUDGET: Final = _gauge(
+    "lateness_budget_timestamp_seconds",
+    "Published watermark of a lateness budget, while it is a time: at most about this share of the records comes behind it in the long run.",
+    "budget",
+)
+BUDGET_RECORDS: Final = _counter(
+    "lateness_budget_records_total", "Records that came, of a computation with a lateness budget.", "budget"
+)
+BUDGET_BEHIND: Final = _counter(
+    "lateness_budget_behind_total", "Those of them that came behind its watermark.", "budget"
+)
+BUDGET_EXCUSED: Final = _counter(
+    "lateness_budget_excused_total",
+    "Those of these that do not count: they came when lateness jumped, before the watermark could give way.",
+    "budget",
+)
+BUDGET_WORST: Final = _gauge(
+    "lateness_budget_worst_ratio",
+    "Greatest share behind in any 10,000 of the last 100,000 records; 0 before there are as many.",
+    "budget",
 )
 STATE: Final = _gauge(
     "watermark_state",
@@ -128,6 +154,32 @@ class Reading:
         for ppm, micros in view.heuristics:
             if MIN < micros < MAX:
                 yield [view.name, f"{ppm / 1e6:g}"], micros / 1e6
+
+    def budget(self, view: View) -> Iterator[Sample]:
+        """Return the samples of BUDGET."""
+        for kept in view.budgets:
+            if MIN < kept.micros < MAX:
+                yield [view.name, f"{kept.ppm / PPM:g}"], kept.micros / 1e6
+
+    def budget_records(self, view: View) -> Iterator[Sample]:
+        """Return the samples of BUDGET_RECORDS."""
+        for kept in view.budgets:
+            yield [view.name, f"{kept.ppm / PPM:g}"], kept.records
+
+    def budget_behind(self, view: View) -> Iterator[Sample]:
+        """Return the samples of BUDGET_BEHIND."""
+        for kept in view.budgets:
+            yield [view.name, f"{kept.ppm / PPM:g}"], kept.behind
+
+    def budget_excused(self, view: View) -> Iterator[Sample]:
+        """Return the samples of BUDGET_EXCUSED."""
+        for kept in view.budgets:
+            yield [view.name, f"{kept.ppm / PPM:g}"], kept.excused
+
+    def budget_worst(self, view: View) -> Iterator[Sample]:
+        """Return the samples of BUDGET_WORST."""
+        for kept in view.budgets:
+            yield [view.name, f"{kept.ppm / PPM:g}"], kept.worst / PPM
 
     def state(self, view: View) -> Iterator[Sample]:
         """Return the samples of STATE."""
@@ -249,6 +301,11 @@ class Reading:
 READ: Final[dict[Figure, Callable[[Reading, View], Iterator[Sample]]]] = {
     LOW: Reading.low,
     SHARE: Reading.shares,
+    BUDGET: Reading.budget,
+    BUDGET_RECORDS: Reading.budget_records,
+    BUDGET_BEHIND: Reading.budget_behind,
+    BUDGET_EXCUSED: Reading.budget_excused,
+    BUDGET_WORST: Reading.budget_worst,
     STATE: Reading.state,
     LOCAL_LAG: Reading.local_lag,
     GLOBAL_LAG: Reading.global_lag,

@@ -115,6 +115,7 @@ def spec(message: topology_pb2.RegisterRequest) -> Spec:
         history_step=message.history_step_micros,
         estimated=message.estimated,
         budgets=tuple(sorted(message.lateness_budgets_ppm)),
+        all_pending=message.all_pending,
     )
 
 
@@ -430,7 +431,7 @@ def watermark_message(
         incarnation=view.incarnation,
         epoch=epoch,
         low_micros=view.low,
-        heuristics=heuristic_messages(view.heuristics),
+        heuristics=heuristic_messages(view),
         oldest_operation_micros=view.oldest_operation,
         since_micros=view.since,
         holder=key_range_message(view.holder) if view.holder is not None else None,
@@ -457,9 +458,13 @@ def budget_messages(values: Iterable[Kept]) -> list[types_pb2.LatenessBudget]:
     ]
 
 
-def heuristic_messages(values: tuple[tuple[int, int], ...]) -> list[types_pb2.Heuristic]:
+def heuristic_messages(view: View) -> list[types_pb2.Heuristic]:
     """Encode heuristic watermarks."""
-    return [types_pb2.Heuristic(share_ppm=share, micros=micros) for share, micros in values]
+    found: list[types_pb2.Heuristic] = []
+    for share, micros in view.heuristics:
+        records, behind = view.passed.get(share, (0, 0))
+        found.append(types_pb2.Heuristic(share_ppm=share, micros=micros, records=records, behind=behind))
+    return found
 
 
 def computation_message(spec: Spec, topology: Topology) -> topology_pb2.Computation:
@@ -477,6 +482,7 @@ def computation_message(spec: Spec, topology: Topology) -> topology_pb2.Computat
         history_step_micros=spec.history_step,
         estimated=topology.is_estimated(spec.name),
         lateness_budgets_ppm=spec.budgets,
+        all_pending=spec.all_pending,
     )
 
 

@@ -15,6 +15,7 @@ from lowwater._core import checks
 from lowwater._core.claims import CLOSE_TIMEOUT, Grant
 from lowwater._core.columns import Column, is_one
 from lowwater._core.fold import Fold, fold_of, injector_fold
+from lowwater._core.lateness import Arrived
 from lowwater._core.reports import stale
 from lowwater.histogram import Histogram
 from lowwater.views import Inputs, Refusal
@@ -96,6 +97,7 @@ class Lease:
         frontier: EventTime | None = None,
         pending: Histogram | Iterable[EventTime] | None = None,
         finished: int | Iterable[EventTime] = 0,
+        arrived: Arrived | None = None,
         oldest_operation: dt.datetime | int | None = None,
         waiting_for: str = "",
     ) -> None:
@@ -113,6 +115,8 @@ class Lease:
                 None: as last told, or none when nothing is held.
             finished: How many records were finished since the last call: the number, or their event times, which the lateness budgets need.
                 With budgets give the times of all records, late ones above all.
+            arrived: For the lateness budgets, where the times of the records are not at hand: how late records were that came since the last
+                call, counted where the times are.
             oldest_operation: The start, by the wall clock, of the oldest operation still running.
             waiting_for: What keeps the ranges from moving on, for whoever asks why: "/in/daily.json, which is locked". At most 200
                 bytes of UTF-8 without control characters. It belongs to this state: the next call without one takes it back.
@@ -140,6 +144,7 @@ class Lease:
                 pending=histogram,
                 finished=count,
                 times=times or (),
+                arrived=checks.arrived(arrived),
                 oldest_operation=operation,
                 waiting_for=waits,
                 now=self._monotonic(),

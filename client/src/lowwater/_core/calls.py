@@ -104,6 +104,7 @@ class Calls:
         *,
         estimated: bool,
         lateness_budget: float | Iterable[float],
+        all_pending: bool = False,
     ) -> Call[Computation]:
         """Register a computation."""
         request = topology_pb2.RegisterRequest(
@@ -116,6 +117,7 @@ class Calls:
             history_step_micros=0 if history_step is None else _micros("history_step", history_step, *_STEPS),
             estimated=checks.flag("estimated", estimated),
             lateness_budgets_ppm=wire.budgets_ppm(lateness_budget),
+            all_pending=checks.flag("all_pending", all_pending),
         )
 
         def take(answer: topology_pb2.RegisterResponse) -> Computation:
@@ -128,6 +130,9 @@ class Calls:
             if request.lateness_budgets_ppm and not registered.lateness_budgets:
                 fix = "upgrade the authority: this one knows no lateness budgets"
                 raise checks.refused("lateness_budget", lateness_budget, fix)
+            if all_pending and not registered.all_pending:
+                fix = "upgrade the authority: this one does not go by what is pending"
+                raise checks.refused("all_pending", all_pending, fix)
             return registered
 
         return Call(lambda stubs: stubs.graph.Register, request, take)

@@ -8,10 +8,12 @@ import re
 from typing import Any, Final
 
 from lowwater import errors
+from lowwater._core.lateness import EDGES, Arrived
 from lowwater.histogram import MOST_RECORDS, Histogram
-from lowwater.watermark import to_micros
+from lowwater.watermark import MAX, MIN, to_micros
 
 __all__ = [
+    "arrived",
     "count",
     "counts",
     "flag",
@@ -148,6 +150,24 @@ def records(finished: object, pending: object) -> int:
     if pending.total > MOST_RECORDS:
         raise refused("pending", pending, f"at most {MOST_RECORDS} records")
     return number
+
+
+def arrived(value: object) -> Arrived | None:
+    """Return how late records were, if it is that, with at most as many records as the authority takes of a claim."""
+    if value is None:
+        return None
+    fix = f"what Arrived.of(times, reference) returns, with at most {MOST_RECORDS} records"
+    if not isinstance(value, Arrived):
+        raise refused("arrived", value, fix)
+    given: Any = value
+    if not isinstance(given.reference, int) or not MIN < given.reference < MAX:
+        raise refused("arrived.reference", given.reference, "the time in microseconds that lateness counts from")
+    ints = all(isinstance(each, int) for pair in given.counts.items() for each in pair)
+    if not ints or not all(0 <= bucket < len(EDGES) and count > 0 for bucket, count in value.counts.items()):
+        raise refused("arrived.counts", value.counts, f"{fix}, by buckets from 0 to {len(EDGES) - 1}")
+    if sum(value.counts.values()) > MOST_RECORDS:
+        raise refused("arrived.counts", value.counts, fix)
+    return value
 
 
 def operation(started: Any) -> int:

@@ -46,7 +46,7 @@ def fold_inputs(
     """Return the minimum over the named inputs. O(inputs x shares).
 
     An input that is unknown, not registered, or in another incarnation than ``reading`` requires, counts as MIN. Without a reading any
-    incarnation counts, and the shares are all that any input has.
+    incarnation counts, and the shares are all that any input has. Lateness budgets are all that any input has.
     """
     each = {name: views.get(name) or WatermarkView(name) for name in names}
     required = reading.incarnations if reading is not None else (0,) * len(names)
@@ -58,6 +58,7 @@ def fold_inputs(
         shares: Sequence[int] = reading.shares
     else:
         shares = sorted({share for view in counted for share, _ in view.shares}, reverse=True)
+    budgets = sorted({budget.share for view in each.values() for budget in view.budgets})
     lowest = min(counted, key=lambda view: view.low)
     return Inputs(
         low=lowest.low,
@@ -68,6 +69,7 @@ def fold_inputs(
         computation=reading.computation if reading is not None else "",
         input_version=reading.input_version if reading is not None else 0,
         incarnations=tuple(view.incarnation if view.registered else 0 for view in each.values()),
+        budget={share: min(view.at_budget(round(share * PPM)) for view in counted) for share in budgets},
     )
 
 

@@ -99,6 +99,29 @@ def behind(counts: Mapping[int, int], reference: int, mark: int) -> int:
     return sum(count for bucket, count in counts.items() if EDGES[bucket] > reference - mark)
 
 
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """How late some records were, where their times are somewhere else: in the tasks of a micro-batch, for one."""
+
+    reference: int
+    """The event time that their lateness counts from, microseconds."""
+    counts: Mapping[int, int]
+    """Records by bucket (:func:`bucket_of`)."""
+
+    @classmethod
+    def of(cls, times: Iterable[int], reference: int) -> Arrived:
+        """Return it of event times in microseconds. As :func:`buckets`."""
+        return cls(reference, buckets(times, reference))
+
+    def __or__(self, other: Arrived) -> Arrived:
+        """Return both, behind the lesser of their references. O(buckets log buckets)."""
+        reference = min(self.reference, other.reference)
+        found = moved(self.counts, self.reference, reference)
+        for bucket, count in moved(other.counts, other.reference, reference).items():
+            found[bucket] = found.get(bucket, 0) + count
+        return Arrived(reference, found)
+
+
 _UNANSWERED: Final = 64
 """Stagings that are remembered apart until they are answered. Of more the oldest ones count as one."""
 
@@ -134,20 +157,33 @@ class Arrivals:
 
     def add(self, times: Sequence[int], frontier: int, version: int) -> None:
         """Count records that were handed on with a state of a version. A sort, and O(buckets log records)."""
-        self._frontier = frontier
-        if MIN < frontier < MAX:
-            self._reference = self._counted_from = frontier
+        self._stand(frontier)
         if not times:
             return
         ordered = sorted(times)
         if self._reference == MIN:
             self._counted_from = ordered[0]
-        for bucket, count in buckets(ordered, self._counted_from).items():
+        came = Arrived.of(ordered, self._counted_from)
+        self._take(came, {ppm: bisect_left(ordered, mark) for ppm, mark in self.marks.items()}, version)
+
+    def add_counted(self, came: Arrived, frontier: int, version: int) -> None:
+        """Count records whose times are not known here. Behind are all that may be. O(buckets)."""
+        self._stand(frontier)
+        late = {ppm: behind(came.counts, came.reference, mark) for ppm, mark in self.marks.items() if mark != MIN}
+        self._take(came, late, version)
+
+    def _stand(self, frontier: int) -> None:
+        self._frontier = frontier
+        if MIN < frontier < MAX:
+            self._reference = self._counted_from = frontier
+
+    def _take(self, came: Arrived, late: Mapping[int, int], version: int) -> None:
+        for bucket, count in came.counts.items():
             there = self._fitting(bucket)
             self._counts[there] = self._counts.get(there, 0) + count
-        for ppm, mark in self.marks.items():
-            self._behind[ppm] += bisect_left(ordered, mark)
-        self._unanswered.append((version, self._counted_from, dict(self.marks)))
+        for ppm, records in late.items():
+            self._behind[ppm] += records
+        self._unanswered.append((version, came.reference, dict(self.marks)))
         if len(self._unanswered) > _UNANSWERED:
             _, reference, marks = self._unanswered.popleft()  # the least of both; marks only rise
             then, other, _ = self._unanswered[0]

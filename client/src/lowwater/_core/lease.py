@@ -11,7 +11,7 @@ from typing import Final
 
 from lowwater._core.columns import Column, Handles, everything_but
 from lowwater._core.fold import Fold
-from lowwater._core.lateness import Arrivals, Lateness
+from lowwater._core.lateness import Arrivals, Arrived, Lateness
 from lowwater.errors import FinishRequired, TooFarAhead
 from lowwater.histogram import MOST_RECORDS, Histogram
 from lowwater.views import Refusal
@@ -189,6 +189,7 @@ class LeaseState:
         pending: Histogram | None = None,
         finished: int = 0,
         times: Sequence[int] = (),
+        arrived: Arrived | None = None,
         oldest_operation: int = 0,
         waiting_for: str = "",
         now: float,
@@ -196,7 +197,7 @@ class LeaseState:
         """Stage a new state.
 
         ``oldest`` in microseconds, MAX for "holds nothing": one for all ranges, some handles', or every range's.
-        ``pending`` None keeps the last one. ``times`` are the event times of what was finished, as far as they are known. ``now`` is any clock in seconds, for counting what was finished lately.
+        ``pending`` None keeps the last one. ``times`` are the event times of what was finished, as far as they are known; ``arrived`` says how late records were whose times are not. ``now`` is any clock in seconds, for counting what was finished lately.
         """
         if isinstance(oldest, Column):
             self._oldest = oldest
@@ -221,7 +222,10 @@ class LeaseState:
         self._waiting_for = waiting_for
         self._stage()
         if self.arrivals is not None:
-            self.arrivals.add(times, max((micros for _, micros in fold.frontiers), default=fold.low), self.version)
+            frontier = max((micros for _, micros in fold.frontiers), default=fold.low)
+            self.arrivals.add(times, frontier, self.version)
+            if arrived is not None and arrived.counts:
+                self.arrivals.add_counted(arrived, frontier, self.version)
 
     def finish(self, handles: Iterable[int] | None) -> None:
         """Stage that nothing will ever come in some ranges, or in all."""

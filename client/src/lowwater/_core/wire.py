@@ -221,6 +221,7 @@ def watermark_view(message: types_pb2.Watermark, told: Promise | None = None) ->
         epoch=message.epoch,
         low=Watermark(message.low_micros) if message.registered else Watermark.UNKNOWN,
         shares=tuple((each.share_ppm, Watermark(each.micros)) for each in message.heuristics),
+        passed=tuple((each.share_ppm, each.records, each.behind) for each in message.heuristics if each.records),
         oldest_operation_micros=message.oldest_operation_micros,
         since_micros=message.since_micros,
         holder=range_view(message.holder) if message.HasField("holder") else None,
@@ -305,6 +306,7 @@ def computation(message: topology_pb2.Computation) -> Computation:
         history_step=timedelta(microseconds=message.history_step_micros or 3_600_000_000),
         estimated=message.estimated,
         lateness_budgets=tuple(ppm / PPM for ppm in message.lateness_budgets_ppm),
+        all_pending=message.all_pending,
     )
 
 

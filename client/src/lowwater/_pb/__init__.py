@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 59ef8ca9c6f155e79470af7271f488b904a6297f521bd6363c0c534f2148faad
+Made from: sha256 6f67d7ca3af1c45d08ae796d21609d364c365bfae75011c3ea294daaee0bca66
 """

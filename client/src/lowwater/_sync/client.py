@@ -74,6 +74,7 @@ class Client:
         history_step: timedelta | None = None,
         estimated: bool = False,
         lateness_budget: float | Iterable[float] = (),
+        all_pending: bool = False,
     ) -> Computation:
         """Register a computation; repeating it is harmless. ``inputs`` must name every writer of what it reads.
 
@@ -82,6 +83,8 @@ class Client:
         ``estimated``: nobody promises its watermarks. It may read estimated inputs, and only estimated computations may read it.
         ``lateness_budget``: a share from 0.0001 to 0.5, or up to four of them. Each gets a watermark behind which at most about that share of the
         records comes, as far as its workers tell the event times of what they have finished (:meth:`Lease.advance`).
+        ``all_pending``: of an injector, whose workers tell with ``pending`` of all records that are still to come before their frontier. Its budgets then go by these: exact
+        from the first record on, and earlier.
         Raises RegistrationConflict when the name is registered with something else, Cycle, EstimatedInput, InvalidArgument.
         """
         runtime = self._runtime()
@@ -94,6 +97,7 @@ class Client:
             history_step,
             estimated=estimated,
             lateness_budget=lateness_budget,
+            all_pending=all_pending,
         )
         return runtime.call(call)
 

@@ -12,7 +12,7 @@ from lowwater._core.lag import late_by
 from lowwater._core.text import describe_key, describe_owner, describe_range, duration, lag, on_one_line
 from lowwater._core.why import Why
 from lowwater.cli.live import Style, style_of
-from lowwater.views import Completeness, LatenessBudget, Promise, Ranges, RangeState, RangeView, WatermarkView
+from lowwater.views import PPM, Completeness, LatenessBudget, Promise, Ranges, RangeState, RangeView, WatermarkView
 from lowwater.watermark import Watermark
 
 __all__ = [
@@ -65,7 +65,7 @@ Guilty = Mapping[str, WatermarkView]
 def status_table(views: Sequence[WatermarkView], now_micros: int, guilty: Guilty, *, coloured: bool = False) -> str:
     """Return where computations stand, in the order given."""
     shares = sorted({share for view in views for share, _ in view.shares}, reverse=True)
-    names = (f"{share / 10_000:g} %" for share in shares)
+    names = (f"{share / 10_000:g} % LATELY SEEN" for share in shares)
     budgets = sorted({each.share for view in views for each in view.budgets})
     spent = (f"BUDGET {share * 100:g} %" for share in budgets)
     promises = [view.promise or Promise() for view in views]
@@ -73,7 +73,6 @@ def status_table(views: Sequence[WatermarkView], now_micros: int, guilty: Guilty
     who = ("ANSWERS FOR IT",) if any(each.owner or each.team for each in promises) else ()
     rows = [("COMPUTATION", "STATE", "LOW WATERMARK", "LAG", *late, *names, *spent, "RANGES", "HELD BY", *who)]
     for view, promise in zip(views, promises, strict=True):
-        heuristics = dict(view.shares)
         rows.append(
             (
                 view.computation,
@@ -81,7 +80,7 @@ def status_table(views: Sequence[WatermarkView], now_micros: int, guilty: Guilty
                 _low(view),
                 lag(view.low, now_micros),
                 *(_late(view, now_micros) for _ in late),
-                *(_behind(view, heuristics.get(share), now_micros) for share in shares),
+                *(_seen(view, share, now_micros) for share in shares),
                 *(_spent(view, view.budget.get(share), now_micros) for share in budgets),
                 str(view.ranges),
                 held(view, guilty.get(view.computation)),
@@ -105,11 +104,10 @@ def _low(view: WatermarkView) -> str:
     return f"{view.low} (estimated)" if view.estimated else str(view.low)
 
 
-def _behind(view: WatermarkView, heuristic: Watermark | None, now_micros: int) -> str:
-    """Return a heuristic watermark as its own lag, which compares at a glance to that of the low one."""
-    if heuristic is None:
-        return ""
-    return "=" if heuristic == view.low else lag(heuristic, now_micros)
+def _seen(view: WatermarkView, share: int, now_micros: int) -> str:
+    """Return where a heuristic watermark stands, and the share of the records that has come behind it, if it is known."""
+    heuristic = dict(view.shares).get(share)
+    return "" if heuristic is None else _ahead(view, heuristic, view.came_behind.get(share / PPM), now_micros)
 
 
 def _late(view: WatermarkView, now_micros: int) -> str:
@@ -121,11 +119,16 @@ def _late(view: WatermarkView, now_micros: int) -> str:
 
 
 def _spent(view: WatermarkView, budget: LatenessBudget | None, now_micros: int) -> str:
-    """Return the lag of a lateness budget, and the share of the records that has come behind it."""
+    """Return where a lateness budget stands, and the share of the records that has come behind it."""
     if budget is None:
         return ""
-    share = f", {budget.behind / budget.records * 100:.2g} % behind" if budget.records else ""
-    return f"{_behind(view, budget.watermark, now_micros)}{share}"
+    return _ahead(view, budget.watermark, budget.behind / budget.records if budget.records else None, now_micros)
+
+
+def _ahead(view: WatermarkView, watermark: Watermark, behind: float | None, now_micros: int) -> str:
+    """Return a watermark as its own lag, which compares at a glance to that of the low one, and what has come behind it."""
+    standing = "=" if watermark == view.low else lag(watermark, now_micros)
+    return standing if behind is None else f"{standing}, {behind * 100:.2g} % behind"
 
 
 def holder(each: RangeView | None) -> str:
@@ -154,7 +157,9 @@ def line(view: WatermarkView, now_micros: int, guilty: WatermarkView | None) -> 
     parts = [moment(now_micros), view.computation, _low(view)]
     if not (view.low.unknown or view.low.finished):
         parts.append(f"lag {lag(view.low, now_micros)}")
-    parts += [f"{share / 10_000:g} % {watermark}" for share, watermark in view.shares if watermark != view.low]
+    parts += [
+        f"{share / 10_000:g} % lately seen {watermark}" for share, watermark in view.shares if watermark != view.low
+    ]
     if guilty is not None and (who := held(view, guilty)):
         parts.append(f"held by {who}")
     return on_one_line("  ".join(parts))
@@ -216,6 +221,7 @@ def view_record(view: WatermarkView, now_micros: int, guilty: WatermarkView | No
         **times("low", low),
         "lag_seconds": None if low.unknown or low.finished else (now_micros - low.micros) / 1e6,
         "heuristic": {f"{share / 1e6:g}": str(watermark) for share, watermark in view.shares},
+        "came_behind": {f"{share:g}": came for share, came in view.came_behind.items()},
         "budget": {
             f"{each.share:g}": {
                 **times("watermark", each.watermark),

@@ -53,6 +53,7 @@ def drive(
     step: timedelta | None = None,
     within: timedelta | None = None,
     approximate: float | None = None,
+    lateness_budget: float | None = None,
     late: str | os.PathLike[str] | None = None,
 ) -> DataFrame:
     """Return ``df`` under a watermark that is the low watermark of ``inputs``, to the millisecond.
@@ -71,8 +72,10 @@ def drive(
             that long beyond the time of its first row; ``timedelta(0)`` is right where duplicates are copies, with one event time.
         approximate: Follow the heuristic watermark of this share instead, for example 0.99. Rows then come late, so it needs ``late``, and
             the computation is marked as approximate.
+        lateness_budget: Follow the inputs' lateness budget of this share instead, for example 0.01: of their records at most about so many come behind it in the long run.
+            An input with a smaller budget stands with that, one without any with its low watermark. It needs ``late``, and marks the computation as approximate, likewise.
         late: A directory on a file system that driver and executors share. What Spark drops of batch N as late stands in ``late/batch=N``, as
-            Parquet, with the watermark that each row met in the column ``lowwater_watermark``. Without ``approximate`` a row is late only when an
+            Parquet, with the watermark that each row met in the column ``lowwater_watermark``. Without ``approximate`` and ``lateness_budget`` a row is late only when an
             input has broken its promise, or when its sender repeats what it was acknowledged for. Costs one round through Arrow for every row.
 
     Raises ValueError for arguments that drive nothing, TypeError when ``event_time`` is no timestamp, Unsupported for a session
@@ -80,7 +83,7 @@ def drive(
     """
     from pyspark.sql import functions as sf
 
-    _check(inputs, step, approximate, late)
+    _check(inputs, step, approximate, lateness_budget, late)
     delay = _delay(within)
     spark = df.sparkSession
     _check_session(spark)
@@ -90,7 +93,7 @@ def drive(
         raise ValueError(msg)
     kept = None if late is None else str(Path(late).resolve())
     directory = str(Path(_root().name, uuid.uuid4().hex))
-    declared = Drive(directory, tuple(inputs), event_time, step, approximate, kept, within)
+    declared = Drive(directory, tuple(inputs), event_time, step, approximate, kept, within, lateness_budget)
     _drives[declared.directory] = declared
     data = df if declared.late is None else keep_late(df, declared)
     # Spark subtracts the delay again: its watermark is the value, and only the memory of duplicates is longer.
@@ -146,7 +149,11 @@ _BEFORE_1970: Final = (
 
 
 def _check(
-    inputs: Sequence[str], step: timedelta | None, approximate: float | None, late: str | os.PathLike[str] | None
+    inputs: Sequence[str],
+    step: timedelta | None,
+    approximate: float | None,
+    budget: float | None,
+    late: str | os.PathLike[str] | None,
 ) -> None:
     if isinstance(inputs, str) or not inputs:
         msg = "inputs is a list of the computations whose output the frame reads; without one nothing says how far it is complete"
@@ -156,6 +163,18 @@ def _check(
         raise ValueError(msg)
     if approximate is not None and not 0 < approximate < 1:
         msg = f"approximate is a share between 0 and 1, for example 0.99, not {approximate!r}"
+        raise ValueError(msg)
+    if budget is not None and not 0 < budget <= 0.5:
+        msg = f"lateness_budget is the share of the records that may come late, above 0 and at most 0.5, for example 0.01, not {budget!r}"
+        raise ValueError(msg)
+    if approximate is not None and budget is not None:
+        msg = "a frame has one watermark: follow the heuristic one (approximate=) or the lateness budget (lateness_budget=), and leave the other out"
+        raise ValueError(msg)
+    if budget is not None and late is None:
+        msg = (
+            "lateness_budget needs late, a directory for late rows: its share of the rows comes behind the watermark, and Spark would drop those without a "
+            "trace. Pass late=PATH, or leave lateness_budget out to lose none"
+        )
         raise ValueError(msg)
     if approximate is not None and late is None:
         msg = (

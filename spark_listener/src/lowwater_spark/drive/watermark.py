@@ -79,6 +79,8 @@ class _Driven:
     def _allows(self, view: lowwater.WatermarkView) -> int:
         if self.drive.share is not None:
             return view.at_share(round(self.drive.share * _PPM)).micros
+        if self.drive.budget is not None:
+            return view.at_budget(round(self.drive.budget * _PPM)).micros
         # What nobody promises may pass rows that are still on their way.
         return MIN if view.estimated else view.low.micros
 
@@ -292,7 +294,7 @@ class Driving:
     @property
     def _promised(self) -> set[str]:
         """The inputs whose low watermark is followed."""
-        return {name for drive in self.drives.values() if drive.share is None for name in drive.inputs}
+        return {name for drive in self.drives.values() if not drive.guesses for name in drive.inputs}
 
     def _reached(self) -> _Seen | None:
         """Return the newest reading whose head is planned, of Kafka committed; the plans that it stands on are durable then."""
@@ -366,5 +368,5 @@ class Driving:
 
 
 def is_approximate(driving: Driving | None) -> bool:
-    """Return whether a query follows any heuristic watermark: what it writes is then not exact, and registered as estimated."""
-    return driving is not None and any(drive.share is not None for drive in driving.drives.values())
+    """Return whether a query follows a heuristic watermark or a lateness budget: what it writes is then not exact, and registered as estimated."""
+    return driving is not None and any(drive.guesses for drive in driving.drives.values())

@@ -72,11 +72,18 @@ class Drive:
     event_time: str
     step: timedelta | None = None
     share: float | None = None
-    """The heuristic watermark to follow; None: the low watermark."""
+    """The heuristic watermark to follow; None: the low watermark, or a budget."""
     late: str | None = None
-    """Where rows go that the heuristic watermark has passed."""
+    """Where rows go that the watermark has passed."""
     within: timedelta | None = None
     """How far apart in event time the duplicates of a row may be."""
+    budget: float | None = None
+    """The lateness budget to follow; None: none."""
+
+    @property
+    def guesses(self) -> bool:
+        """Whether it follows what nobody promises."""
+        return self.share is not None or self.budget is not None
 
 
 @dataclass(frozen=True, slots=True)

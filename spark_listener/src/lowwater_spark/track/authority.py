@@ -69,6 +69,7 @@ class Registration:
     adopt: bool
     estimated: bool = False
     """Whether what it publishes is not exact: an approximate drive()."""
+    lateness_budgets: Sequence[float] = ()
 
 
 @dataclass(slots=True)
@@ -133,6 +134,7 @@ class Authority:
                 heuristics=asked.heuristics,
                 key_hash=KEY_HASH,
                 estimated=asked.estimated,
+                lateness_budget=asked.lateness_budgets,
             )
         return self.registered
 
@@ -219,6 +221,7 @@ class Authority:
             {round(share * 1_000_000): mark.micros for share, mark in seen.heuristic.items()},
             seen.input_version,
             tuple(seen.incarnations),
+            {round(share * 1_000_000): mark.micros for share, mark in seen.budget.items()},
         )
         return self._last
 
@@ -375,22 +378,23 @@ class Authority:
         *,
         pending: tuple[Sequence[int], Sequence[int]] | None = None,
         finished: int = 0,
+        arrived: lowwater.Arrived | None = None,
         since: float | None = None,
         waiting_for: Sequence[str] = (),
     ) -> None:
         """Stage what the ranges are at for the reporter; costs nothing on the network. Raises what replaced the run.
 
-        ``pending`` only when it changed; ``since`` is the wall clock at which the running batch began, seconds. ``waiting_for`` as in
+        ``pending`` only when it changed; ``arrived`` is how late the rows were that came since it was told last; ``since`` is the wall clock at which the running batch began, seconds. ``waiting_for`` as in
         Status, for whoever asks the authority why.
         """
         lease = self.lease
         assert lease is not None
         said = (reading, tuple(values), since, tuple(waiting_for))
-        if pending is None and said == self._said and not lease.lost:
+        if pending is None and arrived is None and said == self._said and not lease.lost:
             return
         self._said = None
         with self._noticing():
-            self._renew(lease, reading, values, pending, finished, since, in_short(waiting_for))
+            self._renew(lease, reading, values, pending, finished, arrived, since, in_short(waiting_for))
         self._said = said
 
     def tell(self, waiting_for: Sequence[str]) -> None:
@@ -406,6 +410,7 @@ class Authority:
         values: Sequence[int],
         pending: tuple[Sequence[int], Sequence[int]] | None,
         finished: int,
+        arrived: lowwater.Arrived | None,
         since: float | None,
         waits: str,
     ) -> None:
@@ -420,6 +425,7 @@ class Authority:
                 oldest=list(values),
                 pending=histogram,
                 finished=finished,
+                arrived=arrived,
                 oldest_operation=operation,
                 waiting_for=waits,
             )
@@ -434,6 +440,7 @@ class Authority:
                 frontier=reading.low if reading.low != MAX else max(value for value in values if value != MAX),
                 pending=histogram,
                 finished=finished,
+                arrived=arrived,
                 oldest_operation=operation,
                 waiting_for=waits,
             )

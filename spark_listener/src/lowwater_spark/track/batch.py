@@ -136,6 +136,8 @@ class Keyed:
     """What an injector has declared of its source, from which its frontier is told; None: the function tells it."""
     balance: bool = False
     """Whether the driver asks for another layout when the loads of the ranges are uneven."""
+    budgeted: bool = False
+    """Whether it has a lateness budget, so that it is counted how late its rows are."""
     layout: lowwater.Layout = EQUAL
     """The layout that is followed; version 0: none, the key space is cut into equal parts."""
 
@@ -195,6 +197,8 @@ class Outcome:
     """Why the ranges of its state cannot be cut otherwise; empty: they can, or there is none."""
     partitions: int = SLOTS
     """How many tasks it has at most."""
+    arrived: lowwater.Arrived | None = None
+    """How late the rows were that it has read, those of an injector with state that it has emitted; None when nobody asks."""
 
 
 class Batch:
@@ -309,6 +313,11 @@ class Batch:
     def heuristic(self) -> Mapping[float, lowwater.Watermark]:
         """The heuristic watermarks by share, read together with :attr:`low`. A share of records, not a promise."""
         return {share / 1_000_000: lowwater.Watermark(t) for share, t in self._entry.reading.heuristics.items()}
+
+    @property
+    def budget(self) -> Mapping[float, lowwater.Watermark]:
+        """The watermarks of the inputs' lateness budgets by share, read together with :attr:`low`: at most about that share of their records comes behind it, in the long run."""
+        return {share / 1_000_000: lowwater.Watermark(t) for share, t in self._entry.reading.budgets.items()}
 
     @property
     def digest(self) -> str:
@@ -646,6 +655,7 @@ class Batch:
             low=self._low(),
             promised=self._entry.promised,
             reference=self._reference(),
+            budgeted=self._keyed.budgeted,
             injector=self._keyed.injector,
             window=self._keyed.window,
             destination=self._destination,
@@ -675,6 +685,7 @@ class Batch:
             else (),
             fixed(update, [each for each in manifest.ranges if each.state or each.segmented]),
             partitions,
+            manifest.arrived,
         )
         emitted = rows_of(frame.sparkSession, store, manifest, columns)
         # A replay may find all that it emits in the sink already, and read nothing.
@@ -800,6 +811,7 @@ class Batch:
             return Outcome(finished=counted.rows)
         return Outcome(
             finished=counted.rows,
+            arrived=counted.arrived,
             late=counted.late,
             late_example=counted.late_example,
             late_handle=counted.late_handle,

@@ -220,7 +220,10 @@ class Hook:
             for part, batch in zip(self.run.parts, batches, strict=True)
         }
         first = self.run.parts[0]
-        rows = Rows(frame, first.keyed, running.entry.promised if first.reads else MIN, self._actions)
+        promised = running.entry.promised if first.reads else MIN
+        rows = Rows(
+            frame, first.keyed, promised, self._actions, batches[0]._reference() if first.keyed.budgeted else MIN
+        )
         # A stage with state counts what its tasks see.
         with_state = all(StateStore.existing(part.place) is not None for part in self.run.parts)
         self.write_batch(frame if with_state else rows.observed(), batches[0])

@@ -70,6 +70,8 @@ class Reading:
     """Share in parts per million -> heuristic watermark."""
     input_version: int = 0
     input_incarnations: tuple[int, ...] = ()
+    budgets: Mapping[int, int] = field(default_factory=dict)
+    """Share in parts per million -> watermark of a lateness budget."""
 
     @property
     def origin(self) -> Origin:
@@ -83,6 +85,7 @@ class Reading:
             "heuristics": {str(share): micros for share, micros in self.heuristics.items()},
             "input_version": self.input_version,
             "input_incarnations": list(self.input_incarnations),
+            **({"budgets": {str(share): micros for share, micros in self.budgets.items()}} if self.budgets else {}),
         }
 
     @classmethod
@@ -93,6 +96,7 @@ class Reading:
             heuristics={int(share): int(micros) for share, micros in entry["heuristics"].items()},
             input_version=int(entry["input_version"]),
             input_incarnations=tuple(map(int, entry["input_incarnations"])),
+            budgets={int(share): int(micros) for share, micros in entry.get("budgets", {}).items()},
         )
 
 

@@ -91,6 +91,8 @@ class Part:
     unsent: Sequence[Unsent] = field(default=(), init=False)
     """What its last batch keeps until another store has taken it. Not known before the first batch of the run, which is asked for at once when there is some."""
     _unreported: tuple[tuple[Sequence[int], Sequence[int]], int] | None = field(default=None, init=False)
+    _arrived: lowwater.Arrived | None = field(default=None, init=False)
+    """How late the rows were of the batches that no report has told of."""
     _fixed: str = field(default="", init=False)
     """Why its ranges cannot be cut otherwise, by its last batch; empty: they can."""
     _refused: str = field(default="", init=False)
@@ -340,6 +342,8 @@ class Part:
         self._balance(outcome)
         finished = outcome.finished + (self._unreported[1] if self._unreported is not None else 0)
         self._unreported = (self.progress.committed.pending, finished)
+        if outcome.arrived is not None:
+            self._arrived = outcome.arrived if self._arrived is None else self._arrived | outcome.arrived
         if holding:
             logger.warning("%s holds after batch %d: %s", self.name, state.batch, holding)
 
@@ -372,12 +376,13 @@ class Part:
         if self.keyed.injector:
             reading = dataclasses.replace(reading, low=self.progress.bound(reading))
         pending, finished = self._unreported or (None, 0)
-        self._unreported = None
+        arrived, self._unreported, self._arrived = self._arrived, None, None
         self.authority.renew(
             reading,
             self.progress.values(reading),
             pending=pending,
             finished=finished,
+            arrived=arrived,
             since=since,
             waiting_for=waiting_for,
         )

@@ -12,19 +12,28 @@ row and its key range runs only when an action has read a late row; it looks at 
 A retried or doubled task counts once: the accepted attempt's. Before PySpark 4.3 two things may count rows again: a sort (``orderBy``), which takes a
 sample of its rows by a job of its own first, and a stage that is run again because an executor was lost with its shuffle files. Both shift the
 weight of the batch in the heuristic watermarks and nothing else.
+
+Of a stage with a lateness budget the metric also has how many rows lie in each bucket of lateness, of the action that has read most rows.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import json
 import logging
+import math
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from lowwater import Arrived
+from lowwater._core.lateness import EDGES
 from lowwater.watermark import MIN
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyspark.sql import Column, DataFrame
 
     from lowwater_spark.track.batch import Keyed
@@ -48,6 +57,24 @@ class Counted:
     """Event time of the oldest late row, microseconds."""
     late_handle: int | None = None
     """Its key range."""
+    arrived: Arrived | None = None
+    """How late they were; None when nobody asks, or nothing is known that lateness counts from."""
+
+
+_GROWTH: Final = math.log(1.05)
+_BINS: Final = 1_000_000
+"""Far more than there are buckets, once for each task: with fewer, the aggregate would merge some."""
+
+
+def bucket(lateness: Column) -> Column:
+    """Return the bucket of a lateness in microseconds, as :func:`lowwater._core.lateness.bucket_of` does, exactly."""
+    from pyspark.sql import functions as sf
+
+    edges = sf.array(*(sf.lit(edge) for edge in EDGES[:-1]))
+    # The edges are rounded down, by less than a bucket in all, so that the logarithm is right or one too low.
+    near = sf.ceil(sf.log(lateness / sf.lit(1000.0)) / sf.lit(_GROWTH) - sf.lit(1e-9)).cast("int") + 1
+    exact = near + sf.when(sf.element_at(edges, sf.least(near, sf.lit(len(EDGES) - 2)) + 1) < lateness, 1).otherwise(0)
+    return sf.when(lateness <= 0, 0).when(lateness <= 1000, 1).otherwise(sf.least(exact, sf.lit(len(EDGES) - 1)))
 
 
 def event_micros(frame: DataFrame, event_time: str | Column) -> Column:
@@ -73,13 +100,14 @@ def event_micros(frame: DataFrame, event_time: str | Column) -> Column:
 class Rows:
     """The rows of one batch, and how many of them there are.
 
-    ``promised``: rows below it are late, microseconds; with MIN none is.
+    ``promised``: rows below it are late, microseconds; with MIN none is. ``reference``: what their lateness counts from; MIN: nobody asks.
     """
 
-    def __init__(self, frame: DataFrame, keyed: Keyed, promised: int, actions: Actions) -> None:
+    def __init__(self, frame: DataFrame, keyed: Keyed, promised: int, actions: Actions, reference: int = MIN) -> None:
         self._frame = frame
         self._keyed = keyed
         self._promised = promised
+        self._reference = reference
         self._actions = actions
         self._observed: DataFrame | None = None
         self._metric = ""
@@ -105,15 +133,30 @@ class Rows:
         if self._promised != MIN:
             late = event_micros(self._frame, self._keyed.event_time) < sf.lit(self._promised)
             measures.append(sf.count_if(late).alias("late"))
+        if self._reference != MIN:
+            lateness = sf.lit(self._reference) - event_micros(self._frame, self._keyed.event_time)
+            found = sf.to_json(sf.histogram_numeric(bucket(lateness), sf.lit(_BINS)))
+            measures.append(found.alias("arrived"))
         return measures
 
     def _count(self) -> Counted:
         found = self._actions.take(self._frame, self._metric) if self._metric else None
         # An action may have read nothing at all, because the other side of a join was empty.
-        if found is None or found[0] == 0:
-            [found] = self._source().agg(*self._measures()).collect()
-        rows, *late = found
-        return self._find_late(rows) if any(late) else Counted(rows)
+        if found is None or found.counts[0] == 0:
+            [row] = self._source().agg(*self._measures()).collect()
+            found = _measured(row)
+        rows, *late = found.counts
+        counted = self._find_late(rows) if any(late) else Counted(rows)
+        return dataclasses.replace(counted, arrived=self._arrived(found.arrived))
+
+    def _arrived(self, found: str | None) -> Arrived | None:
+        if found is None:
+            return None
+        counts: dict[int, int] = {}
+        # A bucket comes once for each task.
+        for each in json.loads(found):
+            counts[each["x"]] = counts.get(each["x"], 0) + int(each["y"])
+        return Arrived(self._reference, counts)
 
     def _source(self) -> DataFrame:
         """Return the frame, or what the user has persisted of it."""
@@ -138,6 +181,21 @@ class Rows:
         return Counted(rows) if oldest is None else Counted(rows, count, oldest.micros, oldest.handle)
 
 
+class _Measured(NamedTuple):
+    """What a metric on a batch's frame came to."""
+
+    counts: tuple[int, ...]
+    """Rows, and late rows if any can be late."""
+    arrived: str | None
+    """The buckets of lateness, as JSON; None when nobody asks."""
+
+
+def _measured(values: Sequence[Any]) -> _Measured:
+    texts = [each for each in values if isinstance(each, str)]
+    counts = tuple(int(each) for each in values if isinstance(each, int))
+    return _Measured(counts, texts[0] if texts else None)
+
+
 class Actions:
     """Hears of the actions on the batches' frames, through Spark's listener of query executions.
 
@@ -154,7 +212,7 @@ class Actions:
         self._numbers = itertools.count()
         self._prefix = f"lowwater-{uuid.uuid4().hex[:8]}"
         self._metric = ""
-        self._found: list[tuple[int, ...]] = []
+        self._found: list[_Measured] = []
         self._unread: dict[str, bool] = {}
         """By the metric on the rows that a stage has emitted in this batch: whether no action on them has been heard of."""
         self._told: set[str] = set()
@@ -207,14 +265,17 @@ class Actions:
             return False
         return True
 
-    def take(self, frame: DataFrame, metric: str) -> tuple[int, ...] | None:
+    def take(self, frame: DataFrame, metric: str) -> _Measured | None:
         """Return the greatest that each measure of the metric came to in an action; None when there was none, or it is not known."""
         if not self._drained(frame):
             return None
         found, self._found = (self._found if metric == self._metric else []), []
         self._metric = ""
+        if not found:
+            return None
         # Each by itself: the late row may be one that only the smaller of two actions has read.
-        return tuple(max(measure) for measure in zip(*found, strict=True)) or None
+        counts = tuple(max(measure) for measure in zip(*(each.counts for each in found), strict=True))
+        return _Measured(counts, max(found, key=lambda each: each.counts[0]).arrived)
 
     def _drained(self, frame: DataFrame) -> bool:
         """Wait until Spark has handed out its events; False when that takes too long."""
@@ -247,10 +308,12 @@ class Actions:
             if not metric or not metrics.contains(metric):
                 return
             row = metrics.apply(metric)
-            rows, *late = (int(row.getLong(i)) for i in range(row.size()))
+            found = _measured([row.get(i) for i in range(row.size())])
             # It has read one row at most. Who asks this first, and then reads by ``rdd`` or ``foreachPartition``, of which Spark tells
             # nothing, would have one row counted and no late one seen: a job has to count.
-            self._found.append((0 if function == "isEmpty" else rows, *late))
+            if function == "isEmpty":
+                found = _Measured((0, *found.counts[1:]), None)
+            self._found.append(found)
         except Exception as failure:  # noqa: BLE001 - it runs in Spark's thread
             logger.debug("an action cannot be read: %s", failure)
 

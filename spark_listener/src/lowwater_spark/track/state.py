@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from lowwater import Arrived
 from lowwater.layout import Layout
 from lowwater_spark.checkpoint.durable import make_directory
 from lowwater_spark.checkpoint.location import Location, way
@@ -105,6 +106,8 @@ class Version:
     """Its key range."""
     layout: Layout = EQUAL
     """How the key space is cut; version 0: into equal parts."""
+    arrived: Arrived | None = None
+    """How late its rows were; None when nobody asked."""
 
     @property
     def held(self) -> list[int | None]:
@@ -345,7 +348,12 @@ def _entry(manifest: Version) -> dict[str, Any]:
         "late": manifest.late,
         "late_example": manifest.late_example,
         "late_handle": manifest.late_handle,
+        **({} if manifest.arrived is None else {"arrived": _counted(manifest.arrived)}),
     }
+
+
+def _counted(arrived: Arrived) -> list[Any]:
+    return [arrived.reference, list(arrived.counts), list(arrived.counts.values())]
 
 
 def _manifest(entry: Mapping[str, Any]) -> Version:
@@ -360,4 +368,9 @@ def _manifest(entry: Mapping[str, Any]) -> Version:
         late_example=entry["late_example"],
         late_handle=entry.get("late_handle"),
         layout=layout_from_json(entry["layout"]) if "layout" in entry else EQUAL,
+        arrived=_arrived(*entry["arrived"]) if "arrived" in entry else None,
     )
+
+
+def _arrived(reference: int, buckets: Sequence[int], counts: Sequence[int]) -> Arrived:
+    return Arrived(reference, dict(zip(buckets, counts, strict=True)))

@@ -21,8 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import lowwater
+from lowwater import Arrived
+from lowwater._core.lateness import EDGES
 from lowwater.layout import Layout
-from lowwater.watermark import MAX, all_to_micros
+from lowwater.watermark import MAX, MIN, all_to_micros
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.track.cut import Cut, least_of
 from lowwater_spark.track.inputs import floor_stamp
@@ -116,6 +118,8 @@ class _Job:
     low: int
     promised: int
     reference: int
+    budgeted: bool
+    """Whether it is counted how late the rows are."""
     injector: bool
     window: timedelta | None
     event_time: str
@@ -136,6 +140,7 @@ def build_version(
     low: int,
     promised: int,
     reference: int,
+    budgeted: bool,
     injector: bool,
     window: timedelta | None,
     destination: Destination,
@@ -175,6 +180,7 @@ def build_version(
             low=low,
             promised=promised,
             reference=reference,
+            budgeted=budgeted and reference != MIN,
             injector=injector,
             window=window,
             event_time=event_time if isinstance(event_time, str) else "",
@@ -343,6 +349,7 @@ def _manifest_of(receipts: Sequence[Receipt], job: _Job, digest: str, cut: Cut) 
     pending: dict[int, int] = {}
     examples: list[tuple[int, int]] = []
     totals = dict.fromkeys(_DETAIL, 0)
+    late: dict[int, int] = {}
     for receipt in receipts:
         detail = receipt.detail
         entries.update((handle, RangeEntry.of(columns)) for handle, *columns in detail["ranges"])
@@ -350,6 +357,8 @@ def _manifest_of(receipts: Sequence[Receipt], job: _Job, digest: str, cut: Cut) 
             pending[start] = pending.get(start, 0) + count
         for name in _DETAIL:
             totals[name] += detail[name]
+        for bucket, count in zip(*detail["arrived"], strict=True):
+            late[bucket] = late.get(bucket, 0) + count
         if detail["late_example"] is not None:
             examples.append(tuple(detail["late_example"]))
     assert len(entries) == len(cut), "every range has a seed row, so every range was run"
@@ -366,6 +375,7 @@ def _manifest_of(receipts: Sequence[Receipt], job: _Job, digest: str, cut: Cut) 
         late_example=late_example,
         late_handle=late_handle,
         layout=cut.layout,
+        arrived=Arrived(job.reference, late) if job.budgeted else None,
     )
 
 
@@ -386,6 +396,7 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
     loads: list[list[int]] = []
     early: list[tuple[int, int, int]] = []
     untold: list[tuple[int, int | None, int, int]] = []
+    arrived = np.zeros(len(EDGES), dtype=np.int64)
     for handle, data in _by_handle(job, batches):
         times = data.column(job.times).cast(pa.int64())
         low_time = pc.min(times).as_py()
@@ -402,6 +413,8 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
         micros = round((time.monotonic() - began) * 1_000_000)
         loads.append(measured(handle, data.column(_PLACE), (job.places[handle], job.places[handle + 1]), micros))
         emitted_rows += 0 if emitted is None else emitted.num_rows
+        if job.budgeted:
+            arrived += _by_lateness(job, times if not job.injector else _times_of(job, emitted))
         pending.add_many(held)
         made[handle] = entry
         lowest = lowest_stamp(job.before[handle].oldest, low_time, job.promised, job.window)
@@ -428,6 +441,7 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
     detail = {
         "ranges": [[handle, *entry.columns()] for handle, entry in made.items()],
         "pending": [starts, counts],
+        "arrived": [np.flatnonzero(arrived).tolist(), arrived[arrived > 0].tolist()],
         "finished": part.finished,
         "late": late,
         "late_example": min(examples, default=None),
@@ -437,6 +451,27 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
     }
     if made:
         yield stage_part(job.destination, part, detail)
+
+
+_EDGES: Final = np.array(EDGES[:-1], dtype=np.int64)
+
+
+def _by_lateness(job: _Job, times: pa.ChunkedArray | None) -> NDArray[np.int64]:
+    """Return how many of some times are in each bucket of lateness, as :func:`lowwater._core.lateness.buckets` counts. O(times log buckets)."""
+    if times is None:
+        return np.zeros(len(EDGES), dtype=np.int64)
+    found = np.searchsorted(_EDGES, job.reference - times.drop_null().to_numpy())
+    return np.bincount(found, minlength=len(EDGES))
+
+
+def _times_of(job: _Job, emitted: pa.Table | None) -> pa.ChunkedArray | None:
+    """Return the event times of what an injector emits; None where no column of the stage's event time is a moment."""
+    import pyarrow as pa
+
+    if emitted is None or job.event_time not in emitted.column_names:
+        return None
+    times = emitted.column(job.event_time)
+    return times.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()) if pa.types.is_timestamp(times.type) else None
 
 
 class _Emitted:

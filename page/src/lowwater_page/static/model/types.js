@@ -23,7 +23,8 @@
  * @property {number} incarnation
  * @property {number} epoch
  * @property {Watermark} low
- * @property {{share: number, watermark: Watermark}[]} shares Largest share first.
+ * @property {{share: number, watermark: Watermark, came_behind?: number | null}[]} shares Largest share first; with the share of all records that
+ *   came behind it, where somebody tells.
  * @property {string[]} inputs
  * @property {number} ranges
  * @property {number} since_micros When the low watermark moved last.

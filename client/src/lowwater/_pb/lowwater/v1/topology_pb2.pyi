@@ -37,6 +37,7 @@ class Computation(google.protobuf.message.Message):
     HISTORY_STEP_MICROS_FIELD_NUMBER: builtins.int
     ESTIMATED_FIELD_NUMBER: builtins.int
     LATENESS_BUDGETS_PPM_FIELD_NUMBER: builtins.int
+    ALL_PENDING_FIELD_NUMBER: builtins.int
     name: builtins.str
     """[namespace/]name, each part 1 to 128 of A-Z a-z 0-9 _ . -"""
     key_hash: builtins.str
@@ -58,6 +59,10 @@ class Computation(google.protobuf.message.Message):
     estimated: builtins.bool
     """Whether its watermarks are estimates that nobody promises. Only estimated
     computations may read it.
+    """
+    all_pending: builtins.bool
+    """Whether its workers tell of all their pending records, so that its budgets
+    go by these and not by how late records were before.
     """
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -96,8 +101,9 @@ class Computation(google.protobuf.message.Message):
         history_step_micros: builtins.int = ...,
         estimated: builtins.bool = ...,
         lateness_budgets_ppm: collections.abc.Iterable[builtins.int] | None = ...,
+        all_pending: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["dropped", b"dropped", "estimated", b"estimated", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "incarnation", b"incarnation", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "lateness_budgets_ppm", b"lateness_budgets_ppm", "max_skew_micros", b"max_skew_micros", "name", b"name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["all_pending", b"all_pending", "dropped", b"dropped", "estimated", b"estimated", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "incarnation", b"incarnation", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "lateness_budgets_ppm", b"lateness_budgets_ppm", "max_skew_micros", b"max_skew_micros", "name", b"name"]) -> None: ...
 
 Global___Computation: typing_extensions.TypeAlias = Computation
 
@@ -116,6 +122,7 @@ class RegisterRequest(google.protobuf.message.Message):
     HISTORY_STEP_MICROS_FIELD_NUMBER: builtins.int
     ESTIMATED_FIELD_NUMBER: builtins.int
     LATENESS_BUDGETS_PPM_FIELD_NUMBER: builtins.int
+    ALL_PENDING_FIELD_NUMBER: builtins.int
     name: builtins.str
     """The name, as in Computation."""
     key_hash: builtins.str
@@ -130,6 +137,11 @@ class RegisterRequest(google.protobuf.message.Message):
     """
     estimated: builtins.bool
     """Whether its watermarks are estimates; it may then read estimated inputs."""
+    all_pending: builtins.bool
+    """Of an injector with a lateness budget and a heuristic share: each worker's
+    pending records (Mass.pending) are all that are still to come before its
+    frontier. An authority that does not know it leaves it out of its answer.
+    """
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """What it reads. Unregistered names are allowed: they hold at MIN."""
@@ -156,8 +168,9 @@ class RegisterRequest(google.protobuf.message.Message):
         history_step_micros: builtins.int = ...,
         estimated: builtins.bool = ...,
         lateness_budgets_ppm: collections.abc.Iterable[builtins.int] | None = ...,
+        all_pending: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["estimated", b"estimated", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "inputs", b"inputs", "key_hash", b"key_hash", "lateness_budgets_ppm", b"lateness_budgets_ppm", "max_skew_micros", b"max_skew_micros", "name", b"name", "server_token", b"server_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["all_pending", b"all_pending", "estimated", b"estimated", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "inputs", b"inputs", "key_hash", b"key_hash", "lateness_budgets_ppm", b"lateness_budgets_ppm", "max_skew_micros", b"max_skew_micros", "name", b"name", "server_token", b"server_token"]) -> None: ...
 
 Global___RegisterRequest: typing_extensions.TypeAlias = RegisterRequest
 

@@ -81,19 +81,31 @@ class Heuristic(google.protobuf.message.Message):
 
     SHARE_PPM_FIELD_NUMBER: builtins.int
     MICROS_FIELD_NUMBER: builtins.int
+    RECORDS_FIELD_NUMBER: builtins.int
+    BEHIND_FIELD_NUMBER: builtins.int
     share_ppm: builtins.int
     """The share of record timestamps that are past it, in parts per million:
     990000 is the 99 % watermark.
     """
     micros: builtins.int
     """The heuristic watermark. Never below the low watermark."""
+    records: builtins.int
+    """Of a computation with a lateness budget: records that came so far, in this
+    incarnation, while it was a time.
+    """
+    behind: builtins.int
+    """Those of them that came behind it, or may have: it says how far the records
+    lately seen are, and nothing of those that are still to come.
+    """
     def __init__(
         self,
         *,
         share_ppm: builtins.int = ...,
         micros: builtins.int = ...,
+        records: builtins.int = ...,
+        behind: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["micros", b"micros", "share_ppm", b"share_ppm"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["behind", b"behind", "micros", b"micros", "records", b"records", "share_ppm", b"share_ppm"]) -> None: ...
 
 Global___Heuristic: typing_extensions.TypeAlias = Heuristic
 

@@ -286,6 +286,7 @@ class Arrived(google.protobuf.message.Message):
     COUNTS_FIELD_NUMBER: builtins.int
     BEHIND_FIELD_NUMBER: builtins.int
     TIME_MICROS_FIELD_NUMBER: builtins.int
+    PASSED_FIELD_NUMBER: builtins.int
     frontier_micros: builtins.int
     """How far the claim is, microseconds."""
     reference_micros: builtins.int
@@ -304,6 +305,10 @@ class Arrived(google.protobuf.message.Message):
     def behind(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Behind]:
         """Those behind, for each budget."""
 
+    @property
+    def passed(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Passed]:
+        """Those behind, for each heuristic watermark that was a time."""
+
     def __init__(
         self,
         *,
@@ -313,10 +318,37 @@ class Arrived(google.protobuf.message.Message):
         counts: collections.abc.Iterable[builtins.int] | None = ...,
         behind: collections.abc.Iterable[Global___Behind] | None = ...,
         time_micros: builtins.int = ...,
+        passed: collections.abc.Iterable[Global___Passed] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["behind", b"behind", "buckets", b"buckets", "counts", b"counts", "frontier_micros", b"frontier_micros", "reference_micros", b"reference_micros", "time_micros", b"time_micros"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["behind", b"behind", "buckets", b"buckets", "counts", b"counts", "frontier_micros", b"frontier_micros", "passed", b"passed", "reference_micros", b"reference_micros", "time_micros", b"time_micros"]) -> None: ...
 
 Global___Arrived: typing_extensions.TypeAlias = Arrived
+
+@typing.final
+class Passed(google.protobuf.message.Message):
+    """Records that came while a heuristic watermark was a time."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PPM_FIELD_NUMBER: builtins.int
+    RECORDS_FIELD_NUMBER: builtins.int
+    BEHIND_FIELD_NUMBER: builtins.int
+    ppm: builtins.int
+    """The share, in parts per million."""
+    records: builtins.int
+    """All of them."""
+    behind: builtins.int
+    """Those that came behind it."""
+    def __init__(
+        self,
+        *,
+        ppm: builtins.int = ...,
+        records: builtins.int = ...,
+        behind: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["behind", b"behind", "ppm", b"ppm", "records", b"records"]) -> None: ...
+
+Global___Passed: typing_extensions.TypeAlias = Passed
 
 @typing.final
 class Behind(google.protobuf.message.Message):
@@ -1022,6 +1054,7 @@ class Snapshot(google.protobuf.message.Message):
     TASKS_FIELD_NUMBER: builtins.int
     LAYOUT_FIELD_NUMBER: builtins.int
     BUDGETS_FIELD_NUMBER: builtins.int
+    PASSED_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """Its name."""
     incarnation: builtins.int
@@ -1080,6 +1113,10 @@ class Snapshot(google.protobuf.message.Message):
     def budgets(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Budget]:
         """Its lateness budgets."""
 
+    @property
+    def passed(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Passed]:
+        """What came behind its heuristic watermarks."""
+
     def __init__(
         self,
         *,
@@ -1104,9 +1141,10 @@ class Snapshot(google.protobuf.message.Message):
         tasks: collections.abc.Iterable[Global___TaskGroup] | None = ...,
         layout: Global___Layout | None = ...,
         budgets: collections.abc.Iterable[Global___Budget] | None = ...,
+        passed: collections.abc.Iterable[Global___Passed] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_layout", b"_layout", "_vouched_micros", b"_vouched_micros", "layout", b"layout", "vouched_micros", b"vouched_micros"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_layout", b"_layout", "_vouched_micros", b"_vouched_micros", "batch", b"batch", "batch_digest", b"batch_digest", "batch_sequencer", b"batch_sequencer", "bound", b"bound", "budgets", b"budgets", "computation", b"computation", "generation", b"generation", "granted", b"granted", "groups", b"groups", "has_batch", b"has_batch", "heuristics", b"heuristics", "history", b"history", "identity", b"identity", "incarnation", b"incarnation", "last_sequencer", b"last_sequencer", "layout", b"layout", "low_micros", b"low_micros", "ordinal", b"ordinal", "since_micros", b"since_micros", "tasks", b"tasks", "vouched_micros", b"vouched_micros"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_layout", b"_layout", "_vouched_micros", b"_vouched_micros", "batch", b"batch", "batch_digest", b"batch_digest", "batch_sequencer", b"batch_sequencer", "bound", b"bound", "budgets", b"budgets", "computation", b"computation", "generation", b"generation", "granted", b"granted", "groups", b"groups", "has_batch", b"has_batch", "heuristics", b"heuristics", "history", b"history", "identity", b"identity", "incarnation", b"incarnation", "last_sequencer", b"last_sequencer", "layout", b"layout", "low_micros", b"low_micros", "ordinal", b"ordinal", "passed", b"passed", "since_micros", b"since_micros", "tasks", b"tasks", "vouched_micros", b"vouched_micros"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_layout", b"_layout"]) -> typing.Literal["layout"] | None: ...
     @typing.overload
@@ -1448,6 +1486,7 @@ class Computation(google.protobuf.message.Message):
     DROPPED_FIELD_NUMBER: builtins.int
     FIRST_FIELD_NUMBER: builtins.int
     LATENESS_BUDGETS_PPM_FIELD_NUMBER: builtins.int
+    ALL_PENDING_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Its name."""
     key_hash: builtins.str
@@ -1470,6 +1509,8 @@ class Computation(google.protobuf.message.Message):
     """The incarnation in which the name was registered, after a drop; 0: the
     first.
     """
+    all_pending: builtins.bool
+    """Whether all pending records are told of."""
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """What it reads."""
@@ -1497,8 +1538,9 @@ class Computation(google.protobuf.message.Message):
         dropped: builtins.bool = ...,
         first: builtins.int = ...,
         lateness_budgets_ppm: collections.abc.Iterable[builtins.int] | None = ...,
+        all_pending: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["dropped", b"dropped", "estimated", b"estimated", "first", b"first", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "incarnation", b"incarnation", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "lateness_budgets_ppm", b"lateness_budgets_ppm", "max_skew_micros", b"max_skew_micros", "name", b"name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["all_pending", b"all_pending", "dropped", b"dropped", "estimated", b"estimated", "first", b"first", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "incarnation", b"incarnation", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "lateness_budgets_ppm", b"lateness_budgets_ppm", "max_skew_micros", b"max_skew_micros", "name", b"name"]) -> None: ...
 
 Global___Computation: typing_extensions.TypeAlias = Computation
 
