@@ -64,9 +64,10 @@ def take(
     *,
     full: bool = True,
     heat: str = "",
+    to: str = "",
     **context: Any,
 ) -> None:
-    """Take one picture. ``heat``: what the page is told when it asks for a heat map."""
+    """Take one picture. ``heat``: what the page is told when it asks for a heat map. ``to``: what to scroll to."""
 
     def tell(asked: Route) -> None:
         asked.fulfill(body=heat, content_type="application/json")
@@ -76,6 +77,8 @@ def take(
             tab.page.route("**/api/heat?*", tell)
         page = tab.open(route)
         settle(page)
+        if to:
+            page.locator(to).evaluate("(element) => element.scrollIntoView()")
         page.screenshot(path=FOLDER / f"status-{name}.png", full_page=full)
     print(f"docs/pictures/status-{name}.png", flush=True)
 
@@ -113,7 +116,7 @@ def pipeline(browser: Browser, scratch: Path) -> None:
         take(browser, server.page, "phone-owner", "#/?team=reports", **PHONE, full=False)
         day = simulated_day()
         take(browser, server.page, "heat", "#/?view=heat&span=24h", full=False, heat=day)
-        take(browser, server.page, "phone-heat", "#/?view=heat&span=24h", **PHONE, full=False, heat=day)
+        take(browser, server.page, "phone-heat", "#/?view=heat&span=24h", **PHONE, full=False, heat=day, to=".views")
 
 
 def simulated_day() -> str:
@@ -147,7 +150,7 @@ def whole(browser: Browser, scratch: Path) -> None:
             expect(tab.open().locator(".node-late")).not_to_have_count(0)
             expect(tab.page.locator(".node")).to_have_count(SIZE)
         take(browser, server.page, "whole", viewport={"width": 1280, "height": 1120}, full=False)
-        take(browser, server.page, "groups", "#/?graph=name", full=False)
+        take(browser, server.page, "groups", "#/?graph=name&open=billing", full=False)
         estate.close()
 
 

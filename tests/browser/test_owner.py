@@ -86,10 +86,8 @@ def test_an_owner_s_page_is_theirs_alone_and_dims_what_holds_them(
     whom = page.get_by_role("list", name="Whom to ask about hourly")
     expect(whom.locator("li")).to_have_text(
         [
-            "team reports",
-            "owner bob",
-            "enriched: team billing",
-            "enriched: owner ana@example.org",
+            "team reports, owner bob",
+            "enriched: team billing, owner ana@example.org",
             "runbook of enriched",
             "logs of exec-2",
         ]

@@ -39,19 +39,19 @@ export function Contacts({ verdict, verdicts, route, full = false }) {
   const { computation, guilty, range, level } = verdict;
   const { name, promise } = computation;
   const holder = level === "finished" ? undefined : verdicts.get(guilty)?.computation.promise;
-  const whose = (/** @type {import("../model/types.js").Promised} */ given) =>
-    /** @type {const} */ (["team", "owner"]).map((which) => {
-      const of = given[which];
-      return of && html`${which} <a href=${format({ ...route, name: "", query: "", only: "", team: "", owner: "", [which]: of })}>${of}</a>`;
-    });
+  const whose = (/** @type {import("../model/types.js").Promised} */ given, /** @type {string} */ of) => {
+    const named = /** @type {const} */ (["team", "owner"]).filter((which) => given[which]);
+    if (named.length === 0) return null;
+    const theirs = (/** @type {"team" | "owner"} */ which) => format({ ...route, name: "", query: "", only: "", team: "", owner: "", [which]: given[which] });
+    return html`${of && `${of}: `}${named.map((which, index) => html`${index > 0 && ", "}${which} <a key=${which} href=${theirs(which)}>${given[which]}</a>`)}`;
+  };
   const runbook = (/** @type {string} */ of, /** @type {string | undefined} */ template) => {
     const href = template ? address(template) : "";
     return href && html`<${Away} href=${href}>runbook of ${of}<//>`;
   };
-  const own = promise ? [full && promise.late_seconds && html`late from ${duration(promise.late_seconds)}, as promised`, ...whose(promise), runbook(name, promise.runbook)] : [];
+  const own = promise ? [full && promise.late_seconds && html`late from ${duration(promise.late_seconds)}, as promised`, whose(promise, ""), runbook(name, promise.runbook)] : [];
   const other = holder && guilty !== name && [holder.team, holder.owner].join("\n") !== [promise?.team, promise?.owner].join("\n");
-  const held = other ? whose(holder).filter(Boolean).map((part) => html`${guilty}: ${part}`) : [];
-  const parts = [...own, ...held, guilty !== name && runbook(guilty, holder?.runbook), holder?.logs && html`<${Logs} promise=${holder} range=${range} />`];
+  const parts = [...own, other && whose(holder, guilty), guilty !== name && runbook(guilty, holder?.runbook), holder?.logs && html`<${Logs} promise=${holder} range=${range} />`];
   const shown = parts.filter(Boolean);
   if (shown.length === 0) return null;
   return html`<ul class="contacts" aria-label=${`Whom to ask about ${name}`}>${shown.map((part, index) => html`<li key=${index}>${part}</li>`)}</ul>`;
