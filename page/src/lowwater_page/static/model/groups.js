@@ -45,7 +45,10 @@ export function gather(computations, by, open) {
   if (by !== "") {
     for (const each of computations.values()) {
       const group = groupOf(each, by);
-      if (!open.includes(group)) members.set(group, [...(members.get(group) ?? []), each.name]);
+      if (open.includes(group)) continue;
+      const known = members.get(group);
+      if (known === undefined) members.set(group, [each.name]);
+      else known.push(each.name);
     }
   }
   /** @type {Gathered["groups"]} */

@@ -54,7 +54,8 @@ function ranked(inputs) {
 function order(layers, inputs) {
   /** @type {Map<string, string[]>} */
   const readers = new Map();
-  for (const [name, read] of inputs) for (const input of read) readers.set(input, [...(readers.get(input) ?? []), name]);
+  for (const name of inputs.keys()) readers.set(name, []);
+  for (const [name, read] of inputs) for (const input of read) readers.get(input)?.push(name);
   /** @type {Map<string, number>} Between 0 and 1 within its layer. */
   const place = new Map();
   const settle = (/** @type {string[]} */ layer) => layer.forEach((name, index) => place.set(name, (index + 0.5) / layer.length));

@@ -17,7 +17,7 @@ import { STEP, useZoom } from "./zoom.js";
 /** @typedef {import("../model/verdict.js").Verdict} Verdict */
 /** @typedef {import("../model/route.js").Route} Route */
 
-/** Boxes from roomy to narrow: the first with which the graph fits is taken, on small screens the last. */
+/** Boxes from roomy to narrow: the first with which the graph fits is taken, the last if it fits a little smaller; else the first, for names to be read. */
 const BOXES = [
   { width: 216, height: 92 },
   { width: 188, height: 92 },
@@ -37,8 +37,9 @@ const CHOOSE_MILLIS = 5_000;
 const FEW = 24;
 const MANY = 40;
 const FLAT = { width: 176, height: 76 };
-/** The least scale that some boxes are shown at first, and how far apart boxes are for a finger on a small screen, in pixels. */
+/** The least scale that some boxes are shown at first, also on a small screen; and how far apart many are for a finger there, in pixels. */
 const LEGIBLE = 0.7;
+const LEGIBLE_SMALL = 0.85;
 const FINGER = 24;
 /** Scale below which a box says its name alone, in letters of so many pixels, and below which not even that. */
 const AFAR = 0.6;
@@ -145,7 +146,7 @@ export function Graph({ verdicts, wanted, dimmed, route, go, now, worst }) {
  * @returns {number}
  */
 function firstScale(count, width, height, room, whole, small) {
-  if (count <= FEW) return room > 0 ? Math.min(1, Math.max(LEGIBLE, room / width)) : 1;
+  if (count <= FEW) return room > 0 ? Math.min(1, Math.max(small ? LEGIBLE_SMALL : LEGIBLE, room / width)) : 1;
   if (count <= MANY) return Math.max(whole, LEGIBLE);
   return small ? Math.max(whole, FINGER / height) : whole;
 }
@@ -279,7 +280,8 @@ function fit(of, room, down) {
     return { placed: boxes.length > MANY ? layered(of, box, true, { width: room || 1, height: 4 * TALL }) : layout(of, box, true), box };
   }
   if (boxes.length > MANY) return { placed: layered(of, FLAT, false, { width: room || 1, height: TALLER }), box: FLAT };
-  const box = BOXES.find(({ width }) => breadth(of, width) <= room) ?? BOXES[room === 0 ? 0 : BOXES.length - 1];
+  const narrow = BOXES[BOXES.length - 1];
+  const box = BOXES.find(({ width }) => breadth(of, width) <= room) ?? (breadth(of, narrow.width) * LEGIBLE <= room ? narrow : BOXES[0]);
   return { placed: layout(of, box, false), box };
 }
 
