@@ -16,6 +16,7 @@ from monitoring.recordings import (
     PROMISE,
     SILENCE,
     STANDING,
+    WHO,
     broken,
     by_computation,
     by_group,
@@ -58,12 +59,11 @@ OWN_RUNBOOK: Final = (
 
 def answered(alert: Alert) -> Alert:
     """Put owner and team of its promise on an alert about one computation, where somebody promised something, and the owner's runbook beside it."""
-    return replace(
-        alert,
-        expr=f"(\n{alert.expr}\n) * on ({COMPUTATION}) group_left (owner, team) {PROMISE}\n"
-        f"or\n(\n{alert.expr}\n) unless on ({COMPUTATION}) {PROMISE}",
-        annotations=(("owner_runbook_url", OWN_RUNBOOK),),
-    )
+    expr = f"(\n{alert.expr}\n) * on ({COMPUTATION}) group_left (owner, team) {WHO}"
+    if BROKEN in alert.expr:
+        # It looks back, so it goes on while the computation is not scraped for a moment.
+        expr += f"\nor\n(\n{alert.expr}\n) unless on ({COMPUTATION}) {WHO}"
+    return replace(alert, expr=expr, annotations=(("owner_runbook_url", OWN_RUNBOOK),))
 
 
 def is_about_one(alert: Alert) -> bool:

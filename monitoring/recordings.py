@@ -21,6 +21,7 @@ SILENCE: Final = "computation:lowwater_holder_silence_seconds:age"
 OPERATION: Final = "computation:lowwater_oldest_operation_seconds:age"
 HOLDER: Final = "computation:lowwater_holder_info:max"
 PROMISE: Final = "computation:lowwater_promise_info:max"
+WHO: Final = "computation:lowwater_promise_owner:max"
 LATE: Final = "computation:lowwater_promise_late_seconds:max"
 USED: Final = "computation:lowwater_promise_used:ratio"
 BROKEN: Final = "computation:lowwater_promise_broken:bool"
@@ -109,6 +110,12 @@ def watermarks(settings: Settings) -> Group:
             Record(
                 PROMISE,
                 f"topk by ({COMPUTATION}) (1, max by ({COMPUTATION}, owner, team, runbook) ({newest('lowwater_promise_info')}))",
+            ),
+            # 1 for every computation that is served, also for one that nobody answers for: what is multiplied by it stays as it is.
+            Record(
+                WHO,
+                f"max by ({COMPUTATION}, owner, team) ({PROMISE})\n"
+                f"or\n(0 * {by_computation('lowwater_epoch')} + 1 unless on ({COMPUTATION}) {PROMISE})",
             ),
             Record(LATE, by_computation("lowwater_promise_late_seconds")),
             Record(USED, f"{FRESHNESS} / on ({COMPUTATION}) {LATE}"),

@@ -55,7 +55,7 @@ class Pipeline:
 
     def __enter__(self) -> Self:
         lw = self._open.enter_context(self.client)
-        lw.register("flights")
+        lw.register("flights", lateness_budget=0.01)
         lw.register("enriched", inputs=["flights"])
         lw.register("hourly", inputs=["enriched"])
         lw.register("guess", estimated=True)
@@ -126,7 +126,7 @@ class Pipeline:
             oldest=now() - 2 * 10**6,
             frontier=now() - 10**6,
             pending=[now() - 2 * 10**6] + [now() - 10**6] * 500,
-            finished=100,
+            finished=[now() - 10**6] * 100,
             oldest_operation=now() - 2 * 10**6,
         )
 

@@ -19,7 +19,7 @@ from lowwater_spark.prometheus import FIGURES as SPARK
 from monitoring.files import GENERATED, HERE, PAGE, generate, groups, page
 from monitoring.grafana import COLUMNS
 from monitoring.pipeline_alerts import alerts, is_about_one
-from monitoring.recordings import BROKEN, PROMISE
+from monitoring.recordings import BROKEN, WHO
 from monitoring.settings import Settings
 from tests.monitoring.panels_asked import dashboards, rules, selectors
 
@@ -161,7 +161,7 @@ def test_every_alert_says_what_to_do() -> None:
         about_one = "$labels.computation" in str(rule["annotations"]) and rule["alert"] in PROMISED
         more = {"owner_runbook_url"} if about_one else set[str]()
         assert set(rule["annotations"]) == {"summary", "description", "runbook_url"} | more
-        assert (f"group_left (owner, team) {PROMISE}" in rule["expr"]) == about_one
+        assert (f"group_left (owner, team) {WHO}" in rule["expr"]) == about_one
         path, _, section = rule["annotations"]["runbook_url"].partition("#")
         assert (HERE.parent / path).is_file()
         assert section == rule["alert"].lower()

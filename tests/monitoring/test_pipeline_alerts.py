@@ -129,8 +129,8 @@ OWN = FAULT + 1170
 def test_a_promise_that_allows_more_is_quiet_for_longer_and_for_its_computation_alone(tmp_path: Path) -> None:
     """Hourly and enriched stand; three hours were promised of hourly, and nothing of enriched."""
     exported = healthy()
-    computation(exported, "hourly", held(8 * HOURS - 60, hourly), following)
-    computation(exported, "enriched", held(8 * HOURS - 60, following), flowing)
+    computation(exported, "hourly", held(FAULT - 60, hourly), following)
+    computation(exported, "enriched", held(FAULT - 60, following), flowing)
     enriched = ONE | {"window": "1h"}
     both = [HOURLY | {"window": "1h"}, enriched]
     for name, made, expected in (
@@ -138,7 +138,7 @@ def test_a_promise_that_allows_more_is_quiet_for_longer_and_for_its_computation_
         ("three", promised(dict(exported), "hourly", 3 * HOURS), [enriched]),
     ):
         (tmp_path / name).mkdir()
-        check(tmp_path / name, made, {"LowwaterPromiseBroken": {32700: expected}})
+        check(tmp_path / name, made, {"LowwaterPromiseBroken": {FAULT + 3000: expected}})
 
 
 def test_one_wrong_promise_fires_for_its_computation_alone(tmp_path: Path) -> None:

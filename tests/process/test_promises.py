@@ -162,8 +162,10 @@ def test_a_shard_tells_of_what_it_serves(tmp_path: Path) -> None:
                 names = [f"billing-{number}" for number in range(8)]
                 for name in names:
                     lw.register(name)
-                eventually(lambda: not lw.shards().unserved)
-                assert all(len(shard.computations) > 0 for shard in lw.shards())
+                eventually(lambda: len(lw.shards()) == 2)
+                for name, shard in zip(names, [one, two] * 4, strict=True):
+                    lw.pin(name, shard.address)
+                eventually(lambda: [len(shard.computations) for shard in lw.shards()] == [4, 4])
                 with lw.inputs(*names):
                     assert {each.promise.team for each in lw.get().values() if each.promise} == {"billing"}
                     lw.drain(two.address)

@@ -153,6 +153,7 @@ CASES: Final[dict[str, Case]] = {
     "a budget that is none": Case(
         "Register", put(lateness_budgets_ppm=lambda r, _: [r.choice([0, 99, 500_001, 2**32 - 1])]), field="lateness_budgets_ppm"
     ),
+    "all that is pending without a budget": Case("Register", put(all_pending=True, lateness_budgets_ppm=[]), field="all_pending"),
     "a budget twice": Case("Register", put(lateness_budgets_ppm=[500, 10_000, 500]), field="lateness_budgets_ppm"),
     "too many budgets": Case("Register", put(lateness_budgets_ppm=[100, 200, 300, 400, 500]), field="lateness_budgets_ppm"),
     "a long key hash": Case("Register", put(key_hash=text(65, 20_000)), field="key_hash"),

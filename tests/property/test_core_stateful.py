@@ -154,4 +154,5 @@ def test_the_oracle_notices_what_is_broken_of_layouts(
         made["made"] = broken
     else:
         broken(monkeypatch)
-    walk(type("Broken", (LaidOut,), made), monkeypatch, examples=EXAMPLES, seed_=1)
+    # What is drawn depends on the modules that are loaded: one that comes after many may be found late. It ends when it is found.
+    walk(type("Broken", (LaidOut,), made), monkeypatch, examples=4 * EXAMPLES, seed_=1)

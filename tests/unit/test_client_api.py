@@ -31,7 +31,7 @@ from lowwater._sync.runtime import Runtime
 from tests.kit.eventually import eventually
 
 NAMES = """
-Batches BelowMark Client ClientStatistics Closed Completeness Completion Computation Cycle EstimatedInput EventTime FinishRequired Gap Histogram History Hop Identity
+Arrived Batches BelowMark Client ClientStatistics Closed Completeness Completion Computation Cycle EstimatedInput EventTime FinishRequired Gap Histogram History Hop Identity
 IdentityMismatch IncarnationChanged InputReader InputVersion Inputs Interval IntervalView InvalidArgument JournalFailed LatenessBudget Layout LayoutConflict LayoutView Lease LowwaterError MAX MIN Moved NewTask NotPrepared OldStream
 OlderClaim Overloaded OwnedRanges PermissionDenied Promise RangeLoad RangeState RangeView Ranges Refusal RegistrationConflict Rewound ServerTokenMismatch Settings
 ShardView Shards ShuttingDown StaleEpoch StaleLease StaleSequencer StillRead TaskAttempt TaskConflict TaskGroup
