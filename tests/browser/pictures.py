@@ -1,21 +1,28 @@
-"""Takes the pictures of docs/status-page.md: ``python -m tests.browser.pictures``, about four minutes.
+"""Takes the pictures of docs/status-page.md: ``python -m tests.browser.pictures``, about five minutes.
 
-What they show is real: an authority, twelve computations by eleven executors as processes, one of which hangs. Nothing in a
-picture is drawn by hand.
+What they show is real: an authority, twelve computations by eleven executors as processes, one of which hangs; three hundred and a
+thousand by one process. Nothing in a picture is drawn by hand. But nobody waits a day for the heat map: its samples are those of a
+simulated day, kept and encoded by the page's own code.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import random
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Any, Final
 
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
+from lowwater_page import records
+from lowwater_page.samples import SPANS, Samples
 from tests.browser.chromium import WAIT_MILLIS, chromium, watched
-from tests.browser.fleet import GUILTY, fleet
+from tests.browser.estate import SIZE, Estate
+from tests.browser.fleet import GUILTY, MINUTES, PIPELINE, fleet
 from tests.browser.test_many import LATE, Crowd
 from tests.process.serving import serving
 
@@ -27,11 +34,51 @@ RUN_SECONDS: Final = 90.0
 """How long the pipeline runs before an executor hangs, and how long that lasts then: what the lines of the last hour have to show."""
 
 
-def take(browser: Browser, url: str, name: str, route: str = "", *, full: bool = True, **context: Any) -> None:
-    """Take one picture."""
+PROMISES: Final = """
+[[promise]]
+computations = "archive"
+late = "1h"
+team = "storage"
+owner = "kim@example.org"
+
+[[promise]]
+computations = "[hdr]*"
+late = "30m"
+team = "reports"
+owner = "ana@example.org"
+runbook = "https://wiki.example.org/{computation}"
+
+[[promise]]
+computations = "*"
+team = "flights"
+owner = "ben@example.org"
+logs = "https://logs.example.org/?worker={worker}"
+"""
+
+
+def take(
+    browser: Browser,
+    url: str,
+    name: str,
+    route: str = "",
+    *,
+    full: bool = True,
+    heat: str = "",
+    to: str = "",
+    **context: Any,
+) -> None:
+    """Take one picture. ``heat``: what the page is told when it asks for a heat map. ``to``: what to scroll to."""
+
+    def tell(asked: Route) -> None:
+        asked.fulfill(body=heat, content_type="application/json")
+
     with watched(browser, url, **context) as tab:
+        if heat:
+            tab.page.route("**/api/heat?*", tell)
         page = tab.open(route)
         settle(page)
+        if to:
+            page.locator(to).evaluate("(element) => element.scrollIntoView()")
         page.screenshot(path=FOLDER / f"status-{name}.png", full_page=full)
     print(f"docs/pictures/status-{name}.png", flush=True)
 
@@ -42,12 +89,19 @@ def settle(page: Page) -> None:
     if "/c/" in page.url:
         for each in (".sentences", ".strip .card", ".chart canvas", ".completions"):
             page.locator(each).wait_for()
+    if "view=heat" in page.url:
+        page.locator(".heat-row path").first.wait_for(state="attached")
     page.evaluate("document.fonts.ready")
 
 
 def pipeline(browser: Browser, scratch: Path) -> None:
     """The pictures of a pipeline in which an executor hangs."""
-    with serving(scratch, page="127.0.0.1:0") as server, fleet(server.address, "late") as running:
+    promises = scratch / "promises.toml"
+    promises.write_text(PROMISES)
+    with (
+        serving(scratch, "--promises", str(promises), page="127.0.0.1:0") as server,
+        fleet(server.address, "late") as running,
+    ):
         threading.Event().wait(RUN_SECONDS)
         running.freeze(GUILTY)
         with watched(browser, server.page) as tab:
@@ -59,6 +113,45 @@ def pipeline(browser: Browser, scratch: Path) -> None:
         take(browser, server.page, "computation-dark", "#/c/report", **DARK)
         take(browser, server.page, "phone", **PHONE, full=False)
         take(browser, server.page, "phone-computation", "#/c/enriched", **PHONE, full=False)
+        take(browser, server.page, "phone-owner", "#/?team=reports", **PHONE, full=False)
+        day = simulated_day()
+        take(browser, server.page, "heat", "#/?view=heat&span=24h", full=False, heat=day)
+        take(browser, server.page, "phone-heat", "#/?view=heat&span=24h", **PHONE, full=False, heat=day, to=".views")
+
+
+def simulated_day() -> str:
+    """Return a heat map of the pipeline's day: a slow night, an executor that hung in the morning, an archive in steps."""
+    chance, samples, end = random.Random(7), Samples(), int(time.time())
+    names = [job.name for job in PIPELINE]
+    for at in range(end - 86_400, end, 60):
+        hour = (at - end + 86_400) / 3600
+        lags = dict[str, float]()
+        for job in PIPELINE:
+            lag = max([0.0, *(lags[name] for name in job.inputs)]) + job.behind * chance.uniform(0.6, 1.8)
+            if job.name == "enriched" and 8.2 < hour < 9.4:
+                lag += (hour - 8.2) * 3600
+            if job.name == "storms" and 2 < hour < 5:
+                lag += 20 * MINUTES * (1 - abs(hour - 3.5) / 1.5)
+            if job.name == "archive":
+                lag += 50 * MINUTES * (hour % 6) / 6
+            if job.name == "enriched" and hour > 23.5:
+                lag += 41 * MINUTES
+            lags[job.name] = lag
+        samples.add(at * 1_000_000, names, [(int((at - lags[name]) * 1e6),) * 2 for name in names])
+    return json.dumps(records.heat(samples.heat(SPANS["24h"], 1000)))
+
+
+def whole(browser: Browser, scratch: Path) -> None:
+    """The picture of three hundred computations, all of them drawn."""
+    with serving(scratch, page="127.0.0.1:0") as server:
+        estate = Estate(server.address)
+        estate.tell(2, 3000)
+        with watched(browser, server.page) as tab:
+            expect(tab.open().locator(".node-late")).not_to_have_count(0)
+            expect(tab.page.locator(".node")).to_have_count(SIZE)
+        take(browser, server.page, "whole", viewport={"width": 1280, "height": 1120}, full=False)
+        take(browser, server.page, "groups", "#/?graph=name&open=billing", full=False)
+        estate.close()
 
 
 def thousand(browser: Browser, scratch: Path) -> None:
@@ -72,16 +165,19 @@ def thousand(browser: Browser, scratch: Path) -> None:
         crowd.close()
 
 
+PICTURES: Final = {"pipeline": pipeline, "whole": whole, "thousand": thousand}
+
+
 def main() -> None:
     """Take all, or those named."""
     parser = argparse.ArgumentParser(description="Takes the pictures of docs/status-page.md.")
-    parser.add_argument("which", nargs="*", choices=["pipeline", "thousand", []], help="default: both")
-    which = parser.parse_args().which or ["pipeline", "thousand"]
+    parser.add_argument("which", nargs="*", choices=[*PICTURES, []], help="default: all")
+    which = parser.parse_args().which or list(PICTURES)
     with tempfile.TemporaryDirectory() as scratch, chromium() as browser:
         for name in which:
             folder = Path(scratch) / name
             folder.mkdir()
-            {"pipeline": pipeline, "thousand": thousand}[name](browser, folder)
+            PICTURES[name](browser, folder)
 
 
 if __name__ == "__main__":

@@ -154,3 +154,29 @@ def test_a_name_survives_its_way_through_the_address_and_is_only_text(lw: lowwat
     expect(page.locator("h1")).to_have_text("shop/a_b.c-d")
     page.goto(f"{tab.url}#/c/%3Cb%3E%26%23%3F%20x")
     expect(page.locator("h1")).to_have_text("<b>&#? x")
+
+
+def test_a_lateness_budget_tells_what_came_behind_it(server: Serving, lw: lowwater.Client, tab: Watched) -> None:
+    lw.register("flights", lateness_budget=0.01)
+    lease = lw.worker("flights", name="exec-1").claim()
+    now = int(time.time() * 1e6)
+    for step in range(1, 31):
+        at = now + step * 1_000_000
+        lease.advance(None, oldest=None, frontier=at, finished=[at] * 100)
+        lease.flush(60)
+    budget = lw.get("flights")["flights"].budget[0.01]
+    assert budget.records == 3000
+    page = tab.open("#/c/flights")
+    row = page.locator(".budgets tbody tr")
+    expect(row).to_contain_text(re.compile(rf"1 %.*{budget.behind}.*3,000.*{budget.excused}"))
+    share = page.locator(".facts div").filter(has_text="99 % of the records lately seen")
+    expect(share).to_contain_text("of all came behind it")
+
+
+def test_a_share_of_the_records_says_that_they_were_lately_seen(story: Story, tab: Watched) -> None:
+    story.tell(1, 40)
+    page = tab.open("#/c/enriched")
+    expect(page.locator(".facts dt").filter(has_text="99 %")).to_have_text("99 % of the records lately seen")
+    expect(page.locator(".chart .u-series").last).to_contain_text("99 % of the records lately seen")
+    page.goto(tab.url)
+    expect(page.get_by_role("columnheader", name="99 % of records lately")).to_be_visible()

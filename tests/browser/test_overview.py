@@ -69,7 +69,7 @@ def test_an_input_that_is_not_registered_is_told_in_the_table_and_no_lag_is_made
     row = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="hourly"))
     expect(row.locator(".held")).to_have_text("nobody which is not registered")
     page.goto(f"{tab.url}#/c/hourly")
-    expect(page.get_by_text(re.compile("^no watermark; this authority has"))).to_be_visible()
+    expect(page.get_by_text(re.compile("^no watermark; this page has"))).to_be_visible()
 
 
 def test_search_finds_computations_and_workers_and_is_part_of_the_address(

@@ -38,6 +38,7 @@ API = (
     "api/events",
     "api/ranges?computation=flights",
     "api/recent?computation=flights",
+    "api/heat",
     "api/history?computation=flights",
     "api/why?computation=flights",
     "api/whatever-comes",

@@ -29,6 +29,7 @@ from tests.kit.eventually import eventually
 from tests.kit.times import HOUR
 from tests.process.browsing import Json, Viewer, ask
 from tests.process.following import Work
+from tests.process.page_process import PageProcess
 from tests.process.serving import Serving
 from tests.process.sharding import Shard, Sharded, move
 
@@ -146,6 +147,54 @@ def test_the_last_hour_is_as_this_process_saw_it(server: Serving, pipeline: Json
     assert later is not None
     assert earlier < later
     assert (low, share) == (NOON + HOUR, pipeline[ENRICHED]["shares"][0]["watermark"]["micros"])
+
+
+def test_what_was_longer_ago_comes_in_coarser_steps(server: Serving, pipeline: Json) -> None:
+    eventually(lambda: ask(server.page, "api/recent", computation=ENRICHED, span="7d").json["samples"])
+    found = ask(server.page, "api/recent", computation=ENRICHED, span="7d").json
+    assert found["step_seconds"] == 600
+    time_micros, low, _ = found["samples"][-1]
+    assert 0 <= low - (NOON + HOUR) < 1_000_000  # to the second
+    heat = ask(server.page, "api/heat", span="24h").json
+    assert abs(heat["since_micros"] / 1e6 - time.time()) < 600
+    assert (heat["column_seconds"], heat["total"], len(heat["lags"])) == (900, 3, 3)
+    lags = heat["lags"][HOURLY]
+    assert len(lags) == 96
+    assert lags[-1] == pytest.approx((time_micros - NOON) / 1e6, abs=60)
+
+
+def test_a_page_that_begins_recalls_when_hours_were_complete(tmp_path: Path) -> None:
+    """Another page, beside the same authority, knows what was before it."""
+    with Serving(tmp_path / "data") as server, lowwater.connect(server.address) as lw:
+        hour = int(time.time()) // 3600 * 3600 * 1_000_000
+        lw.register("late")
+        lease = lw.worker("late", name="exec-1").claim()
+        for low in (hour - HOUR - 1, hour - HOUR + 1):
+            lease.advance(None, oldest=None, frontier=low)
+            lease.flush(30)
+        behind = [each.behind.total_seconds() for each in lw.history("late") if each.behind is not None]
+        assert behind
+        with PageProcess(tmp_path, server.address) as page:
+
+            def seen() -> list[int]:
+                lags: list[int | None] = ask(page.page, "api/heat", span="24h").json["lags"].get("late", [])
+                return [lag for lag in lags if lag is not None]
+
+            found = eventually(lambda: seen() if len(seen()) > 1 else [])
+        assert found == sorted(found), "it grew, from the end of that hour on"
+        assert abs(found[-1] - max(behind)) < 60
+
+
+@pytest.mark.parametrize(("path", "given"), [("recent", {"computation": RAW}), ("heat", {})], ids=["recent", "heat"])
+def test_a_span_that_nobody_keeps_says_which_there_are(server: Serving, path: str, given: Json) -> None:
+    found = ask(server.page, f"api/{path}", **given, span="1y")
+    assert found.status == 400
+    assert "give one of 1h, 6h, 24h, 7d" in found.json["error"]
+
+
+def test_nothing_was_promised_and_there_is_no_budget(server: Serving, pipeline: Json) -> None:
+    [raw] = [each for each in ask(server.page, "api/snapshot").json["computations"] if each["name"] == RAW]
+    assert (raw["promise"], raw["budgets"]) == (None, [])
 
 
 @pytest.mark.parametrize("path", ["ranges", "recent", "history", "why"])

@@ -10,11 +10,13 @@ from itertools import pairwise
 import pytest
 
 from lowwater import Watermark, WatermarkView
-from lowwater_page.board import SAMPLES, STEP_SECONDS, Board, _Samples
+from lowwater_page.board import Board
+from lowwater_page.samples import KEPT, SPANS, STEP_SECONDS, Samples
 from tests.kit.times import HOUR
 
 UNKNOWN = Watermark.UNKNOWN.micros
 FINISHED = Watermark.FINISHED.micros
+HOUR_SPAN = SPANS["1h"]
 
 
 def view(name: str, low: int, *inputs: str, incarnation: int = 1, share: int | None = None) -> WatermarkView:
@@ -93,7 +95,7 @@ def test_an_estimated_input_counts_like_any() -> None:
 def test_a_name_that_was_never_heard_of_has_nothing() -> None:
     known = Board()
     assert (known.view("a"), known.local_lag("a"), known.global_lag("a")) == (None, None, None)
-    assert (known.recent("a"), known.names(), known.changes()) == ([], [], [])
+    assert (known.recent("a", HOUR_SPAN), known.names(), known.changes()) == ([], [], [])
 
 
 def test_a_circle_that_two_versions_of_the_graph_make_is_survived() -> None:
@@ -136,14 +138,15 @@ def test_those_are_told_of_who_stand_or_lag_otherwise() -> None:
 
 def test_samples_are_kept_for_an_hour() -> None:
     known = Board()
-    assert SAMPLES * STEP_SECONDS == 3600
-    for step in range(SAMPLES + 10):
+    samples = KEPT[STEP_SECONDS]
+    assert samples * STEP_SECONDS == 3600
+    for step in range(samples + 10):
         known.admit(view("a", step, share=step + 1))
         known.sample(step * STEP_SECONDS)
-    found = known.recent("a")
-    assert len(found) == SAMPLES
+    found = known.recent("a", HOUR_SPAN)
+    assert len(found) == samples
     assert found[0] == (10 * STEP_SECONDS, 10, 11)
-    assert found[-1] == ((SAMPLES + 9) * STEP_SECONDS, SAMPLES + 9, SAMPLES + 10)
+    assert found[-1] == ((samples + 9) * STEP_SECONDS, samples + 9, samples + 10)
     assert all(later[0] - earlier[0] == STEP_SECONDS for earlier, later in pairwise(found))
 
 
@@ -154,20 +157,20 @@ def test_a_computation_is_sampled_from_when_it_was_heard_of() -> None:
     known.sample(2)
     known.admit(view("a", FINISHED))
     known.sample(3)
-    assert known.recent("a") == [(1, None, None), (2, None, None), (3, None, None)]
-    assert known.recent("b") == [(2, 7, 7), (3, 7, 7)]
+    assert known.recent("a", HOUR_SPAN) == [(1, None, None), (2, None, None), (3, None, None)]
+    assert known.recent("b", HOUR_SPAN) == [(2, 7, 7), (3, 7, 7)]
 
 
 def test_a_new_incarnation_drops_the_samples_of_the_old_one() -> None:
     known = board(view("a", 5), view("b", 5))
     known.sample(1)
     known.admit(view("a", UNKNOWN, incarnation=2))
-    assert known.recent("a") == []
+    assert known.recent("a", HOUR_SPAN) == []
     known.sample(2)
     known.admit(view("a", 1, incarnation=2))
     known.sample(3)
-    assert known.recent("a") == [(2, None, None), (3, 1, 1)]
-    assert known.recent("b") == [(1, 5, 5), (2, 5, 5), (3, 5, 5)]
+    assert known.recent("a", HOUR_SPAN) == [(2, None, None), (3, 1, 1)]
+    assert known.recent("b", HOUR_SPAN) == [(1, 5, 5), (2, 5, 5), (3, 5, 5)]
 
 
 def test_an_incarnation_that_begins_during_a_sample_gets_no_value_of_the_one_before(
@@ -176,17 +179,17 @@ def test_an_incarnation_that_begins_during_a_sample_gets_no_value_of_the_one_bef
     """The one who samples and the one who follows are two threads."""
     known = board(view("a", 5))
     following = threading.Thread(target=known.admit, args=(view("a", UNKNOWN, incarnation=2),))
-    add = _Samples.add
+    add = Samples.add
 
-    def meanwhile(samples: _Samples, time_micros: int, views: Sequence[WatermarkView]) -> None:
+    def meanwhile(samples: Samples, time_micros: int, names: Sequence[str], values: Sequence[tuple[int, int]]) -> None:
         following.start()
         following.join(0.2)  # it has to wait until the sample is taken
-        add(samples, time_micros, views)
+        add(samples, time_micros, names, values)
 
-    monkeypatch.setattr(_Samples, "add", meanwhile)
+    monkeypatch.setattr(Samples, "add", meanwhile)
     known.sample(1)
     following.join()
-    assert known.recent("a") == []
+    assert known.recent("a", HOUR_SPAN) == []
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -1,34 +1,23 @@
-"""What is known of the whole deployment: the newest watermarks, how far they lag along the graph, and an hour of samples."""
+"""What is known of the whole deployment: the newest watermarks, how far they lag along the graph, and a week of samples."""
 
 from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from lowwater import WatermarkView
 from lowwater._core.lag import lag_seconds, root_lows, upstream_first
-from lowwater.watermark import MAX, MIN
+from lowwater.watermark import MIN
+from lowwater_page.samples import Samples
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    import numpy.typing as npt
-
     from lowwater import ShardView
-
-STEP_SECONDS: Final = 5
-"""Between two samples."""
-
-SAMPLES: Final = 720
-"""Samples kept of each computation: an hour, in 11.5 KB."""
+    from lowwater_page.samples import Heat, Sample, Span
 
 SHARE_PPM: Final = 990_000
 """The heuristic watermark that is sampled beside the low one, in parts per million."""
-
-Sample = tuple[int, int | None, int | None]
-"""Processing time, low watermark and heuristic watermark, in microseconds; None while a watermark has no time."""
 
 
 class Board:
@@ -47,7 +36,7 @@ class Board:
         self._order: tuple[str, ...] | None = ()
         self._roots: Mapping[str, int] | None = {}
         self._told: Mapping[str, int] = {}
-        self._samples = _Samples()
+        self._samples = Samples()
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -65,7 +54,7 @@ class Board:
             if known is None or known.inputs != view.inputs:
                 self._order = None
             if known is not None and known.incarnation != view.incarnation:
-                self._samples.forget(name)
+                self._samples.begin(name)
             self._views[name] = view
             self._roots = None
             self._changed[name] = None
@@ -76,14 +65,24 @@ class Board:
         self._changed[name] = None
         self._samples.remove(name)
 
+    def recall(self, name: str, incarnation: int, completions: Sequence[tuple[int, int]]) -> bool:
+        """Take over when a computation had passed which event times, before anybody looked; nothing when it is in another incarnation.
+
+        Returns False when it is too early: there is no sample of it yet.
+        """
+        with self._lock:
+            view = self._views.get(name)
+            return view is None or view.incarnation != incarnation or self._samples.recall(name, completions)
+
     def post(self, shards: Iterable[ShardView]) -> None:
         """Replace the shards of the deployment."""
         self._shards = tuple(shards)
 
     def sample(self, time_micros: int) -> None:
-        """Keep where everything stands at a processing time, for an hour. O(computations)."""
+        """Keep where everything stands at a processing time. O(computations)."""
         with self._lock:  # to the end: a new incarnation that began in between would get a value of the old one
-            self._samples.add(time_micros, list(self._views.values()))
+            values = [(view.low.micros, view.at_share(SHARE_PPM).micros) for view in self._views.values()]
+            self._samples.add(time_micros, list(self._views), values)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -121,9 +120,13 @@ class Board:
             return None
         return lag_seconds(self._root_lows().get(name, MIN), view.low.micros)
 
-    def recent(self, name: str) -> list[Sample]:
+    def recent(self, name: str, span: Span) -> list[Sample]:
         """Return the samples of the computation's present incarnation, oldest first."""
-        return self._samples.of(name)
+        return self._samples.of(name, span)
+
+    def heat(self, span: Span, most: int) -> Heat:
+        """Return how far everything was behind over a time: of so many computations at most, those that were furthest behind. O(samples)."""
+        return self._samples.heat(span, most)
 
     def changes(self) -> list[str]:
         """Return what stands or lags otherwise than when this was asked last, each once, and what was forgotten since.
@@ -158,63 +161,3 @@ class Board:
                 self._order = upstream_first({name: view.inputs for name, view in self._views.items()})
             roots = self._roots = root_lows(self._order, lambda name: self._views[name].inputs, self._low)
             return roots
-
-
-class _Samples:
-    """The last ``SAMPLES`` samples: a column of times, and a row of (low, heuristic) for each computation."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._taken = 0
-        self._times: npt.NDArray[np.int64] = np.zeros(SAMPLES, np.int64)
-        self._values: npt.NDArray[np.int64] = np.zeros((0, SAMPLES, 2), np.int64)
-        self._rows: dict[str, int] = {}
-        self._free: list[int] = []
-        """Rows of what was dropped."""
-        self._since: dict[str, int] = {}
-        """Which sample is the first of a computation's present incarnation."""
-
-    def add(self, time_micros: int, views: Sequence[WatermarkView]) -> None:
-        with self._lock:
-            for view in views:
-                if view.computation not in self._rows:
-                    self._rows[view.computation] = self._free.pop() if self._free else len(self._rows)
-                    self._since.setdefault(view.computation, self._taken)
-            missing = len(self._rows) + len(self._free) - len(self._values)
-            if missing > 0:
-                more = max(missing, len(self._values))
-                self._values = np.concatenate((self._values, np.zeros((more, SAMPLES, 2), np.int64)))
-            place = self._taken % SAMPLES
-            self._times[place] = time_micros
-            rows = [self._rows[view.computation] for view in views]
-            self._values[rows, place] = np.array(
-                [(view.low.micros, view.at_share(SHARE_PPM).micros) for view in views], np.int64
-            ).reshape(-1, 2)
-            self._taken += 1
-
-    def forget(self, name: str) -> None:
-        """A new incarnation has begun."""
-        with self._lock:
-            self._since[name] = self._taken
-
-    def remove(self, name: str) -> None:
-        """It was dropped."""
-        with self._lock:
-            row = self._rows.pop(name, None)
-            if row is not None:
-                self._free.append(row)
-            self._since.pop(name, None)
-
-    def of(self, name: str) -> list[Sample]:
-        with self._lock:
-            row = self._rows.get(name)
-            if row is None:
-                return []
-            first = max(self._since[name], self._taken - SAMPLES)
-            places = np.arange(first, self._taken) % SAMPLES
-            times, values = self._times[places].tolist(), self._values[row, places].tolist()
-        return [(time, _timed(low), _timed(share)) for time, (low, share) in zip(times, values, strict=True)]
-
-
-def _timed(micros: int) -> int | None:
-    return micros if MIN < micros < MAX else None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from lowwater import errors
 from lowwater._core.events import event
-from lowwater_page.board import STEP_SECONDS
+from lowwater_page.samples import STEP_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,9 +13,10 @@ from aiohttp import hdrs, web
 from lowwater import errors
 from lowwater._server.http import BadParameter, answer, parameters
 from lowwater_page import assets, records
-from lowwater_page.board import STEP_SECONDS
 from lowwater_page.feed import Feed
 from lowwater_page.questions import Questions
+from lowwater_page.recall import COMPLETIONS, Recall
+from lowwater_page.samples import SPANS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from lowwater._server.visitors import Visitors
     from lowwater_page.board import Board
     from lowwater_page.follower import Follower
+    from lowwater_page.samples import Span
 
 MOST_VIEWERS: Final = 100
 """Pages that may be open at once; more are told to come again. Each costs a connection and at most some 300 KB of buffers."""
@@ -31,8 +33,8 @@ MOST_VIEWERS: Final = 100
 MOST_RANGES: Final = 1000
 """Key ranges in one answer."""
 
-COMPLETIONS: Final = 240
-"""Completions in one answer: ten days of hours."""
+MOST_HEAT: Final = 1000
+"""Computations in one heat map."""
 
 STALLED_SECONDS: Final = 30.0
 """How long a viewer may take nothing of what it is told before it is cut off."""
@@ -56,6 +58,7 @@ class Page:
         self._visitors = visitors
         self._assets = assets.read()
         self._questions = Questions(self._follower.client)
+        self._recall = Recall(self._follower.client, self._board)
         self._feed = Feed(self._board, self._follower, version=self._version, clock=self._clock)
         self._feeding = asyncio.create_task(self._feed.run())
 
@@ -68,6 +71,7 @@ class Page:
             web.get("/api/events", self._events),
             web.get("/api/ranges", self._ranges),
             web.get("/api/recent", self._recent),
+            web.get("/api/heat", self._heat),
             web.get("/api/history", self._history),
             web.get("/api/why", self._why),
         ]
@@ -80,6 +84,7 @@ class Page:
         """See Part."""
         self._feed.close()
         self._questions.close()
+        self._recall.close()
         self._feeding.cancel()
 
     # -- the page -----------------------------------------------------------------------------------------------------
@@ -132,10 +137,20 @@ class Page:
         return answer(await self._questions.ask(("ranges", name, str(limit)), ask))
 
     async def _recent(self, request: web.Request) -> web.Response:
-        name = _computation(request, parameters(request, "computation"))
+        given = parameters(request, "computation", "span")
+        name, span = _computation(request, given), _span(given)
         if self._board.view(name) is None:
             raise errors.UnknownComputation(f"nothing was heard of a computation {name!r}; /api/snapshot lists them")
-        return answer(json.dumps(records.recent(STEP_SECONDS, self._board.recent(name))).encode())
+        return answer(json.dumps(records.recent(span.step, self._board.recent(name, span))).encode())
+
+    async def _heat(self, request: web.Request) -> web.Response:
+        span = _span(parameters(request, "span"))
+        self._recall.want()
+
+        def ask(_: Client) -> records.Record:
+            return records.heat(self._board.heat(span, MOST_HEAT))
+
+        return answer(await self._questions.ask(("heat", str(span.seconds)), ask))
 
     async def _history(self, request: web.Request) -> web.Response:
         name = _computation(request, parameters(request, "computation"))
@@ -170,6 +185,13 @@ def _computation(request: web.Request, given: Mapping[str, str]) -> str:
     if not name:
         raise BadParameter(f"computation is missing: name one, for example {request.path}?computation=flights")
     return name
+
+
+def _span(given: Mapping[str, str]) -> Span:
+    text = given.get("span", next(iter(SPANS)))
+    if text not in SPANS:
+        raise BadParameter(f"span is {text!r}: give one of {', '.join(SPANS)}")
+    return SPANS[text]
 
 
 def _limit(given: Mapping[str, str]) -> int:

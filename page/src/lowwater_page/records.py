@@ -9,8 +9,20 @@ from lowwater._core.text import describe_range
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from lowwater import History, Hop, Ranges, RangeView, ShardView, Watermark, WatermarkView, Why
-    from lowwater_page.board import Board, Sample
+    from lowwater import (
+        History,
+        Hop,
+        LatenessBudget,
+        Promise,
+        Ranges,
+        RangeView,
+        ShardView,
+        Watermark,
+        WatermarkView,
+        Why,
+    )
+    from lowwater_page.board import Board
+    from lowwater_page.samples import Heat, Sample
 
 Record = dict[str, Any]
 
@@ -48,7 +60,10 @@ def computation(view: WatermarkView, board: Board) -> Record:
         "incarnation": view.incarnation,
         "epoch": view.epoch,
         "low": watermark(view.low),
-        "shares": [{"share": ppm / 1e6, "watermark": watermark(value)} for ppm, value in view.shares],
+        "shares": [
+            {"share": ppm / 1e6, "watermark": watermark(value), "came_behind": view.came_behind.get(ppm / 1e6)}
+            for ppm, value in view.shares
+        ],
         "inputs": list(view.inputs),
         "ranges": view.ranges,
         "since_micros": view.since_micros,
@@ -56,6 +71,31 @@ def computation(view: WatermarkView, board: Board) -> Record:
         "local_lag_seconds": board.local_lag(name),
         "global_lag_seconds": board.global_lag(name),
         "holder": None if view.holder is None else key_range(view.holder),
+        "promise": None if view.promise is None else promise(view.promise),
+        "budgets": [budget(each) for each in view.budgets],
+    }
+
+
+def promise(value: Promise) -> Record:
+    """Return what was promised of a computation, as ``lowwater status --json`` does."""
+    return {
+        "late_seconds": None if value.late is None else value.late.total_seconds(),
+        "owner": value.owner,
+        "team": value.team,
+        "runbook": value.runbook,
+        "logs": value.logs,
+    }
+
+
+def budget(value: LatenessBudget) -> Record:
+    """Return where a lateness budget stands, and what has come behind it."""
+    return {
+        "share": value.share,
+        "watermark": watermark(value.watermark),
+        "records": value.records,
+        "behind": value.behind,
+        "excused": value.excused,
+        "worst": value.worst,
     }
 
 
@@ -77,6 +117,17 @@ def ranges(found: Ranges) -> Record:
 def recent(step_seconds: int, samples: Iterable[Sample]) -> Record:
     """Return what was sampled."""
     return {"step_seconds": step_seconds, "samples": [list(sample) for sample in samples]}
+
+
+def heat(found: Heat) -> Record:
+    """Return how far computations were behind over a time, in seconds, those that were furthest behind first."""
+    return {
+        "from_micros": found.from_micros,
+        "column_seconds": found.column,
+        "since_micros": found.since_micros,
+        "total": found.total,
+        "lags": found.lags,
+    }
 
 
 def history(found: History) -> Record:

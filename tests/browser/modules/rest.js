@@ -18,11 +18,13 @@ function names(found) {
 }
 
 export function an_address_survives_its_way_through_text() {
-  for (const route of [
-    { name: "", query: "", late: 1800, from: "", only: "", sort: "" },
-    { name: "shop/a b?%#", query: "exec-7 node", late: 10, from: "data", only: "stuck", sort: "-lag" },
-  ]) equal(parse(format(route)), route);
+  const home = { name: "", view: "graph", query: "", team: "", owner: "", late: 1800, from: "", only: "", sort: "", graph: "", open: [], span: "1h", zone: "utc" };
+  const full = { ...home, view: "heat", team: "a&b", owner: "ana@example.org", graph: "team", open: ["a&b", "c d"], span: "7d", zone: "local" };
+  for (const route of [home, full, { ...full, name: "shop/a b?%#", query: "exec-7 node", late: 10, from: "data", only: "stuck", sort: "-lag" }]) {
+    equal(parse(format(route)), route);
+  }
   equal(format({ name: "hourly" }), "#/c/hourly");
+  equal(parse("#/?span=9y&zone=moon&graph=art&view=none"), home);
   equal(parse("#/c/%E0%A4%A").name, "%E0%A4%A");
   equal(parse("#/?late=soon&from=mars&only=some"), parse(""));
 }

@@ -1,4 +1,4 @@
-import { ago, brief, clock, duration, lag, parted, stamp } from "/static/model/time.js";
+import { ago, brief, clock, duration, lag, parted, stamp, zoneName } from "/static/model/time.js";
 import { MINUTE, NOW, SECOND, equal } from "./check.js";
 
 export function a_duration_has_two_units_below_ten_of_the_larger() {
@@ -25,4 +25,12 @@ export function what_was_never_was_not_ago() {
 export function a_sentence_is_parted_at_its_times() {
   equal(parted("at 2013-01-09T13:02:11Z, held"), ["at ", Date.UTC(2013, 0, 9, 13, 2, 11) * 1000, ", held"]);
   equal(parted("finished"), ["finished"]);
+}
+
+export function a_local_time_is_that_of_the_browser_and_says_so() {
+  const local = new Date(NOW / 1000);
+  const two = (/** @type {number} */ number) => String(number).padStart(2, "0");
+  equal(clock(NOW, NOW, "local"), [local.getHours(), local.getMinutes(), local.getSeconds()].map(two).join(":"));
+  equal(zoneName(NOW, "utc"), "UTC");
+  equal(stamp(NOW, "local").endsWith(` ${zoneName(NOW, "local")}`), true);
 }

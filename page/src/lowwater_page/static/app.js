@@ -5,13 +5,13 @@ import { Live, clockOf, seenAt } from "./live.js";
 import { parse, format } from "./model/route.js";
 import { sorted, matches } from "./model/table.js";
 import { judge } from "./model/verdict.js";
-import { duration } from "./model/time.js";
+import { duration, zoneName } from "./model/time.js";
 import { render } from "./vendor/preact.js";
 import { useEffect, useRef, useState } from "./vendor/preact-hooks.js";
 import { Banner } from "./view/banner.js";
 import { Computation } from "./view/computation.js";
 import { Door } from "./view/door.js";
-import { useTick } from "./view/hooks.js";
+import { ZoneContext, useTick } from "./view/hooks.js";
 import { Overview } from "./view/overview.js";
 import { Time } from "./view/parts.js";
 
@@ -69,7 +69,7 @@ function App() {
     if (found.length > 0) go({ ...route, name: found[0].computation.name, query: "" });
   };
   if (state.link === "out") return html`<${Door} signIn=${(/** @type {string} */ token) => live.signIn(token)} />`;
-  return html`
+  return html`<${ZoneContext.Provider} value=${route.zone}>
     <a class="skip" href="#main" onClick=${skip}>To the content</a>
     <header class="top">
       <a class="brand" href=${format({ ...route, name: "", query: "", only: "" })}><img src="/static/icon.svg" alt="" width="22" height="22" />lowwater</a>
@@ -86,7 +86,7 @@ function App() {
         />
         <kbd aria-hidden="true">/</kbd>
       </form>
-      <${Link} state=${state} now=${now} />
+      <${Link} state=${state} route=${route} go=${go} now=${now} />
     </header>
     <${Banner} state=${state} now=${now} />
     ${!known
@@ -96,19 +96,33 @@ function App() {
         : verdict === undefined
           ? html`<main id="main"><p class="crumbs"><a href=${format({ ...route, name: "" })}>← All computations</a></p>
               <h1>${route.name}</h1><p class="empty">No computation of that name is registered. It appears here when it is.</p></main>`
-          : html`<${Computation} key=${route.name} verdict=${verdict} verdicts=${verdicts} from=${from} route=${route} now=${at} changes=${state.board.changes} />`}
+          : html`<${Computation} key=${route.name} verdict=${verdict} verdicts=${verdicts} from=${from} route=${route} go=${go} now=${at} changes=${state.board.changes} />`}
     ${known && html`<${Foot} state=${state} signOut=${() => live.signOut()} />`}
-  `;
+  <//>`;
 }
 
 /**
- * @param {{state: import("./live.js").State, now: number}} props
+ * @param {{state: import("./live.js").State, route: Route, go: (route: Route) => void, now: number}} props
  */
-function Link({ state, now }) {
+function Link({ state, route, go, now }) {
   const words = { starting: "connecting", live: "live", away: "no authority", lost: "not connected", out: "signed out" };
   const link = state.link === "live" && state.board.away !== null ? "away" : state.link;
   return html`<p class="link link-${link}"><i aria-hidden="true"></i><span>${words[link]}</span>
-    ${state.board.time > 0 && html`<span class="now"><${Time} micros=${now} now=${now} /> UTC</span>`}</p>`;
+    ${state.board.time > 0 && html`<span class="now"><${Time} micros=${now} now=${now} /></span>
+    <${ZoneSwitch} route=${route} go=${go} now=${now} />`}</p>`;
+}
+
+/**
+ * Whose clocks all times are read on.
+ *
+ * @param {{route: Route, go: (route: Route) => void, now: number}} props
+ */
+function ZoneSwitch({ route, go, now }) {
+  const choose = (/** @type {Event} */ event) => go({ ...route, zone: /** @type {HTMLSelectElement} */ (event.target).value === "local" ? "local" : "utc" });
+  return html`<select class="zone" aria-label="Zone of all times" value=${route.zone} onChange=${choose}>
+    <option value="utc">UTC</option>
+    <option value="local">${zoneName(now, "local")}${zoneName(now, "local").includes("local") ? "" : " (local)"}</option>
+  </select>`;
 }
 
 /**

@@ -3,9 +3,9 @@
 import dagre from "../vendor/dagre.js";
 import { ranked, way } from "./verdict.js";
 
-/** Computations up to which all are drawn. */
-const WHOLE = 150;
-/** How many are drawn of more. */
+/** Computations up to which all are drawn, unless the viewer says otherwise. */
+const WHOLE = 500;
+/** How many are drawn when what matters is. */
 export const PART = 40;
 
 /** @typedef {import("./types.js").Computation} Computation */
@@ -32,16 +32,28 @@ export function readers(computations) {
   return found;
 }
 
+/** What is drawn: what matters, everything, or groups by name or team. @typedef {"worst" | "all" | "name" | "team"} Kind */
+
 /**
- * The computations to draw: all of a small pipeline; of a large one what was asked for, what is worst, who is to blame for
- * it, the way between, and then their neighbours, as far as there is room.
+ * What is drawn of a pipeline.
+ *
+ * @param {Kind | ""} asked By the viewer; empty: whichever says more.
+ * @param {number} size How many computations there are.
+ * @returns {Kind}
+ */
+export function drawing(asked, size) {
+  return asked || (size <= WHOLE ? "all" : "worst");
+}
+
+/**
+ * The computations to draw when not all are: what was asked for, what is worst, who is to blame for it, the way between, and then their
+ * neighbours, as far as there is room.
  *
  * @param {Map<string, import("./verdict.js").Verdict>} verdicts
  * @param {string[]} wanted Searched or selected.
  * @returns {string[]} Sorted by name, so that the same set is the same list.
  */
 export function chosen(verdicts, wanted) {
-  if (verdicts.size <= WHOLE && wanted.length === 0) return [...verdicts.keys()];
   const computations = new Map([...verdicts].map(([name, { computation }]) => [name, computation]));
   const reading = readers(computations);
   const seeds = wanted.length ? wanted : ranked(verdicts.values()).map(({ computation }) => computation.name);
@@ -71,8 +83,8 @@ export function shape(names, computations) {
 }
 
 /** Pixels between two ranks of a graph that goes from left to right, and around it. */
-const BETWEEN = 44;
-const MARGIN = 3;
+export const BETWEEN = 44;
+export const MARGIN = 3;
 
 /**
  * How wide a graph will be that goes from left to right, without placing it. O(computations + edges).
@@ -165,7 +177,7 @@ export function layout(of, box, down) {
  * @param {1 | -1} along
  * @returns {{x: number, y: number}}
  */
-function side({ x, y }, box, down, along) {
+export function side({ x, y }, box, down, along) {
   return down ? { x, y: y + (along * box.height) / 2 } : { x: x + (along * box.width) / 2, y };
 }
 
@@ -176,7 +188,7 @@ function side({ x, y }, box, down, along) {
  * @param {boolean} down
  * @returns {string}
  */
-function curve(points, down) {
+export function curve(points, down) {
   const round = (/** @type {number} */ value) => Math.round(value * 10) / 10;
   let path = `M${round(points[0].x)} ${round(points[0].y)}`;
   for (let i = 1; i < points.length; i += 1) {

@@ -1,4 +1,21 @@
-/** What the charts draw: the lag of the last hour, and when steps of event time became complete. */
+/** What the charts draw: the lag of the last hour, day or week, and when steps of event time became complete. */
+
+/** @typedef {"1h" | "6h" | "24h" | "7d"} Span */
+
+/** How far back one may look, and how finely a heat map shows that. @type {{name: Span, words: string, seconds: number, step: number}[]} */
+export const SPANS = [
+  { name: "1h", words: "hour", seconds: 3600, step: 60 },
+  { name: "6h", words: "6 hours", seconds: 6 * 3600, step: 300 },
+  { name: "24h", words: "24 hours", seconds: 86_400, step: 900 },
+  { name: "7d", words: "7 days", seconds: 7 * 86_400, step: 7200 },
+];
+
+/**
+ * @param {Span} name
+ */
+export function spanOf(name) {
+  return SPANS.find((each) => each.name === name) ?? SPANS[0];
+}
 
 /**
  * Samples as the API has them: time, low watermark, 99 % watermark.

@@ -1,6 +1,6 @@
 /**
  * What counts as late. Lag is counted from the clock; in a replay of old data, where that says nothing, from the newest event time there
- * is. Levels are steps of one threshold that the viewer chooses, so that one scale fits a pipeline of seconds and one of days.
+ * is. Levels are steps of one threshold, which was promised or the viewer chooses, so that one scale fits a pipeline of seconds and one of days.
  */
 
 /** @typedef {"ontime" | "slow" | "late" | "verylate" | "unknown" | "finished"} Level */
@@ -75,6 +75,15 @@ export function behind(watermark, from) {
 export function level(watermark, from, late) {
   const seconds = behind(watermark, from);
   if (seconds === null) return watermark.state === "finished" ? "finished" : "unknown";
+  return levelOf(seconds, late);
+}
+
+/**
+ * @param {number} seconds Behind.
+ * @param {number} late Seconds.
+ * @returns {"ontime" | "slow" | "late" | "verylate"}
+ */
+export function levelOf(seconds, late) {
   if (seconds < late / 2) return "ontime";
   if (seconds < late) return "slow";
   return seconds < 4 * late ? "late" : "verylate";

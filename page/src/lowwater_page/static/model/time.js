@@ -64,16 +64,45 @@ function two(number) {
   return String(number).padStart(2, "0");
 }
 
+/** Whose clocks times are read on: UTC's, or those of where the browser is. @typedef {"utc" | "local"} Zone */
+
+/**
+ * A moment of which the UTC fields are those of a zone.
+ *
+ * @param {number} micros
+ * @param {Zone} zone
+ * @returns {Date}
+ */
+function shifted(micros, zone) {
+  const at = date(micros);
+  return zone === "utc" ? at : new Date(at.getTime() - at.getTimezoneOffset() * 60_000);
+}
+
+/**
+ * What a zone is called at a time: it may have summer time.
+ *
+ * @param {number} micros
+ * @param {Zone} zone
+ * @returns {string} "UTC", "CET", "GMT+5:30"
+ */
+export function zoneName(micros, zone) {
+  if (zone === "utc") return "UTC";
+  const parts = new Intl.DateTimeFormat("en-GB", { timeZoneName: "short" }).formatToParts(date(micros));
+  const name = parts.find(({ type }) => type === "timeZoneName")?.value ?? "local";
+  return name === "UTC" ? "UTC (local)" : name;
+}
+
 /**
  * A time of day; with its date when that is not today's.
  *
  * @param {number} micros
  * @param {number} now
+ * @param {Zone} [zone]
  * @returns {string} "13:02:11", "9 Jan 13:02", "9 Jan 2013 13:02"
  */
-export function clock(micros, now) {
-  const at = date(micros);
-  const today = date(now);
+export function clock(micros, now, zone = "utc") {
+  const at = shifted(micros, zone);
+  const today = shifted(now, zone);
   const minute = `${two(at.getUTCHours())}:${two(at.getUTCMinutes())}`;
   if (at.toISOString().slice(0, 10) === today.toISOString().slice(0, 10)) return `${minute}:${two(at.getUTCSeconds())}`;
   const year = at.getUTCFullYear() === today.getUTCFullYear() ? "" : ` ${at.getUTCFullYear()}`;
@@ -84,11 +113,12 @@ export function clock(micros, now) {
  * A time in full.
  *
  * @param {number} micros
+ * @param {Zone} [zone]
  * @returns {string} "2013-01-09 13:02:11.250 UTC"
  */
-export function stamp(micros) {
-  const text = date(micros).toISOString().replace("T", " ").replace("Z", " UTC");
-  return text.replace(".000", "");
+export function stamp(micros, zone = "utc") {
+  const text = shifted(micros, zone).toISOString().replace("T", " ").replace("Z", "").replace(".000", "");
+  return `${text} ${zoneName(micros, zone)}`;
 }
 
 /**
@@ -117,10 +147,11 @@ export function ago(micros, now) {
  *
  * @param {import("./types.js").Watermark} watermark
  * @param {number} now
+ * @param {Zone} [zone]
  * @returns {string}
  */
-export function mark(watermark, now) {
-  return watermark.micros === null ? watermark.state : clock(watermark.micros, now);
+export function mark(watermark, now, zone = "utc") {
+  return watermark.micros === null ? watermark.state : clock(watermark.micros, now, zone);
 }
 
 /**

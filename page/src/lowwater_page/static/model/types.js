@@ -23,7 +23,8 @@
  * @property {number} incarnation
  * @property {number} epoch
  * @property {Watermark} low
- * @property {{share: number, watermark: Watermark}[]} shares Largest share first.
+ * @property {{share: number, watermark: Watermark, came_behind?: number | null}[]} shares Largest share first; with the share of all records that
+ *   came behind it, where somebody tells.
  * @property {string[]} inputs
  * @property {number} ranges
  * @property {number} since_micros When the low watermark moved last.
@@ -31,6 +32,23 @@
  * @property {number | null} local_lag_seconds Behind the least of its inputs.
  * @property {number | null} global_lag_seconds Behind the least of its roots.
  * @property {Range | null} holder
+ * @property {Promised | null} [promise] What was promised of it; null or absent: nothing.
+ * @property {Budget[]} [budgets] Its lateness budgets, least first.
+ *
+ * @typedef {object} Promised Text that others chose; empty where nothing was said.
+ * @property {number | null} late_seconds What counts as late; null: nothing was said of it.
+ * @property {string} owner
+ * @property {string} team
+ * @property {string} runbook An address.
+ * @property {string} logs An address, with `{worker}` and `{host}` to be filled in.
+ *
+ * @typedef {object} Budget A watermark behind which at most about a share of the records comes, besides those excused.
+ * @property {number} share
+ * @property {Watermark} watermark
+ * @property {number} records That came so far, in this incarnation.
+ * @property {number} behind Those of them that came behind the watermark.
+ * @property {number} excused Those of these that do not count.
+ * @property {number} worst The worst share behind in any 10,000 of the last 100,000 records; 0 before there are as many.
  *
  * @typedef {object} Snapshot
  * @property {number} time_micros

@@ -18,6 +18,7 @@ const STUCK_SECONDS = 15;
  * @typedef {object} Verdict
  * @property {import("./types.js").Computation} computation
  * @property {import("./lag.js").Level} level
+ * @property {number} late Seconds of lag from which it is late: as promised, else as the viewer says.
  * @property {number | null} lag Seconds behind the reference.
  * @property {number | null} most The same of the largest share below all; null without one.
  * @property {string} mostName "99 %"
@@ -31,7 +32,7 @@ const STUCK_SECONDS = 15;
 
 /**
  * @typedef {object} Settings
- * @property {number} late Seconds.
+ * @property {number} late Seconds, of what nobody promised anything of.
  * @property {"clock" | "data" | ""} from
  */
 
@@ -49,10 +50,12 @@ export function judge(board, now, settings) {
     const { guilty: name, by, trouble } = /** @type {import("./culprit.js").Culprit} */ (found.get(computation.name));
     const holder = board.computations.get(name);
     const share = computation.shares[0];
-    const at = level(computation.low, from, settings.late);
+    const late = computation.promise?.late_seconds || settings.late;
+    const at = level(computation.low, from, late);
     verdicts.set(computation.name, {
       computation,
       level: at,
+      late,
       lag: behind(computation.low, from),
       most: share === undefined ? null : behind(share.watermark, from),
       mostName: share === undefined ? "" : percent(share.share),
@@ -69,9 +72,9 @@ export function judge(board, now, settings) {
 
 /**
  * @param {number} share
- * @returns {string}
+ * @returns {string} "99 %"
  */
-function percent(share) {
+export function percent(share) {
   return `${Number((share * 100).toFixed(4))} %`;
 }
 
@@ -173,18 +176,19 @@ export function kind({ level: at, cause: why }) {
 /**
  * The whole deployment in a sentence.
  *
- * @param {Map<string, Verdict>} verdicts
+ * @param {Map<string, Verdict>} verdicts Of those that the sentence is about.
  * @param {number} now
+ * @param {Map<string, Verdict>} [all] Of all: who holds may be another one.
  * @returns {Summary}
  */
-export function summary(verdicts, now) {
+export function summary(verdicts, now, all = verdicts) {
   const sorted = ranked(verdicts.values());
   const counts = { late: 0, stuck: 0, unknown: 0, ontime: 0, finished: 0 };
   for (const each of sorted) counts[kind(each)] += 1;
   const total = sorted.length;
   const none = { tone: /** @type {const} */ ("none"), held: "", worst: "", guilty: "", counts };
   if (total === 0) return { ...none, text: "No computation is registered yet." };
-  const worst = furthestDown(sorted.filter((each) => badness(each) === badness(sorted[0])), verdicts);
+  const worst = furthestDown(sorted.filter((each) => badness(each) === badness(sorted[0])), all);
   const { name } = worst.computation;
   const about = { worst: name, guilty: worst.guilty, counts };
   const far = duration(worst.lag ?? 0);

@@ -2,8 +2,9 @@
 
 import { html } from "../html.js";
 import { useRef } from "../vendor/preact-hooks.js";
-import { duration } from "../model/time.js";
+import { duration, zoneName } from "../model/time.js";
 import { Time } from "./parts.js";
+import { useZone } from "./hooks.js";
 
 /** Seconds without a word from a part of the deployment after which its values are called old; about 1 while all is well. */
 const STALE_SECONDS = 10;
@@ -15,6 +16,7 @@ export function Banner({ state, now }) {
   const { board, link, heard, since, reason } = state;
   const loaded = useRef("");
   if (!loaded.current) loaded.current = board.version;
+  const zone = useZone();
   const lines = [];
   if (link === "lost") {
     const quiet = (performance.now() - heard) / 1000;
@@ -23,7 +25,7 @@ export function Banner({ state, now }) {
       <b>Connection lost</b> ${gone} ago${reason && `: ${reason}`}.
       ${board.time > 0 &&
       (quiet > 3
-        ? html` The values are as of <${Time} micros=${board.time} now=${now} /> UTC, ${duration(quiet)} ago.`
+        ? html` The values are as of <${Time} micros=${board.time} now=${now} /> ${zoneName(board.time, zone)}, ${duration(quiet)} ago.`
         : html` The values are asked for every few seconds instead.`)}
       ${" "}Trying again.
     </p>`);

@@ -4,10 +4,10 @@ import { html } from "../html.js";
 import { extent } from "../model/lag.js";
 
 /**
- * @param {{verdict: import("../model/verdict.js").Verdict, late: number}} props
+ * @param {{verdict: import("../model/verdict.js").Verdict}} props
  */
-export function Bar({ verdict, late }) {
-  const { lag, most, level } = verdict;
+export function Bar({ verdict }) {
+  const { lag, most, level, late } = verdict;
   if (lag === null) return html`<div class="bar bar-${level}" aria-hidden="true"></div>`;
   const exact = extent(lag, late);
   const nearly = most === null ? exact : Math.min(exact, extent(most, late));

@@ -1,30 +1,38 @@
-/** The lag of the last hour as lines. uPlot draws; it is loaded when the first chart is. */
+/** The lag of the last hour, day or week as lines. uPlot draws; it is loaded when the first chart is. */
 
 import { html } from "../html.js";
 import { useEffect, useRef, useState } from "../vendor/preact-hooks.js";
 import { ticks } from "../model/history.js";
-import { duration, lag, stamp } from "../model/time.js";
+import { clock, duration, lag, stamp, zoneName } from "../model/time.js";
 import { useMedia, useWidth } from "./hooks.js";
 
 const HEIGHT = 220;
 /** The least that the time axis spans. */
 const LEAST_SECONDS = 300;
 
+const DAY = 86_400;
+
 /**
+ * What stands below a mark of the time axis: the time of day, or the date where that begins.
+ *
  * @param {number} seconds
- * @returns {string} The time of day, UTC.
+ * @param {import("../model/time.js").Zone} zone
+ * @returns {string} "13:02", "9 Jan"
  */
-function minute(seconds) {
-  return new Date(seconds * 1000).toISOString().slice(11, 16);
+function mark(seconds, zone) {
+  const [, date = "", minute = ""] = /^(?:(.*) )?(\d\d:\d\d)$/.exec(clock(seconds * 1e6, 0, zone)) ?? [];
+  return minute === "00:00" ? date.replace(/ \d{4}$/, "") : minute;
 }
 
 /**
- * @param {string} mostName The larger line's watermark: "99 %".
+ * @param {string} mostName The larger line's watermark: "99 % of the records lately seen".
  * @param {boolean} most Whether there is one.
  * @param {number} width
+ * @param {import("../model/time.js").Zone} zone
+ * @param {any} plotting uPlot.
  * @returns {any} What uPlot wants to know.
  */
-function options(mostName, most, width) {
+function options(mostName, most, width, zone, plotting) {
   const style = getComputedStyle(document.documentElement);
   const colour = (/** @type {string} */ name) => style.getPropertyValue(name).trim();
   const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
@@ -32,12 +40,13 @@ function options(mostName, most, width) {
   return {
     width,
     height: HEIGHT,
+    tzDate: (/** @type {number} */ at) => (zone === "utc" ? plotting.tzDate(new Date(at * 1000), "Etc/UTC") : new Date(at * 1000)),
     cursor: { y: false, points: { size: 7 } },
     legend: { live: true },
     hooks: { ready: [(/** @type {any} */ plot) => queueMicrotask(() => rest(plot))] },
     scales: { x: { time: true, range: (/** @type {any} */ _, /** @type {number} */ low, /** @type {number} */ high) => [Math.min(low, high - LEAST_SECONDS), high] }, y: { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ high) => [0, Math.max(1, (high ?? 0) * 1.08)] } },
     axes: [
-      { ...axis, space: 70, incrs: [60, 120, 300, 600, 900, 1800], values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map(minute) },
+      { ...axis, space: 70, incrs: [60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, DAY], values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((each) => mark(each, zone)) },
       {
         ...axis,
         size: 62,
@@ -46,7 +55,7 @@ function options(mostName, most, width) {
       },
     ],
     series: [
-      { label: "UTC", value: (/** @type {any} */ _, /** @type {number | null} */ at) => (at === null || at === undefined ? "–" : stamp(at * 1e6).slice(11, 19)) },
+      { label: zoneName(Date.now() * 1000, zone), value: (/** @type {any} */ _, /** @type {number | null} */ at) => (at === null || at === undefined ? "–" : stamp(at * 1e6, zone).slice(11, 19)) },
       { label: "low watermark", stroke: colour("--line-low"), fill: colour("--fill-low"), width: 2, points: { show: false }, value },
       ...(most ? [{ label: mostName, stroke: colour("--line-most"), width: 2, dash: [5, 4], points: { show: false }, value }] : []),
     ],
@@ -63,9 +72,10 @@ function rest(plot) {
 }
 
 /**
- * @param {{columns: [number[], (number | null)[], (number | null)[]], mostName: string, label: string}} props
+ * @param {{columns: [number[], (number | null)[], (number | null)[]], mostName: string, label: string,
+ *   zone: import("../model/time.js").Zone}} props `mostName`: what the second line stands for.
  */
-export function Chart({ columns, mostName, label }) {
+export function Chart({ columns, mostName, label, zone }) {
   const [frame, width] = useWidth();
   const dark = useMedia("(prefers-color-scheme: dark)");
   const [plotting, load] = useState(/** @type {any} */ (null));
@@ -77,7 +87,7 @@ export function Chart({ columns, mostName, label }) {
   }, []);
   useEffect(() => {
     if (plotting === null || width === 0 || frame.current === null) return undefined;
-    plot.current = new plotting(options(mostName, most, width), data, frame.current);
+    plot.current = new plotting(options(mostName, most, width, zone, plotting), data, frame.current);
     return () => plot.current.destroy();
   }, [plotting, dark, most, mostName, width === 0]);
   useEffect(() => {

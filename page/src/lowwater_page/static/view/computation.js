@@ -3,17 +3,20 @@
 import { html } from "../html.js";
 import { useMemo, useRef } from "../vendor/preact-hooks.js";
 import { readers } from "../model/graph.js";
-import { columns, extended } from "../model/history.js";
+import { columns, extended, spanOf } from "../model/history.js";
 import { behind } from "../model/lag.js";
 import { format } from "../model/route.js";
 import { same } from "../model/strip.js";
 import { ago, duration, lag, parted } from "../model/time.js";
-import { heldBy } from "../model/verdict.js";
+import { heldBy, percent } from "../model/verdict.js";
 import { Chart } from "./chart.js";
 import { Completions } from "./completions.js";
-import { useAnswer } from "./hooks.js";
+import { Budgets } from "./budgets.js";
+import { Contacts } from "./contacts.js";
+import { useAnswer, useZone } from "./hooks.js";
 import { Mark, Name, State, Symbol, Time, far } from "./parts.js";
 import { RangeTable } from "./ranges.js";
+import { Spans } from "./spans.js";
 import { Facts, Strip } from "./strip.js";
 
 /** @typedef {import("../model/verdict.js").Verdict} Verdict */
@@ -24,10 +27,10 @@ import { Facts, Strip } from "./strip.js";
 const RANGES = 1000;
 
 /**
- * @param {{verdict: Verdict, verdicts: Map<string, Verdict>, from: import("../model/lag.js").Reference, route: Route, now: number,
- *   changes: number}} props
+ * @param {{verdict: Verdict, verdicts: Map<string, Verdict>, from: import("../model/lag.js").Reference, route: Route,
+ *   go: (route: Route) => void, now: number, changes: number}} props
  */
-export function Computation({ verdict, verdicts, from, route, now, changes }) {
+export function Computation({ verdict, verdicts, from, route, go, now, changes }) {
   const { computation } = verdict;
   const { name } = computation;
   const query = `computation=${encodeURIComponent(name)}`;
@@ -50,21 +53,23 @@ export function Computation({ verdict, verdicts, from, route, now, changes }) {
           ${computation.estimated && html` <span class="tag">estimated</span>`}
           <span class="lead-state"><${State} verdict=${verdict} /></span>
         </p>
+        <${Contacts} verdict=${verdict} verdicts=${verdicts} route=${route} full />
       </div>
     </section>
     <${Why} verdict=${verdict} why=${why} verdicts=${verdicts} route=${route} from=${from} now=${now} />
     <section class="panel" aria-labelledby="ranges-title">
       <header class="panel-head"><h2 id="ranges-title">Key ranges</h2><${Trouble} answer=${ranges} /></header>
       ${found.length > 0
-        ? html`<${Strip} key=${name} ranges=${found} total=${ranges.value?.total ?? 0} guilty=${guilty} from=${from} late=${route.late} now=${now} />
-            <${RangeTable} ranges=${found} total=${ranges.value?.total ?? 0} guilty=${guilty} from=${from} late=${route.late} now=${now} />`
+        ? html`<${Strip} key=${name} ranges=${found} total=${ranges.value?.total ?? 0} guilty=${guilty} promise=${computation.promise} from=${from} late=${verdict.late} now=${now} />
+            <${RangeTable} ranges=${found} total=${ranges.value?.total ?? 0} guilty=${guilty} promise=${computation.promise} from=${from} late=${verdict.late} now=${now} />`
         : html`<p class="empty">${ranges.value === null ? "Asking …" : "No key range was ever claimed: start a worker of it."}</p>`}
     </section>
     <div class="columns">
       <${Numbers} verdict=${verdict} now=${now} />
       <${Neighbours} computation=${computation} verdicts=${verdicts} route=${route} />
     </div>
-    <${Lately} computation=${computation} verdict=${verdict} from=${from} changes=${changes} now=${now} />
+    <${Budgets} budgets=${computation.budgets ?? []} from=${from} now=${now} />
+    <${Lately} key=${route.span} computation=${computation} verdict=${verdict} from=${from} changes=${changes} route=${route} go=${go} now=${now} />
     <${Completions} name=${name} moved=${computation.since_micros} now=${now} />
   </main>`;
 }
@@ -109,7 +114,7 @@ function Why({ verdict, why, verdicts, route, from, now }) {
         ${known ? html`<a href=${format({ ...route, name: guilty, query: "" })}><b>${guilty}</b></a>` : html`<b>${guilty}</b>`}
         <b class="mono">${range.label}</b>
       </p>
-      <${Facts} range=${range} seconds=${behind(range.watermark, from)} now=${now} />
+      <${Facts} range=${range} promise=${verdicts.get(guilty)?.computation.promise} seconds=${behind(range.watermark, from)} now=${now} />
     </div>`}
   </section>`;
 }
@@ -125,8 +130,9 @@ function Numbers({ verdict, now }) {
     <dl class="facts">
       <div><dt>Low watermark</dt><dd><${Mark} watermark=${computation.low} now=${now} /> <span class="quiet">${verdict.lag !== null && lag(verdict.lag)}</span></dd></div>
       ${computation.shares.map(
-        ({ share, watermark }) =>
-          html`<div key=${share}><dt>${Number((share * 100).toFixed(4))} % of records</dt><dd><${Mark} watermark=${watermark} now=${now} /></dd></div>`,
+        ({ share, watermark, came_behind: behind }) =>
+          html`<div key=${share}><dt>${percent(share)} of the records lately seen</dt><dd><${Mark} watermark=${watermark} now=${now} />${typeof behind === "number" &&
+          html`<span class="quiet">, ${percent(Number(behind.toPrecision(2)))} of all came behind it</span>`}</dd></div>`,
       )}
       <div><dt>Moved last</dt><dd>${since ? html`<${Time} micros=${since} now=${now} text=${ago(since, now)} />` : "never"}</dd></div>
       <div><dt>Behind its inputs</dt><dd>${computation.local_lag_seconds === 0 ? "none" : lag(computation.local_lag_seconds)}</dd></div>
@@ -161,18 +167,24 @@ function Neighbours({ computation, verdicts, route }) {
   </section>`;
 }
 
+/** How often samples of more than an hour are asked for. */
+const EVERY_MICROS = 60e6;
+
 /**
  * @param {{computation: import("../model/types.js").Computation, verdict: Verdict, from: import("../model/lag.js").Reference,
- *   changes: number, now: number}} props
+ *   changes: number, route: Route, go: (route: Route) => void, now: number}} props
  */
-function Lately({ computation, verdict, from, changes, now }) {
+function Lately({ computation, verdict, from, changes, route, go, now }) {
   const { name, low, shares } = computation;
+  const zone = useZone();
+  const { words } = spanOf(route.span);
+  const live = route.span === "1h";
   /** @type {import("./hooks.js").Answer<{step_seconds: number, samples: import("../model/history.js").Sample[]}>} */
-  const recent = useAnswer(`/api/recent?computation=${encodeURIComponent(name)}`, 0);
+  const recent = useAnswer(`/api/recent?computation=${encodeURIComponent(name)}&span=${route.span}`, live ? 0 : Math.floor(now / EVERY_MICROS));
   const kept = useRef({ from: /** @type {any} */ (null), samples: /** @type {import("../model/history.js").Sample[]} */ ([]) });
   if (kept.current.from !== recent.value) kept.current = { from: recent.value, samples: recent.value?.samples ?? [] };
   const step = recent.value?.step_seconds ?? 5;
-  if (recent.value !== null) {
+  if (live && recent.value !== null) {
     kept.current.samples = extended(kept.current.samples, [Math.round(now), low.micros, shares[0]?.watermark.micros ?? null], step);
   }
   const { samples } = kept.current;
@@ -181,14 +193,17 @@ function Lately({ computation, verdict, from, changes, now }) {
   const most = lags.length === 0 ? "no watermark" : `at most ${duration(Math.max(...lags, 0))}`;
   return html`<section class="panel" aria-labelledby="lately-title">
     <header class="panel-head">
-      <h2 id="lately-title">Behind, in the last hour</h2>
-      <p class="quiet">${drawn[1].length > 1 && `${most}; this authority has ${duration(drawn[0][drawn[0].length - 1] - drawn[0][0])} of it`}</p>
+      <h2 id="lately-title">Behind, in the last ${words}</h2>
+      <p class="quiet">${drawn[1].length > 1 && `${most}; this page has ${duration(drawn[0][drawn[0].length - 1] - drawn[0][0])} of it`}</p>
       <${Trouble} answer=${recent} />
+      <${Spans} route=${route} go=${go} />
     </header>
     <${Chart}
+      key=${zone}
       columns=${drawn}
-      mostName=${verdict.mostName}
-      label=${`Lag of ${name} over the last hour: now ${far(verdict)}, ${most}`}
+      mostName=${verdict.mostName && `${verdict.mostName} of the records lately seen`}
+      label=${`Lag of ${name} over the last ${words}: now ${far(verdict)}, ${most}`}
+      zone=${zone}
     />
   </section>`;
 }

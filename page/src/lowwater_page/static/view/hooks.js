@@ -1,7 +1,18 @@
 /** What several components need of the browser. */
 
-import { useEffect, useRef, useState } from "../vendor/preact-hooks.js";
+import { createContext } from "../vendor/preact.js";
+import { useContext, useEffect, useRef, useState } from "../vendor/preact-hooks.js";
 import { ask } from "../live.js";
+
+/** The zone of all times that are shown. */
+export const ZoneContext = createContext(/** @type {import("../model/time.js").Zone} */ ("utc"));
+
+/**
+ * @returns {import("../model/time.js").Zone}
+ */
+export function useZone() {
+  return useContext(ZoneContext);
+}
 
 /**
  * Render again every second, so that ages tick.

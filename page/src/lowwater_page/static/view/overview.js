@@ -1,12 +1,15 @@
-/** The overview: a sentence, the graph, the table. */
+/** The overview: a sentence, the graph or the heat map, the table. Of all, or of a team or an owner alone. */
 
 import { html } from "../html.js";
 import { format } from "../model/route.js";
 import { LATE_SECONDS } from "../model/lag.js";
+import { known, owned } from "../model/promise.js";
 import { matches } from "../model/table.js";
 import { duration } from "../model/time.js";
-import { kind, summary } from "../model/verdict.js";
+import { kind, summary, way } from "../model/verdict.js";
+import { Contacts } from "./contacts.js";
 import { Graph } from "./graph.js";
+import { Heat } from "./heat.js";
 import { Symbol, Time } from "./parts.js";
 import { Table } from "./table.js";
 
@@ -18,25 +21,71 @@ import { Table } from "./table.js";
  *   now: number}} props
  */
 export function Overview({ verdicts, from, route, go, now }) {
-  const said = summary(verdicts, now);
+  const mine = new Map([...verdicts].filter(([, { computation }]) => owned(computation, route)));
+  const said = summary(mine, now, verdicts);
   const asked = route.query !== "" || route.only !== "";
-  const found = [...verdicts.values()].filter((verdict) => matches(verdict, route.query) && (!route.only || kind(verdict) === route.only));
-  const wanted = asked ? found.map(({ computation }) => computation.name) : [];
+  const found = [...mine.values()].filter((verdict) => matches(verdict, route.query) && (!route.only || kind(verdict) === route.only));
+  const names = found.map(({ computation }) => computation.name);
+  const drawn = withHolders(mine, verdicts);
+  const worst = said.held ? said.worst : "";
   return html`<main id="main">
     <section class="lead tone-${said.tone}" aria-label="Summary">
       <${Symbol} level=${said.tone} />
       <div>
-        <h1><${Sentence} said=${said} route=${route} /></h1>
+        <h1>${mine.size === 0 && verdicts.size > 0 ? "Nobody of that name answers for a computation." : html`<${Sentence} said=${said} route=${route} />`}</h1>
+        ${worst && html`<${Contacts} verdict=${/** @type {Verdict} */ (mine.get(worst))} verdicts=${verdicts} route=${route} />`}
         <${Counts} counts=${said.counts} route=${route} go=${go} />
       </div>
     </section>
-    <${Scale} from=${from} route=${route} go=${go} now=${now} />
+    <${Scale} verdicts=${verdicts} from=${from} route=${route} go=${go} now=${now} />
     ${verdicts.size === 0
       ? html`<${Empty} />`
-      : html`${(!asked || found.length > 0) &&
-          html`<${Graph} verdicts=${verdicts} wanted=${wanted} route=${route} now=${now} worst=${said.held ? said.worst : ""} />`}
-          <${Table} verdicts=${found} total=${verdicts.size} route=${route} go=${go} now=${now} />`}
+      : html`<${Views} route=${route} />
+          ${found.length > 0 &&
+          (route.view === "heat"
+            ? html`<${Heat} verdicts=${new Map(found.map((each) => [each.computation.name, each]))} from=${from} route=${route} go=${go} now=${now} />`
+            : html`<${Graph}
+                verdicts=${asked ? verdicts : drawn}
+                wanted=${asked ? names : []}
+                dimmed=${new Set([...drawn.keys()].filter((name) => !mine.has(name)))}
+                route=${route}
+                go=${go}
+                now=${now}
+                worst=${worst}
+              />`)}
+          <${Table} verdicts=${found} total=${mine.size} route=${route} go=${go} now=${now} />`}
   </main>`;
+}
+
+/**
+ * Some computations, and those upstream of them that hold them.
+ *
+ * @param {Map<string, Verdict>} mine
+ * @param {Map<string, Verdict>} all
+ * @returns {Map<string, Verdict>} In the order of all.
+ */
+function withHolders(mine, all) {
+  if (mine.size === all.size) return all;
+  const found = new Set([...mine.keys()].flatMap((name) => [name, ...way(name, all)]));
+  return new Map([...all].filter(([name]) => found.has(name)));
+}
+
+/**
+ * What stands above the table.
+ *
+ * @param {{route: Route}} props
+ */
+function Views({ route }) {
+  const views = /** @type {const} */ ([
+    ["graph", "Pipeline"],
+    ["heat", "Over time"],
+  ]);
+  return html`<nav class="views" aria-label="Views">
+    ${views.map(
+      ([view, word]) =>
+        html`<a key=${view} href=${format({ ...route, name: "", view })} aria-current=${route.view === view ? "page" : undefined}>${word}</a>`,
+    )}
+  </nav>`;
 }
 
 /**
@@ -101,11 +150,13 @@ function Counts({ counts, route, go }) {
 }
 
 /**
- * What lag is counted from, and from where on it is late.
+ * What lag is counted from, and from where on it is late; whose computations are shown.
  *
- * @param {{from: import("../model/lag.js").Reference, route: Route, go: (route: Route) => void, now: number}} props
+ * @param {{verdicts: Map<string, Verdict>, from: import("../model/lag.js").Reference, route: Route, go: (route: Route) => void, now: number}} props
  */
-function Scale({ from, route, go, now }) {
+function Scale({ verdicts, from, route, go, now }) {
+  const computations = [...verdicts.values()].map(({ computation }) => computation);
+  const promised = computations.some(({ promise }) => promise?.late_seconds);
   const late = LATE_SECONDS.includes(route.late) ? LATE_SECONDS : [...LATE_SECONDS, route.late].sort((a, b) => a - b);
   const chooseLate = (/** @type {Event} */ event) => go({ ...route, late: Number(/** @type {HTMLSelectElement} */ (event.target).value) });
   const chooseFrom = (/** @type {Event} */ event) => {
@@ -113,7 +164,7 @@ function Scale({ from, route, go, now }) {
     go({ ...route, from: value === "clock" || value === "data" ? value : "" });
   };
   return html`<div class="scale">
-    <label>late from
+    <label title=${promised ? "where nothing else was promised" : ""}>late from
       <select value=${String(route.late)} onChange=${chooseLate}>
         ${late.map((seconds) => html`<option key=${seconds} value=${String(seconds)}>${duration(seconds)}</option>`)}
       </select>
@@ -124,9 +175,27 @@ function Scale({ from, route, go, now }) {
         <option value="data">the newest data</option>
       </select>
     </label>
+    <${Whose} which="team" names=${known(computations, "team")} route=${route} go=${go} />
+    <${Whose} which="owner" names=${known(computations, "owner")} route=${route} go=${go} />
     ${from.name === "data" &&
     html`<span class="quiet">newest event time <${Time} micros=${from.micros} now=${now} />, ${duration((now - from.micros) / 1e6)} behind the clock</span>`}
   </div>`;
+}
+
+/**
+ * Whose computations are shown; nothing where nobody is named.
+ *
+ * @param {{which: "team" | "owner", names: string[], route: Route, go: (route: Route) => void}} props
+ */
+function Whose({ which, names, route, go }) {
+  const all = route[which] && !names.includes(route[which]) ? [route[which], ...names] : names;
+  if (all.length === 0) return null;
+  return html`<label>${which}
+    <select value=${route[which]} onChange=${(/** @type {Event} */ event) => go({ ...route, [which]: /** @type {HTMLSelectElement} */ (event.target).value })}>
+      <option value="">all</option>
+      ${all.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
+    </select>
+  </label>`;
 }
 
 function Empty() {

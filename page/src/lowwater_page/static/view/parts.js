@@ -4,6 +4,7 @@ import { html } from "../html.js";
 import { WORDS } from "../model/lag.js";
 import { clock, iso, lag, stamp } from "../model/time.js";
 import { because } from "../model/verdict.js";
+import { useZone } from "./hooks.js";
 
 /** @typedef {import("../model/verdict.js").Verdict} Verdict */
 
@@ -34,7 +35,8 @@ export function Symbol({ level }) {
  * @param {{micros: number, now: number, text?: string}} props
  */
 export function Time({ micros, now, text }) {
-  return html`<time datetime=${iso(micros)} title=${stamp(micros)}>${text ?? clock(micros, now)}</time>`;
+  const zone = useZone();
+  return html`<time datetime=${iso(micros)} title=${stamp(micros, zone)}>${text ?? clock(micros, now, zone)}</time>`;
 }
 
 /**

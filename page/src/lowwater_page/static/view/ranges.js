@@ -5,6 +5,7 @@ import { useState } from "../vendor/preact-hooks.js";
 import { WORDS, behind, level, silent, unheard } from "../model/lag.js";
 import { same } from "../model/strip.js";
 import { ago, lag } from "../model/time.js";
+import { Logs } from "./contacts.js";
 import { Mark, Symbol, Time } from "./parts.js";
 
 /** @typedef {import("../model/types.js").Range} Range */
@@ -13,9 +14,9 @@ import { Mark, Symbol, Time } from "./parts.js";
 const ROWS = 10;
 
 /**
- * @param {{ranges: Range[], total: number, guilty: Range | null, from: import("../model/lag.js").Reference, late: number, now: number}} props
+ * @param {{ranges: Range[], total: number, guilty: Range | null, promise?: import("../model/types.js").Promised | null, from: import("../model/lag.js").Reference, late: number, now: number}} props
  */
-export function RangeTable({ ranges, total, guilty, from, late, now }) {
+export function RangeTable({ ranges, total, guilty, promise, from, late, now }) {
   const [rows, show] = useState(ROWS);
   const first = ranges.filter((range) => same(range, guilty));
   const all = [...first, ...ranges.filter((range) => !same(range, guilty))];
@@ -40,7 +41,7 @@ export function RangeTable({ ranges, total, guilty, from, late, now }) {
           const seconds = behind(range.watermark, from);
           return html`<tr key=${range.start} class=${same(range, guilty) ? "guilty" : ""}>
             <th scope="row" class="mono"><${Symbol} level=${at} />${range.label}${same(range, guilty) && html` <span class="tag holds">holds</span>`}</th>
-            <td>${range.worker || "–"}</td>
+            <td>${range.worker || "–"} <${Logs} promise=${promise} range=${range} words="logs" /></td>
             <td class="wide">${range.host || "–"}</td>
             <td class="number ink-${at}">${seconds === null ? WORDS[at] : lag(seconds)}</td>
             <td class="number wide"><${Mark} watermark=${range.watermark} now=${now} /></td>

@@ -6,6 +6,7 @@ import { doing, owner } from "../model/culprit.js";
 import { WORDS, behind, level, silent, unheard } from "../model/lag.js";
 import { cells, moved, same } from "../model/strip.js";
 import { ago, lag } from "../model/time.js";
+import { Logs } from "./contacts.js";
 import { useWidth } from "./hooks.js";
 import { Mark, Symbol, Time } from "./parts.js";
 
@@ -35,9 +36,10 @@ function pattern(range, now) {
 }
 
 /**
- * @param {{ranges: Range[], total: number, guilty: Range | null, from: import("../model/lag.js").Reference, late: number, now: number}} props
+ * @param {{ranges: Range[], total: number, guilty: Range | null, promise?: import("../model/types.js").Promised | null,
+ *   from: import("../model/lag.js").Reference, late: number, now: number}} props
  */
-export function Strip({ ranges, total, guilty, from, late, now }) {
+export function Strip({ ranges, total, guilty, promise, from, late, now }) {
   const [frame, width] = useWidth();
   const all = cells(ranges, Math.max(1, Math.floor(width / CELL)));
   const own = all.findIndex(({ range }) => same(range, guilty));
@@ -71,7 +73,7 @@ export function Strip({ ranges, total, guilty, from, late, now }) {
       })}
     </div>
     <div class="strip-ends" aria-hidden="true"><span>first key</span><span>last key</span></div>
-    ${all.length > 0 && html`<${Card} cell=${all[shown]} guilty=${shown === own} from=${from} late=${late} now=${now} />`}
+    ${all.length > 0 && html`<${Card} cell=${all[shown]} guilty=${shown === own} promise=${promise} from=${from} late=${late} now=${now} />`}
     <p class="quiet strip-note">
       ${ranges.length < total
         ? `${ranges.length.toLocaleString("en")} of ${total.toLocaleString("en")} key ranges: those furthest behind. `
@@ -95,9 +97,9 @@ function Patterns() {
 }
 
 /**
- * @param {{cell: import("../model/strip.js").Cell, guilty: boolean, from: import("../model/lag.js").Reference, late: number, now: number}} props
+ * @param {{cell: import("../model/strip.js").Cell, guilty: boolean, promise?: import("../model/types.js").Promised | null, from: import("../model/lag.js").Reference, late: number, now: number}} props
  */
-function Card({ cell: { range, count }, guilty, from, late, now }) {
+function Card({ cell: { range, count }, guilty, promise, from, late, now }) {
   const seconds = behind(range.watermark, from);
   return html`<div class="card" role="status">
     <p class="card-title">
@@ -106,18 +108,18 @@ function Card({ cell: { range, count }, guilty, from, late, now }) {
       ${guilty && html`<span class="tag holds">holds the watermark</span>`}
       ${count > 1 && html`<span class="quiet">the furthest behind of ${count} neighbours</span>`}
     </p>
-    <${Facts} range=${range} seconds=${seconds} now=${now} />
+    <${Facts} range=${range} promise=${promise} seconds=${seconds} now=${now} />
   </div>`;
 }
 
 /**
  * What is known of a key range.
  *
- * @param {{range: Range, seconds: number | null, now: number}} props
+ * @param {{range: Range, promise?: import("../model/types.js").Promised | null, seconds: number | null, now: number}} props
  */
-export function Facts({ range, seconds, now }) {
+export function Facts({ range, promise, seconds, now }) {
   return html`<dl class="facts">
-    <div><dt>Worker</dt><dd>${range.worker || "–"}</dd></div>
+    <div><dt>Worker</dt><dd>${range.worker || "–"} <${Logs} promise=${promise} range=${range} words="logs" /></dd></div>
     <div><dt>Host</dt><dd>${range.host || "–"}</dd></div>
     <div><dt>Last report</dt><dd>
       ${range.last_report_micros

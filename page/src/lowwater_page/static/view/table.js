@@ -18,7 +18,7 @@ const COLUMNS = [
   ["name", "Computation", ""],
   ["state", "State", ""],
   ["lag", "Behind", ""],
-  ["most", "Most records", "number wide"],
+  ["most", "Most records lately", "number wide"],
   ["inputs", "Behind its inputs", "number wide"],
   ["guilty", "Held by", "held"],
 ];
@@ -61,8 +61,8 @@ export function Table({ verdicts, total, route, go, now }) {
       class=${virtual ? "scroller virtual" : "scroller"}
       ref=${scroller}
       tabindex=${virtual ? 0 : undefined}
-      role=${virtual ? "region" : undefined}
-      aria-labelledby=${virtual ? "table-title" : undefined}
+      role=${virtual ? "group" : undefined}
+      aria-label=${virtual ? "All rows of the table" : undefined}
     >
       <table class="computations" aria-rowcount=${rows.length + 1}>
         <thead>
@@ -70,7 +70,7 @@ export function Table({ verdicts, total, route, go, now }) {
             ${COLUMNS.map(
               ([key, title, kind]) => html`<th key=${key} scope="col" class=${kind} aria-sort=${direction(route.sort, key)}>
                 <button type="button" onClick=${() => go({ ...route, sort: turned(route.sort, key) })}>
-                  ${key === "most" && share ? `${share} of records` : title}<span class="arrow" aria-hidden="true"></span>
+                  ${key === "most" && share ? `${share} of records lately` : title}<span class="arrow" aria-hidden="true"></span>
                 </button>
               </th>`,
             )}
@@ -101,6 +101,7 @@ function Row({ verdict, index, route, now, share }) {
     <th scope="row">
       <a href=${format({ ...route, name, query: "" })}><${Name} name=${name} /></a>
       ${computation.estimated && html`<span class="tag">estimated</span>`}
+      ${computation.promise?.team && html`<span class="tag team">${computation.promise.team}</span>`}
     </th>
     <td class="cell-state"><${State} verdict=${verdict} /></td>
     <td class="number cell-lag">
@@ -108,7 +109,7 @@ function Row({ verdict, index, route, now, share }) {
         <span class="lag ink-${level}">${verdict.lag === null ? "–" : far(verdict)}</span>
         <span class="quiet low"><${Mark} watermark=${computation.low} now=${now} /></span>
       </div>
-      <${Bar} verdict=${verdict} late=${route.late} />
+      <${Bar} verdict=${verdict} />
     </td>
     <td class="number wide">${most === null ? html`<span class="quiet">–</span>` : html`${mostName !== share && html`<span class="quiet">${mostName}</span> `}${lag(most)}`}</td>
     <td class="number wide">${computation.local_lag_seconds === 0 ? "none" : lag(computation.local_lag_seconds)}</td>

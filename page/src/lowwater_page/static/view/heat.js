@@ -1,0 +1,158 @@
+/** The heat map: everything's lag over a time, the worst first. What the pointer or the keys are at is told in words; a table tells the rest. */
+
+import { html } from "../html.js";
+import { useRef, useState } from "../vendor/preact-hooks.js";
+import { drawn, rows, stepped } from "../model/heat.js";
+import { spanOf } from "../model/history.js";
+import { WORDS, levelOf } from "../model/lag.js";
+import { format } from "../model/route.js";
+import { clock, duration, lag, zoneName } from "../model/time.js";
+import { useAnswer, useZone } from "./hooks.js";
+import { Name, Symbol, Time, far } from "./parts.js";
+import { Spans } from "./spans.js";
+
+/** @typedef {import("../model/heat.js").Row} Row */
+/** @typedef {import("../model/route.js").Route} Route */
+
+/** Rows shown at first, and how many more at each click. */
+const ROWS = 30;
+/** How often it is asked for. */
+const EVERY_MICROS = 15e6;
+/** Times written below it. */
+const TICKS = 4;
+
+/**
+ * @param {{verdicts: Map<string, import("../model/verdict.js").Verdict>, from: import("../model/lag.js").Reference, route: Route,
+ *   go: (route: Route) => void, now: number}} props `verdicts`: of what is shown.
+ */
+export function Heat({ verdicts, from, route, go, now }) {
+  /** @type {import("./hooks.js").Answer<import("../model/heat.js").Answer>} */
+  const answer = useAnswer(`/api/heat?span=${route.span}`, Math.floor(now / EVERY_MICROS));
+  const [count, show] = useState(ROWS);
+  const all = answer.value === null ? [] : rows(answer.value, verdicts, from);
+  const { words } = spanOf(route.span);
+  return html`<section class="panel" aria-labelledby="heat-title">
+    <header class="panel-head">
+      <h2 id="heat-title">Behind, over the last ${words}</h2>
+      ${answer.error && html`<p class="trouble" role="alert">${answer.error}</p>`}
+      <p class="quiet hint">the higher, the further behind; the worst first</p>
+      <${Spans} route=${route} go=${go} />
+    </header>
+    ${answer.value === null || all.length === 0
+      ? html`<p class="empty">${answer.value === null ? "Asking …" : "Nothing of what is shown was seen in that time."}</p>`
+      : html`<${Cells} answer=${answer.value} shown=${all.slice(0, count)} route=${route} now=${now} />
+          ${all.length > count &&
+          html`<p class="more"><button type="button" onClick=${() => show(count + 3 * ROWS)}>Show ${Math.min(3 * ROWS, all.length - count)} more of ${all.length.toLocaleString("en")}</button></p>`}
+          <${AsTable} answer=${answer.value} shown=${all} route=${route} now=${now} />`}
+    <p class="quiet note">
+      Each column is the worst of its time, as this page saw
+      it${answer.value !== null && html` since <${Time} micros=${answer.value.since_micros} now=${now} />; before that, as the authority noted when each step of event time was complete`}.
+      ${answer.value !== null && answer.value.total > verdicts.size && Object.keys(answer.value.lags).length < answer.value.total
+        ? ` Of ${answer.value.total.toLocaleString("en")} computations those furthest behind are known here.`
+        : ""}
+    </p>
+  </section>`;
+}
+
+/**
+ * @param {{answer: import("../model/heat.js").Answer, shown: Row[], route: Route, now: number}} props
+ */
+function Cells({ answer, shown, route, now }) {
+  const zone = useZone();
+  const { from_micros: start, column_seconds: column } = answer;
+  const columns = shown[0].lags.length;
+  const [at, move] = useState({ name: "", column: columns - 1 });
+  const frame = useRef(/** @type {HTMLElement | null} */ (null));
+  const row = Math.max(0, shown.findIndex(({ verdict }) => verdict.computation.name === at.name));
+  const cursor = { row, column: Math.min(at.column, columns - 1) };
+  const chosen = shown[cursor.row];
+  const nameOf = (/** @type {number} */ index) => shown[index].verdict.computation.name;
+  const pressed = (/** @type {KeyboardEvent} */ event) => {
+    if (event.target !== frame.current) return;
+    const next = stepped(event.key, cursor, { rows: shown.length, columns });
+    if (next === null) return;
+    event.preventDefault();
+    move({ name: nameOf(next.row), column: next.column });
+    frame.current?.querySelectorAll(".heat-row")[next.row]?.scrollIntoView({ block: "nearest" });
+  };
+  const pointed = (/** @type {PointerEvent} */ event, /** @type {number} */ index) => {
+    const box = /** @type {HTMLElement} */ (event.currentTarget).getBoundingClientRect();
+    const next = Math.floor(((event.clientX - box.left) / box.width) * columns);
+    move({ name: nameOf(index), column: Math.min(columns - 1, Math.max(0, next)) });
+  };
+  return html`<p class="card heat-said" id="heat-said" role="status">
+      <${Said} row=${chosen} column=${cursor.column} start=${start + cursor.column * column * 1e6} seconds=${column} now=${now} />
+    </p>
+    <div class="heat" ref=${frame} tabindex="0" role="group" aria-label="Heat map; the arrow keys move along time and computations" aria-describedby="heat-said" onKeyDown=${pressed}>
+      ${shown.map(({ verdict, lags }, index) => {
+        const { name } = verdict.computation;
+        return html`<div key=${name} class="heat-row">
+          <a class="heat-name" href=${format({ ...route, name, query: "" })} title=${name}><${Symbol} level=${verdict.level} /><span>${name}</span></a>
+          <div class="heat-cells" onPointerMove=${(/** @type {PointerEvent} */ event) => pointed(event, index)} onPointerDown=${(/** @type {PointerEvent} */ event) => pointed(event, index)}>
+            <svg viewBox=${`0 0 ${columns} 1`} preserveAspectRatio="none" aria-hidden="true">
+              ${[...drawn(lags, verdict.late)].map(([level, path]) => html`<path key=${level} class="heat-${level}" d=${path} />`)}
+            </svg>
+            ${index === cursor.row && html`<i class="heat-cursor" style=${{ left: `${(cursor.column / columns) * 100}%`, width: `${100 / columns}%` }}></i>`}
+          </div>
+          <span class="heat-now quiet">${far(verdict)}</span>
+        </div>`;
+      })}
+      <div class="heat-row heat-axis quiet" aria-hidden="true">
+        <span></span>
+        <div class="heat-ticks">
+          ${Array.from({ length: TICKS }, (_, index) => html`<span key=${index}>${clock(start + (index / TICKS) * columns * column * 1e6, now, zone).replace(/(:\d\d):\d\d$/, "$1")}</span>`)}
+        </div>
+        <span>${zoneName(now, zone)}</span>
+      </div>
+    </div>`;
+}
+
+/**
+ * A cell in words.
+ *
+ * @param {{row: Row, column: number, start: number, seconds: number, now: number}} props
+ */
+function Said({ row: { verdict, lags }, column, start, seconds, now }) {
+  const zone = useZone();
+  const found = lags[column];
+  const when = `${clock(start, now, zone)} to ${clock(start + seconds * 1e6, now, zone)} ${zoneName(start, zone)}`;
+  const { name } = verdict.computation;
+  if (found === null) return html`<b><${Name} name=${name} /></b> ${when}: <span class="quiet">no watermark was seen</span>`;
+  const level = levelOf(found, verdict.late);
+  return html`<b><${Name} name=${name} /></b> ${when}: <b class="ink-${level}"><${Symbol} level=${level} /> ${lag(found)} behind, ${WORDS[level]}</b>
+    <span class="quiet"> (late from ${duration(verdict.late)})</span>`;
+}
+
+/**
+ * The same for those who do not see it: what there is to know of each row.
+ *
+ * @param {{answer: import("../model/heat.js").Answer, shown: Row[], route: Route, now: number}} props
+ */
+function AsTable({ answer, shown, route, now }) {
+  const zone = useZone();
+  const [open, set] = useState(false);
+  const at = (/** @type {number} */ column) => clock(answer.from_micros + column * answer.column_seconds * 1e6, now, zone);
+  return html`<details class="as-table" onToggle=${(/** @type {Event} */ event) => set(/** @type {HTMLDetailsElement} */ (event.target).open)}>
+    <summary>The same as a table</summary>
+    ${open &&
+    html`<div class="scroller" tabindex="0" role="region" aria-label="Lag over time as a table">
+      <table>
+        <thead><tr>
+          <th scope="col">Computation</th><th scope="col" class="number">Furthest behind</th><th scope="col" class="number">from (${zoneName(now, zone)})</th>
+          <th scope="col" class="number">Late for</th><th scope="col" class="number">Behind now</th>
+        </tr></thead>
+        <tbody>
+          ${shown.map(
+            ({ verdict, lags, worst, lateSeconds }) => html`<tr key=${verdict.computation.name}>
+              <th scope="row"><a href=${format({ ...route, name: verdict.computation.name, query: "" })}><${Name} name=${verdict.computation.name} /></a></th>
+              <td class="number">${worst < 0 ? "–" : lag(lags[worst])}</td>
+              <td class="number">${worst < 0 ? "–" : at(worst)}</td>
+              <td class="number">${lateSeconds > 0 ? duration(lateSeconds) : "not"}</td>
+              <td class="number">${far(verdict)}</td>
+            </tr>`,
+          )}
+        </tbody>
+      </table>
+    </div>`}
+  </details>`;
+}

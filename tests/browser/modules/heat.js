@@ -1,0 +1,65 @@
+import { drawn, rows, stepped } from "/static/model/heat.js";
+import { address, known, owned } from "/static/model/promise.js";
+import { EMPTY, replace } from "/static/model/board.js";
+import { judge } from "/static/model/verdict.js";
+import { NOW, SECOND, computation, equal } from "./check.js";
+
+const PROMISE = { late_seconds: 60, owner: "ana", team: "billing", runbook: "", logs: "" };
+
+function verdicts() {
+  const computations = [computation("a", 100), computation("b", 100, { promise: PROMISE }), computation("c", "unknown")];
+  const board = replace(EMPTY, { time_micros: NOW, stale_for: 0, version: "1", shards: [], computations });
+  return judge(board, NOW, { late: 1800, from: "" });
+}
+
+export function the_worst_row_is_the_one_most_times_as_far_behind_as_is_late_of_it() {
+  const answer = { from_micros: NOW - 180 * SECOND, column_seconds: 60, total: 4, lags: { a: [1000, 900, null], b: [1, 100, 200], c: [null, null, null], other: [9999, 0, 0] } };
+  const { verdicts: known_, from } = verdicts();
+  const found = rows(answer, known_, from);
+  equal(found.map(({ verdict, worst, lateSeconds }) => [verdict.computation.name, worst, lateSeconds]), [["b", 2, 120], ["a", 0, 0], ["c", -1, 0]]);
+}
+
+export function in_a_replay_lag_is_counted_from_the_newest_data() {
+  const day = 86_400;
+  const answer = { from_micros: NOW - 120 * SECOND, column_seconds: 60, total: 1, lags: { a: [day + 40, day + 130] } };
+  const [row] = rows(answer, verdicts().verdicts, { name: "data", micros: NOW - day * SECOND });
+  equal(row.lags, [100, 130]);
+}
+
+export function a_cell_is_higher_the_further_behind() {
+  const paths = drawn([1, null, 900, 1800, 8000], 1800);
+  equal([...paths.keys()], ["ontime", "slow", "late", "verylate"]);
+  const tops = [...paths.values()].map((path) => Number(/V([\d.]+)h/.exec(path)?.[1]));
+  equal(tops, [...tops].sort((a, b) => b - a));
+  equal(paths.get("late")?.slice(0, 4), "M3 1");
+}
+
+export function keys_move_over_the_map_and_stop_at_its_edges() {
+  const size = { rows: 3, columns: 60 };
+  const at = { row: 0, column: 59 };
+  equal(["ArrowUp", "ArrowDown", "ArrowLeft", "ArrowRight", "Home", "End", "a"].map((key) => stepped(key, at, size)),
+    [[0, 59], [1, 59], [0, 58], [0, 59], [0, 0], [0, 59], null].map((to) => (Array.isArray(to) ? { row: to[0], column: to[1] } : null)));
+}
+
+export function what_was_promised_decides_what_is_late() {
+  const { verdicts: found } = verdicts();
+  equal(["a", "b"].map((name) => [found.get(name)?.late, found.get(name)?.level]), [[1800, "ontime"], [60, "late"]]);
+}
+
+export function an_address_is_one_of_the_web_with_all_filled_in() {
+  const worker = { worker: "exec 7&x=1", host: "node-4/../a" };
+  equal(address("https://logs/?q=a&w={worker}&h={host}", worker), "https://logs/?q=a&w=exec%207%26x%3D1&h=node-4%2F..%2Fa");
+  equal(address("https://logs/?w={worker}", { worker: "", host: "b" }), "");
+  equal(address("https://logs/?w={worker}"), "");
+  equal(address("http://wiki/late"), "http://wiki/late");
+  equal(["javascript:alert(1)", "JavaScript:alert(1)//https://x", "data:text/html,x", "//wiki", "wiki", "", "https://", "file:///etc/passwd"].map((each) => address(each)),
+    ["", "", "", "", "", "", "", ""]);
+  equal(address("{worker}:alert(1)", { worker: "javascript", host: "" }), "");
+}
+
+export function an_owner_sees_what_is_theirs() {
+  const [a, b] = [computation("a", 1), computation("b", 1, { promise: PROMISE })];
+  equal([{ team: "", owner: "" }, { team: "billing", owner: "" }, { team: "billing", owner: "bob" }].map((route) => [owned(a, route), owned(b, route)]),
+    [[true, true], [false, true], [false, false]]);
+  equal([known([a, b], "team"), known([a, b], "owner"), known([a], "team")], [["billing"], ["ana"], []]);
+}
