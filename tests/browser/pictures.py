@@ -137,7 +137,8 @@ def simulated_day() -> str:
             if job.name == "enriched" and hour > 23.5:
                 lag += 41 * MINUTES
             lags[job.name] = lag
-        samples.add(at * 1_000_000, names, [(int((at - lags[name]) * 1e6),) * 2 for name in names])
+        lows = [int((at - lags[name]) * 1e6) for name in names]
+        samples.add(at * 1_000_000, names, list(zip(lows, lows, strict=True)))
     return json.dumps(records.heat(samples.heat(SPANS["24h"], 1000)))
 
 

@@ -62,9 +62,7 @@ class Pair:
         records, fold = len(times), Fold(self.frontier, ((990_000, self.frontier),))
         known: Sequence[int] = () if counted else times
         arrived = Arrived.of(times, self.frontier) if counted else None
-        self.lease.advance(
-            fold, NOW - 30 * HOUR, finished=records, times=known, arrived=arrived, now=self.now
-        )
+        self.lease.advance(fold, NOW - 30 * HOUR, finished=records, times=known, arrived=arrived, now=self.now)
         self.reporter.staged(self.lease)
 
     def carry(self, *, arrives: bool = True, answered: bool = True, meanwhile: Sequence[int] = ()) -> None:

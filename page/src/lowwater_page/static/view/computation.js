@@ -132,7 +132,7 @@ function Numbers({ verdict, now }) {
       ${computation.shares.map(
         ({ share, watermark, came_behind: behind }) =>
           html`<div key=${share}><dt>${percent(share)} of the records lately seen</dt><dd><${Mark} watermark=${watermark} now=${now} />${typeof behind === "number" &&
-          html`<span class="quiet">, ${percent(Number(behind.toPrecision(2)))} of all came behind it</span>`}</dd></div>`,
+          html`<span class="quiet">, at most ${percent(Number(behind.toPrecision(2)))} of all came behind it</span>`}</dd></div>`,
       )}
       <div><dt>Moved last</dt><dd>${since ? html`<${Time} micros=${since} now=${now} text=${ago(since, now)} />` : "never"}</dd></div>
       <div><dt>Behind its inputs</dt><dd>${computation.local_lag_seconds === 0 ? "none" : lag(computation.local_lag_seconds)}</dd></div>
