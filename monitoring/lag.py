@@ -128,7 +128,7 @@ def _guilty() -> Row:
                 to_page=True,
             ),
             Panel(
-                "99 % beside exact",
+                "99 % lately seen, beside exact",
                 "How far the heuristic watermarks are ahead of the exact one: what the last few records cost. A great gap means a"
                 " few stragglers hold everybody up; none means that all records are late together.",
                 (

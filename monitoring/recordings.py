@@ -21,6 +21,11 @@ SILENCE: Final = "computation:lowwater_holder_silence_seconds:age"
 OPERATION: Final = "computation:lowwater_oldest_operation_seconds:age"
 HOLDER: Final = "computation:lowwater_holder_info:max"
 PROMISE: Final = "computation:lowwater_promise_info:max"
+LATELY: Final = (
+    f"topk by ({COMPUTATION}) (1, max by ({COMPUTATION}, owner, team) (last_over_time(lowwater_promise_info[5m])))"
+)
+"""Who answered for each computation when it was scraped last."""
+
 WHO: Final = "computation:lowwater_promise_owner:max"
 LATE: Final = "computation:lowwater_promise_late_seconds:max"
 USED: Final = "computation:lowwater_promise_used:ratio"
@@ -115,7 +120,11 @@ def watermarks(settings: Settings) -> Group:
             Record(
                 WHO,
                 f"max by ({COMPUTATION}, owner, team) ({PROMISE})\n"
-                f"or\n(0 * {by_computation('lowwater_epoch')} + 1 unless on ({COMPUTATION}) {PROMISE})",
+                f"or\n(0 * {by_computation('lowwater_epoch')} + 1 unless on ({COMPUTATION}) {PROMISE})\n"
+                # While none is scraped, as when a computation moves, as it was: an alert with other labels would be another one.
+                f"or (\n{LATELY}\nor (0 * max by ({COMPUTATION}) (last_over_time(lowwater_epoch[5m])) + 1"
+                f" unless on ({COMPUTATION}) last_over_time(lowwater_promise_info[5m]))\n"
+                f") unless on ({COMPUTATION}) max by ({COMPUTATION}) (lowwater_epoch)",
             ),
             Record(LATE, by_computation("lowwater_promise_late_seconds")),
             Record(USED, f"{FRESHNESS} / on ({COMPUTATION}) {LATE}"),

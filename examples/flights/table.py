@@ -3,10 +3,10 @@
 ::
 
     replay clock  9 Jan 2013 22:15 UTC
-    computation   low watermark   behind   99 % watermark   behind   held by
-    flights       9 Jan 14:00     8h 15m   9 Jan 17:55      4h 20m   JFK [JFK, LGA)
-    enriched      9 Jan 14:00     8h 15m   9 Jan 17:40      4h 35m   enriched-1 [B6, EV)
-    hourly        9 Jan 13:00     9h 15m   9 Jan 17:00      5h 15m   hourly [JFK, LGA)
+    computation   low watermark   behind   99 % lately seen   behind   held by
+    flights       9 Jan 14:00     8h 15m   9 Jan 17:55        4h 20m   JFK [JFK, LGA)
+    enriched      9 Jan 14:00     8h 15m   9 Jan 17:40        4h 35m   enriched-1 [B6, EV)
+    hourly        9 Jan 13:00     9h 15m   9 Jan 17:00        5h 15m   hourly [JFK, LGA)
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def behind(clock: int | None, mark: Watermark) -> str:
 
 def render(snapshot: Snapshot, width: int = 100) -> list[str]:
     """Return the table's lines, at most ``width`` characters each, without ANSI codes."""
-    rows = [("computation", "low watermark", "behind", "99 % watermark", "behind", "held by")]
+    rows = [("computation", "low watermark", "behind", "99 % lately seen", "behind", "held by")]
     rows += [
         (
             line.name,

@@ -126,6 +126,18 @@ OWN = FAULT + 1170
 """When that fires."""
 
 
+def test_an_alert_that_says_who_answers_goes_on_while_nothing_is_scraped(tmp_path: Path) -> None:
+    """As when a computation moves: with other labels it would be another alert, and the one that fired would end."""
+    exported = promised(standing(), "enriched", 600)
+    hour = {**ONE, **ANSWERS, "window": "1h"}
+    fires = FAULT + 1500
+    paused(exported, fires + 300, fires + 390)
+    expected: Expected = {
+        "LowwaterPromiseBroken": {at: [hour] for at in (fires + 270, *range(fires + 300, fires + 600, 30))}
+    }
+    check(tmp_path, exported, expected)
+
+
 def test_a_promise_that_allows_more_is_quiet_for_longer_and_for_its_computation_alone(tmp_path: Path) -> None:
     """Hourly and enriched stand; three hours were promised of hourly, and nothing of enriched."""
     exported = healthy()
@@ -460,6 +472,13 @@ def test_records_that_a_lateness_budget_cannot_pay_for_are_told(tmp_path: Path) 
     budget = {"job": "lowwater", "computation": "flights", "budget": "0.01"}
     expected: Expected = {"LowwaterLatenessJumped": {FAULT - 30: [], FAULT: [budget], FAULT + 2 * HOURS: []}}
     check(tmp_path, excused, expected)
+
+
+def test_records_that_were_excused_stay_told_while_nothing_is_scraped(tmp_path: Path) -> None:
+    exported = behind(lambda t: 0.0 if t < FAULT else 120.0)
+    paused(exported, FAULT + 300, FAULT + 390)
+    budget = {"job": "lowwater", "computation": "flights", "budget": "0.01"}
+    check(tmp_path, exported, {"LowwaterLatenessJumped": {FAULT + at: [budget] for at in range(270, 600, 30)}})
 
 
 def test_records_behind_a_lateness_budget_are_no_fault_while_it_pays_for_them(tmp_path: Path) -> None:

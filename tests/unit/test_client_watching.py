@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from lowwater import Inputs, errors
-from lowwater._core import ages, denials
+from lowwater._core import ages, denials, wire
 from lowwater._core.backoff import CAP
 from lowwater._core.router import MOST_NAMES
 from lowwater._core.watches import BEAT, LATE, SLEW, Changes, FoldChanges, Folding, Subscription, WatchState
@@ -670,6 +670,20 @@ def test_a_promise_stands_until_the_stream_says_otherwise() -> None:
         client.stream.take(message)
         said.append(promised(client))
     assert said == ["billing", "billing", "reports", "reports", None, None]
+
+
+def test_an_answer_that_comes_late_does_not_change_what_a_stream_has_told() -> None:
+    """The stream leaves out what it has told: what a call says in between would stay for as long as the stream does."""
+    client = Following()
+    old, new = client.sent(1), client.sent(2)
+    old.watermarks[0].promise.team = "old"
+    new.watermarks[0].promise.team = "new"
+    client.stream.take(old)
+    late = wire.watermark_view(old.watermarks[0])
+    client.stream.take(new)
+    client.known.admit(None, [late])
+    client.stream.take(client.sent(3))
+    assert promised(client) == "new"
 
 
 def test_another_stream_that_tells_of_none_ends_a_promise() -> None:

@@ -39,8 +39,8 @@ class Terminal(io.StringIO):
 def test_the_table() -> None:
     assert table.render(snapshot(note="7 windows closed")) == [
         "replay clock  9 Jan 2013 22:15 UTC",
-        "computation   low watermark   behind     99 % watermark   behind     held by",
-        "flights       9 Jan 14:00     8h 15m     9 Jan 18:15      4h 00m     ewr [JFK, LGA)",
+        "computation   low watermark   behind     99 % lately seen   behind     held by",
+        "flights       9 Jan 14:00     8h 15m     9 Jan 18:15        4h 00m     ewr [JFK, LGA)",
         "enriched      unknown                    unknown",
         "hourly        finished                   finished",
         "7 windows closed",

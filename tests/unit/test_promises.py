@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -351,9 +353,56 @@ async def test_what_is_gone_is_forgotten_by_a_stream() -> None:
         await served.register("hourly")
         readers = WatermarkServicer(served.authority._services, served.authority.streams)
         view = served.authority.shard.view("hourly")
-        told: dict[str, types_pb2.Promise] = {}
+        told: dict[str, tuple[int, types_pb2.Promise]] = {}
         said = [readers._news("hourly", each, told).HasField("promise") for each in (view, view, None, view, view)]
         assert said == [True, False, False, True, False]
+
+
+async def test_another_incarnation_is_told_anew_also_when_nothing_is_heard_between() -> None:
+    """It was dropped and registered again before the stream was read on."""
+    async with serving() as served:
+        await served.register("hourly")
+        readers = WatermarkServicer(served.authority._services, served.authority.streams)
+        view = served.authority.shard.view("hourly")
+        assert view is not None
+        told: dict[str, tuple[int, types_pb2.Promise]] = {}
+        again = replace(view, incarnation=view.incarnation + 1)
+        said = [readers._news("hourly", each, told).HasField("promise") for each in (view, view, again, again)]
+        assert said == [True, False, True, False]
+
+
+async def test_what_is_not_registered_is_held_against_no_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may read could keep the loop busy with names that nobody has."""
+    asked: list[str] = []
+    of = Promises.of
+    async with serving(entry(team="'all'")) as served:
+        await served.register("hourly")
+        monkeypatch.setattr(Promises, "of", lambda self, name: (asked.append(name), of(self, name))[1])
+        found = await served.got("hourly", *(f"nobody-{number}" for number in range(100)))
+        assert found["hourly"].promise.team == "all"
+        assert set(asked) == {"hourly"}
+
+
+async def test_what_fits_the_served_names_is_found_before_another_file_counts(tmp_path: Path) -> None:
+    """In a thread: else the loop that commits would hold each name against each pattern."""
+    path = tmp_path / "promises.toml"
+    path.write_text(GOOD)
+    now = [0.0]
+    file = PromiseFile(path, monotonic=lambda: now[0])
+    file.served = lambda: ["hourly", "zebra"]
+    path.write_text(entry(team="'all'"))
+    while file.value.of("zebra") is NOTHING:
+        now[0] += LOOK_SECONDS
+        await file.look()
+    assert file.value._found.keys() == {"hourly", "zebra"}
+
+
+@pytest.mark.parametrize("pattern", ["*", "a*", "*-b-*", "a?c", "[ab]-x*", "a[!b]c-*-d", "?*?"])
+def test_a_pattern_fits_as_the_shell_says(pattern: str) -> None:
+    """Against fnmatch, which looks for no literal text first."""
+    known = promises(entry(computations=repr(pattern), team="'t'"))
+    for name in ("a", "abc", "axc", "a-b-c", "x-b-y", "b-x", "a-xyz", "adc-e-d", "abc-e-d", "", "ab"):
+        assert (known.of(name) is not NOTHING) == fnmatchcase(name, pattern), name
 
 
 async def test_no_watermark_depends_on_a_promise() -> None:

@@ -373,6 +373,7 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
         return 0
     if promises is not None:
         authority.promise(promises.value)
+        promises.served = authority.shard.names
         promises.on_change.append(authority.promise)
     authority.add_to(server)
     health = HealthServicer(SERVICES)

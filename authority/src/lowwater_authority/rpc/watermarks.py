@@ -40,6 +40,10 @@ DEFAULT_PAGE: Final = 100
 MAX_PAGE: Final = 10_000
 
 
+Told = tuple[int, "types_pb2.Promise"]
+"""What a stream has told that was promised of a computation, and of which incarnation."""
+
+
 class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
     """See proto/lowwater/v1/watermarks.proto."""
 
@@ -81,7 +85,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
                 subscription = shard.hub.subscribe(asked)
                 confirmed, unknown = await self._begin(subscription, asked)
             taken = await subscription.take(0)
-            promised: dict[str, types_pb2.Promise] = {}
+            promised: dict[str, Told] = {}
             dropped = [] if asked else visible(sorted(shard.topology.dropped))
             taken = taken if asked else _readable(taken)
             yield await self._response(taken, confirmed, promised, unknown, dropped=dropped)
@@ -194,10 +198,12 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
 
     def _promised(self, name: str, view: View | None) -> types_pb2.Watermark:
         """Return what is published of a computation, with what was promised of it, if anything was."""
+        if view is None or name not in self.services.shard.topology.computations:
+            return self._watermark(name, view)
         promise = self.services.promises.of(name)
         return self._watermark(name, view, None if promise is NOTHING else promise)
 
-    def _news(self, name: str, view: View | None, promised: dict[str, types_pb2.Promise]) -> types_pb2.Watermark:
+    def _news(self, name: str, view: View | None, promised: dict[str, Told]) -> types_pb2.Watermark:
         """Return what is published of a computation, for a stream that was told what was ``promised``: only what is new of that.
 
         A promise is as long as the rest of the message, and hardly ever changes.
@@ -205,18 +211,20 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         if view is None or name not in self.services.shard.topology.computations:
             promised.pop(name, None)  # it may be registered again
             return self._watermark(name, view)
-        promise, before = self.services.promises.of(name), promised.get(name, NOTHING)
+        promise, (incarnation, before) = self.services.promises.of(name), promised.get(name, (0, NOTHING))
         if promise is NOTHING:
             promised.pop(name, None)
         else:
-            promised[name] = promise
-        return self._watermark(name, view, None if promise is before or promise == before else promise)
+            promised[name] = view.incarnation, promise
+        # One that was dropped and registered again meanwhile is told anew.
+        same = promise is NOTHING or incarnation == view.incarnation
+        return self._watermark(name, view, None if same and promise == before else promise)
 
     async def _response(
         self,
         taken: dict[str, View | None],
         confirmed: int,
-        promised: dict[str, types_pb2.Promise],
+        promised: dict[str, Told],
         unknown: Iterable[types_pb2.Watermark] = (),
         go_away: types_pb2.GoAway | None = None,
         *,

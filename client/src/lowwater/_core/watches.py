@@ -36,7 +36,7 @@ from lowwater._core.surroundings import Surroundings
 from lowwater._core.text import duration
 from lowwater._core.why import Why
 from lowwater._pb.lowwater.v1 import types_pb2, watermarks_pb2
-from lowwater.views import Inputs, WatermarkView
+from lowwater.views import Inputs, Promise, WatermarkView
 from lowwater.watermark import EventTime, Watermark
 
 __all__ = [
@@ -120,8 +120,8 @@ class WatchStream:
         self._ages: Ages | None = None  # of the open stream
         self._covered: dict[str, None] = {}  # for its order: no run could be repeated with that of a set
         self._gone: set[str] = set()
-        self._told: set[str] = set()
-        """Of what the open stream has told: what was promised of it stands until it says otherwise."""
+        self._told: dict[str, Promise | None] = {}
+        """What the open stream has told that was promised of a computation. It leaves out what it has told already."""
         self._opened_at = ""
         self._leaving: float | None = None
 
@@ -206,7 +206,7 @@ class WatchStream:
         self.covers_all = (self.key == HOME and known.everything) or len(names) > MOST_NAMES
         if not self.covers_all:
             request.computations.extend(names)
-        self._covered, self._gone, self._told = dict.fromkeys(request.computations), set(), set()
+        self._covered, self._gone, self._told = dict.fromkeys(request.computations), set(), {}
         self._ages = Ages(known.surroundings.monotonic)
         self._opened_at, self._leaving, self.renewing = address, None, False
         self.number = known.opened()
@@ -240,17 +240,18 @@ class WatchStream:
         # Before the message counts as news: it is none of what it redirects.
         self._known.redirected(self, redirect.computation, redirect.address, redirect.epoch)
         self._gone.add(redirect.computation)
-        self._told.discard(redirect.computation)
+        self._told.pop(redirect.computation, None)
 
     def _admit(self, message: types_pb2.Watermark) -> bool:
         """Take a value; returns whether its computation has come here."""
         name, ratchet = message.computation, self._known.ratchet
         try:
-            ratchet.admit(wire.watermark_view(message, ratchet.get(name).promise if name in self._told else None))
+            view = wire.watermark_view(message, self._told.get(name))
+            ratchet.admit(view)
             if message.registered:
-                self._told.add(name)
+                self._told[name] = view.promise
             else:
-                self._told.discard(name)
+                self._told.pop(name, None)
         except errors.StaleEpoch as stale:
             logger.warning("%s", stale)  # an ordinary event: the shard was replaced a moment ago
             self._known.refused(self, name)

@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 6f67d7ca3af1c45d08ae796d21609d364c365bfae75011c3ea294daaee0bca66
+Made from: sha256 c96efc26927be067cbf31cf1e0cd390f3da21922344b25559363cc037e6938de
 """

@@ -128,7 +128,7 @@ def fold(readings: Sequence[Reading]) -> Reading:
     """Return the least of some readings, with the shares that all of them have. Of no inputs: it names no versions of any.
 
     >>> fold([Reading(5, {990_000: 7, 950_000: 9}), Reading(6, {990_000: 6})])
-    Reading(low=5, heuristics={990000: 6}, input_version=0, input_incarnations=())
+    Reading(low=5, heuristics={990000: 6}, input_version=0, input_incarnations=(), budgets={})
     """
     shares = set[int].intersection(*(set(reading.heuristics) for reading in readings))
     least = {share: min(reading.heuristics[share] for reading in readings) for share in sorted(shares)}

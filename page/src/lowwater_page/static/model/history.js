@@ -18,7 +18,7 @@ export function spanOf(name) {
 }
 
 /**
- * Samples as the API has them: time, low watermark, 99 % watermark.
+ * Samples as the API has them: time, low watermark, that of 99 % of the records lately seen.
  *
  * @typedef {[number, number | null, number | null]} Sample
  */

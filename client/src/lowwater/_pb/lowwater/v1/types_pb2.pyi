@@ -85,7 +85,7 @@ class Heuristic(google.protobuf.message.Message):
     BEHIND_FIELD_NUMBER: builtins.int
     share_ppm: builtins.int
     """The share of record timestamps that are past it, in parts per million:
-    990000 is the 99 % watermark.
+    990000 is 99 % of the records lately seen.
     """
     micros: builtins.int
     """The heuristic watermark. Never below the low watermark."""
