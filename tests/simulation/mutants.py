@@ -27,7 +27,7 @@ from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2
 from lowwater_authority.cluster.cluster import Cluster
 from lowwater_authority.cluster.membership import Beats, View
 from lowwater_authority.core import recovery, topology
-from lowwater_authority.core.budget import Budget, Lateness
+from lowwater_authority.core.budget import Budget, Lateness, Pending
 from lowwater_authority.core.computation import OWN_TURNS, Computation
 from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.requests import GroupReport, Refused
@@ -121,8 +121,10 @@ def let_the_budget_fall_below_low(planted: Planted) -> None:
     """A budget goes by its delay alone , and so below the low watermark (rule 3)."""
     tick = Budget.tick
 
-    def alone(self: Budget, counts: Mapping[int, int], behind: int, reference: int, low: int) -> None:
-        tick(self, counts, behind, reference, MIN)
+    def alone(
+        self: Budget, counts: Mapping[int, int], behind: int, reference: int, low: int, pending: Pending | None
+    ) -> None:
+        tick(self, counts, behind, reference, MIN, pending)
 
     planted.setattr(Budget, "tick", alone)
     planted.setattr(Computation, "_check", lambda self: None)
