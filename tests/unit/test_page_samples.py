@@ -155,8 +155,8 @@ def test_what_a_clock_that_went_back_had_said_of_the_future_is_forgotten(span: s
 def test_a_clock_that_went_back_shows_nothing_of_an_earlier_incarnation() -> None:
     samples = Samples()
     after = run(samples, 300, 10)
-    run(samples, 300, 10, start=after + 600 * SECOND)
     samples.begin("c0")
+    run(samples, 300, 10, start=after + 600 * SECOND)
     run(samples, 60, 20, start=after)
     assert {lag for lag in samples.heat(SPANS["1h"], 10, {}).lags["c0"] if lag is not None} == {20}
 
