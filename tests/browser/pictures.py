@@ -139,7 +139,7 @@ def simulated_day() -> str:
             lags[job.name] = lag
         lows = [int((at - lags[name]) * 1e6) for name in names]
         samples.add(at * 1_000_000, names, list(zip(lows, lows, strict=True)))
-    return json.dumps(records.heat(samples.heat(SPANS["24h"], 1000)))
+    return json.dumps(records.heat(samples.heat(SPANS["24h"], 1000, {})))
 
 
 def whole(browser: Browser, scratch: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from datetime import UTC, datetime
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 from tests.browser.chromium import WAIT_MILLIS, watched
 from tests.browser.story import Story
@@ -42,3 +43,26 @@ def test_times_are_told_in_the_zone_that_was_chosen(browser: Browser, server: Se
         page.goto(f"{tab.url}#/?zone=local&view=heat")
         expect(page.locator(".heat-said")).to_contain_text(re.compile(r"(IST|GMT\+5:30)"))
         expect(page.locator(".heat-axis")).to_contain_text(re.compile(r"(IST|GMT\+5:30)"))
+
+
+def test_a_week_in_which_summer_time_ends_says_so(browser: Browser, server: Serving, story: Story) -> None:
+    story.tell(1, 40 * 60)
+    begins = datetime(2026, 10, 22, tzinfo=UTC).timestamp()
+    week = {
+        "from_micros": int(begins * 1e6),
+        "column_seconds": 7200,
+        "since_micros": int(begins * 1e6),
+        "total": 1,
+        "lags": {"enriched": [10, 20] * 42},
+    }
+
+    def tell(asked: Route) -> None:
+        asked.fulfill(body=json.dumps(week), content_type="application/json")
+
+    with watched(browser, server.page, timezone_id="Europe/Berlin") as tab:
+        tab.page.route("**/api/heat?*", tell)
+        page = tab.open("#/?zone=local&view=heat&span=7d")
+        expect(page.locator(".heat-axis")).to_contain_text(re.compile(r"CEST, then CET|GMT\+2, then GMT\+1"))
+        page.get_by_text("The same as a table").click()
+        row = page.get_by_role("region", name="Lag over time as a table").get_by_role("row").nth(1)
+        expect(row).to_contain_text(re.compile(r"22 Oct( 2026)? 04:00 (CEST|GMT\+2)"))

@@ -6,10 +6,11 @@ import random
 import tracemalloc
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from lowwater import Watermark
-from lowwater_page.samples import KEPT, PER_COMPUTATION, SPANS, STEP_SECONDS, Samples
+from lowwater_page.samples import BLOCK, KEPT, PER_COMPUTATION, SPANS, STEP_SECONDS, Samples
 
 SECOND = 1_000_000
 START = 1_767_225_600 * SECOND
@@ -58,7 +59,7 @@ def test_a_gap_is_no_sample() -> None:
     run(samples, 60, 20, start=START + 36 * 3600 * SECOND)
     found = samples.of("c0", SPANS["24h"])
     assert [time - (low or 0) for time, low, _ in found] == [20 * SECOND]
-    heat = samples.heat(SPANS["24h"], 10).lags["c0"]
+    heat = samples.heat(SPANS["24h"], 10, {}).lags["c0"]
     assert heat == [None] * (len(heat) - 1) + [20]
 
 
@@ -68,7 +69,7 @@ def test_what_has_no_time_has_no_lag() -> None:
     assert samples.of("a", SPANS["24h"]) == [(START, None, None)]
     assert samples.of("b", SPANS["7d"]) == [(START, None, None)]
     assert samples.of("c", SPANS["7d"]) == [(START, START - SECOND, None)]
-    assert {name: lags[-1] for name, lags in samples.heat(SPANS["1h"], 10).lags.items()} == {
+    assert {name: lags[-1] for name, lags in samples.heat(SPANS["1h"], 10, {}).lags.items()} == {
         "c": 1,
         "a": None,
         "b": None,
@@ -81,7 +82,7 @@ def test_the_heat_map_has_the_furthest_behind_first(span: str) -> None:
     length = SPANS[span].column * 2
     after = run(samples, length, 10, 40, 20, step=SPANS[span].step)
     run(samples, length, 50, 20, 20, start=after, step=SPANS[span].step)
-    heat = samples.heat(SPANS[span], 2)
+    heat = samples.heat(SPANS[span], 2, {})
     assert (heat.total, list(heat.lags)) == (3, ["c0", "c1"])
     assert [len(lags) for lags in heat.lags.values()] == [SPANS[span].seconds // SPANS[span].column] * 2
     assert heat.lags["c0"][-4:] == [10, 10, 50, 50]
@@ -99,7 +100,7 @@ def test_a_new_incarnation_begins_with_nothing_and_a_dropped_one_leaves_nothing(
         assert samples.of("c0", span) == samples.of("c1", span) == [] or {
             low for _, low, _ in samples.of("c0", span)
         } == {None}
-    assert list(samples.heat(SPANS["6h"], 10).lags.values()) == [[None] * 72]
+    assert list(samples.heat(SPANS["6h"], 10, {}).lags.values()) == [[None] * 72]
     samples.add(START + 120 * SECOND, ["new"], [(START, START)])
     assert [low for _, low, _ in samples.of("new", SPANS["24h"])][-1] == START
     assert {low for _, low, _ in samples.of("new", SPANS["24h"])[:-1]} == {None}
@@ -113,7 +114,7 @@ def test_what_was_before_is_recalled_from_when_hours_were_complete() -> None:
         "a", [(START + 2 * hour, START + 2 * hour + 5 * SECOND), (START + 3 * hour, START + 3 * hour + 2400 * SECOND)]
     )
     assert not samples.recall("c", [(START, START)])
-    heat = samples.heat(SPANS["24h"], 10)
+    heat = samples.heat(SPANS["24h"], 10, {})
     assert heat.since_micros == now
     first = (START - heat.from_micros) // (900 * SECOND)
     lags = heat.lags["a"]
@@ -132,11 +133,86 @@ def test_what_is_recalled_hides_nothing_that_was_seen() -> None:
         "c0", [(START, START + 20 * SECOND), (START - 8 * 86_400 * SECOND, START - 8 * 86_400 * SECOND + SECOND)]
     )
     samples.recall("c0", [(after + 3600 * SECOND, after + 7200 * SECOND)])  # of a clock that is ahead
-    assert [lag for lag in samples.heat(SPANS["24h"], 1).lags["c0"] if lag is not None] == [50, 50]
+    assert [lag for lag in samples.heat(SPANS["24h"], 1, {}).lags["c0"] if lag is not None] == [50, 50]
+
+
+@pytest.mark.parametrize("span", SPANS)
+def test_what_a_clock_that_went_back_had_said_of_the_future_is_forgotten(span: str) -> None:
+    samples = Samples()
+    run(samples, 600, 10, step=60)
+    run(samples, 600, 7000, start=START + 4 * 3600 * SECOND, step=60)
+    after = run(samples, 60, 30, start=START + 600 * SECOND)
+    for _ in range(2):  # also when the clock has come there
+        assert {lag for lag in samples.heat(SPANS[span], 10, {}).lags["c0"] if lag is not None} <= {10, 20, 30}
+        found = samples.of("c0", SPANS[span])
+        assert [time for time, _, _ in found] == sorted(time for time, _, _ in found)
+        assert {time - (low or 0) for time, low, _ in found} <= {10 * SECOND, 20 * SECOND, 30 * SECOND}
+        assert found
+        run(samples, 60, 20, start=START + 4 * 3600 * SECOND)
+    assert after < START + 3600 * SECOND
+
+
+def test_a_clock_that_went_back_shows_nothing_of_an_earlier_incarnation() -> None:
+    samples = Samples()
+    after = run(samples, 300, 10)
+    samples.begin("c0")
+    run(samples, 300, 10, start=after + 600 * SECOND)
+    run(samples, 60, 20, start=after)
+    assert {lag for lag in samples.heat(SPANS["1h"], 10, {}).lags["c0"] if lag is not None} == {20}
+
+
+def test_a_replay_was_not_behind_before_it_began() -> None:
+    """Nor is anything too far behind to be told."""
+    samples, day, now = Samples(), 86_400 * SECOND, START + 10 * 86_400 * SECOND
+    samples.add(now, ["a", "b"], [(now, now), (now, now)])
+    began = now - 2 * day
+    old = START - 6 * 365 * day
+    samples.recall("a", [(old, began), (old + day, began + 3600 * SECOND)])
+    samples.recall("b", [(-20 * 365 * day, began)])  # of 1950
+    heat = samples.heat(SPANS["7d"], 10, {})
+    column = (began - heat.from_micros) // (7200 * SECOND)
+    assert all(lag is None for lags in heat.lags.values() for lag in lags[:column])
+    assert heat.lags["a"][column] == pytest.approx((began - old) / SECOND, abs=7200)
+    assert heat.lags["b"][column] == np.iinfo(np.int32).max
+
+
+def test_the_worst_are_those_most_times_as_far_behind_as_is_late_of_them() -> None:
+    samples = Samples()
+    run(samples, 60, 3000, 900, 2000, 1)
+    samples.add(START + 60 * SECOND, ["never"], [(UNKNOWN, UNKNOWN)])
+    late = {"c0": 86_400.0, "c1": 60.0, "c3": 1e9}
+    assert list(samples.heat(SPANS["1h"], 3, late).lags) == ["c1", "c2", "c0"]
+    assert list(samples.heat(SPANS["1h"], 10, late).lags) == ["c1", "c2", "c0", "c3", "never"]
+
+
+def test_a_row_in_any_block_is_its_own() -> None:
+    """Of more computations than a block has, some dropped, their room given to others."""
+    samples, many = Samples(), 3 * BLOCK + 7
+    run(samples, 600, *range(1, many + 1), step=300)
+    for i in range(0, many, 3):
+        samples.remove(f"c{i}")
+    lags = {f"c{i}": i + 1 for i in range(many) if i % 3} | {"new": 5000, "c1": 6000, f"c{many - 2}": 7000}
+    at = START + 600 * SECOND
+    samples.add(at, list(lags), [(at - lag * SECOND, at) for lag in lags.values()])
+    for span in SPANS.values():
+        heat = samples.heat(span, many, {})
+        assert {name: max(each or 0 for each in found) for name, found in heat.lags.items()} == lags
+        assert [low for _, low, _ in samples.of("c250", span)][-1] == at - 251 * SECOND
+
+
+def test_the_heat_map_takes_little_memory_beside_the_samples() -> None:
+    """A copy of all samples of an hour would be 11 KB a computation."""
+    samples = Samples()
+    run(samples, 3600, *([1] * 10 * BLOCK), step=60)
+    tracemalloc.start()
+    samples.heat(SPANS["1h"], 1000, {})
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 10 * BLOCK * 3000
 
 
 def test_nothing_sampled_is_an_empty_heat_map() -> None:
-    assert Samples().heat(SPANS["7d"], 10).lags == {}
+    assert Samples().heat(SPANS["7d"], 10, {}).lags == {}
 
 
 def test_memory_is_as_stated() -> None:
@@ -161,7 +237,7 @@ def test_samples_are_those_of_the_definition(seed: int) -> None:
         samples.add(now, ["a"], [(now - lag * SECOND, now - lag * SECOND)])
         taken.append((now, lag))
     for span in SPANS.values():
-        heat = samples.heat(span, 1)
+        heat = samples.heat(span, 1, {})
         for number, found in enumerate(heat.lags["a"]):
             begin = heat.from_micros + number * span.column * SECOND
             inside = [each for at, each in taken if begin <= at < begin + span.column * SECOND]

@@ -125,8 +125,14 @@ class Board:
         return self._samples.of(name, span)
 
     def heat(self, span: Span, most: int) -> Heat:
-        """Return how far everything was behind over a time: of so many computations at most, those that were furthest behind. O(samples)."""
-        return self._samples.heat(span, most)
+        """Return how far everything was behind over a time: of so many computations at most, those that were the most times as far behind as is late.
+
+        O(samples).
+        """
+        with self._lock:
+            promises = [(name, view.promise) for name, view in self._views.items() if view.promise is not None]
+        late = {name: each.late.total_seconds() for name, each in promises if each.late}
+        return self._samples.heat(span, most, late)
 
     def changes(self) -> list[str]:
         """Return what stands or lags otherwise than when this was asked last, each once, and what was forgotten since.

@@ -22,10 +22,7 @@ ASKED: Final = 50.0
 """Computations asked for in a second at most: they are nobody's hurry, and the authority has other work."""
 
 AGAIN_SECONDS: Final = 5.0
-"""Until it is asked again after nobody answered."""
-
-JOIN_SECONDS: Final = 5.0
-"""How long the thread may take to end."""
+"""Until those are asked for again of which nobody answered."""
 
 log = logging.getLogger(__name__)
 
@@ -60,10 +57,16 @@ class Recall:
 
     def _run(self) -> None:
         try:
-            for name in self._left():
-                while not self._ask(name) and not self._stopping.wait(AGAIN_SECONDS):
-                    pass
-                if self._stopping.wait(1 / ASKED):
+            left = self._left()
+            while left:
+                unanswered = []  # by a shard that is away, say: the others have not to wait for it
+                for name in left:
+                    if not self._ask(name):
+                        unanswered.append(name)
+                    if self._stopping.wait(1 / ASKED):
+                        return
+                left = unanswered
+                if left and self._stopping.wait(AGAIN_SECONDS):
                     return
         except errors.Closed:
             return

@@ -120,7 +120,7 @@ def recent(step_seconds: int, samples: Iterable[Sample]) -> Record:
 
 
 def heat(found: Heat) -> Record:
-    """Return how far computations were behind over a time, in seconds, those that were furthest behind first."""
+    """Return how far computations were behind over a time, in seconds, the worst first."""
     return {
         "from_micros": found.from_micros,
         "column_seconds": found.column,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import numpy as np
 
 from lowwater.watermark import MAX, MIN
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -59,6 +59,12 @@ SAMPLE_BYTES: Final = 8
 PER_COMPUTATION: Final = SAMPLE_BYTES * (2 * KEPT[STEP_SECONDS] + KEPT[60] + KEPT[600])
 """Bytes of memory that the samples of a computation take."""
 
+BLOCK: Final = 100
+"""Computations for which room is made at once, and whose samples are read at once."""
+
+LATE_SECONDS: Final = 1800.0
+"""What counts as late of what nobody promised anything of, as for the alerts. The page's model/lag.js has the same."""
+
 
 @dataclass(frozen=True, slots=True)
 class Heat:
@@ -73,7 +79,7 @@ class Heat:
     total: int
     """How many computations there are samples of."""
     lags: Mapping[str, list[int | None]]
-    """The greatest lag in each column, in seconds behind the clock, of those that were furthest behind first; None: no time was known."""
+    """The greatest lag in each column, in seconds behind the clock; None: no time was known. First those that were the most times as far behind as is late."""
 
 
 class Samples:
@@ -141,30 +147,43 @@ class Samples:
             if span.step == STEP_SECONDS:
                 return self._hour.of(row)
             since, rows = self._now - span.seconds * 1_000_000, np.array([row])
-            times, lows = self._coarse[span.step].since(since, rows, LOW)
-            _, shares = self._coarse[span.step].since(since, rows, HEURISTIC)
+            times, lows = self._coarse[span.step].between(since, self._now, rows, LOW)
+            _, shares = self._coarse[span.step].between(since, self._now, rows, HEURISTIC)
         # The watermarks that were as far behind at the sample's time.
         found = zip(times.tolist(), lows[0].tolist(), shares[0].tolist(), strict=True)
         return [(time, _before(time, low), _before(time, share)) for time, low, share in found]
 
-    def heat(self, span: Span, most: int) -> Heat:
-        """Return how far everything was behind: of so many computations at most, those that were furthest behind. O(samples)."""
+    def heat(self, span: Span, most: int, late: Mapping[str, float]) -> Heat:
+        """Return how far everything was behind: of so many computations at most, those that were the most times as far behind as is late.
+
+        ``late``: seconds from which a computation is late, where that was promised; else ``LATE_SECONDS``. O(samples); others wait for a
+        block of them at most.
+        """
         with self._lock:
-            names, rows = list(self._rows), np.array(list(self._rows.values()), np.intp)
-            columns = span.seconds // span.column
-            first = self._now // 1_000_000 // span.column - columns + 1
-            found = np.full((len(names), columns), NONE, np.int32)
-            source: _Hour | _Lags = self._hour if span.step == STEP_SECONDS else self._coarse[span.step]
-            times, lags = source.since(first * span.column * 1_000_000, rows, LOW)
-        at = times // 1_000_000 // span.column - first
-        for column in np.unique(at):
-            found[:, column] = lags[:, at == column].max(axis=1)
+            rows, now, since = dict(self._rows), self._now, self._since
+        columns = span.seconds // span.column
+        first = now // 1_000_000 // span.column - columns + 1
+        source: _Hour | _Lags = self._hour if span.step == STEP_SECONDS else self._coarse[span.step]
+        names = sorted(rows, key=rows.__getitem__)
+        found = np.full((len(names), columns), NONE, np.int32)
+        for i in range(0, len(names), BLOCK):
+            with self._lock:
+                # A row that was given to another one meanwhile is nobody's that was asked for.
+                kept = [j for j in range(i, min(i + BLOCK, len(names))) if self._rows.get(names[j]) == rows[names[j]]]
+                chosen = np.array([rows[names[j]] for j in kept], np.intp)
+                times, lags = source.between(first * span.column * 1_000_000, now, chosen, LOW)
+            if kept and times.size:
+                at = times // 1_000_000 // span.column - first
+                begins = np.flatnonzero(np.diff(at, prepend=-1))
+                found[np.array(kept)[:, None], at[begins]] = np.maximum.reduceat(lags, begins, axis=1)
         worst = found.max(axis=1, initial=NONE)
-        order = np.argsort(-worst.astype(np.int64), kind="stable")[:most].tolist()
+        times_late = worst / np.array([late.get(name, LATE_SECONDS) for name in names])
+        times_late[worst == NONE] = -np.inf
+        order = np.argsort(-times_late, kind="stable")[:most].tolist()
         return Heat(
             first * span.column * 1_000_000,
             span.column,
-            self._since,
+            since,
             len(names),
             {names[i]: [None if lag == NONE else lag for lag in found[i].tolist()] for i in order},
         )
@@ -175,6 +194,42 @@ class Samples:
             each.clear(row)
 
 
+class _Rows(Generic[Number]):
+    """Two numbers at each of some places, for each computation, in blocks: room for more is made without moving what is there."""
+
+    def __init__(self, kind: type[Number], count: int, empty: int) -> None:
+        self._kind: type[Number] = kind
+        self._count = count
+        self._empty = empty
+        self.blocks: list[npt.NDArray[Number]] = []
+
+    def grow(self, height: int) -> None:
+        """Make room for so many rows."""
+        while len(self.blocks) * BLOCK < height:
+            self.blocks.append(np.full((BLOCK, self._count, 2), self._empty, self._kind))
+
+    def row(self, row: int) -> npt.NDArray[Number]:
+        """Return a row, to be written to, in shape (places, 2)."""
+        found: npt.NDArray[Number] = self.blocks[row // BLOCK][row % BLOCK]
+        return found
+
+    def parts(
+        self, rows: npt.NDArray[np.intp]
+    ) -> Iterator[tuple[npt.NDArray[Number], npt.NDArray[np.intp], npt.NDArray[np.intp]]]:
+        """Yield each block that has some of the rows, which of them these are, and where they are in it."""
+        numbers = rows // BLOCK
+        for number in np.unique(numbers).tolist():
+            which = np.flatnonzero(numbers == number)
+            yield self.blocks[number], which, rows[which] % BLOCK
+
+    def at(self, rows: npt.NDArray[np.intp], places: npt.NDArray[np.intp], which: int) -> npt.NDArray[Number]:
+        """Return a copy of one of the two numbers, in shape (rows, places)."""
+        found = np.empty((len(rows), len(places)), self._kind)
+        for block, some, inside in self.parts(rows):
+            found[some] = block[inside[:, None], places, which]
+        return found
+
+
 class _Hour:
     """The last hour, exactly: a column of times, and a row of (low, heuristic) for each computation."""
 
@@ -182,17 +237,20 @@ class _Hour:
         self._count = KEPT[STEP_SECONDS]
         self._taken = 0
         self._times: npt.NDArray[np.int64] = np.zeros(self._count, np.int64)
-        self._values: npt.NDArray[np.int64] = np.zeros((0, self._count, 2), np.int64)
+        """-1: what was taken then is forgotten, since the clock went back behind it."""
+        self._values = _Rows(np.int64, self._count, 0)
         self._since: dict[int, int] = {}
         """Which sample is the first of a row."""
 
     def add(self, time_micros: int, rows: npt.NDArray[np.intp], marks: npt.NDArray[np.int64], height: int) -> None:
-        self._values = _grown(self._values, height, 0)
+        self._values.grow(height)
+        self._times[self._times > time_micros] = -1
         for row in rows.tolist():
             self._since.setdefault(row, self._taken)
         place = self._taken % self._count
         self._times[place] = time_micros
-        self._values[rows, place] = marks
+        for block, which, inside in self._values.parts(rows):
+            block[inside, place] = marks[which]
         self._taken += 1
 
     def clear(self, row: int) -> None:
@@ -200,19 +258,21 @@ class _Hour:
 
     def of(self, row: int) -> list[Sample]:
         places = self._places(self._since.get(row, self._taken))
-        times, values = self._times[places].tolist(), self._values[row, places].tolist()
+        places = places[self._times[places] >= 0]
+        times, values = self._times[places].tolist(), self._values.row(row)[places].tolist()
         return [(time, _timed(low), _timed(share)) for time, (low, share) in zip(times, values, strict=True)]
 
-    def since(
-        self, time_micros: int, rows: npt.NDArray[np.intp], which: int
+    def between(
+        self, since_micros: int, until_micros: int, rows: npt.NDArray[np.intp], which: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-        """Return the times since then, and how far one watermark of some rows was behind at each, in shape (rows, times)."""
-        places = self._places(0)
-        places = places[self._times[places] >= time_micros]
+        """Return the times of then, oldest first, and how far one watermark of some rows was behind at each, in shape (rows, times)."""
+        ages = np.arange(max(0, self._taken - self._count), self._taken)
+        times = self._times[ages % self._count]
+        ages = ages[(times >= max(since_micros, 0)) & (times <= until_micros)]
+        places = ages % self._count
         times = self._times[places]
-        lags = _lags(times, self._values[rows[:, None], places, which])
+        lags = _lags(times, self._values.at(rows, places, which))
         firsts = np.array([self._since.get(row, self._taken) for row in rows.tolist()], np.int64)
-        ages = np.arange(self._taken - len(places), self._taken)
         lags[ages[None, :] < firsts[:, None]] = NONE
         return times, lags
 
@@ -228,20 +288,25 @@ class _Lags:
         self._count = count
         self._times: npt.NDArray[np.int64] = np.full(count, -1, np.int64)
         """Of the last sample in each step; -1: there was none."""
-        self._values: npt.NDArray[np.int32] = np.zeros((0, count, 2), np.int32)
+        self._values = _Rows(np.int32, count, NONE)
 
     def add(self, time_micros: int, rows: npt.NDArray[np.intp], lags: npt.NDArray[np.int32], height: int) -> None:
-        self._values = _grown(self._values, height, NONE)
+        self._values.grow(height)
+        self._times[self._times > time_micros] = -1  # of a clock that went back
         number = self._number(time_micros)
         place = number % self._count
         if self._number(int(self._times[place])) != number:
-            self._values[:, place] = NONE
+            self._empty(place)
         self._times[place] = time_micros
-        self._values[rows, place] = np.maximum(self._values[rows, place], lags)
+        for block, which, inside in self._values.parts(rows):
+            block[inside, place] = np.maximum(block[inside, place], lags[which])
 
     def recall(self, now_micros: int, row: int, completions: Sequence[tuple[int, int]]) -> None:
         """See Samples. Steps of which nobody has a sample get one."""
-        oldest = self._number(now_micros) - self._count + 1
+        # Before the first of them nobody knows: a replay of old years was not behind by years before it began.
+        began = min((time_micros for _, time_micros in completions), default=0)
+        oldest = max(self._number(now_micros) - self._count + 1, self._number(began))
+        values = self._values.row(row)
         for through, time_micros in completions:
             numbers = np.arange(max(self._number(through), oldest), self._number(min(time_micros, now_micros)) + 1)
             if not numbers.size:
@@ -249,40 +314,39 @@ class _Lags:
             ends = np.minimum((numbers + 1) * self._step * 1_000_000 - 1, min(time_micros, now_micros))
             places = numbers % self._count
             new = places[self._times[places] // 1_000_000 // self._step != numbers]
-            self._values[:, new] = NONE
+            self._empty(new)
             self._times[places] = np.maximum(self._times[places], ends)
-            lags = ((ends - through) // 1_000_000).astype(np.int32)
-            self._values[row, places, LOW] = np.maximum(self._values[row, places, LOW], lags)
+            values[places, LOW] = np.maximum(values[places, LOW], _whole((ends - through) // 1_000_000))
 
     def clear(self, row: int) -> None:
-        self._values[row] = NONE
+        self._values.row(row)[:] = NONE
 
-    def since(
-        self, time_micros: int, rows: npt.NDArray[np.intp], which: int
+    def between(
+        self, since_micros: int, until_micros: int, rows: npt.NDArray[np.intp], which: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-        """Return the times since then, and how far one watermark of some rows was behind at each, in shape (rows, times)."""
-        places = np.flatnonzero(self._times >= max(time_micros, 0))
+        """Return the times of then, oldest first, and how far one watermark of some rows was behind at each, in shape (rows, times)."""
+        places = np.flatnonzero((self._times >= max(since_micros, 0)) & (self._times <= until_micros))
         places = places[np.argsort(self._times[places])]
-        return self._times[places], self._values[rows[:, None], places, which]
+        return self._times[places], self._values.at(rows, places, which)
+
+    def _empty(self, places: int | npt.NDArray[np.int64]) -> None:
+        for block in self._values.blocks:
+            block[:, places] = NONE
 
     def _number(self, time_micros: int) -> int:
         return time_micros // 1_000_000 // self._step
-
-
-def _grown(values: npt.NDArray[Number], height: int, empty: int) -> npt.NDArray[Number]:
-    """Return room for so many rows: half as many again, so that it is seldom asked for."""
-    if height <= len(values):
-        return values
-    more = np.full((max(height - len(values), len(values) // 2), *values.shape[1:]), empty, values.dtype)
-    return np.concatenate((values, more))
 
 
 def _lags(times: int | npt.NDArray[np.int64], marks: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
     """Return how many whole seconds watermarks are behind the clock; ``NONE`` where they have no time."""
     timed = (marks > MIN) & (marks < MAX)
     seconds = (times - np.where(timed, marks, 0)) // 1_000_000
+    return np.where(timed, _whole(seconds), np.int32(NONE))
+
+
+def _whole(seconds: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
     limit = np.iinfo(np.int32).max  # 68 years
-    return np.where(timed, np.clip(seconds, -limit, limit), NONE).astype(np.int32)
+    return np.clip(seconds, -limit, limit).astype(np.int32)
 
 
 def _before(time_micros: int, lag: int) -> int | None:

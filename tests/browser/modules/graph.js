@@ -49,6 +49,18 @@ export function the_breadth_is_known_before_anything_is_placed() {
   }
 }
 
+export function groups_that_read_each_other_are_drawn_from_the_edge() {
+  const circle = [computation("bill", 1, { inputs: ["raw"] }), computation("raw", 1, { inputs: ["bill"] })];
+  for (const many of [circle, [...circle, computation("weather", 1), computation("storms", 1, { inputs: ["weather"] })]]) {
+    const of = shape(many.map(({ name }) => name), new Map(many.map((each) => [each.name, each])));
+    equal(breadth(of, BOX.width), layout(of, BOX, false).width);
+    for (const down of [false, true]) {
+      const { nodes, width, height } = layout(of, BOX, down);
+      ok(nodes.every(({ x, y }) => x >= 0 && y >= 0 && x + BOX.width <= width && y + BOX.height <= height), `outside of ${width} by ${height}: ${JSON.stringify(nodes)}`);
+    }
+  }
+}
+
 export function boxes_do_not_overlap() {
   const many = Array.from({ length: 60 }, (_, i) => computation(`c${i}`, 1, { inputs: i > 3 ? [`c${i >> 1}`, `c${i >> 2}`] : [] }));
   const { nodes, width, height } = layout(shape(many.map(({ name }) => name), new Map(many.map((each) => [each.name, each]))), BOX, false);

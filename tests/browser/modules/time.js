@@ -1,4 +1,4 @@
-import { ago, brief, clock, duration, lag, parted, stamp, zoneName } from "/static/model/time.js";
+import { ago, brief, clock, duration, lag, parted, stamp, zoneName, zoneNames } from "/static/model/time.js";
 import { MINUTE, NOW, SECOND, equal } from "./check.js";
 
 export function a_duration_has_two_units_below_ten_of_the_larger() {
@@ -31,6 +31,6 @@ export function a_local_time_is_that_of_the_browser_and_says_so() {
   const local = new Date(NOW / 1000);
   const two = (/** @type {number} */ number) => String(number).padStart(2, "0");
   equal(clock(NOW, NOW, "local"), [local.getHours(), local.getMinutes(), local.getSeconds()].map(two).join(":"));
-  equal(zoneName(NOW, "utc"), "UTC");
+  equal([zoneName(NOW, "utc"), zoneNames(NOW - 86_400 * SECOND, NOW, "utc")], ["UTC", "UTC"]);
   equal(stamp(NOW, "local").endsWith(` ${zoneName(NOW, "local")}`), true);
 }

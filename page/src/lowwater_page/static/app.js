@@ -96,7 +96,7 @@ function App() {
         : verdict === undefined
           ? html`<main id="main"><p class="crumbs"><a href=${format({ ...route, name: "" })}>← All computations</a></p>
               <h1>${route.name}</h1><p class="empty">No computation of that name is registered. It appears here when it is.</p></main>`
-          : html`<${Computation} key=${route.name} verdict=${verdict} verdicts=${verdicts} from=${from} route=${route} go=${go} now=${at} changes=${state.board.changes} />`}
+          : html`<${Computation} key=${route.name} verdict=${verdict} verdicts=${verdicts} route=${route} go=${go} now=${at} changes=${state.board.changes} />`}
     ${known && html`<${Foot} state=${state} signOut=${() => live.signOut()} />`}
   <//>`;
 }

@@ -102,6 +102,7 @@ export function breadth(of, width) {
   const rank = (name) => {
     const known = ranks.get(name);
     if (known !== undefined) return known;
+    ranks.set(name, 0); // groups may read each other, though computations cannot
     const found = 1 + Math.max(0, ...(inputs.get(name) ?? []).filter((input) => inputs.has(input)).map(rank));
     ranks.set(name, found);
     return found;
@@ -131,12 +132,24 @@ export function layout(of, box, down) {
   /** @type {[string, string[]][]} */
   const nodes = JSON.parse(of);
   const known = new Set(nodes.map(([name]) => name));
-  for (const name of known) graph.setNode(name, { ...box });
   graph.setNode(ORIGIN, { width: 0, height: 0 });
+  for (const name of known) graph.setNode(name, { ...box });
   for (const [name, inputs] of nodes) {
     const read = inputs.filter((input) => known.has(input));
     for (const input of read) graph.setEdge(input, name);
     if (read.length === 0) graph.setEdge(ORIGIN, name, { weight: FIRST });
+  }
+  // Of groups that read each other none is a source: one of them stands first all the same.
+  const led = new Set([ORIGIN]);
+  const lead = () => {
+    for (const from of led) for (const to of graph.successors(from)) led.add(to); // a set also gives what is added meanwhile
+  };
+  lead();
+  for (const name of known) {
+    if (led.has(name)) continue;
+    graph.setEdge(ORIGIN, name, { weight: FIRST });
+    led.add(name);
+    lead();
   }
   dagre.layout(graph);
   const skipped = nodes.length ? (down ? 26 : BETWEEN) : 0;

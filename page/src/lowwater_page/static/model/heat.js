@@ -14,7 +14,7 @@ import { extent, levelOf } from "./lag.js";
 /**
  * @typedef {object} Row
  * @property {Verdict} verdict
- * @property {(number | null)[]} lags The greatest in each column, in seconds behind the reference.
+ * @property {(number | null)[]} lags The greatest in each column, in seconds behind what its lag is counted from.
  * @property {number} worst Which column has the greatest; -1: none has any.
  * @property {number} lateSeconds How long it was late, in whole columns.
  */
@@ -24,16 +24,19 @@ import { extent, levelOf } from "./lag.js";
  *
  * @param {Answer} answer
  * @param {Map<string, Verdict>} verdicts Of what is shown.
- * @param {import("./lag.js").Reference} from
+ * @param {number} now
  * @returns {Row[]}
  */
-export function rows({ from_micros: start, column_seconds: column, lags }, verdicts, from) {
+export function rows({ from_micros: start, column_seconds: column, lags }, verdicts, now) {
   /** @type {(Row & {times: number})[]} */
   const found = [];
   for (const [name, given] of Object.entries(lags)) {
     const verdict = verdicts.get(name);
     if (verdict === undefined) continue;
-    const ahead = (/** @type {number} */ index) => (from.name === "clock" ? 0 : (start - from.micros) / 1e6 + (index + 1) * column);
+    const { from } = verdict;
+    // How far the clock was ahead of that at the end of a column; the last one has not ended yet.
+    const end = (/** @type {number} */ index) => Math.min(start + (index + 1) * column * 1e6, now);
+    const ahead = (/** @type {number} */ index) => (from.name === "clock" ? 0 : (end(index) - from.micros) / 1e6);
     const own = given.map((lag, index) => (lag === null ? null : Math.max(0, lag - ahead(index))));
     const most = own.reduce((a, b) => Math.max(a ?? -1, b ?? -1), -1) ?? -1;
     const lateSeconds = own.filter((lag) => lag !== null && lag >= verdict.late).length * column;

@@ -1,6 +1,6 @@
 /**
  * What counts as late. Lag is counted from the clock; in a replay of old data, where that says nothing, from the newest event time there
- * is. Levels are steps of one threshold, which was promised or the viewer chooses, so that one scale fits a pipeline of seconds and one of days.
+ * is. What has a promise is held to it by the clock, as by the alerts. Levels are steps of one threshold, which was promised or the viewer chooses, so that one scale fits a pipeline of seconds and one of days.
  */
 
 /** @typedef {"ontime" | "slow" | "late" | "verylate" | "unknown" | "finished"} Level */

@@ -7,13 +7,14 @@
  *
  * @param {string} template With `{worker}` and `{host}` in it, or not.
  * @param {{worker: string, host: string} | null} [range] Whose worker is meant.
- * @returns {string} Empty when there is none, it is no address of the web, or nobody is known to fill in.
+ * @returns {string} Empty when there is none, it is no address of the web, or there is nobody to fill in.
  */
 export function address(template, range = null) {
   let missing = false;
   const filled = template.replace(/\{(worker|host)\}/g, (_, /** @type {"worker" | "host"} */ name) => {
-    missing ||= !range?.[name];
-    return encodeURIComponent(range?.[name] ?? "");
+    const value = range?.[name] ?? "";
+    missing ||= value === "" || value === "." || value === ".."; // the last two would lead to another folder
+    return encodeURIComponent(value);
   });
   if (missing || !URL.canParse(filled)) return "";
   const found = new URL(filled);

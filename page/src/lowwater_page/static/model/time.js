@@ -93,6 +93,18 @@ export function zoneName(micros, zone) {
 }
 
 /**
+ * What a zone is called from one time to another: more than that if summer time begins or ends in between.
+ *
+ * @param {number} from
+ * @param {number} to
+ * @param {Zone} zone
+ * @returns {string} "CET", "CEST, then CET"
+ */
+export function zoneNames(from, to, zone) {
+  return [...new Set([zoneName(from, zone), zoneName(to, zone)])].join(", then ");
+}
+
+/**
  * A time of day; with its date when that is not today's.
  *
  * @param {number} micros

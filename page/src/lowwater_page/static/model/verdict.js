@@ -19,7 +19,8 @@ const STUCK_SECONDS = 15;
  * @property {import("./types.js").Computation} computation
  * @property {import("./lag.js").Level} level
  * @property {number} late Seconds of lag from which it is late: as promised, else as the viewer says.
- * @property {number | null} lag Seconds behind the reference.
+ * @property {import("./lag.js").Reference} from What its lag is counted from: of what was promised the clock, unless the viewer says otherwise.
+ * @property {number | null} lag Seconds behind that.
  * @property {number | null} most The same of the largest share below all; null without one.
  * @property {string} mostName "99 %"
  * @property {string} guilty The computation that holds it.
@@ -44,20 +45,24 @@ const STUCK_SECONDS = 15;
  */
 export function judge(board, now, settings) {
   const from = reference(board.computations.values(), now, settings.from);
+  const clock = reference([], now, "clock");
   const found = culprits(board.computations, now);
   const verdicts = new Map();
   for (const computation of board.computations.values()) {
     const { guilty: name, by, trouble } = /** @type {import("./culprit.js").Culprit} */ (found.get(computation.name));
     const holder = board.computations.get(name);
     const share = computation.shares[0];
-    const late = computation.promise?.late_seconds || settings.late;
-    const at = level(computation.low, from, late);
+    const promised = computation.promise?.late_seconds;
+    const late = promised || settings.late;
+    const own = promised && settings.from === "" ? clock : from;
+    const at = level(computation.low, own, late);
     verdicts.set(computation.name, {
       computation,
       level: at,
       late,
-      lag: behind(computation.low, from),
-      most: share === undefined ? null : behind(share.watermark, from),
+      from: own,
+      lag: behind(computation.low, own),
+      most: share === undefined ? null : behind(share.watermark, own),
       mostName: share === undefined ? "" : percent(share.share),
       guilty: name,
       by,

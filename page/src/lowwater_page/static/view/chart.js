@@ -55,7 +55,7 @@ function options(mostName, most, width, zone, plotting) {
       },
     ],
     series: [
-      { label: zoneName(Date.now() * 1000, zone), value: (/** @type {any} */ _, /** @type {number | null} */ at) => (at === null || at === undefined ? "–" : stamp(at * 1e6, zone).slice(11, 19)) },
+      { label: "at", value: (/** @type {any} */ _, /** @type {number | null} */ at) => (at === null || at === undefined ? "–" : `${stamp(at * 1e6, zone).slice(11, 19)} ${zoneName(at * 1e6, zone)}`) },
       { label: "low watermark", stroke: colour("--line-low"), fill: colour("--fill-low"), width: 2, points: { show: false }, value },
       ...(most ? [{ label: mostName, stroke: colour("--line-most"), width: 2, dash: [5, 4], points: { show: false }, value }] : []),
     ],

@@ -27,11 +27,11 @@ import { Facts, Strip } from "./strip.js";
 const RANGES = 1000;
 
 /**
- * @param {{verdict: Verdict, verdicts: Map<string, Verdict>, from: import("../model/lag.js").Reference, route: Route,
+ * @param {{verdict: Verdict, verdicts: Map<string, Verdict>, route: Route,
  *   go: (route: Route) => void, now: number, changes: number}} props
  */
-export function Computation({ verdict, verdicts, from, route, go, now, changes }) {
-  const { computation } = verdict;
+export function Computation({ verdict, verdicts, route, go, now, changes }) {
+  const { computation, from } = verdict;
   const { name } = computation;
   const query = `computation=${encodeURIComponent(name)}`;
   /** @type {import("./hooks.js").Answer<{hops: {sentence: string}[]}>} */

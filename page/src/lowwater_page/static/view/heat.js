@@ -6,7 +6,7 @@ import { drawn, rows, stepped } from "../model/heat.js";
 import { spanOf } from "../model/history.js";
 import { WORDS, levelOf } from "../model/lag.js";
 import { format } from "../model/route.js";
-import { clock, duration, lag, zoneName } from "../model/time.js";
+import { clock, duration, lag, zoneName, zoneNames } from "../model/time.js";
 import { useAnswer, useZone } from "./hooks.js";
 import { Name, Symbol, Time, far } from "./parts.js";
 import { Spans } from "./spans.js";
@@ -22,14 +22,14 @@ const EVERY_MICROS = 15e6;
 const TICKS = 4;
 
 /**
- * @param {{verdicts: Map<string, import("../model/verdict.js").Verdict>, from: import("../model/lag.js").Reference, route: Route,
+ * @param {{verdicts: Map<string, import("../model/verdict.js").Verdict>, route: Route,
  *   go: (route: Route) => void, now: number}} props `verdicts`: of what is shown.
  */
-export function Heat({ verdicts, from, route, go, now }) {
+export function Heat({ verdicts, route, go, now }) {
   /** @type {import("./hooks.js").Answer<import("../model/heat.js").Answer>} */
   const answer = useAnswer(`/api/heat?span=${route.span}`, Math.floor(now / EVERY_MICROS));
   const [count, show] = useState(ROWS);
-  const all = answer.value === null ? [] : rows(answer.value, verdicts, from);
+  const all = answer.value === null ? [] : rows(answer.value, verdicts, now);
   const { words } = spanOf(route.span);
   return html`<section class="panel" aria-labelledby="heat-title">
     <header class="panel-head">
@@ -48,7 +48,7 @@ export function Heat({ verdicts, from, route, go, now }) {
       Each column is the worst of its time, as this page saw
       it${answer.value !== null && html` since <${Time} micros=${answer.value.since_micros} now=${now} />; before that, as the authority noted when each step of event time was complete`}.
       ${answer.value !== null && answer.value.total > verdicts.size && Object.keys(answer.value.lags).length < answer.value.total
-        ? ` Of ${answer.value.total.toLocaleString("en")} computations those furthest behind are known here.`
+        ? ` Of ${answer.value.total.toLocaleString("en")} computations the worst are known here.`
         : ""}
     </p>
   </section>`;
@@ -102,7 +102,7 @@ function Cells({ answer, shown, route, now }) {
         <div class="heat-ticks">
           ${Array.from({ length: TICKS }, (_, index) => html`<span key=${index}>${clock(start + (index / TICKS) * columns * column * 1e6, now, zone).replace(/(:\d\d):\d\d$/, "$1")}</span>`)}
         </div>
-        <span>${zoneName(now, zone)}</span>
+        <span>${zoneNames(start, start + columns * column * 1e6, zone)}</span>
       </div>
     </div>`;
 }
@@ -115,7 +115,7 @@ function Cells({ answer, shown, route, now }) {
 function Said({ row: { verdict, lags }, column, start, seconds, now }) {
   const zone = useZone();
   const found = lags[column];
-  const when = `${clock(start, now, zone)} to ${clock(start + seconds * 1e6, now, zone)} ${zoneName(start, zone)}`;
+  const when = `${clock(start, now, zone)} to ${clock(start + seconds * 1e6, now, zone)} ${zoneNames(start, start + seconds * 1e6, zone)}`;
   const { name } = verdict.computation;
   if (found === null) return html`<b><${Name} name=${name} /></b> ${when}: <span class="quiet">no watermark was seen</span>`;
   const level = levelOf(found, verdict.late);
@@ -131,14 +131,17 @@ function Said({ row: { verdict, lags }, column, start, seconds, now }) {
 function AsTable({ answer, shown, route, now }) {
   const zone = useZone();
   const [open, set] = useState(false);
-  const at = (/** @type {number} */ column) => clock(answer.from_micros + column * answer.column_seconds * 1e6, now, zone);
+  const at = (/** @type {number} */ column) => {
+    const begin = answer.from_micros + column * answer.column_seconds * 1e6;
+    return `${clock(begin, now, zone)} ${zoneName(begin, zone)}`;
+  };
   return html`<details class="as-table" onToggle=${(/** @type {Event} */ event) => set(/** @type {HTMLDetailsElement} */ (event.target).open)}>
     <summary>The same as a table</summary>
     ${open &&
     html`<div class="scroller" tabindex="0" role="region" aria-label="Lag over time as a table">
       <table>
         <thead><tr>
-          <th scope="col">Computation</th><th scope="col" class="number">Furthest behind</th><th scope="col" class="number">from (${zoneName(now, zone)})</th>
+          <th scope="col">Computation</th><th scope="col" class="number">Furthest behind</th><th scope="col" class="number">from</th>
           <th scope="col" class="number">Late for</th><th scope="col" class="number">Behind now</th>
         </tr></thead>
         <tbody>

@@ -43,7 +43,7 @@ export function Overview({ verdicts, from, route, go, now }) {
       : html`<${Views} route=${route} />
           ${found.length > 0 &&
           (route.view === "heat"
-            ? html`<${Heat} verdicts=${new Map(found.map((each) => [each.computation.name, each]))} from=${from} route=${route} go=${go} now=${now} />`
+            ? html`<${Heat} verdicts=${new Map(found.map((each) => [each.computation.name, each]))} route=${route} go=${go} now=${now} />`
             : html`<${Graph}
                 verdicts=${asked ? verdicts : drawn}
                 wanted=${asked ? names : []}
@@ -178,7 +178,7 @@ function Scale({ verdicts, from, route, go, now }) {
     <${Whose} which="team" names=${known(computations, "team")} route=${route} go=${go} />
     <${Whose} which="owner" names=${known(computations, "owner")} route=${route} go=${go} />
     ${from.name === "data" &&
-    html`<span class="quiet">newest event time <${Time} micros=${from.micros} now=${now} />, ${duration((now - from.micros) / 1e6)} behind the clock</span>`}
+    html`<span class="quiet">newest event time <${Time} micros=${from.micros} now=${now} />, ${duration((now - from.micros) / 1e6)} behind the clock${promised && route.from === "" && "; what has a promise is held to it by the clock"}</span>`}
   </div>`;
 }
 
