@@ -377,7 +377,12 @@ async def test_what_is_not_registered_is_held_against_no_pattern(monkeypatch: py
     of = Promises.of
     async with serving(entry(team="'all'")) as served:
         await served.register("hourly")
-        monkeypatch.setattr(Promises, "of", lambda self, name: (asked.append(name), of(self, name))[1])
+
+        def heard(self: Promises, name: str) -> types_pb2.Promise:
+            asked.append(name)
+            return of(self, name)
+
+        monkeypatch.setattr(Promises, "of", heard)
         found = await served.got("hourly", *(f"nobody-{number}" for number in range(100)))
         assert found["hourly"].promise.team == "all"
         assert set(asked) == {"hourly"}
