@@ -45,6 +45,7 @@ UPGRADES: dict[str, tuple[list[str], list[str], set[str]]] = {
             "+ ConfigMap/lw-lowwater-dashboard-authority",
             "+ ConfigMap/lw-lowwater-dashboard-dedup",
             "+ ConfigMap/lw-lowwater-dashboard-lag",
+            "+ ConfigMap/lw-lowwater-dashboard-promises",
             "+ ConfigMap/lw-lowwater-dashboard-workloads",
         },
     ),
