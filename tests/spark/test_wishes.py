@@ -283,7 +283,7 @@ def built(store: StateStore, cut: Cut, logged: dict[int, Layout], batch: int = 5
     """Build a version where nothing may be run."""
     asked: Any = dict.fromkeys(("frame", "update", "schema", "key", "event_time", "window", "destination"))
     asked["destination"] = type("To", (), {"batch": batch})
-    numbers: Any = {"low": 0, "promised": 0, "reference": 0, "injector": False, "digest": "aa"}
+    numbers: Any = {"low": 0, "promised": 0, "reference": 0, "budgeted": False, "injector": False, "digest": "aa"}
     return build_version(
         store,
         asked.pop("frame"),
