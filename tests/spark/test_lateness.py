@@ -208,6 +208,25 @@ def test_an_injector_tells_it_by_the_frontier_that_its_rows_give(late: Late, lw:
     assert view.budget[BUDGET].behind == 0
 
 
+@pytest.mark.parametrize("time", ["t", "expression"])
+def test_an_injector_that_emits_no_event_time_is_refused(time: str, late: Late, lw: lowwater.Client) -> None:
+    """Its budget would count nothing, for ever, and say so nowhere. An event time that is no column's name has none to look for."""
+    event_time = sf.col("t") if time == "expression" else time
+    made = lws.injector(
+        late.spark, "in", key="key", event_time=event_time, lateness_budget=BUDGET, address=late.address
+    )
+
+    def write(rows: DataFrame, batch: lws.Batch) -> None:
+        batch.frontier(at(9))
+        batch.stateful(rows, hourly, "hour timestamp, key string, n long").collect()
+
+    late.feed.put([record("a", at(12))])
+    query = made.foreach_batch(late.read(), write, checkpoint=late.folder / "ck")
+    with pytest.raises(Exception, match="counts the rows that it emits by their event time"):
+        query.await_termination()
+    assert lw.get("in")["in"].budget[BUDGET].records == 0
+
+
 def test_where_nobody_can_count_a_budget_is_refused(late: Late, lw: lowwater.Client) -> None:
     Source(lw)
     with pytest.raises(

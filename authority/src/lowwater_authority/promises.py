@@ -155,10 +155,8 @@ class PromiseFile(FollowedFile[Promises]):
     served: Callable[[], Iterable[str]] = staticmethod(tuple)
     _names: Sequence[str] = ()
 
-    async def look(self) -> None:
-        """See FollowedFile."""
+    def _before_read(self) -> None:
         self._names = tuple(self.served())
-        await super().look()
 
     def _load(self) -> Promises:
         found = Promises.load(self.path)

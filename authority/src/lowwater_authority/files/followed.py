@@ -62,6 +62,9 @@ class FollowedFile(ABC, Generic[T]):
     def _load(self) -> T:
         """Read and check the file. Raises BadFile."""
 
+    def _before_read(self) -> None:
+        """Note on the event loop what reading a changed file, in a thread, needs of it."""
+
     @abstractmethod
     def _tell_read(self) -> None:
         """Log that the file was read again."""
@@ -95,6 +98,7 @@ class FollowedFile(ABC, Generic[T]):
         settled = now - self._newest_since >= SETTLED_SECONDS or now - self._changing_since >= MOST_SECONDS
         if mark == self._mark or not settled:
             return
+        self._before_read()
         found = await asyncio.to_thread(self._read)
         if await asyncio.to_thread(self._look) != mark:
             return  # it was replaced meanwhile: the next look sees that

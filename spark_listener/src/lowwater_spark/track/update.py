@@ -49,7 +49,7 @@ from lowwater_spark.track.tables import TABLE, read_table, split_table
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructField, StructType
+    from pyspark.sql.types import StructType
 
 __all__ = [
     "Update",
@@ -166,7 +166,8 @@ def build_version(
     if before is not None and before.layout != cut.layout:
         store.check_layout(before, logged(batch - 1))
     start = _before(store, before, cut, update)
-    if budgeted and injector and event_time not in [each.name for each in schema.fields if _is_moment(each)]:
+    moments = [each.name for each in schema.fields if each.dataType.typeName() == "timestamp"] if budgeted else []
+    if budgeted and injector and not (isinstance(event_time, str) and event_time in moments):
         msg = (
             f"an injector with a lateness budget counts the rows that it emits by their event time, of which those of batch.stateful() have none: name the timestamp {event_time} "
             f"in its schema, which has {', '.join(schema.names)}, declare the event time by a column's name, or leave lateness_budget out"
@@ -457,10 +458,6 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
     }
     if made:
         yield stage_part(job.destination, part, detail)
-
-
-def _is_moment(column: StructField) -> bool:
-    return column.dataType.typeName() == "timestamp"
 
 
 _EDGES: Final = np.array(EDGES[:-1], dtype=np.int64)
