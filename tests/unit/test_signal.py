@@ -1,12 +1,15 @@
-"""The signal that threads of the client wait for, and signals of the system that come meanwhile."""
+"""The signal that threads and tasks of the client wait for, and signals of the system that come meanwhile."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import pytest
 
+from lowwater._drive.tasks import signal as of_tasks
 from lowwater._drive.threads.signal import Signal
 
 
@@ -44,3 +47,79 @@ def _is_free(signal: Signal) -> None:
     other.start()
     other.join()
     assert got == [True]
+
+
+ABOUT: Final[dict[str, tuple[str, ...]]] = {"of a": ("a",), "of a and b": ("a", "b"), "of c": ("c",), "of all": ()}
+"""Who waits for which names."""
+
+WOKEN: Final[list[tuple[Callable[[Any], None], set[str]]]] = [
+    (lambda signal: signal.notify_about({"b", "d"}), {"of a and b", "of all"}),
+    (lambda signal: signal.notify_about({"d"}), {"of all"}),
+    (lambda signal: signal.notify_all(), set(ABOUT)),
+]
+
+
+@pytest.mark.parametrize(("notify", "woken"), WOKEN)
+def test_threads_are_woken_by_what_concerns_them(notify: Callable[[Any], None], woken: set[str]) -> None:
+    signal, awake = Signal(), set[str]()
+    waiting = threading.Semaphore(0)
+
+    def wait(who: str) -> None:
+        with signal:
+            waiting.release()  # it lets go of the signal only when it waits
+            while not signal.wait(None, ABOUT[who]):
+                pass
+            awake.add(who)
+
+    threads = {who: threading.Thread(target=wait, args=(who,)) for who in ABOUT}
+    for thread in threads.values():
+        thread.start()
+        waiting.acquire()
+    with signal:
+        notify(signal)
+    for who in woken:
+        threads[who].join()
+    assert awake == woken
+    with signal:
+        signal.notify_all()
+    for thread in threads.values():
+        thread.join()
+    assert not signal._named, "nothing is kept of those who are gone"
+
+
+@pytest.mark.parametrize(("notify", "woken"), WOKEN)
+def test_tasks_are_woken_by_what_concerns_them(notify: Callable[[Any], None], woken: set[str]) -> None:
+    async def run() -> set[str]:
+        signal, awake = of_tasks.Signal(), set[str]()
+
+        async def wait(who: str) -> None:
+            await signal.wait(None, ABOUT[who])
+            awake.add(who)
+
+        async with asyncio.TaskGroup() as group:
+            for who in ABOUT:
+                group.create_task(wait(who))
+            await asyncio.sleep(0)
+            notify(signal)
+            for _ in ABOUT:
+                await asyncio.sleep(0)
+            first = set(awake)
+            signal.notify_all()
+        assert not signal._waiting, "nothing is kept of those who are gone"
+        return first
+
+    assert asyncio.run(run()) == woken
+
+
+def test_a_task_that_is_cancelled_or_too_late_waits_no_more() -> None:
+    async def run() -> None:
+        signal = of_tasks.Signal()
+        await signal.wait(0)
+        task = asyncio.create_task(signal.wait(None, ("a",)))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not signal._waiting
+
+    asyncio.run(run())

@@ -45,7 +45,8 @@ class InputReader:
             watcher.state.check()
             if not self._waited:
                 deadline = runtime.deadline(runtime.connection.settings.timeout)
-                await watcher.wait(lambda: self._closed or self._folding.come(watcher.state, subscription), deadline)
+                come = partial(self._folding.come, watcher.state, subscription)
+                await watcher.wait(lambda: self._closed or come(), subscription, deadline)
                 self._waited = True
             return self._folding.fold(watcher.state, subscription)
 
@@ -61,7 +62,7 @@ class InputReader:
                 runtime, subscription = self._ready()
                 come = partial(self._come, changes, runtime.watcher.state, subscription)
                 with runtime.watcher.changed:
-                    await runtime.watcher.wait(come, None)
+                    await runtime.watcher.wait(come, subscription, None)
             except errors.Closed:
                 if self._is_over():
                     return

@@ -22,6 +22,7 @@ class Question(ABC):
     """Who is asked: whichever shard ``address`` says, each time."""
     failure: errors.LowwaterError | None = None
     interrupted: bool = False
+    concerned: None = None
 
     def __init__(self, surroundings: Surroundings) -> None:
         self._monotonic = surroundings.monotonic

@@ -436,6 +436,7 @@ class ReportStream:
 
     first_pause: float = 0.0
     hurried: bool = False
+    concerned: None = None
 
     def __init__(self, reporting: Reporting, key: str) -> None:
         self.key = key

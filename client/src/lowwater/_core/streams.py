@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Any, Protocol
 
 from lowwater import errors
@@ -45,6 +45,11 @@ class Streamed(Protocol):
 
     def take(self, response: Any, /) -> bool:
         """Take a message; returns whether the stream is to be left. What it raises ends the stream."""
+        ...
+
+    @property
+    def concerned(self) -> Set[str] | None:
+        """Of which computations the last message told those who wait anything new; None: perhaps of all."""
         ...
 
     def ended(self, failure: Exception | None, /) -> float:

@@ -14,7 +14,7 @@ and ``_sync/watcher.py``, which is made of it) open the streams that :meth:`Watc
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import grpc
@@ -118,6 +118,9 @@ class WatchStream:
         self._known = known
         self._backoff = Backoff(known.surroundings.random)
         self._ages: Ages | None = None  # of the open stream
+        self.concerned: Set[str] | None = None
+        """See Streamed. Where values stood back, or who follows what changes, one that waits for other names may be concerned, too."""
+        self._settled = False  # whether the newest message left neither
         self._covered: dict[str, None] = {}  # for its order: no run could be repeated with that of a set
         self._gone: set[str] = set()
         self._told: dict[str, Promise | None] = {}
@@ -207,6 +210,7 @@ class WatchStream:
         if not self.covers_all:
             request.computations.extend(names)
         self._covered, self._gone, self._told = dict.fromkeys(request.computations), set(), {}
+        self._settled = False
         self._ages = Ages(known.surroundings.monotonic)
         self._opened_at, self._leaving, self.renewing = address, None, False
         self.number = known.opened()
@@ -214,11 +218,13 @@ class WatchStream:
 
     def take(self, response: watermarks_pb2.WatchResponse) -> bool:
         """Take a message; returns whether the stream is to be left. Raises ServerTokenMismatch."""
-        known = self._known
+        known, settled = self._known, self._settled and not self._known.any_unconfirmed
+        self.concerned, self._settled = None, False
         known.ratchet.check_token(response.server_token)
         known.received()
         for redirect in response.redirects:
             self._redirect(redirect)
+        gone = len(self._gone)
         arrived = [message for message in response.watermarks if self._admit(message)]
         for message in response.dropped:
             known.dropped(wire.watermark_view(message))
@@ -234,6 +240,14 @@ class WatchStream:
             self._leaving = response.go_away.retry_after_millis / 1e3
             return True
         self.renewing = self.renewing or known.cannot_tell(self)
+        self._settled = not (self.renewing or self.holding or known.any_unconfirmed)
+        if (
+            settled
+            and self._settled
+            and len(self._gone) == gone
+            and not (response.redirects or arrived or response.dropped)
+        ):
+            self.concerned = {message.computation for message in response.watermarks}
         return self.renewing
 
     def _redirect(self, redirect: types_pb2.Redirect) -> None:
@@ -693,6 +707,11 @@ class WatchState:
             if stream.idle:
                 stream.renewing = True
                 self._untended[stream] = None
+
+    @property
+    def any_unconfirmed(self) -> bool:
+        """Whether somebody waits for what is fresh news to him."""
+        return bool(self._unconfirmed)
 
     def cannot_tell(self, stream: WatchStream) -> bool:
         """Whether somebody waits for news of a stream that cannot tell how old its messages are."""

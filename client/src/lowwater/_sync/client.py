@@ -182,7 +182,7 @@ class Client:
         try:
             while self._runtimes.existing() is runtime:
                 with watcher.changed:
-                    watcher.wait(lambda: changes.come(watcher.state, subscription), None)
+                    watcher.wait(lambda: changes.come(watcher.state, subscription), subscription, None)
                     view = changes.take(watcher.state)
                 yield view
         except errors.Closed:
@@ -213,7 +213,7 @@ class Client:
         subscription = watcher.subscribe([waiting.name])
         try:
             with watcher.changed:
-                if watcher.wait(lambda: waiting.reached(state, subscription), deadline):
+                if watcher.wait(lambda: waiting.reached(state, subscription), subscription, deadline):
                     return state.ratchet.get(waiting.name)
                 answers = waiting.answers(state)
             why = None
@@ -280,7 +280,7 @@ class Client:
                     # The newest before each: it may have been reset while the one before was made use of.
                     if each is None or changes.come(watcher.state, subscription):
                         deadline = runtime.deadline(ASK_SECONDS if closings.asks(view) else None)
-                        if watcher.wait(lambda: changes.come(watcher.state, subscription), deadline):
+                        if watcher.wait(lambda: changes.come(watcher.state, subscription), subscription, deadline):
                             view = changes.take(watcher.state)
                 each = closings.closed(view)
                 if closings.asks(view):

@@ -37,8 +37,8 @@ class Watcher(Streams):
             self.tend()
             self.changed.notify_all()
 
-    def wait(self, until: Callable[[], bool], deadline: float | None) -> bool:
-        """Wait for a condition on what was heard; False when the deadline, on the monotonic clock, came first.
+    def wait(self, until: Callable[[], bool], subscription: Subscription, deadline: float | None) -> bool:
+        """Wait for a condition on what was heard of what is subscribed to; False when the deadline, on the monotonic clock, came first.
 
         Hold ``changed``. Raises what ended the watching, and Closed.
         """
@@ -48,7 +48,7 @@ class Watcher(Streams):
             left = None if deadline is None else deadline - self._connection.surroundings.monotonic()
             if left is not None and left <= 0:
                 return False
-            self.changed.wait(left)
+            self.changed.wait(left, subscription.names)
         return True
 
     def _open(self, machine: WatchStream | Denials, address: str, stubs: Stubs) -> Any:

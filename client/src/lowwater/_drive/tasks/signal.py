@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Set
 
 __all__ = ["Signal", "being_cancelled"]
 
 
 class Signal:
-    """Wakes all that wait, whenever something may have changed; they look for themselves what did.
+    """Wakes those that wait, whenever something may have changed for them; they look for themselves what did.
 
     On threads ``with`` takes a lock, which only :meth:`wait` gives up. Here it does nothing: between two awaits nobody else runs.
     """
 
-    __slots__ = ("_event",)
+    __slots__ = ("_waiting",)
 
     def __init__(self) -> None:
-        self._event = asyncio.Event()
+        self._waiting: dict[asyncio.Future[None], Collection[str]] = {}
 
     def __enter__(self) -> None:
         pass
@@ -26,16 +27,33 @@ class Signal:
 
     def notify_all(self) -> None:
         """Wake all that wait now."""
-        self._event.set()
-        self._event = asyncio.Event()
+        self._wake(list(self._waiting))
 
-    async def wait(self, seconds: float | None) -> None:
-        """Return after the next :meth:`notify_all`, or after so many seconds; None: only then."""
+    def notify_about(self, names: Set[str]) -> None:
+        """Wake those that wait for one of these names, or for anything. O(waiting)."""
+        self._wake([each for each, about in self._waiting.items() if not about or not names.isdisjoint(about)])
+
+    async def wait(self, seconds: float | None, about: Collection[str] = ()) -> None:
+        """Return after the next call of the above that concerns these names, or after so many seconds; None: only then.
+
+        Without names everything does.
+        """
+        loop = asyncio.get_running_loop()
+        woken = loop.create_future()
+        self._waiting[woken] = about
+        timer = None if seconds is None else loop.call_later(max(0.0, seconds), self._wake, [woken])
         try:
-            async with asyncio.timeout(seconds):
-                await self._event.wait()
-        except TimeoutError:
-            pass
+            await woken
+        finally:
+            self._waiting.pop(woken, None)
+            if timer is not None:
+                timer.cancel()
+
+    def _wake(self, each: list[asyncio.Future[None]]) -> None:
+        for woken in each:
+            self._waiting.pop(woken, None)
+            if not woken.done():
+                woken.set_result(None)
 
 
 def being_cancelled() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Set
 from typing import Any
 
 from lowwater import errors
@@ -24,7 +25,7 @@ class Streams:
 
     def __init__(self, connection: Connection, machines: Many, name: str) -> None:
         self.changed: Signal = Signal()
-        """Notified after every message, and at the end of every stream."""
+        """Notified after every message that tells anything new, and at the end of every stream."""
         self._connection = connection
         self._machines = machines
         self._name = name
@@ -43,8 +44,14 @@ class Streams:
         """Take a message; returns whether the stream is to be left."""
         leaving = machine.take(response)
         self.tend()
-        self.changed.notify_all()
+        self._notify(machine.concerned)
         return leaving
+
+    def _notify(self, names: Set[str] | None) -> None:
+        if names is None:
+            self.changed.notify_all()
+        elif names:
+            self.changed.notify_about(names)
 
     def tend(self) -> None:
         """Start tasks that are needed by now, and end streams that are to be renewed."""

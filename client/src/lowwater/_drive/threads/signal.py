@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Set
 from types import TracebackType
 
 __all__ = ["Signal"]
 
 
 class Signal(threading.Condition):
-    """Wakes all that wait, whenever something may have changed; they look for themselves what did.
+    """Wakes those that wait, whenever something may have changed for them; they look for themselves what did.
 
     Hold it (``with``) around every use of what it tells of; only ``wait`` gives it up for a while.
     """
+
+    def __init__(self) -> None:
+        self._guard = threading.RLock()
+        super().__init__(self._guard)
+        self._named: dict[tuple[str, ...], _Named] = {}
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -26,3 +32,40 @@ class Signal(threading.Condition):
         except RuntimeError:
             if kind is None:
                 raise
+
+    def wait(self, timeout: float | None = None, about: tuple[str, ...] = ()) -> bool:
+        """Return after the next call of those below that concerns these names, or after so many seconds; None: only then.
+
+        Without names everything does. Returns whether it was called.
+        """
+        if not about:
+            return super().wait(timeout)
+        named = self._named.setdefault(about, _Named(self._guard))
+        named.waiting += 1
+        try:
+            return named.wait(timeout)
+        finally:
+            named.waiting -= 1
+            if not named.waiting:
+                self._named.pop(about, None)
+
+    def notify_all(self) -> None:
+        """Wake all that wait now."""
+        super().notify_all()
+        for named in self._named.values():
+            named.notify_all()
+
+    def notify_about(self, names: Set[str]) -> None:
+        """Wake those that wait for one of these names, or for anything. O(names waited for)."""
+        super().notify_all()
+        for about, named in self._named.items():
+            if not names.isdisjoint(about):
+                named.notify_all()
+
+
+class _Named(threading.Condition):
+    """Those who wait for the same names."""
+
+    def __init__(self, guard: threading.RLock) -> None:
+        super().__init__(guard)
+        self.waiting = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any, Final
 
 import grpc
@@ -32,7 +32,7 @@ class Streams:
 
     def __init__(self, connection: Connection, machines: Many, name: str) -> None:
         self.changed: Signal = Signal()
-        """Notified after every message, and at the end of every stream. Guards the state machines."""
+        """Notified after every message that tells anything new, and at the end of every stream. Guards the state machines."""
         self._connection = connection
         self._machines = machines
         self._name = name
@@ -53,8 +53,14 @@ class Streams:
         with self.changed:
             leaving = machine.take(response)
             self.tend()
-            self.changed.notify_all()
+            self._notify(machine.concerned)
         return leaving
+
+    def _notify(self, names: Set[str] | None) -> None:
+        if names is None:
+            self.changed.notify_all()
+        elif names:
+            self.changed.notify_about(names)
 
     def tend(self) -> None:
         """Start threads that are needed by now, and end streams that are to be renewed. Hold ``changed``.
