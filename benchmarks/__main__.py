@@ -12,6 +12,7 @@ from typing import Final
 
 from benchmarks import (
     attach,
+    batches,
     computation,
     dedup,
     dedup_spark,
@@ -37,6 +38,7 @@ from benchmarks import (
 
 BENCHMARKS: Final[dict[str, Callable[..., list[result.Result]]]] = {
     "ingest": ingest.run,
+    "batches": batches.run,
     "latency": latency.run,
     "depth": depth.run,
     "scale": scale.run,
@@ -65,6 +67,7 @@ machine, take turns by rounds, and the median round counts: read the ratio, not 
 
   ingest    durable interval updates a second on one shard of 1 M ranges, against a Redis sorted set
             (ZADD + ZRANGE) and against bare gRPC + numpy that journals nothing          about 2 minutes
+  batches   the same by how many updates a message has, 1 to 100,000, against bare gRPC + numpy about two minutes
   latency   report sent -> subscriber holds the new watermark, journaled, 1 M ranges,
             against a bare two-hop gRPC relay                                            about half a minute
   depth     ten computations in one process, each folding the one before it: from a frontier at the source
