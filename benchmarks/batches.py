@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks import child, workload
-from benchmarks.ingest import BARE, BareOwner, Contender
+from benchmarks.ingest import BARE, Contender
 from benchmarks.ingest import Size as IngestSize
-from benchmarks.owner import Owner
+from benchmarks.owner import BareOwner, Owner
 from benchmarks.result import Result, Spread
 
 CLAIMS: Final = 10

@@ -1,0 +1,134 @@
+"""Draw what the kept lines say: ``python -m benchmarks.pictures`` reads docs/results and writes docs/pictures.
+
+A picture has no figure that is not in a line. Of a metric that was measured several times the last line counts.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+DOCS: Final = Path(__file__).parents[1] / "docs"
+
+BLUE: Final = "#0072B2"
+GREEN: Final = "#009E73"
+ORANGE: Final = "#E69F00"
+GREY: Final = "#8A8F98"
+INK: Final = "#1F2328"
+
+Line = dict[str, Any]
+
+
+def lines(folder: Path) -> dict[tuple[str, str], Line]:
+    """Return the kept lines by benchmark and metric; of several baselines the first, of several runs the last."""
+    found: dict[tuple[str, str], Line] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        seen: set[tuple[str, str]] = set()
+        for line in map(json.loads, path.read_text().splitlines()):
+            key = line.get("benchmark", ""), line.get("metric", "")
+            if key not in seen:
+                found[key] = line
+                seen.add(key)
+    return found
+
+
+def numbered(known: dict[tuple[str, str], Line], benchmark: str, prefix: str) -> list[tuple[int, Line]]:
+    """Return the lines of metrics ``prefix`` and a number, by the number."""
+    each = (
+        (metric.removeprefix(prefix), line)
+        for (of, metric), line in known.items()
+        if of == benchmark and metric.startswith(prefix)
+    )
+    return sorted((int(number), line) for number, line in each if number.isdigit())
+
+
+def panel(figure: Figure, title: str, across: str, along: str) -> Axes:
+    """Return the axes of a picture."""
+    axes: Axes = figure.subplots()
+    axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK)
+    axes.set_xlabel(across, color=INK)
+    axes.set_ylabel(along, color=INK)
+    axes.grid(color="#E2E5EA", linewidth=0.7)
+    axes.spines[["top", "right"]].set_visible(False)
+    return axes
+
+
+def canvas() -> Figure:
+    """Return an empty picture."""
+    return Figure(figsize=(8.5, 4.6), dpi=120, layout="constrained", facecolor="white")
+
+
+def band(axes: Axes, points: Sequence[tuple[float, Line]], name: str, colour: str, *, of: str = "") -> None:
+    """Draw the median of each point, with the least and the greatest round around it; ``of`` is ``baseline_`` for what it is compared with."""
+    xs = [x for x, _ in points]
+    middle = [line["baseline_value" if of else "value"] for _, line in points]
+    axes.plot(xs, middle, color=colour, marker="o", markersize=4, linewidth=1.8, label=name)
+    axes.fill_between(
+        xs,
+        [line[f"{of}low"] for _, line in points],
+        [line[f"{of}high"] for _, line in points],
+        color=colour,
+        alpha=0.15,
+    )
+
+
+def latency(known: dict[tuple[str, str], Line]) -> Figure:
+    """Draw latency against the number of ranges."""
+    figure = canvas()
+    axes = panel(
+        figure,
+        "From the report to the subscriber, through the journal",
+        "key ranges of the computation",
+        "milliseconds",
+    )
+    band(axes, numbered(known, "scale", "p50_"), "lowwater, p50", BLUE)
+    band(axes, numbered(known, "scale", "p99_"), "lowwater, p99", ORANGE)
+    relay = known["latency", "p50"]["baseline_value"]
+    axes.axhline(relay, color=GREY, linestyle=":", linewidth=1.4, label="two hops of gRPC in Python, nothing else, p50")
+    axes.set_xscale("log")
+    axes.set_ylim(0)
+    axes.legend(frameon=False)
+    return figure
+
+
+def throughput(known: dict[tuple[str, str], Line]) -> Figure:
+    """Draw updates a second against how many a message has."""
+    figure = canvas()
+    axes = panel(figure, "Updates a second, one stream, one shard", "updates in a message", "updates a second")
+    points = numbered(known, "batches", "updates_per_second_")
+    band(axes, points, "lowwater, each durable", BLUE)
+    band(axes, points, "gRPC and numpy, no journal, no checks", GREY, of="baseline_")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.legend(frameon=False)
+    return figure
+
+
+PICTURES: Final = {"latency": latency, "throughput": throughput}
+
+
+def draw(known: dict[tuple[str, str], Line], names: Iterable[str]) -> Iterator[tuple[str, Figure]]:
+    """Return the pictures."""
+    for name in names:
+        yield name, PICTURES[name](known)
+
+
+def main(names: Sequence[str]) -> int:
+    """Draw all pictures, or those that are named."""
+    for name in names:
+        if name not in PICTURES:
+            print(f"there is no picture {name!r}; choose from {', '.join(PICTURES)}", file=sys.stderr)
+            return 2
+    for name, figure in draw(lines(DOCS / "results"), names or PICTURES):
+        figure.savefig(DOCS / "pictures" / f"performance-{name}.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
