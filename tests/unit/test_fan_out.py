@@ -120,14 +120,20 @@ class Oracle:
         respond = WatermarkServicer._response
 
         async def noted(
-            servicer: WatermarkServicer, taken: Any, confirmed: int, promised: Any, *others: Any, **options: Any
+            servicer: WatermarkServicer,
+            taken: Any,
+            promised: Any,
+            confirmed: int | None = None,
+            *others: Any,
+            **options: Any,
         ) -> watermarks_pb2.WatchResponse:
             stream = next((i for i, each in enumerate(self._streams) if each is promised), len(self._streams))
             if stream == len(self._streams):
                 self._streams.append(promised)
             dropped = options.get("dropped", ())
-            self.said.setdefault(stream, []).append(self._made(servicer, stream, taken, confirmed, dropped, *others))
-            return await respond(servicer, taken, confirmed, promised, *others, **options)
+            until = servicer.services.shard.confirmed if confirmed is None else confirmed
+            self.said.setdefault(stream, []).append(self._made(servicer, stream, taken, until, dropped, *others))
+            return await respond(servicer, taken, promised, confirmed, *others, **options)
 
         monkeypatch.setattr(WatermarkServicer, "_response", noted)
 

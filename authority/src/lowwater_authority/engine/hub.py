@@ -65,7 +65,8 @@ class Subscription:
 
         What changes within ``interval`` seconds after the last that were taken waits for their end, and is conflated meanwhile.
         """
-        due = asyncio.get_running_loop().time() + timeout
+        loop = asyncio.get_running_loop()
+        due = loop.time() + timeout
         if interval:
             await self._rest(self._taken_at + interval)
         if not self._pending and not self._woken:
@@ -75,7 +76,7 @@ class Subscription:
             return {}
         taken, self._pending = self._pending, {}
         self.waited = self._clock() - self._pending_since
-        self._taken_at = asyncio.get_running_loop().time()
+        self._taken_at = loop.time()
         return taken
 
     async def _rest(self, until: float) -> None:

@@ -16,7 +16,7 @@ from lowwater_authority.rpc.refusals import bad_field, check_token, refuse, refu
 from lowwater_authority.rpc.streams import enter, inside, leave, watched
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Iterable, Sequence
 
     import grpc
 
@@ -119,7 +119,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
             promised: dict[str, Told] = {}
             dropped = [] if asked else visible(sorted(shard.topology.dropped))
             taken = taken if asked else _readable(taken)
-            yield await self._response(taken, confirmed, promised, unknown, dropped=dropped)
+            yield await self._response(taken, promised, confirmed, unknown, dropped=dropped)
             del unknown, dropped  # a stream may be open for weeks
             while not services.leaving.is_set():
                 if not asked and rights != _rights():
@@ -130,8 +130,8 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
                 taken = await subscription.take(BEAT_SECONDS, interval)
                 taken = taken if asked else _readable(taken)
                 waited = subscription.waited if taken else None
-                yield await self._response(taken, shard.confirmed, promised, waited=waited)
-            yield await self._response({}, shard.confirmed, promised, go_away=services.go_away())
+                yield await self._response(taken, promised, waited=waited)
+            yield await self._response({}, promised, go_away=services.go_away())
         except errors.LowwaterError as error:
             services.observer.refused("Watch", error.reason)
             await refuse(context, error)
@@ -250,31 +250,40 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
     async def _response(
         self,
         taken: dict[str, View | None],
-        confirmed: int,
         promised: dict[str, Told],
+        confirmed: int | None = None,
         unknown: Iterable[types_pb2.Watermark] = (),
         go_away: types_pb2.GoAway | None = None,
         *,
         waited: float | None = None,
-        dropped: Iterable[str] = (),
+        dropped: Sequence[str] = (),
     ) -> pb.WatchResponse:
+        """Return the next message of a stream: what was ``taken`` in this moment, and what was ``confirmed``, which is also this moment when left out."""
         shard = self.services.shard
+        now = shard.now
         known = shard.topology.computations
-        told = {name: view for name, view in taken.items() if view is not None or name not in known}
-        watermarks = [*unknown, *(self._news(name, view, promised) for name, view in told.items())]
-        self.services.observer.pushed(len(watermarks), waited)
-        for name in taken.keys() - told.keys():
-            promised.pop(name, None)  # its next shard may have another file
-        elsewhere = [name for name in taken if name not in told and not shard.tells(name)]
-        return pb.WatchResponse(
+        watermarks, elsewhere = list(unknown), list[str]()
+        for name, view in taken.items():
+            if view is not None or name not in known:
+                watermarks.append(self._news(name, view, promised))
+            else:
+                promised.pop(name, None)  # its next shard may have another file
+                if not shard.tells(name):
+                    elsewhere.append(name)
+        if taken or watermarks:
+            self.services.observer.pushed(len(watermarks), waited)
+        response = pb.WatchResponse(
             server_token=self.services.token,
             watermarks=watermarks,
-            time_micros=confirmed,
-            go_away=go_away,
-            clock_micros=shard.now,
-            redirects=await self.services.redirects(elsewhere),
-            dropped=[self._messages.of(name, None) for name in dropped],
+            time_micros=shard.confirmed_at(now) if confirmed is None else confirmed,
+            clock_micros=now,
         )
+        if elsewhere or dropped or go_away is not None:  # hardly ever
+            response.redirects.extend(await self.services.redirects(elsewhere))
+            response.dropped.extend(self._messages.of(name, None) for name in dropped)
+            if go_away is not None:
+                response.go_away.CopyFrom(go_away)
+        return response
 
 
 def _readable(taken: dict[str, View | None]) -> dict[str, View | None]:
