@@ -11,7 +11,7 @@ import pytest
 
 from lowwater._pb.lowwater.v1 import topology_pb2, types_pb2, watermarks_pb2
 from lowwater_authority.core.computation import Computation, View
-from lowwater_authority.core.topology import Spec
+from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine import hub as hub_module
 from lowwater_authority.engine.hub import Hub, Subscription
 from lowwater_authority.promises import NOTHING
@@ -250,6 +250,23 @@ async def test_a_message_is_made_again_when_the_graph_says_something_else_of_it(
         for inputs in (["a"], ["a", "b"], []):
             await served.graph.SetInputs(topology_pb2.SetInputsRequest(computation="c", inputs=inputs))
             assert list((await served.got("c"))["c"].inputs) == inputs
+
+
+async def test_a_message_is_made_again_when_the_view_alone_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A heal of the graph may make an estimate of it, and a renewal of its ownership changes no value."""
+    async with serving(None) as served:
+        await served.register("c")
+        shard = served.authority.shard
+        messages, view = rpc_watermarks.Messages(shard), shard.view("c")
+        first = messages.of("c", view)
+        assert not first.estimated
+        with monkeypatch.context() as healed:
+            healed.setattr(shard.held, "topology", Topology().register(Spec("c", estimated=True)))
+            assert messages.of("c", view).estimated
+        with monkeypatch.context() as renewed:
+            renewed.setattr(shard, "epoch", lambda _: first.epoch + 1)
+            assert messages.of("c", view).epoch == first.epoch + 1
+        assert messages.of("c", view) == first
 
 
 async def test_what_is_kept_of_messages_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
