@@ -2,7 +2,7 @@
 
 *ingest* takes the very messages that the authority takes and keeps the same minimum, but journals nothing, checks
 nothing and forgets everything when it ends. *relay* hands the bytes of a report to the subscribers: two hops of gRPC
-in Python, and nothing else. *echo* gives the bytes back to whoever sent them.
+in Python, and nothing else. *echo* gives the bytes back to whoever sent them. *beats* repeats a message each second.
 """
 
 from __future__ import annotations
@@ -72,6 +72,12 @@ class Bare:
         async for request in requests:
             yield request
 
+    async def beats(self, request: bytes, _: Context) -> AsyncIterator[bytes]:
+        """Give a message back, and again each second."""
+        while True:
+            yield request
+            await asyncio.sleep(1)
+
     async def watch(self, _: bytes, __: Context) -> AsyncIterator[bytes]:
         """Relay, second hop. The first message says that it is set up."""
         mailbox: asyncio.Queue[bytes] = asyncio.Queue()
@@ -98,6 +104,7 @@ async def serve(ranges: int) -> None:
         "Report": grpc.stream_stream_rpc_method_handler(state.report),
         "Watch": grpc.unary_stream_rpc_method_handler(state.watch),
         "Echo": grpc.stream_stream_rpc_method_handler(state.echo),
+        "Beats": grpc.unary_stream_rpc_method_handler(state.beats),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,7 @@ class SubscriptionStatistics:
 
 
 class Subscription:
-    """The newest values of what changed since they were last taken. Bounded by the computations followed."""
+    """The newest values of what changed since they were last taken. Bounded by the computations followed. One task takes them."""
 
     def __init__(self, names: frozenset[str], clock: Callable[[], float] = time.monotonic) -> None:
         self.names = names
@@ -34,13 +33,16 @@ class Subscription:
         self._pending: dict[str, View | None] = {}
         self._pending_since = 0.0
         self._clock = clock
-        self._changed = asyncio.Event()
-        self._woken = asyncio.Event()
+        self._woken = False
+        self._resting = False
+        """Whether who takes waits for the end of an interval, whatever changes."""
+        self._waiter: asyncio.Future[None] | None = None
+        """What who takes waits for, while it waits."""
         self._taken_at = -math.inf
         """When values were taken last, by the clock of the event loop."""
         self._conflated = 0
         self.waited = 0.0
-        """Seconds that the oldest of the values taken last had waited since it might be taken; 0 when none were."""
+        """Seconds that the oldest of the values taken last had waited since it might be taken."""
 
     def put(self, name: str, view: View | None) -> bool:
         """Replace the value of a computation; None: another shard serves it. Returns whether one waited there. O(1)."""
@@ -49,47 +51,65 @@ class Subscription:
         conflated = name in self._pending
         self._conflated += conflated
         self._pending[name] = view
-        self._changed.set()
+        if not self._resting:
+            _set(self._waiter)
         return conflated
 
     def wake(self) -> None:
         """Make a waiting :meth:`take` return, even with nothing."""
-        self._woken.set()
-        self._changed.set()
+        self._woken = True
+        _set(self._waiter)
 
     async def take(self, timeout: float, interval: float = 0.0) -> dict[str, View | None]:  # noqa: ASYNC109 - a beat is due then, nothing is cancelled
         """Wait for changes, at most ``timeout`` seconds, and take them all by name; empty when there were none.
 
         What changes within ``interval`` seconds after the last that were taken waits for their end, and is conflated meanwhile.
         """
-        due = asyncio.get_running_loop().time() + timeout
+        loop = asyncio.get_running_loop()
+        due = loop.time() + timeout
         if interval:
             await self._rest(self._taken_at + interval)
-        try:
-            async with asyncio.timeout_at(due):
-                await self._changed.wait()
-        except TimeoutError:
+        if not self._pending and not self._woken:
+            await self._wait(due)
+        self._woken = False
+        if not self._pending:
             return {}
-        self._changed.clear()
-        self._woken.clear()
         taken, self._pending = self._pending, {}
-        self.waited = self._clock() - self._pending_since if taken else 0.0
-        if taken:
-            self._taken_at = asyncio.get_running_loop().time()
+        self.waited = self._clock() - self._pending_since
+        self._taken_at = loop.time()
         return taken
 
     async def _rest(self, until: float) -> None:
         """Let changes pile up until a time of the event loop, or until :meth:`wake`."""
         if until <= asyncio.get_running_loop().time():
             return
-        with suppress(TimeoutError):
-            async with asyncio.timeout_at(until):
-                await self._woken.wait()
+        if not self._woken:
+            self._resting = True
+            try:
+                await self._wait(until)
+            finally:
+                self._resting = False
         self._pending_since = self._clock()  # nobody could take them before
+
+    async def _wait(self, until: float) -> None:
+        """Wait until a time of the event loop, or until the waiter is set. A bare timer: to cancel the task instead takes several times as long."""
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        timer = loop.call_at(until, _set, self._waiter)
+        try:
+            await self._waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
 
     def statistics(self) -> SubscriptionStatistics:
         """Return how the subscription fares."""
         return SubscriptionStatistics(len(self._pending), self._conflated)
+
+
+def _set(waiter: asyncio.Future[None] | None) -> None:
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)
 
 
 class Hub:
@@ -97,8 +117,11 @@ class Hub:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # A dict for its order: a set's would be that of addresses in memory, and no run could be repeated.
+        # Dicts for their order: a set's would be that of addresses in memory, and no run could be repeated.
         self._subscriptions: dict[Subscription, None] = {}
+        self._of_everything: dict[Subscription, None] = {}
+        self._by_name: dict[str, dict[Subscription, None]] = {}
+        """The others, by each name that they follow."""
         self.conflated = 0
         """Values replaced before they were taken, by all subscriptions so far."""
 
@@ -107,17 +130,29 @@ class Hub:
         return len(self._subscriptions)
 
     def subscribe(self, names: Iterable[str]) -> Subscription:
-        """Start following; without names, everything."""
+        """Start following; without names, everything. O(names)."""
         subscription = Subscription(frozenset(names), self._clock)
         self._subscriptions[subscription] = None
+        for name in subscription.names:
+            self._by_name.setdefault(name, {})[subscription] = None
+        if not subscription.names:
+            self._of_everything[subscription] = None
         return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:
-        """Stop following."""
-        self._subscriptions.pop(subscription, None)
+        """Stop following. O(names)."""
+        if subscription not in self._subscriptions:
+            return
+        del self._subscriptions[subscription]
+        self._of_everything.pop(subscription, None)
+        for name in subscription.names:
+            followers = self._by_name[name]
+            del followers[subscription]
+            if not followers:
+                del self._by_name[name]
 
     def publish(self, views: Iterable[View]) -> None:
-        """Give new values to all that follow them. O(values x subscriptions)."""
+        """Give new values to all that follow them. O(values and their followers)."""
         for view in views:
             self._put(view.name, view)
 
@@ -126,8 +161,8 @@ class Hub:
         self._put(name, None)
 
     def _put(self, name: str, view: View | None) -> None:
-        for subscription in self._subscriptions:
-            if not subscription.names or name in subscription.names:
+        for followers in (self._by_name.get(name, {}), self._of_everything):
+            for subscription in followers:
                 self.conflated += subscription.put(name, view)
 
     def wake(self) -> None:

@@ -496,7 +496,7 @@ class Owned:
         >>> owned.ownership("clicks").epoch, owned.ownership("views").epoch
         (3, 0)
         """
-        return self._owners.get(log, Ownership())
+        return self._owners.get(log) or Ownership()
 
     def writer(self, log: str) -> Writer:
         """What the frames of this process carry in a log."""

@@ -16,13 +16,15 @@ from lowwater_authority.rpc.refusals import bad_field, check_token, refuse, refu
 from lowwater_authority.rpc.streams import enter, inside, leave, watched
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Iterable, Sequence
 
     import grpc
 
     from lowwater._pb.lowwater.v1 import types_pb2
     from lowwater_authority.core.computation import View
+    from lowwater_authority.core.topology import Topology
     from lowwater_authority.engine.hub import Subscription
+    from lowwater_authority.engine.shard import Shard
     from lowwater_authority.rpc.services import Services
     from lowwater_authority.rpc.streams import Streams
 
@@ -44,6 +46,34 @@ Told = tuple[int, "types_pb2.Promise"]
 """What a stream has told that was promised of a computation, and of which incarnation."""
 
 
+MOST_KEPT: Final = 10_000
+"""Messages of computations that are kept to be used again: as many as one request may name."""
+
+
+class Messages:
+    """What is told of the computations of a shard. The message of what was published last is made once, for all streams and answers that tell of it."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self._kept: dict[str, tuple[View, Topology, int, types_pb2.Watermark]] = {}
+        """By name, without promises, and from what each was made: none of that changes, it is only replaced."""
+
+    def of(self, name: str, view: View | None, promise: types_pb2.Promise | None = None) -> types_pb2.Watermark:
+        """Return what is told of a computation of which a value is published; without one, of a name that is not registered. Not to be changed."""
+        shard = self._shard
+        topology, epoch = shard.topology, shard.epoch(name)
+        if view is None or promise is not None:
+            return codec.watermark_message(name, view, topology, epoch, promise)
+        kept = self._kept.get(name)
+        if kept is not None and kept[0] is view and kept[1] is topology and kept[2] == epoch:
+            return kept[3]
+        message = codec.watermark_message(name, view, topology, epoch)
+        if len(self._kept) >= MOST_KEPT:
+            self._kept.clear()
+        self._kept[name] = view, topology, epoch, message
+        return message
+
+
 class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
     """See proto/lowwater/v1/watermarks.proto."""
 
@@ -52,6 +82,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         self._starting = streams.admission.watches
         self._open = streams.admission.open_watches
         self._watched = streams.watched
+        self._messages = Messages(services.shard)
 
     @refusing
     async def GetWatermarks(self, request: pb.GetWatermarksRequest, context: Context) -> pb.GetWatermarksResponse:  # noqa: N802
@@ -88,7 +119,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
             promised: dict[str, Told] = {}
             dropped = [] if asked else visible(sorted(shard.topology.dropped))
             taken = taken if asked else _readable(taken)
-            yield await self._response(taken, confirmed, promised, unknown, dropped=dropped)
+            yield await self._response(taken, promised, confirmed, unknown, dropped=dropped)
             del unknown, dropped  # a stream may be open for weeks
             while not services.leaving.is_set():
                 if not asked and rights != _rights():
@@ -99,8 +130,8 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
                 taken = await subscription.take(BEAT_SECONDS, interval)
                 taken = taken if asked else _readable(taken)
                 waited = subscription.waited if taken else None
-                yield await self._response(taken, shard.confirmed, promised, waited=waited)
-            yield await self._response({}, shard.confirmed, promised, go_away=services.go_away())
+                yield await self._response(taken, promised, waited=waited)
+            yield await self._response({}, promised, go_away=services.go_away())
         except errors.LowwaterError as error:
             services.observer.refused("Watch", error.reason)
             await refuse(context, error)
@@ -163,7 +194,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         for name in names:
             view = shard.view(name)
             if view is None:
-                unknown.append(self._watermark(name, None))
+                unknown.append(self._messages.of(name, None))
             else:
                 subscription.put(name, view)
         for name in elsewhere:
@@ -192,16 +223,12 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         away = set(elsewhere)
         return confirmed, [name for name in names if name not in away], elsewhere
 
-    def _watermark(self, name: str, view: View | None, promise: types_pb2.Promise | None = None) -> types_pb2.Watermark:
-        shard = self.services.shard
-        return codec.watermark_message(name, view, shard.topology, shard.epoch(name), promise)
-
     def _promised(self, name: str, view: View | None) -> types_pb2.Watermark:
         """Return what is published of a computation, with what was promised of it, if anything was."""
         if view is None or name not in self.services.shard.topology.computations:
-            return self._watermark(name, view)
+            return self._messages.of(name, view)
         promise = self.services.promises.of(name)
-        return self._watermark(name, view, None if promise is NOTHING else promise)
+        return self._messages.of(name, view, None if promise is NOTHING else promise)
 
     def _news(self, name: str, view: View | None, promised: dict[str, Told]) -> types_pb2.Watermark:
         """Return what is published of a computation, for a stream that was told what was ``promised``: only what is new of that.
@@ -210,7 +237,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         """
         if view is None or name not in self.services.shard.topology.computations:
             promised.pop(name, None)  # it may be registered again
-            return self._watermark(name, view)
+            return self._messages.of(name, view)
         promise, (incarnation, before) = self.services.promises.of(name), promised.get(name, (0, NOTHING))
         if promise is NOTHING:
             promised.pop(name, None)
@@ -218,36 +245,45 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
             promised[name] = view.incarnation, promise
         # One that was dropped and registered again meanwhile is told anew.
         same = promise is NOTHING or incarnation == view.incarnation
-        return self._watermark(name, view, None if same and promise == before else promise)
+        return self._messages.of(name, view, None if same and promise == before else promise)
 
     async def _response(
         self,
         taken: dict[str, View | None],
-        confirmed: int,
         promised: dict[str, Told],
+        confirmed: int | None = None,
         unknown: Iterable[types_pb2.Watermark] = (),
         go_away: types_pb2.GoAway | None = None,
         *,
         waited: float | None = None,
-        dropped: Iterable[str] = (),
+        dropped: Sequence[str] = (),
     ) -> pb.WatchResponse:
+        """Return the next message of a stream: what was ``taken`` in this moment, and what was ``confirmed``, which is also this moment when left out."""
         shard = self.services.shard
+        now = shard.now
         known = shard.topology.computations
-        told = {name: view for name, view in taken.items() if view is not None or name not in known}
-        watermarks = [*unknown, *(self._news(name, view, promised) for name, view in told.items())]
-        self.services.observer.pushed(len(watermarks), waited)
-        for name in taken.keys() - told.keys():
-            promised.pop(name, None)  # its next shard may have another file
-        elsewhere = [name for name in taken if name not in told and not shard.tells(name)]
-        return pb.WatchResponse(
+        watermarks, elsewhere = list(unknown), list[str]()
+        for name, view in taken.items():
+            if view is not None or name not in known:
+                watermarks.append(self._news(name, view, promised))
+            else:
+                promised.pop(name, None)  # its next shard may have another file
+                if not shard.tells(name):
+                    elsewhere.append(name)
+        if taken or watermarks:
+            self.services.observer.pushed(len(watermarks), waited)
+        response = pb.WatchResponse(
             server_token=self.services.token,
             watermarks=watermarks,
-            time_micros=confirmed,
-            go_away=go_away,
-            clock_micros=shard.now,
-            redirects=await self.services.redirects(elsewhere),
-            dropped=[self._watermark(name, None) for name in dropped],
+            time_micros=shard.confirmed_at(now) if confirmed is None else confirmed,
+            clock_micros=now,
         )
+        if elsewhere or dropped or go_away is not None:  # hardly ever
+            response.redirects.extend(await self.services.redirects(elsewhere))
+            response.dropped.extend(self._messages.of(name, None) for name in dropped)
+            if go_away is not None:
+                response.go_away.CopyFrom(go_away)
+        return response
 
 
 def _readable(taken: dict[str, View | None]) -> dict[str, View | None]:
