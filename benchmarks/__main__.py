@@ -17,6 +17,7 @@ from benchmarks import (
     dedup_spark,
     depth,
     failover,
+    growth,
     guarded,
     herd,
     hot_ranges,
@@ -40,6 +41,7 @@ BENCHMARKS: Final[dict[str, Callable[..., list[result.Result]]]] = {
     "latency": latency.run,
     "depth": depth.run,
     "scale": scale.run,
+    "growth": growth.run,
     "register": register.run,
     "herd": herd.run,
     "failover": failover.run,
@@ -70,6 +72,8 @@ machine, take turns by rounds, and the median round counts: read the ratio, not 
   depth     ten computations in one process, each folding the one before it: from a frontier at the source
             until the end shows it, against ten round trips of a bare echo               about three minutes
   scale     the same latency at 1 k, 100 k, 500 k and 10 M ranges, and bytes a range     about a minute, 3 GB
+  growth    a round in which one of 100 to 10,000 claims reports, with heuristic watermarks and without, and
+            rounds of 100 to 10,000 computations, against the smallest                   about a minute
   register  500 computations registered at once, with 3,500 there already, against none there, and the
             longest wait of another client's report meanwhile; over SQLite and over Redis      about 2 minutes
   herd      2,000 workers come back at once after kill -9, and their beats after that, against the
