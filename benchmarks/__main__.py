@@ -19,6 +19,7 @@ from benchmarks import (
     depth,
     failover,
     fanout,
+    growth,
     guarded,
     herd,
     hot_ranges,
@@ -44,6 +45,7 @@ BENCHMARKS: Final[dict[str, Callable[..., list[result.Result]]]] = {
     "depth": depth.run,
     "fanout": fanout.run,
     "scale": scale.run,
+    "growth": growth.run,
     "register": register.run,
     "herd": herd.run,
     "failover": failover.run,
@@ -78,6 +80,8 @@ machine, take turns by rounds, and the median round counts: read the ratio, not 
             share of 0, 1,000 and 8,000 idle streams, against a bare grpc.aio server of
             the same bytes                                                               about 5 minutes
   scale     the same latency at 1 k, 100 k, 500 k and 10 M ranges, and bytes a range     about a minute, 3 GB
+  growth    a round in which one of 100 to 10,000 claims reports, with heuristic watermarks and without, and
+            rounds of 100 to 10,000 computations, against the smallest                   about a minute
   register  500 computations registered at once, with 3,500 there already, against none there, and the
             longest wait of another client's report meanwhile; over SQLite and over Redis      about 2 minutes
   herd      2,000 workers come back at once after kill -9, and their beats after that, against the

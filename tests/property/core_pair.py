@@ -17,6 +17,7 @@ from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.layout import Layout
 from lowwater_authority.core.requests import GroupReport
 from lowwater_authority.core.topology import Spec
+from tests.property import whole_masses
 from tests.property.core_driver import MIN, NOW, SECOND, durable
 from tests.property.oracle import Oracle
 from tests.property.oracle_words import Refusal, edge
@@ -107,6 +108,10 @@ class Pair(RuleBasedStateMachine):
                 assert group.finished == self.oracle.finished(cell.claim)
                 self.steps["stand-ins"] += bool(cell.claim.masses and cell.claim.told is None)
         self.steps["shrunk"] += any(group.handles is not None for group in self.core.map.run_groups())
+        groups, masses = self.core.map.run_groups(), self.core.masses
+        assert masses.candidates() == whole_masses.candidates(groups, self.core.heuristics)
+        assert masses.reference_time() == whole_masses.reference_time(groups)
+        assert masses.oldest_operation() == whole_masses.oldest_operation(groups)
         assert self.core.map.minimum() == self.oracle.minimum()
         assert list(self.core.history) == self.oracle.history
         assert self.core.vouched == self.oracle.vouched

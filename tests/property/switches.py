@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
-from lowwater_authority.core import computation, heuristics, history, interval_map, recovery
+from lowwater_authority.core import heuristics, history, interval_map, recovery
 from lowwater_authority.core.computation import SENDERS_KEPT, Computation, View
 from lowwater_authority.core.groups import Group, GroupState
 from lowwater_authority.core.interval_map import IntervalMap, Taken
@@ -386,26 +386,21 @@ class AnySkew(Computation):
 
 
 def unknown_masses_count_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    candidates = heuristics.candidates
+    entry = heuristics._entry
 
-    def careless(groups: Any, shares: Any) -> dict[int, int]:
-        return candidates([group for group in groups if group.mass_known], shares)
+    def careless(group: Any) -> Any:
+        found = entry(group)
+        return found and found._replace(known=True, masses=found.masses if found.known else ())
 
-    monkeypatch.setattr(computation, "candidates", careless)
+    monkeypatch.setattr(heuristics, "_entry", careless)
 
 
 def finished_claims_keep_their_mass(monkeypatch: pytest.MonkeyPatch) -> None:
-    candidates = heuristics.candidates
+    entry = heuristics._entry
 
-    def careless(groups: Any, shares: Any) -> dict[int, int]:
-        groups = list(groups)
-        was = [group.finished for group in groups]
-        for group in groups:
-            group.finished = False
-        try:
-            return candidates([group for group in groups if group.mass_known], shares)
-        finally:
-            for group, finished in zip(groups, was, strict=True):
-                group.finished = finished
+    def careless(group: Any) -> Any:
+        found = entry(group)
+        counts = group.state is not GroupState.RETIRED
+        return found and found._replace(counts=counts, known=True, masses=found.masses if found.known else ())
 
-    monkeypatch.setattr(computation, "candidates", careless)
+    monkeypatch.setattr(heuristics, "_entry", careless)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lowwater_authority.core import recovery
 from lowwater_authority.core.groups import MOST_RECORDS, SLOT, Group, GroupState, Mass, RecentSlots
-from lowwater_authority.core.heuristics import candidates, reference_time
+from lowwater_authority.core.heuristics import Masses
 from lowwater_authority.core.requests import NO_FOLD, GroupReport
 from lowwater_authority.core.topology import Spec
 from tests.property import switches
@@ -339,22 +339,23 @@ def test_the_formula_record_by_record(told: list[tuple[list[int], int, dict[bool
     for index, (pending, recent, reached) in enumerate(told):
         frontiers = {share if asked else 777: frontier for asked, frontier in reached.items()}
         group = Group(index + 1, [b"", b""], 0, GroupState.OWNED, mass=mass(pending, recent, frontiers))
-        group.mass_known = True
+        group.mass_known, group.live_count = True, 1
         groups.append(group)
         expected.append([Told(tuple(pending), recent, frontiers)])
-    assert candidates(groups, [share]).get(share) == heuristic(share, expected)
+    masses = Masses([share], groups)
+    assert masses.candidates().get(share) == heuristic(share, expected)
     finite = [frontier for _, _, reached in told for frontier in reached.values() if frontier != MAX]
-    assert reference_time(groups) == max(finite, default=MIN)
+    assert masses.reference_time() == max(finite, default=MIN)
 
 
 def test_shares_compare_exactly() -> None:
     """99 of 100 is 99 %, 98 of 99 is not; and sums beyond 2^53 lose nothing."""
     cases: list[tuple[int, int, bool]] = [(99, 1, True), (98, 1, False), (99 * 10**11, 10**11, True)]
     cases.append((99 * 10**11 - 1, 10**11, False))
-    group = Group(1, [b"", b""], 0, GroupState.OWNED, mass_known=True)
+    group = Group(1, [b"", b""], 0, GroupState.OWNED, mass_known=True, live_count=1)
     for above, below, passes in cases:
         group.mass = Mass(column([5]), column([below]), above, {P99: 50})
-        assert candidates([group], [P99]) == {P99: 50 if passes else 5}
+        assert Masses([P99], [group]).candidates() == {P99: 50 if passes else 5}
 
 
 @pytest.mark.parametrize("crash", [False, True])

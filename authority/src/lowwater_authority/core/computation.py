@@ -25,7 +25,7 @@ from lowwater_authority.core import codec
 from lowwater_authority.core.batches import ALL_PART_BYTES, MAX_PART_BYTES, BatchStage
 from lowwater_authority.core.budget import MOST_ARRIVED, Arrivals, Budget, Kept, Lateness, Pending, reached, seen_from
 from lowwater_authority.core.groups import MOST_RECORDS, Group, GroupState, Mass
-from lowwater_authority.core.heuristics import candidates, reference_time
+from lowwater_authority.core.heuristics import Masses
 from lowwater_authority.core.history import History
 from lowwater_authority.core.interval_map import IntervalMap, Range, Taken
 from lowwater_authority.core.layout import Layout, Told
@@ -104,7 +104,7 @@ class Computation:
     report. ``epoch_base`` is the least sequencer of this ownership less one; see ``epoch_base`` in engine/holding.py.
 
     Cost: a report is O(its handles); a claim O(ranges touched and claimed + log); taking the record O(changed ranges +
-    blocks), plus one sort of all histogram buckets when heuristics are registered and a mass or frontier changed.
+    blocks), plus what :class:`Masses` says when heuristics are registered and a mass or frontier changed.
     """
 
     def __init__(self, spec: Spec, *, epoch_base: int = 0) -> None:
@@ -112,6 +112,7 @@ class Computation:
         self.epoch_base = epoch_base
         self.incarnation = spec.incarnation
         self.map = IntervalMap()
+        self.masses = Masses(spec.heuristics, self.map.run_groups())
         self.batches = BatchStage()
         self.tasks = Tasks()
         self.low = MIN
@@ -270,6 +271,7 @@ class Computation:
         self._hand_over_arrivals(group, taken)
         self._hand_over_masses(group, taken, bounded=bool(op.bound_micros))
         group.finished = bool((self.map.columns.values[group.slots()] == MAX).all())
+        self._regrouped(taken, group)
         self.last_sequencer = op.sequencer
         self.identity = op.identity
         self.order = max(self.order, (op.generation, op.ordinal))
@@ -305,6 +307,11 @@ class Computation:
         if group is not None:
             group.mass_known = known
             group.stand_ins = stand_ins if known else []
+
+    def _regrouped(self, taken: Sequence[Taken], *new: Group) -> None:
+        """Ranges have gone from some groups to new ones."""
+        for group in (*new, *(lost.group for lost in taken), *(each for lost in taken for each in lost.remainders)):
+            self.masses.changed(group)
 
     def _hand_over_arrivals(self, group: Group | None, taken: Sequence[Taken]) -> None:
         """Let what weighed in R stay where its ranges go: with all of a claim, or by as many of its ranges as each has got.
@@ -382,7 +389,9 @@ class Computation:
         self._strong = True
 
     def _apply_release(self, op: pb.Release) -> None:
-        self.map.groups[op.sequencer].state = GroupState.UNOWNED
+        group = self.map.groups[op.sequencer]
+        group.state = GroupState.UNOWNED
+        self.masses.changed(group)
         self._forget_dead_batches()
 
     def refuse_owners(self, now: int) -> None:
@@ -426,6 +435,7 @@ class Computation:
         self.input_version = op.input_version
         for group in self.map.groups.values():
             group.state = GroupState.UNOWNED
+            self.masses.changed(group)
         self._forget_dead_batches()
         if not op.HasField("bound_micros"):
             return
@@ -438,6 +448,7 @@ class Computation:
             columns.set(beyond, op.bound_micros)
             columns.since[beyond] = now
             group.mass_known, group.stand_ins = False, []
+            self.masses.changed(group)
             group.lower_arrived(op.bound_micros)
             self._settle_finished(group)
         self._mass_changed = True
@@ -470,6 +481,7 @@ class Computation:
         taken = self.map.retire(op.start, op.end, now)
         self._hand_over_arrivals(None, taken)
         self._hand_over_masses(None, taken)
+        self._regrouped(taken, *(group for group, _, _ in self.map.overlapping(op.start, op.end)))
         self._mass_changed = True
         self._forget_dead_batches()
         return taken
@@ -515,6 +527,7 @@ class Computation:
         wall = now if wall is None else wall
         values, mass, late = report.watermarks, report.mass, report.lateness
         group.oldest_operation = min(report.oldest_operation, now)
+        self.masses.changed(group)
         group.waiting_for = report.waiting_for
         refused: list[Refused] = []
         if _was_reset(report.fold, required):
@@ -837,6 +850,7 @@ class Computation:
         values, known = prepared.values()
         group.last_report = now
         group.oldest_operation = min(request.oldest_operation, now)
+        self.masses.changed(group)
         group.recent.add(now, prepared.finished)
         refused = self._take_mass(group, prepared.mass(group.recent.total), wall)
         handles = np.flatnonzero(known).astype(np.uint32)
@@ -893,13 +907,16 @@ class Computation:
     def _settle_finished(self, group: Group) -> None:
         values = self.map.columns.values[group.slots()]
         finished = bool(values[0] == MAX and (values == MAX).all())
-        self._mass_changed = self._mass_changed or finished != group.finished
-        group.finished = finished
+        if finished != group.finished:
+            group.finished = finished
+            self._mass_changed = True
+            self.masses.changed(group)
 
     def _set_mass(self, group: Group, mass: Mass) -> None:
         if group.mass_known and mass.same(group.mass):
             return
         group.mass, group.mass_known, group.stand_ins = mass, True, []
+        self.masses.changed(group)
         self._changes.setdefault(group.sequencer, _Changes()).mass = True
         self._mass_changed = True
 
@@ -951,6 +968,7 @@ class Computation:
             self._apply_arrived(group, arrived)
         group.senders = codec.senders_from(op.senders)
         group.oldest_operation = op.oldest_operation_micros
+        self.masses.changed(group)
         group.last_report = now
 
     # -- rounds ----------------------------------------------------------------------------------------------
@@ -1004,9 +1022,8 @@ class Computation:
     def _move_heuristics(self) -> None:
         moved: dict[int, int] = {}
         if self._mass_changed and self.heuristics:
-            groups = self.map.run_groups()
-            moved = candidates(groups, self.heuristics)
-            self.reference = reference_time(groups)
+            moved = self.masses.candidates()
+            self.reference = self.masses.reference_time()
         self._mass_changed = False
         for share, value in self.heuristics.items():
             self.heuristics[share] = max(value, self.low, moved.get(share, MIN))
@@ -1089,14 +1106,12 @@ class Computation:
         self._changes.clear()
 
     def _view(self) -> View:
-        working = (g for g in self.map.groups.values() if g.state is GroupState.OWNED and not g.finished)
-        operations = [] if self.low == MAX else [g.oldest_operation for g in working if g.oldest_operation]
         return View(
             self.spec.name,
             self.incarnation,
             self.low,
             tuple(self.heuristics.items()),
-            min(operations, default=0),
+            0 if self.low == MAX else self.masses.oldest_operation(),
             self.since,
             len(self.map),
             self.map.holder(),
@@ -1107,6 +1122,7 @@ class Computation:
     def _check(self) -> None:
         """Assert every invariant. O(n)."""
         self.map._check()
+        self.masses._check(self.map.run_groups())
         self.tasks._check()
         for some in self.tasks:
             assert not some.every or some.next == some.start or some.next <= self.low, "no task before L"

@@ -15,7 +15,7 @@ from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import codec
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.groups import Group, GroupState
-from lowwater_authority.core.heuristics import reference_time
+from lowwater_authority.core.heuristics import Masses
 from lowwater_authority.core.history import History
 from lowwater_authority.core.interval_map import IntervalMap
 from lowwater_authority.core.layout import Layout
@@ -117,7 +117,7 @@ def _replay_steps(computation: Computation, spec: Spec, records: Iterable[bytes]
         raise ReplayError(msg)
     if computation.incarnation < spec.incarnation:
         computation = restarted(computation, spec)
-    computation.reference = reference_time(computation.map.run_groups())
+    computation.reference = computation.masses.reference_time()
     computation.publish()
     return computation
 
@@ -213,6 +213,7 @@ def _restore(computation: Computation, message: pb.Snapshot) -> Iterator[int]:
         groups.append(_group_from(group, bounds))
         yield len(bounds) * RANGE_BYTES
     computation.map = yield from IntervalMap.restore(groups)
+    computation.masses = yield from Masses.restore(computation.spec.heuristics, computation.map.run_groups())
     computation.low = message.low_micros
     stored = codec.shares_from(message.heuristics)
     computation.heuristics = {share: stored.get(share, message.low_micros) for share in computation.spec.heuristics}
