@@ -13,7 +13,7 @@ from lowwater._core.watches import FoldChanges, Folding, Subscription, WatchStat
 from lowwater._pb.lowwater.v1 import watermarks_pb2
 from tests.kit.client import OfflineClient
 
-NAMES = ("a", "b", "c")
+NAMES: tuple[str, ...] = ("a", "b", "c")
 WALL = 1_700_000_000.0
 
 

@@ -44,10 +44,8 @@ def _candidate(share: int, masses: Sequence[Mass]) -> int | None:
     present = sorted((time for time, count in records.items() if count), reverse=True)
     if not present:
         return max(frontiers) if max(frontiers) != MAX else None
-    total, above = sum(records.values()), 0
-    for reached in present:
-        above += records[reached]
-        if Fraction(above, total) >= Fraction(share, PPM):
-            break
+    total = sum(records.values())
+    above = {time: sum(records[each] for each in present if each >= time) for time in present}
+    reached = next(time for time in present if Fraction(above[time], total) >= Fraction(share, PPM))
     value = min(max(frontiers), reached)
     return value if value != MAX else next((time for time in present if time != MAX), None)
