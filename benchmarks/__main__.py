@@ -30,6 +30,7 @@ from benchmarks import (
     listings,
     page,
     pipeline,
+    recovery,
     register,
     result,
     scale,
@@ -46,6 +47,7 @@ BENCHMARKS: Final[dict[str, Callable[..., list[result.Result]]]] = {
     "fanout": fanout.run,
     "scale": scale.run,
     "growth": growth.run,
+    "recovery": recovery.run,
     "register": register.run,
     "herd": herd.run,
     "failover": failover.run,
@@ -82,6 +84,8 @@ machine, take turns by rounds, and the median round counts: read the ratio, not 
   scale     the same latency at 1 k, 100 k, 500 k and 10 M ranges, and bytes a range     about a minute, 3 GB
   growth    a round in which one of 100 to 10,000 claims reports, with heuristic watermarks and without, and
             rounds of 100 to 10,000 computations, against the smallest                   about a minute
+  recovery  kill -9 of an authority with 500 k and with 10 M ranges -> it serves them again, over the same journal;
+            against one that holds nothing                                               about three minutes, 3 GB
   register  500 computations registered at once, with 3,500 there already, against none there, and the
             longest wait of another client's report meanwhile; over SQLite and over Redis      about 2 minutes
   herd      2,000 workers come back at once after kill -9, and their beats after that, against the

@@ -290,7 +290,7 @@ async def test_a_process_that_ends_leaves_a_graph_that_the_next_one_can_read(sto
     say = await at_ten(shard, "x", "y")
     await shard.reset("y")
     if snapshot:
-        shard.held.logs.write_whole(shard.held.graph, shard.topology.encode, shard.now)
+        await shard.held.logs.snapshot(shard.held.graph, lambda: [shard.topology.encode()], shard.now)
         await shard.held.logs.settle()
         assert (await journal.load(GRAPH)).records == []
         store.damage_snapshot(GRAPH)

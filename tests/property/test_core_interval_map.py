@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowwater_authority.core import columns, interval_map, recovery
+from lowwater_authority.core.bounds import Bounds
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.groups import Group, GroupState, before, earlier_end
 from lowwater_authority.core.interval_map import IntervalMap
@@ -62,7 +63,7 @@ class Walk:
         self.edges = {e for e in self.edges if not start < e < end} | set(bounds)
         self.sequencer += 1
         self.claimed[self.sequencer] = bounds
-        group = Group(self.sequencer, [key(b) for b in bounds], 0, GroupState.OWNED)
+        group = Group(self.sequencer, Bounds([key(b) for b in bounds]), 0, GroupState.OWNED)
         self.change(lambda: self.map.claim(group, column(micros), now=self.sequencer))
 
     def retire(self) -> None:
@@ -166,7 +167,7 @@ def test_more_ranges_than_a_block_holds() -> None:
     rng = random.Random(7)
     map_ = IntervalMap()
     bounds = [b"", *(i.to_bytes(3, "big") for i in range(1, 20_000)), b""]
-    group = Group(1, bounds, 0, GroupState.OWNED)
+    group = Group(1, Bounds(bounds), 0, GroupState.OWNED)
     map_.claim(group, column([]), now=0)
     values = dict.fromkeys(range(20000), 1000)
     map_.columns.set(group.slots(), 1000)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowwater_authority.core import recovery
+from lowwater_authority.core.bounds import Bounds
 from lowwater_authority.core.groups import MOST_RECORDS, SLOT, Group, GroupState, Mass, RecentSlots
 from lowwater_authority.core.heuristics import Masses
 from lowwater_authority.core.requests import NO_FOLD, GroupReport
@@ -338,7 +339,7 @@ def test_the_formula_record_by_record(told: list[tuple[list[int], int, dict[bool
     groups, expected = [], []
     for index, (pending, recent, reached) in enumerate(told):
         frontiers = {share if asked else 777: frontier for asked, frontier in reached.items()}
-        group = Group(index + 1, [b"", b""], 0, GroupState.OWNED, mass=mass(pending, recent, frontiers))
+        group = Group(index + 1, Bounds([b"", b""]), 0, GroupState.OWNED, mass=mass(pending, recent, frontiers))
         group.mass_known, group.live_count = True, 1
         groups.append(group)
         expected.append([Told(tuple(pending), recent, frontiers)])
@@ -352,7 +353,7 @@ def test_shares_compare_exactly() -> None:
     """99 of 100 is 99 %, 98 of 99 is not; and sums beyond 2^53 lose nothing."""
     cases: list[tuple[int, int, bool]] = [(99, 1, True), (98, 1, False), (99 * 10**11, 10**11, True)]
     cases.append((99 * 10**11 - 1, 10**11, False))
-    group = Group(1, [b"", b""], 0, GroupState.OWNED, mass_known=True, live_count=1)
+    group = Group(1, Bounds([b"", b""]), 0, GroupState.OWNED, mass_known=True, live_count=1)
     for above, below, passes in cases:
         group.mass = Mass(column([5]), column([below]), above, {P99: 50})
         assert Masses([P99], [group]).candidates() == {P99: 50 if passes else 5}

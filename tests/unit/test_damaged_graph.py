@@ -174,7 +174,7 @@ async def test_rule1_no_shard_acts_on_a_graph_that_lacks_what_was_acknowledged(
     if other.shard.serves(name):
         # Its own log tells nothing of its inputs then.
         its = other.shard.held.of(name)
-        other.shard.held.logs.snapshot(its.log, partial(recovery.snapshot, its.computation))
+        await other.shard.held.logs.snapshot(its.log, partial(recovery.pieces, its.computation))
         await other.shard.held.logs.settle()
 
     async def acts_on_nothing() -> None:
@@ -436,7 +436,9 @@ async def test_a_damaged_snapshot_counts_with_all_that_it_covers(deployment: Dep
     """Who has read behind it has all of it in memory; who has not, has not."""
     one, other = await two(deployment)
     await other.shard.register(Spec("new"))
-    other.shard.held.logs.write_whole(other.shard.held.graph, other.shard.topology.encode, other.shard.now)
+    await other.shard.held.logs.snapshot(
+        other.shard.held.graph, lambda: [other.shard.topology.encode()], other.shard.now
+    )
     await other.shard.held.logs.settle()
     stored = deployment.disk.logs[GRAPH]
     assert stored.snapshot is not None
@@ -456,7 +458,7 @@ async def test_a_shard_that_ends_saves_its_computations_whatever_the_graph_is(
     await one.shard.register(Spec("x"))
     await serve_on(one, "x")
     its = one.shard.held.of("x")
-    one.shard.held.logs.snapshot(its.log, partial(recovery.snapshot, its.computation))
+    await one.shard.held.logs.snapshot(its.log, partial(recovery.pieces, its.computation))
     await one.shard.held.logs.settle()
     stored = deployment.disk.logs["x"]
     assert stored.snapshot is not None

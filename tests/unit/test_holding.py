@@ -206,7 +206,7 @@ async def test_rule7_nothing_is_remembered_of_what_was_let_go_while_it_was_writt
     one.faults.held[write] = go = asyncio.Event()
     holding = one.shard.held.of(name)
     if write == "snapshot":
-        one.shard.held.logs.snapshot(holding.log, lambda: recovery.snapshot(holding.computation))
+        await one.shard.held.logs.snapshot(holding.log, lambda: recovery.pieces(holding.computation))
         healing = asyncio.create_task(one.shard.held.logs.settle())
     else:
         healing = asyncio.create_task(holding.heal())

@@ -140,8 +140,8 @@ async def test_a_neighbour_keeps_its_prepared_batch(deployment: Deployment) -> N
 async def test_nobody_waits_for_the_snapshot_of_another(deployment: Deployment) -> None:
     one, grants = await serving(deployment, "big", "x", "y", "z")
     one.faults.held["snapshot"] = asyncio.Event()
-    one.shard.held.logs.snapshot(
-        one.shard.held.of("big").log, lambda: recovery.snapshot(one.shard.held.served["big"].computation)
+    await one.shard.held.logs.snapshot(
+        one.shard.held.of("big").log, lambda: recovery.pieces(one.shard.held.served["big"].computation)
     )
     await taken(deployment, "y")
     assert refusals(await asyncio.wait_for(report(one, grants, "y"), 60)) == [("y", "MOVED")]
@@ -863,8 +863,8 @@ async def test_a_roll_back_of_a_large_snapshot_lets_others_have_the_event_loop(d
     one, grants = await serving(deployment, "x", "y")
     bounds = [b"", *(place.to_bytes(4) for place in range(1, 100_000)), b""]
     grants["x"] = await one.shard.claim("x", ClaimRequest(bounds, request_id=b"l" * 16))
-    one.shard.held.logs.snapshot(
-        one.shard.held.of("x").log, lambda: recovery.snapshot(one.shard.held.served["x"].computation)
+    await one.shard.held.logs.snapshot(
+        one.shard.held.of("x").log, lambda: recovery.pieces(one.shard.held.served["x"].computation)
     )
     await one.shard.held.logs.settle()
     turns_had: list[int] = []

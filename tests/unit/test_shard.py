@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -494,7 +495,7 @@ async def test_a_snapshot_that_cannot_be_taken_stops_nothing(running: Running, m
     monkeypatch.setattr("lowwater_authority.engine.logs.SNAPSHOT_BYTES", 0)
     grant = await running.claim()
     with monkeypatch.context() as broken:
-        broken.setattr("lowwater_authority.engine.shard.recovery.snapshot", lambda _: 1 / 0)
+        broken.setattr("lowwater_authority.engine.shard.recovery.pieces", lambda _: 1 / 0)
         assert await running.report(grant, 14) == []
     assert await running.report(grant, 15) == []
     assert running.low() == 15
@@ -532,19 +533,19 @@ async def test_a_snapshot_that_the_store_refuses_is_made_again_ever_more_rarely(
     """Making it costs all of the computation; the others' snapshots are made when they are due."""
     monkeypatch.setattr("lowwater_authority.engine.logs.SNAPSHOT_BYTES", 4_000)
     shard, made = running.shard, Counter[str]()
-    snapshot, store = recovery.snapshot, shard.journal.snapshot
+    pieces, store = recovery.pieces, shard.journal.snapshot
     refusing = {"a"}
 
-    def counted(computation: Computation) -> bytes:
+    def counted(computation: Computation) -> Iterator[bytes]:
         made[computation.spec.name] += 1
-        return snapshot(computation)
+        return pieces(computation)
 
     async def refuse(log: str, position: int, payload: bytes) -> None:
         if log in refusing:
             raise JournalFailed("the store takes no snapshot")
         await store(log, position, payload)
 
-    monkeypatch.setattr(recovery, "snapshot", counted)
+    monkeypatch.setattr(recovery, "pieces", counted)
     monkeypatch.setattr(shard.journal, "snapshot", refuse)
     await shard.register(Spec("b"))
     bounds = [b"", *(bytes([number]) for number in range(1, 200)), b""]
@@ -577,22 +578,84 @@ class NoSnapshots(FaultPlan):
         return Outcome.FAILED if operation.name == "snapshot" else await super().before(operation)
 
 
+def keys_of(ranges: int) -> list[bytes]:
+    return [b"", *(number.to_bytes(4) for number in range(1, ranges)), b""]
+
+
+async def test_rule7_a_large_snapshot_lets_others_have_the_event_loop(running: Running) -> None:
+    for low in range(0, 200_000, 20_000):
+        end = b"" if low == 180_000 else (low + 20_000).to_bytes(4)
+        await running.claim(
+            "a", low.to_bytes(4) if low else b"", *(at.to_bytes(4) for at in range(low + 1, low + 20_000)), end
+        )
+    holding, turns = running.shard.held.of("a"), 0
+
+    async def look() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    looking = asyncio.create_task(look())
+    await running.shard.held.logs.snapshot(holding.log, partial(recovery.pieces, holding.computation))
+    looking.cancel()
+    assert turns >= 9, "all but the last of ten claims"
+    assert max(map(len, recovery.pieces(holding.computation))) < len(recovery.snapshot(holding.computation)) / 9
+
+
+async def test_rule2_what_comes_while_a_snapshot_is_made_is_not_in_it(
+    running: Running, disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It speaks for one position of the log: reports that arrive meanwhile wait for it, and are in the records behind it."""
+    monkeypatch.setattr("lowwater_authority.engine.logs.SNAPSHOT_PIECE", 1)
+    keys = keys_of(40)
+    first, second = await running.claim("a", *keys[:21]), await running.claim("a", *keys[20:])
+    later: list[asyncio.Future[Any]] = []
+    begun = asyncio.Event()
+    pieces = recovery.pieces
+
+    def interrupted(computation: Computation) -> Iterator[bytes]:
+        for number, piece in enumerate(pieces(computation)):
+            yield piece
+            if number == 1 and not later:
+                later.extend([running.report(first, *[15] * 20), running.report(second, *[15] * 20)])
+                begun.set()
+
+    monkeypatch.setattr(recovery, "pieces", interrupted)
+    assert await running.report(first, *[14] * 20) == []
+    position = disk.logs["a"].last
+    running.shard.write_whole(["a"])
+    await begun.wait()
+    assert [await each for each in later] == [[], []]
+    await running.shard.held.logs.settle()
+    assert running.low() == 15
+    found = await running.shard.journal.load("a")
+    assert found.snapshot is not None
+    assert found.snapshot_position == position
+    then = recovery.recover(running.shard.topology.get("a"), found.snapshot, [], epoch_base=0)
+    assert set(then.map.columns.values[: then.map.columns.size].tolist()) == {14 * HOUR, MIN}
+    now = recovery.recover(
+        running.shard.topology.get("a"), found.snapshot, [payload for _, payload in found.records], epoch_base=0
+    )
+    assert now.low == 15 * HOUR
+
+
 @pytest.mark.parametrize("rolled_back", [False, True])
 async def test_the_back_off_of_a_refused_snapshot_outlives_a_roll_back_and_is_bounded_in_time(
     disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch, rolled_back: bool
 ) -> None:
     monkeypatch.setattr("lowwater_authority.engine.logs.SNAPSHOT_BYTES", 4_000)
     made: list[int] = []
-    snapshot, faults = recovery.snapshot, NoSnapshots()
+    pieces, faults = recovery.pieces, NoSnapshots()
 
-    def counted(computation: Computation) -> bytes:
+    def counted(computation: Computation) -> Iterator[bytes]:
         made.append(one.now)
-        return snapshot(computation)
+        return pieces(computation)
 
     one = await Running(disk, faults).start()
     await one.shard.register(Spec("a"))
     grant = await one.claim("a", b"", *(bytes([number]) for number in range(1, 200)), b"")
-    monkeypatch.setattr(recovery, "snapshot", counted)
+    monkeypatch.setattr(recovery, "pieces", counted)
 
     async def durable(hour: int) -> None:
         assert await one.report(grant, *([hour] * 199), hour + 1) == []

@@ -121,8 +121,8 @@ async def test_a_snapshot_of_its_owner_makes_a_damaged_log_whole(deployment: Dep
     await one.cluster.change(lambda view: view.pinned(name, "other:1"))
     await deployment.settle(one, other)
     assert name in held(one)
-    one.shard.held.logs.snapshot(
-        one.shard.held.of(name).log, lambda: recovery.snapshot(one.shard.held.served[name].computation)
+    await one.shard.held.logs.snapshot(
+        one.shard.held.of(name).log, lambda: recovery.pieces(one.shard.held.served[name].computation)
     )
     await one.shard.held.logs.settle()
     await deployment.settle(one, other, seconds=1.5)
@@ -192,8 +192,8 @@ async def test_what_a_shard_had_too_much_to_do_to_write_whole_is_written_later(
 async def test_what_nobody_takes_is_written_whole_once_and_when_it_has_changed(deployment: Deployment) -> None:
     one, other, name = await moving(deployment)
     stored = deployment.disk.logs[name]
-    one.shard.held.logs.snapshot(
-        one.shard.held.of(name).log, lambda: recovery.snapshot(one.shard.held.served[name].computation)
+    await one.shard.held.logs.snapshot(
+        one.shard.held.of(name).log, lambda: recovery.pieces(one.shard.held.served[name].computation)
     )
     await one.shard.held.logs.settle()
     assert stored.snapshot is not None
@@ -295,8 +295,8 @@ async def ended(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
 async def moving_and_damaged(deployment: Deployment) -> tuple[One, One, str]:
     """As :func:`moving`, and the other shard could not read what the owner has left: it has rested since, for a while."""
     one, other, name = await moving(deployment)
-    one.shard.held.logs.snapshot(
-        one.shard.held.of(name).log, lambda: recovery.snapshot(one.shard.held.served[name].computation)
+    await one.shard.held.logs.snapshot(
+        one.shard.held.of(name).log, lambda: recovery.pieces(one.shard.held.served[name].computation)
     )
     await one.shard.held.logs.settle()
     stored = deployment.disk.logs[name]
@@ -348,8 +348,8 @@ async def test_a_shard_that_ends_writes_again_what_it_alone_has_whole(
 ) -> None:
     """The only snapshot is damaged, or missing, in the store; so nobody takes it over, and the memory of its owner is about to end."""
     one, other, name = await moving(deployment)
-    one.shard.held.logs.snapshot(
-        one.shard.held.of(name).log, lambda: recovery.snapshot(one.shard.held.served[name].computation)
+    await one.shard.held.logs.snapshot(
+        one.shard.held.of(name).log, lambda: recovery.pieces(one.shard.held.served[name].computation)
     )
     await one.shard.held.logs.settle()
     claim = await one.claim(name) if behind else None
@@ -372,8 +372,8 @@ async def test_a_shard_that_ends_writes_nothing_of_what_is_whole(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other, name = await moving(deployment)
-    one.shard.held.logs.snapshot(
-        one.shard.held.of(name).log, lambda: recovery.snapshot(one.shard.held.served[name].computation)
+    await one.shard.held.logs.snapshot(
+        one.shard.held.of(name).log, lambda: recovery.pieces(one.shard.held.served[name].computation)
     )
     await one.shard.held.logs.settle()
     before, owner = deployment.disk.logs[name].copy(), deployment.disk.owners[name]
@@ -391,8 +391,8 @@ async def test_rule4_a_shard_that_ends_writes_nothing_of_what_another_serves(
     one, other, name = await moving(deployment)
     await deployment.settle(other, seconds=2.1)
     assert name in held(other)
-    other.shard.held.logs.snapshot(
-        other.shard.held.of(name).log, lambda: recovery.snapshot(other.shard.held.served[name].computation)
+    await other.shard.held.logs.snapshot(
+        other.shard.held.of(name).log, lambda: recovery.pieces(other.shard.held.served[name].computation)
     )
     await other.shard.held.logs.settle()
     stored, owner = deployment.disk.logs[name], deployment.disk.owners[name]
@@ -552,13 +552,13 @@ async def test_what_nobody_has_written_to_meanwhile_is_recovered_once(
 ) -> None:
     _, other, name = await moving(deployment)
     recovered = []
-    recover = recovery.recover
+    steps = recovery.steps
 
     def counted(spec: Spec, *arguments: object, **more: object) -> object:
         recovered.append(spec.name)
-        return recover(spec, *arguments, **more)  # type: ignore[arg-type]
+        return steps(spec, *arguments, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(recovery, "recover", counted)
+    monkeypatch.setattr(recovery, "steps", counted)
     await other.cluster.change(lambda view: view.pinned(name, "other:1"))
     assert await other.shard.serve(name)
     assert recovered == [name]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
+from lowwater_authority.core.bounds import SHORT
 from lowwater_authority.core.budget import MEMORIES, Arrivals, Budget, Memory
 from lowwater_authority.core.groups import Mass, RecentSlots
 from lowwater_authority.core.heuristics import PPM
@@ -76,20 +78,53 @@ def senders_from(values: Iterable[pb.Sender]) -> dict[bytes, tuple[int, int]]:
     return {sender.sender: (sender.stream, sender.number) for sender in values}
 
 
-def appended(message: bytes, number: int, values: Iterable[bytes]) -> bytes:
-    """Return an encoded message with more of a repeated field behind it, whose values are encoded messages, too. O(bytes)."""
-    parts = [message]
-    for value in values:
-        parts += [_varint(number << 3 | 2), _varint(len(value)), value]
-    return b"".join(parts)
+def parted(message: bytes, number: int) -> tuple[list[slice], bytes]:
+    """Return where the values of a repeated field of an encoded message stand, encoded messages themselves, and the message without them.
+
+    So each of them can be decoded by itself: all of a large one takes long. O(fields). Raises DecodeError.
+    """
+    values: list[slice] = []
+    rest: list[bytes] = []
+    at = 0
+    while at < len(message):
+        begin = at
+        tag, at = _varint(message, at)
+        match tag & 7:
+            case 0:
+                _, at = _varint(message, at)
+            case 1:
+                at += 8
+            case 2:
+                length, at = _varint(message, at)
+                at += length
+                if tag >> 3 == number:
+                    values.append(slice(at - length, at))
+                    begin = at
+            case 5:
+                at += 4
+            case kind:
+                msg = f"a field of the kind {kind}"
+                raise DecodeError(msg)
+        if begin < at:
+            rest.append(message[begin:at])
+    if at > len(message):
+        msg = "it ends within a field"
+        raise DecodeError(msg)
+    return values, b"".join(rest)
 
 
-def _varint(value: int) -> bytes:
-    found = bytearray()
-    while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*found, value])
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    """Return the number at a place, and the place behind it."""
+    value = shift = 0
+    while at < len(message):
+        byte = message[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < SHORT:
+            return value, at
+        shift += 7
+    msg = "it ends within a number"
+    raise DecodeError(msg)
 
 
 def completions(values: Iterable[Completion]) -> list[pb.Completion]:

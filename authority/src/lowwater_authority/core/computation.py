@@ -23,6 +23,7 @@ from lowwater._core.text import duration
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import codec
 from lowwater_authority.core.batches import ALL_PART_BYTES, MAX_PART_BYTES, BatchStage
+from lowwater_authority.core.bounds import Bounds
 from lowwater_authority.core.budget import MOST_ARRIVED, Arrivals, Budget, Kept, Lateness, Pending, reached, seen_from
 from lowwater_authority.core.groups import MOST_RECORDS, Group, GroupState, Mass
 from lowwater_authority.core.heuristics import Masses
@@ -260,7 +261,7 @@ class Computation:
         """Take over what a record says; ``bounds`` are its own, where the caller has them: millions take long to read."""
         group = Group(
             op.sequencer,
-            list(op.bounds if bounds is None else bounds),
+            Bounds(op.bounds if bounds is None else bounds),
             0,
             GroupState.OWNED,
             worker=op.worker,

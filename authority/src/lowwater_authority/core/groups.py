@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
+from lowwater_authority.core.bounds import Bounds
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from lowwater_authority.core.budget import Arrivals
     from lowwater_authority.core.columns import Int64s
@@ -105,7 +107,7 @@ class Group:
     """
 
     sequencer: int
-    bounds: Sequence[bytes]
+    bounds: Bounds
     base: int
     state: GroupState
     live: npt.NDArray[np.bool_] | None = None
@@ -207,7 +209,7 @@ class Group:
         if 4 * self.spare <= self.count or self.live is None:
             return None
         kept = np.flatnonzero(self.live | np.concatenate(([True], self.live[:-1])))
-        self.bounds = [*(self.bounds[place] for place in kept.tolist()), self.bounds[-1]]
+        self.bounds = Bounds([*(self.bounds[place] for place in kept.tolist()), self.bounds[-1]])
         self.handles = self.handles_of(kept)
         self.live = self.live[kept]
         return kept

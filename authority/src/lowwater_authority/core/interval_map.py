@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from sortedcontainers import SortedDict
 
+from lowwater_authority.core.bounds import Bounds
 from lowwater_authority.core.columns import BLOCK, Columns, Int64s
 from lowwater_authority.core.groups import Group, GroupState, before, earlier_end
 from lowwater_authority.core.times import MAX, MIN
@@ -266,7 +267,7 @@ class IntervalMap:
         return stretch
 
     def _stretch(self, start: bytes, end: bytes, value: int, since: int, state: GroupState) -> Group:
-        group = Group(0, [start, end], 0, state, live_count=1)
+        group = Group(0, Bounds([start, end]), 0, state, live_count=1)
         self._place(group, np.array([value], dtype=np.int64), since)
         return group
 

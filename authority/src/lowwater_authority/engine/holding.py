@@ -366,15 +366,15 @@ class Holding:
             await refresh()
         loaded = await among.journal.load(self.name)
         try:
-            return self._recovered(loaded)
+            return await self._recovered(loaded)
         except JournalCorrupt:
             # It may be of an incarnation, or of inputs, that this process has not heard of yet.
             await refresh()
-            return self._recovered(loaded)
+            return await self._recovered(loaded)
 
-    def _recovered(self, loaded: LoadedLog) -> Recovered:
+    async def _recovered(self, loaded: LoadedLog) -> Recovered:
         spec = self.among.topology.get(self.name)
-        recovered = self.among.recover(spec, loaded)
+        recovered = await self.among.recovered_in_pieces(spec, loaded)
         known = recovered.computation.input_version
         if known > spec.input_version:
             # The graph has lost a change that was acknowledged. It would go on without an input that it has to wait for.

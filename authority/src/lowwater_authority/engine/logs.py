@@ -23,13 +23,19 @@ from lowwater_authority.journal import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 
     from lowwater_authority.journal import End, Journal, LoadedLog, Ownership
     from lowwater_authority.ops.observer import Observer
 
 SNAPSHOT_BYTES: Final = 4 << 20
 """A log is snapshotted when the records behind its snapshot outgrow this and twice the snapshot."""
+
+LARGE: Final = 16 << 20
+"""Bytes of a snapshot that a thread of its own joins: a copy of fewer takes a few milliseconds."""
+
+SNAPSHOT_PIECE: Final = 256 << 10
+"""Bytes of a snapshot that are made at once: a millisecond."""
 
 GRAPH_BYTES: Final = 64 << 10
 """The same for the log of the graph, which is read by all processes, and again for each change of another one."""
@@ -101,6 +107,10 @@ class Log:
         behind, tried = self.tried
         more = max(least, 2 * tried) << min(max(0, self.refused - 1), MOST_DOUBLINGS)
         return self.behind > behind + more or bool(self.refused and now - self.tried_at >= SNAPSHOT_AGAIN)
+
+    def changed(self, now: int) -> bool:
+        """Whether it has records behind its last snapshot, however few, and none is being written, or was just refused."""
+        return bool(self.behind) and self.snapshotting is None and not self.rests(now)
 
     def rests(self, now: int) -> bool:
         """Whether a snapshot was refused so lately that another attempt has to wait: half a minute, and twice as long each time."""
@@ -354,27 +364,26 @@ class Logs:
                     _logger.info("the store answers again", extra=event("store_back"))
                 return written
 
-    def snapshot(self, log: Log, take: Callable[[], bytes], now: int = 0) -> None:
-        """Begin to replace a log's records by a snapshot of what is durable now; appends go on meanwhile.
+    async def snapshot(self, log: Log, take: Callable[[], Iterable[bytes]], now: int = 0) -> None:
+        """Begin to replace a log's records by a snapshot of what is durable now: returns when it is made, and is being written; appends go on meanwhile.
 
-        A failure is logged: a snapshot only shortens the replay.
+        It is made of pieces, and others have the event loop in between; what it is made of must not change until then. A failure is logged: a snapshot
+        only shortens the replay.
         """
+        reading = log.reading
         try:
-            payload = take()
+            payload = await _joined(take())
         except Exception:
             log.snapshot_refused(log.behind, 0, now)
             _logger.exception(
                 "no snapshot of %r can be taken", log.name, extra=event("snapshot_failed", computation=log.name)
             )
             return
+        if log.reading != reading:
+            return  # it was let go meanwhile
         log.snapshotting = task = asyncio.create_task(self._snapshot(log, log.position, log.behind, payload, now))
         self._snapshots.add(task)
         task.add_done_callback(self._snapshots.discard)
-
-    def write_whole(self, log: Log, take: Callable[[], bytes], now: int) -> None:
-        """Begin a snapshot of a log that has records behind its last one, however few, unless one is being written, or was just refused."""
-        if log.behind and log.snapshotting is None and not log.rests(now):
-            self.snapshot(log, take, now)
 
     async def _snapshot(self, log: Log, position: int, covered: int, payload: bytes, now: int) -> None:
         try:
@@ -396,3 +405,19 @@ class Logs:
         """Wait for the snapshots that were begun."""
         while self._snapshots:
             await asyncio.wait(self._snapshots)
+
+
+async def _joined(pieces: Iterable[bytes]) -> bytes:
+    """Join pieces, and let others have the event loop in between."""
+    made: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        made.append(piece)
+        size += len(piece)
+        if size >= SNAPSHOT_PIECE:
+            await asyncio.sleep(0)
+            size = 0
+    if sum(map(len, made)) < LARGE:
+        return b"".join(made)
+    # Python joins bytes without its lock: hundreds of megabytes take long.
+    return await asyncio.to_thread(b"".join, made)

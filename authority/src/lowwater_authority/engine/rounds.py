@@ -235,7 +235,7 @@ class CommitLoop:
         for work, result in staged:
             work.end(result, round_.dropped)
         self._answer_reads(round_)
-        self._shard.tidy(round_)
+        await self._shard.tidy(round_)
 
     async def _append(self, round_: Round) -> Exception | None:
         """Make a round durable, or return why it has to be forgotten. Raises what ends this process."""

@@ -130,6 +130,8 @@ class Shard:
         self._confirmed = 0
         self._unhealed = "", 0
         """Why the damaged graph could not be written again, and until when nobody tries, however many ask."""
+        self._whole: dict[str, None] = {}
+        """Computations whose logs are to be replaced by snapshots after the next round."""
         self._parts = 0
         """Bytes of the task parts of all computations, at most: what was committed since they were counted is still in it."""
 
@@ -225,7 +227,7 @@ class Shard:
                 continue
             its = self.held.of(name).log
             if its.behind and not self.held.is_unwritten(name):
-                logs.snapshot(its, partial(recovery.snapshot, computation))
+                await logs.snapshot(its, partial(recovery.pieces, computation))
                 await logs.settle()
             elif readable:
                 readable = await self._mend(name, self.held.of(name).mend)
@@ -811,11 +813,8 @@ class Shard:
         What of a log is damaged in the store is not needed any more then. A stop, or too much to do, comes before it.
         """
 
-        def begin(round_: Round) -> None:
-            for name in names:
-                holding = self.held.served.get(name)
-                if holding is not None and holding.unwritten is None:
-                    self.held.logs.write_whole(holding.log, partial(recovery.snapshot, holding.computation), round_.now)
+        def begin(_: Round) -> None:
+            self._whole.update(dict.fromkeys(names))
 
         self._loop.read(begin).add_done_callback(lambda done: done.cancelled() or done.exception())
 
@@ -1254,15 +1253,21 @@ class Shard:
                 if self.serves(name) and not self.held.is_unwritten(name):
                     log.info("%s is whole again, and goes on", name, extra=event("log_whole_again", computation=name))
 
-    def tidy(self, round_: Round) -> None:
-        """Do what may wait until the callers have their answers. All that is staged is durable here, so it can be snapshotted."""
-        held = self.held
-        for name in round_.touched:
+    async def tidy(self, round_: Round) -> None:
+        """Do what may wait until the callers have their answers. All that is staged is durable here, so it can be snapshotted.
+
+        The next round waits until a snapshot is made, for it changes what that is made of; the event loop does not.
+        """
+        held, now = self.held, round_.now
+        whole, self._whole = self._whole, {}
+        for name in {**round_.touched, **whole}:
             holding = held.served.get(name)
-            if holding is not None and holding.log.due(round_.now):
-                held.logs.snapshot(holding.log, partial(recovery.snapshot, holding.computation), round_.now)
-        if round_.topology is not None and held.graph.due(round_.now):
-            held.logs.snapshot(held.graph, self.topology.encode, round_.now)
+            if holding is None:
+                continue
+            if holding.log.due(now) or (name in whole and holding.unwritten is None and holding.log.changed(now)):
+                await held.logs.snapshot(holding.log, partial(recovery.pieces, holding.computation), now)
+        if round_.topology is not None and held.graph.due(now):
+            await held.logs.snapshot(held.graph, lambda: [self.topology.encode()], now)
 
     def _fence_ended_incarnations(self, round_: Round) -> None:
         assert round_.topology is not None
