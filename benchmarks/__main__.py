@@ -85,7 +85,7 @@ machine, take turns by rounds, and the median round counts: read the ratio, not 
             a micro-batch of 1 M rows (group, count, write) tracked over 64 key ranges,
             against the same query untracked                                             about 2 minutes
   idle      the share of a core that a tracked query takes while nothing comes, in the driver's Python and in the
-            JVM, against the same query untracked                                        about 22 minutes
+            JVM, against the same query untracked                                        about 25 minutes
   pipeline  the lag that each of three stages adds to the low watermark, as foreachBatch, as plain queries
             and with driven windows, against the same queries by themselves              about 4 minutes
   streams   the same where rows go through topics of Kafka and tables of Delta, and what tracking adds to a

@@ -192,9 +192,11 @@ class Run:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is waited for that nobody tells of: files that are to be listed again, an authority that is away, a time that comes, a question."""
+        """Whether nothing is waited for that nobody tells of: files that are to be listed again or cannot be, an authority that is away, a time that comes, a question."""
         return not (
-            self.batches.timed
+            self.unread
+            or self.heads.lost
+            or self.batches.timed
             or (self.drive is not None and self.drive.asked)
             or any(
                 part.authority.problem or part.authority.lease is None or part.progress.holding or part.progress.waits
