@@ -23,6 +23,7 @@ from benchmarks import (
     guarded,
     herd,
     hot_ranges,
+    idle,
     incident,
     ingest,
     latency,
@@ -53,6 +54,7 @@ BENCHMARKS: Final[dict[str, Callable[..., list[result.Result]]]] = {
     "failover": failover.run,
     "attach": attach.run,
     "spark_overhead": spark_overhead.run,
+    "idle": idle.run,
     "pipeline": pipeline.run,
     "streams": streams.run,
     "page": page.run,
@@ -98,6 +100,8 @@ machine, take turns by rounds, and the median round counts: read the ratio, not 
   spark_overhead
             a micro-batch of 1 M rows (group, count, write) tracked over 64 key ranges,
             against the same query untracked                                             about 2 minutes
+  idle      the share of a core that a tracked query takes while nothing comes, in the driver's Python and in the
+            JVM, against the same query untracked                                        about 25 minutes
   pipeline  the lag that each of three stages adds to the low watermark, as foreachBatch, as plain queries
             and with driven windows, against the same queries by themselves              about 4 minutes
   streams   the same where rows go through topics of Kafka and tables of Delta, and what tracking adds to a

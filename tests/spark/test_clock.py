@@ -13,8 +13,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import lowwater
 from lowwater import errors
+from lowwater_spark.track import query as clock
 from lowwater_spark.track.authority import PROBE_INTERVAL, Authority, Registration
-from lowwater_spark.track.query import _REST, TrackedQuery
+from lowwater_spark.track.hook import GLANCE, QUIET
+from lowwater_spark.track.query import _REST, INTERVAL, Tracked, TrackedQuery
 from lowwater_spark.track.run import Run
 
 TAKES = 0.05
@@ -39,6 +41,8 @@ class Failing:
     failure: BaseException | None = None
     stopping: bool = False
     listens: bool = False
+    idle: bool = False
+    wake: threading.Event = field(default_factory=threading.Event)
     looks: list[tuple[float, float]] = field(default_factory=list)
     enough: threading.Event = field(default_factory=threading.Event)
 
@@ -53,6 +57,9 @@ class Failing:
             self.enough.set()
         if not last:
             raise errors.Unavailable("nobody answers")
+
+    def hear(self) -> tuple[()]:
+        return ()  # it has no inputs
 
     def cannot_read(self, failure: str) -> None:
         """It reads no files."""
@@ -96,3 +103,86 @@ def test_the_pause_between_two_probes_begins_when_the_first_has_failed(
     assert (away.probe(), asked) == (False, 1), "the first call has taken three pauses"
     now += PROBE_INTERVAL
     assert (away.probe(), asked) == (False, 2)
+
+
+@dataclass
+class Wake:
+    """A wake-up call that comes when it is said to, in a time that only waiting moves on."""
+
+    now: float = 100.0
+    at: list[float] = field(default_factory=list)
+    """When somebody calls."""
+    waits: list[float] = field(default_factory=list)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wait(self, timeout: float) -> bool:
+        self.waits.append(timeout)
+        if self.at and self.at[0] <= self.now + timeout:
+            self.now = max(self.now, self.at.pop(0))
+            return True
+        self.now += timeout
+        return False
+
+    def clear(self) -> None:
+        """Whoever calls has been heard."""
+
+
+@dataclass
+class Still:
+    """A run of which nothing is to be seen."""
+
+    checkpoint: Path
+    wake: Wake
+    idle: bool = True
+    nearing: bool = False
+    """Whether a batch is about to be committed."""
+    asked: list[float] = field(default_factory=list)
+    """When its inputs were asked."""
+    glanced: list[float] = field(default_factory=list)
+
+    def pace(self) -> float:
+        return GLANCE if self.nearing else QUIET
+
+    def news(self) -> bool:
+        self.asked.append(self.wake.now)
+        return False
+
+    def committed(self) -> bool:
+        self.glanced.append(self.wake.now)
+        return False
+
+
+@pytest.fixture
+def still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Still:
+    run = Still(tmp_path, Wake())
+    monkeypatch.setattr(clock, "time", run.wake)
+    return run
+
+
+def pause(run: Still) -> float:
+    """Wait for a look, and return how long that took."""
+    since = run.wake.now
+    assert not Tracked(cast("Run", run), interval=INTERVAL, owned=None)._pause(0.0)
+    return run.wake.now - since
+
+
+def test_a_stage_that_waits_for_nothing_is_looked_at_once_a_second(still: Still) -> None:
+    assert pause(still) == pytest.approx(QUIET)
+    assert len(still.wake.waits) <= 2, "and sleeps until then"
+    still.idle = False
+    assert pause(still) == pytest.approx(INTERVAL), "what nobody tells of is looked for as often as is said"
+
+
+def test_a_stage_glances_often_only_while_a_batch_is_about_to_be_committed(still: Still) -> None:
+    still.idle, still.nearing = False, True
+    pause(still)
+    assert len(still.glanced) >= INTERVAL / GLANCE - 2
+    assert len(still.asked) == 1, "inputs are not asked by the way: they tell"
+
+
+def test_inputs_are_asked_when_somebody_tells_of_news(still: Still) -> None:
+    still.wake.at = [100.3, 100.4]
+    pause(still)
+    assert still.asked[1:] == [100.3, 100.4]

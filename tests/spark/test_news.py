@@ -17,7 +17,8 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.checkpoint.log import CheckpointLog
-from lowwater_spark.track.query import TrackedQuery
+from lowwater_spark.track import hook, query
+from lowwater_spark.track.query import Tracked, TrackedQuery
 from tests.kit.times import mark
 from tests.process.serving import Serving
 from tests.spark.queries import Queries
@@ -76,6 +77,14 @@ class Gated(Queries):
 FLOW = Gated
 
 
+@pytest.fixture
+def told_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No glance comes by itself but for the commit of a plain query."""
+    for module in (hook, query):
+        monkeypatch.setattr(module, "QUIET", 3600.0)
+
+
+@pytest.mark.usefixtures("told_only")
 @pytest.mark.parametrize("kind", ["foreach_batch", "plain", "driven"])
 def test_an_input_that_moves_and_a_committed_batch_are_news(
     flow: Gated, lw: lowwater.Client, upstream: Upstream, kind: str
@@ -94,7 +103,7 @@ def test_a_stage_waits_for_its_clock_without_news(
     flow: Gated, lw: lowwater.Client, upstream: Upstream, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So the test above can fail: nothing else than news brings its stages on."""
-    monkeypatch.setattr(TrackedQuery, "_news", lambda _: False)
+    monkeypatch.setattr(TrackedQuery, "_news", lambda _, **__: False)
     upstream.at(9)
     flow.start(kind)
     flow.eventually(lambda: low(lw, "stage") == mark(9), "a run looks when it starts")
@@ -105,6 +114,21 @@ def test_a_stage_waits_for_its_clock_without_news(
         flow.eventually(lambda: low(lw, "stage") == mark(10), "nobody has looked", seconds=2)
 
 
+@pytest.mark.parametrize("kind", ["foreach_batch", "plain", "driven"])
+def test_an_input_that_moves_is_found_though_nobody_tells(
+    flow: Gated, lw: lowwater.Client, upstream: Upstream, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is told may be lost: then a slow glance finds it."""
+    monkeypatch.setattr(Tracked, "_hear", lambda *_: None)
+    flow.start(kind)
+    flow.feed.put([row("a", 9)])
+    upstream.at(10)
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "10:00 is read and committed", seconds=100)
+    upstream.at(15)
+    flow.eventually(lambda: low(lw, "stage") == mark(15), "idle: W alone has moved", seconds=100)
+
+
+@pytest.mark.usefixtures("told_only")
 def test_a_commit_that_the_next_batch_notices_is_news(
     flow: Gated, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowwater import MAX, MIN, FinishRequired, LatenessBudget, RangeState, RangeView, Watermark, WatermarkView
+from lowwater import MAX, MIN, FinishRequired, Inputs, LatenessBudget, RangeState, RangeView, Watermark, WatermarkView
 from lowwater._core.fold import Reading, fold_inputs, fold_of, injector_fold
+from lowwater._core.watches import _same
 
 SHARES = (500_000, 900_000, 990_000)
 
@@ -110,3 +111,15 @@ def test_the_budget_of_several_inputs_is_the_least_each_by_its_next_smaller_shar
     assert (b.at_budget(9_999), b.at_budget(999)) == (Watermark(25), Watermark(6))
     other = Reading("c", ("a", "b"), 1, (2, 1), ())
     assert fold_inputs(("a", "b"), {"a": a, "b": b}, other, 0.0).budget[0.01].unknown, "of another incarnation"
+
+
+def test_a_fold_that_has_another_budget_alone_shows_something_else() -> None:
+    """Or whoever watches inputs is not told that one has moved."""
+
+    def fold(budget: int) -> Inputs:
+        found = LatenessBudget(0.01, Watermark(budget), 0, 0, 0, 0.0)
+        view = WatermarkView("a", registered=True, incarnation=1, low=Watermark(5), budgets=(found,))
+        return fold_inputs(("a",), {"a": view}, None, 0.0)
+
+    assert _same(fold(20), fold(20))
+    assert not _same(fold(20), fold(21))

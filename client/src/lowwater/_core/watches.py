@@ -947,9 +947,10 @@ def closed_reader() -> errors.Closed:
 
 def _same(old: Inputs | None, new: Inputs) -> bool:
     """Whether two folds show the same, but for their age."""
-    return old is not None and (old.low, old.heuristic, old.held_by, old.incarnations) == (
+    return old is not None and (old.low, old.heuristic, old.budget, old.held_by, old.incarnations) == (
         new.low,
         new.heuristic,
+        new.budget,
         new.held_by,
         new.incarnations,
     )

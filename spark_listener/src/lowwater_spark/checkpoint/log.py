@@ -50,6 +50,10 @@ class CheckpointLog:
         """Return whether a batch is in the commit log. Of old batches the entry is gone. O(1)."""
         return (self._commits / str(batch)).exists()
 
+    def planned(self, batch: int) -> bool:
+        """Return whether a batch is in the offset log: it runs, or has run. Of old batches the entry is gone. O(1)."""
+        return (self._offsets / str(batch)).exists()
+
     def plan(self, batch: int) -> Plan | None:
         """Return a batch as planned, None when it is not planned yet.
 

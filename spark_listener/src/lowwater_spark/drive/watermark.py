@@ -18,7 +18,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -215,6 +215,16 @@ class Driving:
         """Return whether the inputs allow another value than when they were read last. O(inputs), without the network."""
         last = self._last
         return self._follows and self._read() not in (None, last)
+
+    @property
+    def asked(self) -> bool:
+        """Whether the query may ask: one that ends by itself does, before it ends."""
+        return self.pinned
+
+    def hear(self) -> Iterator[object]:
+        """Yield whenever an input has moved. Waits between, and ends with the run."""
+        assert self._reader is not None
+        return self._reader.watch()
 
     @property
     def _follows(self) -> bool:

@@ -106,6 +106,9 @@ class Authority:
     _last: Reading | None = field(default=None, init=False)
     """What was read of the inputs last."""
 
+    _heard: lowwater.InputReader | None = field(default=None, init=False)
+    """Tells when the inputs move. What is claimed is read by the worker, as the claim says."""
+
     def __post_init__(self) -> None:
         self.cut = Cut(self.registration.ranges)
         settings = self.client.settings
@@ -229,6 +232,12 @@ class Authority:
         """Return whether :meth:`read` returns something else than it did last; never while the authority is away. Costs what that does."""
         last = self._last
         return not self.problem and self.read() not in (None, last)
+
+    def hear(self) -> Iterator[object]:
+        """Yield whenever the inputs show something else. Waits between, and ends when the run is closed."""
+        if self._heard is None:
+            self._heard = self.client.inputs(*self.registration.inputs)
+        return self._heard.watch()
 
     def follow(self, names: Sequence[str]) -> lowwater.InputReader:
         """Return a reader of some computations, whose first read waits :data:`CALL_TIMEOUT` at most. The caller closes it."""
@@ -508,6 +517,8 @@ class Authority:
 
     def close(self) -> None:
         """Stop reporting; the ranges hold where they stand."""
+        if self._heard is not None:
+            self._heard.close()
         if self._worker is not None:
             self._worker.close()
         self._quick.close()

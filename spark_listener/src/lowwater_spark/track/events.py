@@ -29,6 +29,8 @@ class BatchEvent:
     """The least event time among its rows, microseconds; None when there were none, or when nobody looked."""
     dropped: int
     """Rows that Spark dropped for being below its own watermark."""
+    ran: bool = True
+    """Whether there was a batch: Spark also says that there was none, with the number of the next one."""
 
 
 def observe_oldest(frame: DataFrame, event_time: str | Column) -> DataFrame:
@@ -69,4 +71,5 @@ def _key(event: Any) -> tuple[int, str]:
 def _event(event: Any) -> BatchEvent:
     row = event.observedMetrics().get(_NAME)
     dropped = sum(operator.numRowsDroppedByWatermark() for operator in event.stateOperators())
-    return BatchEvent(event.batchId(), None if row is None or row.isNullAt(0) else row.getLong(0), dropped)
+    ran = event.durationMs().containsKey("addBatch")
+    return BatchEvent(event.batchId(), None if row is None or row.isNullAt(0) else row.getLong(0), dropped, ran)

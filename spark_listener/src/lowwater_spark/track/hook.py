@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from lowwater_spark.track.events import BatchEvent
     from lowwater_spark.track.run import Run
 
-__all__ = ["PATIENCE", "Hook", "WriteBatch"]
+__all__ = ["GLANCE", "PATIENCE", "QUIET", "Hook", "WriteBatch"]
 
 logger = logging.getLogger("lowwater.spark")
 
@@ -53,6 +53,12 @@ WriteBatch = Callable[["DataFrame", Batch], object]
 """write_batch(batch_df, batch)."""
 
 T = TypeVar("T")
+
+GLANCE: Final = 0.01
+"""Seconds between two glances at the commit log while a batch is about to be committed."""
+
+QUIET: Final = 1.0
+"""Seconds between two glances, and two looks, while whatever happens is told: what is told may be lost."""
 
 PATIENCE: Final = (0.05, 0.2, 1.0, 2.0, *[5.0] * 11)
 """Seconds between the attempts to read the checkpoint of a batch that begins, and of the last look of the clock."""
@@ -142,6 +148,21 @@ class Hook:
         running = self._running
         return running is not None and bool(running.ended) and self.run.log.committed(running.plan.batch)
 
+    def pace(self) -> float:
+        """Return how many seconds may pass until it is asked again. A batch that ends wakes the clock: its commit is a file away."""
+        running = self._running
+        return GLANCE if running is not None and running.ended else QUIET
+
+    @property
+    def timed(self) -> bool:
+        """Whether it has something to do at some time, without anybody telling."""
+        parts = self.run.parts
+        return any(
+            part.keyed.bounds is not None
+            or (part.progress.committed.due is not None and part.progress.committed.due.wall is not None)
+            for part in parts
+        )
+
     def settle(self) -> None:
         """Take notice of a batch in the commit log: commit what was prepared."""
         running = self._running
@@ -213,6 +234,7 @@ class Hook:
 
     def _run_batch(self, frame: DataFrame, number: int) -> None:
         running = self._begin(number)
+        self.run.wake.set()  # it may have noticed a commit before the clock has
         self.probe("begun", number)
         batches = self._batches(running)
         seen = {
@@ -234,6 +256,7 @@ class Hook:
                 if (found := seen[part.name]) is not None:
                     part.count_seen(number, found)
             running.ended = self._prepare(running, batches, outcomes)
+        self.run.wake.set()
         self.probe("prepared", number)
 
     def _look_at(self, part: Part, batch: Batch, frame: DataFrame, running: _Running) -> Seen | None:

@@ -34,6 +34,7 @@ from lowwater_spark.sources.base import OpenSource
 from lowwater_spark.sources.sink_log import DurableSink
 from lowwater_spark.sources.source_log import NOTHING
 from lowwater_spark.sources.writers import mark_sink
+from lowwater_spark.track.hook import GLANCE
 from lowwater_spark.track.inputs import UNREAD, Change, Reading
 from lowwater_spark.track.part import LateRow, Part
 from lowwater_spark.track.progress import Committed
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
 __all__ = ["LastReading", "Plain", "Witness"]
 
 logger = logging.getLogger("lowwater.spark")
+
+_UNTIL_A_PLAN: Final = 0.1
+"""Seconds between two glances for the plan of a batch. From there to its commit it is a job and two files, which takes about as long or longer."""
 
 _KEPT_PROMISES: Final = 200
 """Steps of the commit log that are remembered until Spark's events of their batches have come."""
@@ -85,6 +89,8 @@ class Plain:
     _sink: DurableSink | None = field(init=False)
     """What makes the sink's output durable; None when it is not made of local files."""
     _marked: bool = field(default=False, init=False)
+    _begun: int = field(default=NOTHING, init=False)
+    """The newest batch that was found planned while nobody knew of its commit."""
 
     @property
     def elsewhere(self) -> bool:
@@ -170,8 +176,22 @@ class Plain:
     # -- the clock --------------------------------------------------------------------------------------------------
 
     def ready(self) -> bool:
-        """Return whether another batch is committed. One stat."""
-        return self.run.log.committed(self._part.progress.committed.batch + 1)
+        """Return whether another batch is committed. One stat, but when a plan is found: a batch that is not planned is not committed."""
+        following = self._part.progress.committed.batch + 1
+        if self._begun != following:
+            if not self.run.log.planned(following):
+                return False
+            self._begun = following
+        return self.run.log.committed(following)
+
+    def pace(self) -> float:
+        """Return how many seconds may pass until it is asked again: nobody tells of a batch that begins, which takes longer than that."""
+        return GLANCE if self._begun == self._part.progress.committed.batch + 1 else _UNTIL_A_PLAN
+
+    @property
+    def timed(self) -> bool:
+        """Whether it has something to do at some time, without anybody telling: it has no timers."""
+        return False
 
     def settle(self) -> None:
         """Take notice of the newest batch in the commit log, and of all before it."""

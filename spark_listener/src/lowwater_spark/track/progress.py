@@ -182,6 +182,11 @@ class Progress:
         due = self.committed.due
         return due is not None and due.wall is not None and due.wall <= now
 
+    @property
+    def waits(self) -> bool:
+        """Whether a reading waits for what stood in the sources then."""
+        return len(self._candidates) > 0
+
     def waiting_for(self) -> list[str]:
         """Return some of the paths that keep the oldest waiting reading from counting."""
         return self._candidates.missing()

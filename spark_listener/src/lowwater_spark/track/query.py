@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import lowwater
 from lowwater import errors
 from lowwater_spark.checkpoint.location import glance
+from lowwater_spark.sources.source_log import NOTHING
 from lowwater_spark.track.authority import REPLACED
 from lowwater_spark.track.events import Events
-from lowwater_spark.track.hook import PATIENCE
+from lowwater_spark.track.hook import GLANCE, PATIENCE, QUIET
 from lowwater_spark.track.run import Controls, Run
 from lowwater_spark.track.status import Status
 
@@ -29,10 +30,8 @@ __all__ = ["INTERVAL", "Tracked", "TrackedQuery"]
 logger = logging.getLogger("lowwater.spark")
 
 INTERVAL: Final = 0.2
-"""Seconds between two looks of the clock at most: at the inputs, the sources and the commit log. News brings a look at once."""
-
-GLANCE: Final = 0.01
-"""Seconds between two glances for news. Spark looks at its own idle sources as often."""
+"""Seconds between two looks of the clock at most: at the inputs, the sources and the commit log. News brings a look at once. While nothing is waited
+for, a look a second is enough."""
 
 _REST: Final = 4.0
 """How many times as long as a look has taken the clock rests after it, at most the interval: however much news there is, looks
@@ -43,7 +42,8 @@ class Tracked:
     """A query that is tracked, wherever it runs, and the clock that follows it.
 
     A thread looks at the clock every :data:`INTERVAL` seconds, and sooner when an input has moved or a batch is committed, so the stage
-    follows its inputs also when no rows come. When the run is replaced (a newer run of the same checkpoint, a reset), it ends, and
+    follows its inputs also when no rows come. It is woken when an input moves and when a function of the user's has ended. Whether a batch is committed nobody
+    tells: it looks for that, often while one runs. When the run is replaced (a newer run of the same checkpoint, a reset), it ends, and
     :meth:`await_termination` raises the reason.
     """
 
@@ -59,6 +59,8 @@ class Tracked:
         """Whether the last look has failed for want of a file."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._clock, name="lowwater-spark", daemon=True)
+        self._asked = 0.0
+        """When the inputs were asked last whether they have moved, though nobody has told."""
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -86,6 +88,7 @@ class Tracked:
             self._run.stopping = True
             self._end()
             self._stopping.set()
+            self._run.wake.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -101,14 +104,41 @@ class Tracked:
 
     def _pause(self, rest: float) -> bool:
         """Wait until a look is due: after the interval, or when there is news after some seconds of rest. Return whether this is the end."""
-        due = time.monotonic() + self._interval
+        run = self._run
+        due = time.monotonic() + (max(self._interval, QUIET) if run.idle else self._interval)
         stopping = self._stopping.wait(min(max(rest, GLANCE), self._interval))
-        while not stopping and (left := due - time.monotonic()) > 0 and not self._news():
-            stopping = self._stopping.wait(min(GLANCE, left))
+        asks = True  # what came during the look, or the rest
+        while not stopping and (left := due - time.monotonic()) > 0 and not self._news(asks=asks):
+            told = run.wake.wait(min(run.pace(), left))
+            if told:  # else it may come just now
+                run.wake.clear()
+            asks, stopping = told, self._stopping.is_set()
         return stopping
 
-    def _news(self) -> bool:
+    def _news(self, *, asks: bool) -> bool:
+        """Return whether a look is worth while. Inputs are asked when somebody has told of news, and now and then: what is told may be lost."""
+        now = time.monotonic()
+        if not asks and now - self._asked < QUIET:
+            return self._run.committed()
+        self._asked = now
         return self._run.news() or (self._driving is not None and self._driving.news())
+
+    def _follow_inputs(self) -> None:
+        """Be woken whenever an input moves, by a thread that waits for that. It ends with the run."""
+        try:
+            heard = self._run.hear()
+        except errors.Closed:
+            return  # a look says so
+        for moves in heard:
+            threading.Thread(target=self._hear, args=(moves,), name="lowwater-spark-inputs", daemon=True).start()
+
+    def _hear(self, moves: Iterator[object]) -> None:
+        """Wake the clock at each move."""
+        try:
+            for _ in moves:
+                self._run.wake.set()
+        except errors.LowwaterError as failure:
+            logger.debug("nobody tells %s when its inputs move: %s", self._run.authority.registration.name, failure)
 
     def _look(self, *, last: bool) -> None:
         try:
@@ -149,6 +179,7 @@ class Tracked:
     def _clock(self) -> None:
         ended, took = False, 0.0
         pauses = iter(PATIENCE)
+        self._follow_inputs()
         while not ended:
             try:
                 ended = self._pause(_REST * took) or not self._active()
@@ -223,6 +254,8 @@ class TrackedQuery(Tracked):
         """Spark's own handle."""
         self._events = Events(query) if run.listens else None
         self._dropped = 0
+        self._shown = run.progress.committed.batch if run.listens else NOTHING
+        """The newest committed batch that Spark has said something of; what it may still say of those before the run is of another one."""
         self._thread.start()
 
     def stage_status(self, stage: str | None = None) -> Status:
@@ -264,11 +297,16 @@ class TrackedQuery(Tracked):
         """Take what Spark says of its batches afterwards. Nothing depends on it but what is shown."""
         if self._events is None:
             return
+        committed = self._run.progress.committed.batch
+        if committed == self._shown:
+            return
         try:
             events = self._events.poll()
         except Exception as failure:  # noqa: BLE001 - whatever py4j raises when the JVM is gone
             logger.debug("the events of %s cannot be read: %s", self._run.authority.registration.name, failure)
         else:
+            if any(event.ran and event.batch >= committed for event in events):
+                self._shown = committed
             self._dropped += sum(event.dropped for event in events)
             self._run.take(events)
 

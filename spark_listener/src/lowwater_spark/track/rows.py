@@ -25,7 +25,7 @@ import logging
 import math
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
 
 from lowwater import Arrived
 from lowwater._core.lateness import EDGES
@@ -93,12 +93,23 @@ def bucket(lateness: Column) -> Column:
 def event_micros(frame: DataFrame, event_time: str | Column) -> Column:
     """Return a column of event times in microseconds. Raises TypeError when it is no timestamp with time zone."""
     from pyspark.sql import functions as sf
+
+    _check_time(frame, event_time)
+    return sf.unix_micros(event_time)
+
+
+def _is_name(event_time: str | Column, frame: DataFrame) -> TypeGuard[str]:
+    """Return whether an event time is the name of a column of the frame, as the frame itself has it."""
+    return isinstance(event_time, str) and event_time.isidentifier() and frame.schema.names.count(event_time) == 1
+
+
+def _check_time(frame: DataFrame, event_time: str | Column) -> None:
+    """Raise TypeError when an event time is no timestamp with time zone."""
     from pyspark.sql.types import TimestampType
 
-    fields = frame.schema
     # What the frame itself tells needs no plan.
-    if isinstance(event_time, str) and event_time.isidentifier() and fields.names.count(event_time) == 1:
-        field = fields[event_time]
+    if _is_name(event_time, frame):
+        field = frame.schema[event_time]
     else:
         field = frame.select(event_time).schema.fields[0]
     if not isinstance(field.dataType, TimestampType):
@@ -107,7 +118,16 @@ def event_micros(frame: DataFrame, event_time: str | Column) -> Column:
             "use a timestamp column, for example sf.timestamp_micros(...)"
         )
         raise TypeError(msg)
-    return sf.unix_micros(event_time)
+
+
+def _late(frame: DataFrame, event_time: str | Column, promised: int) -> Column:
+    """Return the measure of rows below a promise. As SQL where that is possible: each function of a column is several calls of the JVM in each batch."""
+    from pyspark.sql import functions as sf
+
+    if not _is_name(event_time, frame):
+        return sf.count_if(event_micros(frame, event_time) < sf.lit(promised)).alias("late")
+    _check_time(frame, event_time)
+    return sf.expr(f"count_if(unix_micros(`{event_time}`) < {promised}L) AS late")
 
 
 class Rows:
@@ -142,10 +162,9 @@ class Rows:
     def _measures(self) -> list[Column]:
         from pyspark.sql import functions as sf
 
-        measures = [sf.count(sf.lit(1)).alias("rows")]
+        measures = [self._actions.all_rows()]
         if self._promised != MIN:
-            late = event_micros(self._frame, self._keyed.event_time) < sf.lit(self._promised)
-            measures.append(sf.count_if(late).alias("late"))
+            measures.append(_late(self._frame, self._keyed.event_time, self._promised))
         if self._reference != MIN:
             lateness = lateness_of(event_micros(self._frame, self._keyed.event_time), self._reference)
             found = sf.to_json(sf.histogram_numeric(bucket(lateness).cast("double"), sf.lit(_BINS)))
@@ -231,6 +250,15 @@ class Actions:
         self._told: set[str] = set()
         self._manager: Any = None
         self._listener: Any = None
+        self._all_rows: Column | None = None
+
+    def all_rows(self) -> Column:
+        """Return the measure of all rows: the same for all batches."""
+        from pyspark.sql import functions as sf
+
+        if self._all_rows is None:
+            self._all_rows = sf.expr("count(1) AS rows")
+        return self._all_rows
 
     def expect(self, frame: DataFrame) -> str:
         """Return the name of the metric to put on a batch's frame; empty when nobody would hear of it."""

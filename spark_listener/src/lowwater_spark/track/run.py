@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -40,6 +40,15 @@ class Controls(Protocol):
 
     def news(self) -> bool:
         """Return whether a look is worth while: the inputs have moved. O(inputs), without the network."""
+        ...
+
+    @property
+    def asked(self) -> bool:
+        """Whether the query may ask, which nobody tells the clock of."""
+        ...
+
+    def hear(self) -> Iterator[object]:
+        """Yield whenever an input has moved. Waits between, and ends with the run."""
         ...
 
     def tick(self) -> None:
@@ -86,6 +95,8 @@ class Run:
     """The stage whose reading of the inputs is the query's W; None when all are injectors, or read nothing else."""
     drive: Controls | None = field(default=None, init=False)
     """What moves the controls of the query, from when on it may: in the same looks."""
+    wake: threading.Event = field(default_factory=threading.Event, init=False)
+    """Set when there may be news: the clock need not wait any longer."""
     _bookmarks: Bookmarks = field(init=False)
     _looked: int = field(default=NOTHING, init=False)
     """The newest committed batch that a look of the clock has found, whether or not anybody could be told."""
@@ -160,9 +171,11 @@ class Run:
 
     def news(self) -> bool:
         """Return whether a look is worth while: a batch has been committed, or the inputs have moved. O(inputs), without the network."""
+        return self.committed() or (self.reader is not None and self.reader.authority.news())
+
+    def committed(self) -> bool:
+        """Return whether a batch has been committed since the last look. At most one or two calls on the file system."""
         if self.progress.committed.batch != self._looked:
-            return True
-        if self.reader is not None and self.reader.authority.news():
             return True
         now = self.clock()
         if now < self._ask:
@@ -172,6 +185,29 @@ class Run:
             return self.batches.ready()
         except OSError:
             return True  # a look finds out what is wrong, and says so
+
+    def pace(self) -> float:
+        """Return how many seconds may pass until the next glance for news. Of inputs that move, and of what a hook knows, the clock is told."""
+        return self.batches.pace()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is waited for that nobody tells of: files that are to be listed again or cannot be, an authority that is away, a time that comes, a question."""
+        return not (
+            self.unread
+            or self.heads.lost
+            or self.batches.timed
+            or (self.drive is not None and self.drive.asked)
+            or any(
+                part.authority.problem or part.authority.lease is None or part.progress.holding or part.progress.waits
+                for part in self.parts
+            )
+        )
+
+    def hear(self) -> Sequence[Iterator[object]]:
+        """Return what yields whenever an input has moved, each to be followed by a thread of its own. Raises Closed."""
+        heard = [] if self.reader is None else [self.reader.authority.hear()]
+        return heard if self.drive is None else [*heard, self.drive.hear()]
 
     def tick(self, *, last: bool = False) -> None:
         """One look of the clock: take notice of what is committed, read the inputs, list the sources, report, and ask for a batch if one is needed.
