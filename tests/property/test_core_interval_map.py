@@ -224,7 +224,7 @@ def test_claims_over_and_over_do_not_fill_memory() -> None:
     bounds = [b"", *(bytes([i]) for i in range(1, 200)), b""]
     most = 0
     for sequencer in range(1, 1000):
-        map_.claim(Group(sequencer, bounds, 0, GroupState.OWNED), column([sequencer]), now=0)
+        map_.claim(Group(sequencer, Bounds(bounds), 0, GroupState.OWNED), column([sequencer]), now=0)
         most = max(most, len(map_.columns.values))
     assert most <= 4 * columns.BLOCK
     assert len(map_.run_groups()) == len(map_.groups) == 1

@@ -335,9 +335,9 @@ def lose_a_change_by_compaction(planted: Planted) -> None:
         self.logs.__dict__["older"] = self.topology
         return record(self, graph, whole=whole)
 
-    def older(self: Logs, log: Log, take: Callable[[], bytes], now: int = 0) -> None:
+    async def older(self: Logs, log: Log, take: Callable[[], Iterable[bytes]], now: int = 0) -> None:
         known = log.name == GRAPH and "older" in self.__dict__
-        snapshot(self, log, self.__dict__["older"].encode if known else take, now)
+        await snapshot(self, log, (lambda: [self.__dict__["older"].encode()]) if known else take, now)
 
     planted.setattr(holdings.Holdings, "graph_record", remembering)
     planted.setattr(Logs, "snapshot", older)
