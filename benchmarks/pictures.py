@@ -23,11 +23,12 @@ GREY: Final = "#8A8F98"
 INK: Final = "#1F2328"
 
 Line = dict[str, Any]
+Lines = dict[tuple[str, str], Line]
 
 
-def lines(folder: Path) -> dict[tuple[str, str], Line]:
+def lines(folder: Path) -> Lines:
     """Return the kept lines by benchmark and metric; of several baselines the first, of several runs the last."""
-    found: dict[tuple[str, str], Line] = {}
+    found: Lines = {}
     for path in sorted(folder.glob("*.jsonl")):
         seen: set[tuple[str, str]] = set()
         for line in map(json.loads, path.read_text().splitlines()):
@@ -38,7 +39,7 @@ def lines(folder: Path) -> dict[tuple[str, str], Line]:
     return found
 
 
-def numbered(known: dict[tuple[str, str], Line], benchmark: str, prefix: str) -> list[tuple[int, Line]]:
+def numbered(known: Lines, benchmark: str, prefix: str) -> list[tuple[int, Line]]:
     """Return the lines of metrics ``prefix`` and a number, by the number."""
     each = (
         (metric.removeprefix(prefix), line)
@@ -78,7 +79,7 @@ def band(axes: Axes, points: Sequence[tuple[float, Line]], name: str, colour: st
     )
 
 
-def latency(known: dict[tuple[str, str], Line]) -> Figure:
+def latency(known: Lines) -> Figure:
     """Draw latency against the number of ranges."""
     figure = canvas()
     axes = panel(
@@ -97,7 +98,7 @@ def latency(known: dict[tuple[str, str], Line]) -> Figure:
     return figure
 
 
-def throughput(known: dict[tuple[str, str], Line]) -> Figure:
+def throughput(known: Lines) -> Figure:
     """Draw updates a second against how many a message has."""
     figure = canvas()
     axes = panel(figure, "Updates a second, one stream, one shard", "updates in a message", "updates a second")
@@ -110,10 +111,45 @@ def throughput(known: dict[tuple[str, str], Line]) -> Figure:
     return figure
 
 
-PICTURES: Final = {"latency": latency, "throughput": throughput}
+def growth(known: Lines) -> Figure:
+    """Draw what a report costs against the number of claims."""
+    figure = canvas()
+    axes = panel(figure, "A round in which one claim reports", "claims of the computation", "milliseconds")
+    band(axes, numbered(known, "growth", "round_of_a_report_heuristics_"), "with a heuristic watermark of 99 %", ORANGE)
+    band(axes, numbered(known, "growth", "round_of_a_report_"), "without", BLUE)
+    axes.set_xscale("log")
+    axes.set_ylim(0)
+    axes.legend(frameon=False)
+    return figure
 
 
-def draw(known: dict[tuple[str, str], Line], names: Iterable[str]) -> Iterator[tuple[str, Figure]]:
+def failover(known: Lines) -> Figure:
+    """Draw how many of the kills were over after how long."""
+    figure = canvas()
+    axes = panel(
+        figure, "After kill -9 of a shard, until a subscriber holds a new value", "seconds", "per cent of the kills"
+    )
+    for kind, name, colour in (("raw", "by raw calls", GREEN), ("library", "with the client library", BLUE)):
+        seconds = known["failover", f"{kind}_new_p99"]["kills"]
+        axes.step(
+            [0, *seconds],
+            [100 * at / len(seconds) for at in range(len(seconds) + 1)],
+            where="post",
+            color=colour,
+            label=name,
+        )
+    silence = known["failover", "noticed_p50"]["value"]
+    axes.axvline(silence, color=GREY, linestyle=":", linewidth=1.4, label="the silence was noticed, p50")
+    axes.set_xlim(0)
+    axes.set_ylim(0, 100)
+    axes.legend(frameon=False, loc="upper left")
+    return figure
+
+
+PICTURES: Final = {"latency": latency, "throughput": throughput, "growth": growth, "failover": failover}
+
+
+def draw(known: Lines, names: Iterable[str]) -> Iterator[tuple[str, Figure]]:
     """Return the pictures."""
     for name in names:
         yield name, PICTURES[name](known)

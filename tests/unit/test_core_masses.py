@@ -370,3 +370,37 @@ def test_masses_are_journaled(crash: bool) -> None:
         d.crash()
     d.report(owner, 11)
     assert (d.low, d.high(P99), d.high(P50)) == (11, 11, 12)
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_rule7_groups_that_are_gone_are_forgotten(finished: bool) -> None:
+    """Also where nobody asks: of a computation that is finished, and in a long replay."""
+    d = Driver(Spec("c"))
+    (owner,) = owners(d, b"", b"")
+    if finished:
+        d.report(owner, MAX, finish=True)
+    for _ in range(100):
+        d.claim(b"", b"", settle=False)
+        record = d.core.take_record(d.now)
+        assert record is not None
+        d.records.append(record[0])
+        d.core.publish()
+    assert len(d.core.masses._entries) + len(d.core.masses._changed) < 10
+    again = recovery.recover(d.spec, None, d.records, epoch_base=0)
+    assert len(again.masses._entries) + len(again.masses._changed) < 10
+
+
+def test_rule7_a_long_replay_keeps_few_groups_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    most, changed = 0, Masses.changed
+
+    def counted(self: Masses, group: Group) -> None:
+        nonlocal most
+        changed(self, group)
+        most = max(most, len(self._changed))
+
+    d = Driver(Spec("c"))
+    for _ in range(2_000):
+        d.claim(b"", b"")
+    monkeypatch.setattr(Masses, "changed", counted)
+    recovery.recover(d.spec, None, d.records, epoch_base=0)
+    assert 0 < most < 500

@@ -1107,12 +1107,13 @@ class Computation:
         self._changes.clear()
 
     def _view(self) -> View:
+        oldest = self.masses.oldest_operation()
         return View(
             self.spec.name,
             self.incarnation,
             self.low,
             tuple(self.heuristics.items()),
-            0 if self.low == MAX else self.masses.oldest_operation(),
+            0 if self.low == MAX else oldest,
             self.since,
             len(self.map),
             self.map.holder(),

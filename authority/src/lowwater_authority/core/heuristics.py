@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 Key = TypeVar("Key", bound=Hashable)
 
+MOST_CHANGED: Final = 256
+"""Groups that have changed and are not in the sums yet."""
+
 STEP_BYTES: Final = 160_000
 """Bytes of histograms that are taken in at once when a computation is restored: some ten milliseconds."""
 
@@ -81,8 +84,10 @@ class Masses:
         return self
 
     def changed(self, group: Group) -> None:
-        """A group is new, or not as it was, or gone. O(1)."""
+        """A group is new, or not as it was, or gone: said when it is so. Amortised O(1), with what the change costs."""
         self._changed[group] = None
+        if len(self._changed) >= MOST_CHANGED:
+            self._look()  # a long replay asks for nothing, and would keep all groups that ever were
 
     def oldest_operation(self) -> int:
         """Return the oldest operation of the owners of ranges that are not finished; 0 when none of these tells one."""

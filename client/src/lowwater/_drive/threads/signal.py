@@ -52,13 +52,13 @@ class Signal(threading.Condition):
     def notify_all(self) -> None:
         """Wake all that wait now."""
         super().notify_all()
-        for named in self._named.values():
+        for named in list(self._named.values()):
             named.notify_all()
 
     def notify_about(self, names: Set[str]) -> None:
         """Wake those that wait for one of these names, or for anything. O(names waited for)."""
         super().notify_all()
-        for about, named in self._named.items():
+        for about, named in list(self._named.items()):
             if not names.isdisjoint(about):
                 named.notify_all()
 
