@@ -30,6 +30,8 @@ def lines(folder: Path) -> Lines:
     """Return the kept lines by benchmark and metric; of several baselines the first, of several runs the last."""
     found: Lines = {}
     for path in sorted(folder.glob("*.jsonl")):
+        if path.stem.endswith("_before"):  # what a change is compared with
+            continue
         seen: set[tuple[str, str]] = set()
         for line in map(json.loads, path.read_text().splitlines()):
             key = line.get("benchmark", ""), line.get("metric", "")
