@@ -58,6 +58,46 @@ def bare(data: Path, ranges: int) -> Iterator[Server]:
         yield Server(f"127.0.0.1:{line.strip()}", process.pid)
 
 
+class Companion:
+    """A process of a benchmark's own that is told what to do, a word a line, and answers each with a line."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self._answer()  # that it is ready
+
+    def say(self, word: str) -> str:
+        """Tell it something and return the answer. Raises RuntimeError when it has ended."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{word}\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        answer = self._process.stdout.readline().strip()
+        if not answer:
+            msg = f"{self._process.args!r} ended"
+            raise RuntimeError(msg)
+        return answer
+
+
+@contextmanager
+def companion(module: str, *arguments: object) -> Iterator[Companion]:
+    """Run a module beside the benchmark, which shares no event loop and no interpreter with it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parent.parent,
+    )
+    try:
+        yield Companion(process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
 @contextmanager
 def _running(command: Sequence[str], folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Start a process and wait for its first line. It is killed in the end: its data is thrown away anyhow."""

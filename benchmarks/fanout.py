@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import queue
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -131,28 +129,22 @@ def _published(owner: Owner) -> watermarks_pb2.WatchResponse:
 
 
 class Crowd:
-    """Subscribers in a process of their own: they share no event loop and no interpreter with who sends."""
+    """Subscribers (:mod:`benchmarks.fanout_child`)."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-        self.say("")
+    def __init__(self, companion: child.Companion) -> None:
+        self._companion = companion
 
-    def say(self, word: str) -> str:
-        """Tell it something and return the answer; without a word, wait for the first one."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        if word:
-            self._process.stdin.write(f"{word}\n")
-            self._process.stdin.flush()
-        answer = self._process.stdout.readline().strip()
-        if not answer:
-            msg = "the subscribers ended"
-            raise RuntimeError(msg)
-        return answer
+    def begin(self) -> None:
+        """Note from now on what comes."""
+        self._companion.say("begin")
+
+    def count(self) -> int:
+        """Return how many messages came since it was told to begin."""
+        return int(self._companion.say("count"))
 
     def came(self, low: int) -> dict[int, tuple[np.ndarray, np.ndarray]]:
         """Wait until each holds a low watermark; return the low watermarks of each since it was told to begin, and the nanoseconds at which they came."""
-        path = Path(self.say(f"until {low}"))
+        path = Path(self._companion.say(f"until {low}"))
         rows = np.load(path)
         path.unlink()
         return {
@@ -165,18 +157,8 @@ class Crowd:
 @contextmanager
 def crowd(address: str, method: str, request: bytes, count: int) -> Iterator[Crowd]:
     """Open so many streams and wait for the first message of each."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.fanout_child", address, method, request.hex(), str(count)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parent.parent,
-    )
-    try:
-        yield Crowd(process)
-    finally:
-        process.kill()
-        process.communicate()
+    with child.companion("benchmarks.fanout_child", address, method, request.hex(), count) as companion:
+        yield Crowd(companion)
 
 
 def _fan_out(size: Size, ours: tuple[child.Server, Source], theirs: tuple[child.Server, Source]) -> list[Result]:
@@ -192,7 +174,7 @@ def _fan_out(size: Size, ours: tuple[child.Server, Source], theirs: tuple[child.
         time.sleep(size.settling)
         for _ in range(size.rounds):
             for i, (server, source) in enumerate((ours, theirs)):
-                crowds[i].say("begin")
+                crowds[i].begin()
                 before = server.processor_seconds() or 0.0
                 sent = _send(source, low, size.publishes)
                 low += size.publishes
@@ -261,11 +243,11 @@ def _idle(size: Size, server: child.Server, bare: child.Server) -> list[Result]:
             for i, (target, method, request) in enumerate(kinds):
                 with crowd(target.address, method, request, count) as streams:
                     time.sleep(size.settling)
-                    streams.say("begin")
+                    streams.begin()
                     before, began = target.processor_seconds() or 0.0, time.perf_counter()
                     time.sleep(size.idle_seconds)
                     worked, seconds = (target.processor_seconds() or 0.0) - before, time.perf_counter() - began
-                    told = int(streams.say("count"))
+                    told = streams.count()
                 shares[i].append(worked / seconds)
                 beats[i].append(told / seconds)
         facts = {

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -47,29 +45,16 @@ OFF: Final = "--http off"
 class Crowd:
     """Workers whose computations all change, and viewers of the page, in a process of their own (:mod:`benchmarks.page_child`)."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-        self._say("")
+    def __init__(self, companion: child.Companion) -> None:
+        self._companion = companion
 
     def begin(self) -> None:
         """Let everything change; returns when the viewers have seen some of it."""
-        self._say("begin")
+        self._companion.say("begin")
 
     def end(self) -> float:
         """Let nothing change; returns how many messages a second each viewer got, on average."""
-        return float(self._say("end"))
-
-    def _say(self, word: str) -> str:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        if word:
-            self._process.stdin.write(f"{word}\n")
-            self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        if not answer:
-            msg = "the workers and viewers of the page ended"
-            raise RuntimeError(msg)
-        return answer
+        return float(self._companion.say("end"))
 
 
 def run(folder: Path, *, quick: bool) -> list[Result]:
@@ -135,16 +120,6 @@ def _sample(lease: lowwater.Lease, seconds: float) -> list[float]:
 
 @contextmanager
 def _crowd(server: child.Server, computations: int, viewers: int) -> Iterator[Crowd]:
-    command = [sys.executable, "-m", "benchmarks.page_child", server.address, server.page]
-    process = subprocess.Popen(
-        [*command, str(computations), str(viewers), str(CHANGES)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parent.parent,
-    )
-    try:
-        yield Crowd(process)
-    finally:
-        process.kill()
-        process.communicate()
+    arguments = (server.address, server.page, computations, viewers, CHANGES)
+    with child.companion("benchmarks.page_child", *arguments) as companion:
+        yield Crowd(companion)

@@ -25,6 +25,7 @@ from lowwater_authority.rpc.streams import Streams
 from lowwater_authority.rpc.watermarks import WatermarkServicer
 from tests.kit.clock import Clock
 from tests.kit.faults import FaultPlan, Operation, Outcome
+from tests.kit.lines import Lines
 from tests.kit.memory_directory import MemoryDirectory, MemoryMembers
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.kit.times import HOUR, SECOND
@@ -67,6 +68,8 @@ class Deployment:
         self.disk = MemoryDisk()
         self.members = MemoryMembers(self.clock.micros, dead_after=int(DEAD_AFTER * SECOND))
         self.shards: list[One] = []
+        self.looks_dead: set[str] = set()
+        """The addresses of those whose processes seem to have died."""
 
     async def start(self, address: str) -> One:
         """Start a shard and let it join."""
@@ -125,6 +128,7 @@ class One:
         self.cluster = Cluster(
             self.directory,
             Member(f"id-{next(ids)}", address),
+            lifelines=Lines(lambda member: member.address in deployment.looks_dead),
             peers=Asks(deployment),  # type: ignore[arg-type]  # the same questions, without a network
             monotonic=deployment.clock,
             dead_after=DEAD_AFTER,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from lowwater_authority.cluster import cluster
 from lowwater_authority.cluster.cluster import Cluster
-from lowwater_authority.cluster.membership import Beats, Member, View, proposal
+from lowwater_authority.cluster.membership import Beats, Member, Patience, View, proposal
 from tests.property.membership_model import ADDRESSES, DEAD_AFTER, INTERVAL, NAMES, MembershipModel, Store
 
 SEED = int(os.environ.get("LOWWATER_SEED", "1"))
@@ -34,7 +34,7 @@ moves = st.lists(
         st.tuples(st.just("rounds"), picks, st.integers(1, 8)),
         st.tuples(st.just("wait"), st.just(0), st.integers(1, 3 * DEAD_AFTER)),
         st.tuples(st.sampled_from(["cut", "away"]), picks, st.just(0)),
-        st.tuples(st.sampled_from(["start", "kill", "pause"]), picks, picks),
+        st.tuples(st.sampled_from(["start", "kill", "pause", "accuse"]), picks, picks),
         st.tuples(st.sampled_from(["drain", "pin", "lose"]), picks, picks),
     ),
     min_size=20,
@@ -101,6 +101,8 @@ def play(model: MembershipModel, random: Random, kind: str, pick: int, amount: i
             shard.end()
         case "pause":
             shard.paused = not shard.paused
+        case "accuse":
+            model.accused ^= {shard.me.id}
         case "cut":
             shard.directory.cut_off = not shard.directory.cut_off
             if not shard.paused:
@@ -136,15 +138,21 @@ def chaos(examples: int) -> Counter[str]:
     return reached
 
 
-def outages(examples: int) -> Counter[str]:
-    """Shards that always beat in time, and a store that comes and goes, or loses views: nobody is ever left out."""
+def outages(examples: int, *, accused: bool = False) -> Counter[str]:
+    """Shards that always beat in time, and a store that comes and goes, or loses views: nobody is ever left out.
+
+    If they are all accused, the store is always there.
+    """
     reached: Counter[str] = Counter()
 
     @seed(SEED)
     @given(
         shards=st.integers(1, 5),
         phases=st.lists(
-            st.tuples(st.sampled_from(["here", "away", "lose"]), st.integers(1, 4 * DEAD_AFTER)), max_size=12
+            st.tuples(
+                st.sampled_from(["here"] if accused else ["here", "away", "lose"]), st.integers(1, 4 * DEAD_AFTER)
+            ),
+            max_size=12,
         ),
         random_seed=st.integers(0, 2**32),
     )
@@ -154,7 +162,9 @@ def outages(examples: int) -> Counter[str]:
         for address in ADDRESSES[:shards]:
             model.start(address)
         agreed = model.heal(random)
-        due = {shard.me.id: model.now + random.randrange(1, INTERVAL) for shard in model.shards}
+        model.accused = {shard.me.id for shard in model.shards if accused}
+        # All have beaten an interval ago.
+        due = {shard.me.id: model.now + random.randrange(1, INTERVAL // 3) for shard in model.shards}
         for kind, length in phases:
             model.store.go(away=kind == "away")
             if kind == "lose":
@@ -167,6 +177,7 @@ def outages(examples: int) -> Counter[str]:
                 shard = next(shard for shard in model.shards if due[shard.me.id] == next_due)
                 while not model.step(shard):
                     pass
+                model.reached["accused"] += len(model.accused)
                 due[shard.me.id] = next_due + INTERVAL
             model.now = max(model.now, end)
         assert model.heal(random).members == agreed.members
@@ -180,12 +191,25 @@ def outages(examples: int) -> Counter[str]:
 
 def test_all_agree_in_the_end_whatever_happens() -> None:
     reached = chaos(400)
-    wanted = ("left out", "replaced", "older", "outrun", "lost views", "JournalFailed", "JournalUnknown")
+    wanted = (
+        "left out",
+        "left out early",
+        "replaced",
+        "older",
+        "outrun",
+        "lost views",
+        "JournalFailed",
+        "JournalUnknown",
+    )
     assert not {kind: reached[kind] for kind in wanted if reached[kind] < 10}
 
 
 def test_nobody_is_left_out_because_the_store_was_away() -> None:
     assert outages(150)["JournalFailed"] > 1000
+
+
+def test_nobody_who_beats_is_left_out_whatever_is_said_of_it() -> None:
+    assert outages(50, accused=True)["accused"] > 1000
 
 
 def undated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,9 +256,23 @@ def nobody_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Beats, "silence", lambda _self, _member: 0)
 
 
+def evidence_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = Patience.over
+    monkeypatch.setattr(Patience, "over", lambda self, silence, *, gone: gone or over(self, silence, gone=gone))
+
+
 @pytest.mark.parametrize(
     "off",
-    [undated, any_silence, no_gaps, blind_writes, trust_in_the_store, whoever_comes_ends_who_is_there, nobody_dies],
+    [
+        evidence_alone,
+        undated,
+        any_silence,
+        no_gaps,
+        blind_writes,
+        trust_in_the_store,
+        whoever_comes_ends_who_is_there,
+        nobody_dies,
+    ],
 )
 def test_the_worlds_find_a_rule_that_is_off(
     off: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch

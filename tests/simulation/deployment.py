@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 from lowwater_authority.authority import Authority
@@ -14,6 +15,7 @@ from lowwater_authority.cluster.peers import Peers
 from lowwater_authority.journal import GRAPH, JournalCorrupt, JournalFailed, JournalUnknown, Ownership
 from lowwater_authority.ops.observer import Observer
 from tests.kit.faults import FaultPlan, Operation, Outcome
+from tests.kit.lines import Lines
 from tests.kit.memory_directory import MemoryDirectory, MemoryMembers
 from tests.kit.memory_journal import MemoryJournal
 from tests.simulation.kernel import RemoteFaults, RemoteStore, SimFaults
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
 
 BEAT_SECONDS: Final = 0.5
 """After which a shard gives a beat up, on the way there and on the way back."""
+
+ACCUSED_SECONDS: Final = 5
+ACCUSED_SHARE: Final = 0.1
+"""For how long, and in which share of such times, a shard that lives looks dead to the others."""
 
 GRACE_SECONDS: Final = 1.0
 """How long running calls may take when a process stops."""
@@ -130,6 +136,8 @@ class Deployment:
         """Processes whose address another one has now."""
         self.unheard: list[Process] = []
         """Those of them that had not joined by then: when they do, nobody can tell that they were started first."""
+        self._members: dict[str, Process] = {}
+        """By the ids of the shards."""
         self._oracle = oracle
         self._weak = weak
 
@@ -198,12 +206,25 @@ class Deployment:
     def _cluster(self, place: Place, seat: Seat, process: Process, random: Random) -> Cluster:
         beats = RemoteFaults(self.sim, seat.name, self.store, patience=BEAT_SECONDS)
         me = Member(f"{random.getrandbits(64):016x}", seat.address)
+        self._members[me.id] = process
         return Cluster(
             MemoryDirectory(self.members, faults=beats),
             me,
             peers=Peers(lambda: place.client(process, seat.address)),
+            lifelines=Lines(self._looks_gone),
             monotonic=self._clock,
         )
+
+    def _looks_gone(self, member: Member) -> bool:
+        """Whether the process of a member has died; one that is frozen has not. Now and then also one that lives looks so."""
+        process = self._members.get(member.id)
+        if process is None or not process.alive:
+            return True
+        term = f"{member.id} {self.sim.now // ACCUSED_SECONDS}".encode()
+        if blake2b(term, digest_size=1).digest()[0] < ACCUSED_SHARE * 256:
+            self.sim.reach("a shard that lives looked dead")
+            return True
+        return False
 
     # -- judging -----------------------------------------------------------------------------------------------------
 

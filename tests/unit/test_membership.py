@@ -7,9 +7,10 @@ from collections import Counter
 import pytest
 from google.protobuf.message import DecodeError
 
-from lowwater_authority.cluster.membership import Beats, Member, View, proposal
+from lowwater_authority.cluster.membership import Beats, Member, Patience, View, proposal
 
 DEAD_AFTER = 10
+GONE_AFTER = 3
 A, B, C = (Member(f"{letter}1", f"{letter}:1") for letter in "abc")
 NAMES = [f"ns/computation-{number}" for number in range(1000)]
 
@@ -25,8 +26,11 @@ def beats(now: int, since: int = 0, **last: int) -> Beats:
     return Beats(now, last, since)
 
 
-def propose(view: View, heard: Beats, me: Member = A, known: int | None = None) -> View | None:
-    return proposal(view, heard, me, dead_after=DEAD_AFTER, known=view.version if known is None else known)
+def propose(
+    view: View, heard: Beats, me: Member = A, known: int | None = None, gone: frozenset[str] = frozenset()
+) -> View | None:
+    patience = Patience(DEAD_AFTER, GONE_AFTER)
+    return proposal(view, heard, me, patience=patience, known=view.version if known is None else known, gone=gone)
 
 
 def shares(view: View) -> Counter[str]:
@@ -163,3 +167,19 @@ def test_a_store_that_lost_views_gets_a_newer_one() -> None:
 def test_all_at_once_and_pins_stay() -> None:
     view = view_of(B, C).pinned("x", B.address)
     assert propose(view, beats(100, a1=100, c1=99), known=200) == View(201, (A, C), {"x": B.address})
+
+
+@pytest.mark.parametrize(("now", "dead"), [(103, False), (104, True)])
+def test_one_that_seems_dead_is_left_out_sooner_and_nobody_else(now: int, dead: bool) -> None:
+    heard = beats(now, a1=now, b1=100, c1=100)
+    assert propose(view_of(A, B, C), heard, gone=frozenset({B.id})) == (View(now, (A, C)) if dead else None)
+
+
+@pytest.mark.parametrize(("now", "dead"), [(53, False), (54, True)])
+def test_also_one_that_seems_dead_is_not_silent_while_the_store_was_away(now: int, dead: bool) -> None:
+    heard = beats(now, since=50, a1=now, b1=7)
+    assert propose(view_of(A, B), heard, gone=frozenset({B.id})) == (View(now, (A,)) if dead else None)
+
+
+def test_nobody_believes_of_itself_that_it_is_dead() -> None:
+    assert propose(view_of(A, B), beats(100, a1=1, b1=100), gone=frozenset({A.id})) is None

@@ -617,9 +617,9 @@ async def test_what_is_recovered_in_two_pieces_is_what_is_recovered_in_one(deplo
     ownership = Ownership(epoch=7, nonce=9)
     for spec, last in ((before, middle), (after, log.last)):
         whole = replace(log, records=[record for record in log.records if record[0] <= last])
-        expected = one.shard.held.recover(spec, whole).computation
+        expected = (await one.shard.held.recovered_in_pieces(spec, whole)).computation
         for cut in range(len(whole.records) + 1):
-            known = one.shard.held.recover(spec, replace(whole, records=whole.records[:cut]))
+            known = await one.shard.held.recovered_in_pieces(spec, replace(whole, records=whole.records[:cut]))
             found = _resumed(spec, ownership, whole, known)
             if spec is after and cut < middle:
                 assert found is None, "what it was recovered for had ended the incarnation that the log goes on with"

@@ -27,6 +27,7 @@ from lowwater.aio import Client
 from lowwater_authority.access.door import Door, open_door
 from lowwater_authority.authority import Authority
 from lowwater_authority.cluster.cluster import BEATS, Cluster, Replaced
+from lowwater_authority.cluster.lifelines import Lifelines
 from lowwater_authority.cluster.membership import Member
 from lowwater_authority.cluster.peers import Peers, PeerSettings
 from lowwater_authority.commands.serve_arguments import parser, refuse_password
@@ -309,7 +310,10 @@ def _shared(
             PeerSettings(me.address, token=token, server_token=journal.server_token, certificates=certificates)
         )
     )
-    cluster = Cluster(directory, me, peers=peers, monotonic=_steady_seconds, dead_after=args.dead_after)
+    lifelines = Lifelines(me, args.dead_after / BEATS)
+    cluster = Cluster(
+        directory, me, peers=peers, lifelines=lifelines, monotonic=_steady_seconds, dead_after=args.dead_after
+    )
     return Authority(journal, clock=_clock, monotonic=_steady, observer=metrics, cluster=cluster, access=access)
 
 

@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lowwater import errors
 from lowwater._core.events import Limited, event
-from lowwater_authority.cluster.membership import Member, View, proposal
+from lowwater_authority.cluster.membership import Member, Patience, View, proposal
 from lowwater_authority.cluster.untaken import LOOK_SECONDS, Untaken
 from lowwater_authority.journal import JournalCorrupt, JournalError, JournalFailed, JournalUnknown
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
     from lowwater_authority.cluster.directory import Directory
+    from lowwater_authority.cluster.lifelines import Lifelines
     from lowwater_authority.cluster.membership import Beats
     from lowwater_authority.cluster.peers import Peers
     from lowwater_authority.engine.placement import Lows
@@ -35,6 +36,9 @@ DEAD_AFTER: Final = 1.5
 
 BEATS: Final = 5
 """Beats in that time."""
+
+GONE_BEATS: Final = 1.5
+"""Beats of silence after which that happens to a shard whose process seems to have died."""
 
 HAND_OVER_SECONDS: Final = 5.0
 """How long a shard that leaves waits for the others to take over what it serves."""
@@ -77,6 +81,7 @@ class Cluster:
         me: Member,
         *,
         peers: Peers,
+        lifelines: Lifelines,
         monotonic: Callable[[], float],
         dead_after: float = DEAD_AFTER,
     ) -> None:
@@ -90,12 +95,18 @@ class Cluster:
         self._peers = peers
         self._monotonic = monotonic
         self._dead_after = dead_after
+        self._gone_after = GONE_BEATS * dead_after / BEATS
+        self._patience = Patience(int(dead_after * 1e6), int(self._gone_after * 1e6))
+        self._lifelines = lifelines
+        self._lifelines.on_gone = self._seems_dead
         self._shard: Shard
         self._known = 0
         self._joined = False
         """Whether it has been a member."""
         self._rival = "", 0
         """Another process that has this one's address in a newer view, and when it had been heard of by then."""
+        self._next = dead_after / BEATS
+        """Seconds from the last beat to the next one."""
         self._in_touch = monotonic()
         self._heard, self._resumed = monotonic(), float("-inf")
         """When the store answered the last beat, and the first one after a gap in which others could have taken over."""
@@ -114,7 +125,13 @@ class Cluster:
         """By what the others hear, in the place of a member, that this process cannot read the graph."""
         self._look_at_graph = float("-inf")
         """When to read the graph again that is in doubt."""
-        self._leaving = asyncio.Event()
+        self._leaving = False
+        self._woken = asyncio.Event()
+        """Set when there is no time to wait for the next beat."""
+        self._heard_of: Mapping[str, int] = {}
+        """When the store last heard of each shard, as of the last beat."""
+        self._beaten = asyncio.Event()
+        """Set, and replaced, after each beat."""
         self._quiet = Limited()
 
     # -- life ----------------------------------------------------------------------------------------------
@@ -124,16 +141,16 @@ class Cluster:
         self._shard = shard
         self._untaken = Untaken(shard.held, self.mine)
         shard.held.address = self.me.address
-        while not self._leaving.is_set() and self.view.member(self.me.id) is None:
+        while not self._leaving and self.view.member(self.me.id) is None:
             again = self._monotonic() + self._dead_after / BEATS
             if not await self._answered(self._open()) or not await self._answered(self._beat()):
                 await self._pause(again)
 
     async def run(self) -> None:
         """Beat until :meth:`leave`. Raises Replaced, and JournalReplaced and its like: this process must not go on."""
-        while not self._leaving.is_set():
+        while not self._leaving:
             await self._answered(self._beat())
-            again = self._monotonic() + self._dead_after / BEATS
+            again = self._monotonic() + self._next
             await self._look_after_what_is_held()
             self._judge()
             await self._pause(again)
@@ -156,14 +173,28 @@ class Cluster:
         return False
 
     async def _pause(self, until: float) -> None:
-        """Wait until then, or until it is time to leave."""
+        """Wait until then, or until there is no time for it."""
+        if self._leaving:
+            return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, until - self._monotonic())):
-                await self._leaving.wait()
+                await self._woken.wait()
+        self._woken.clear()
+
+    def _seems_dead(self, member: Member) -> None:
+        log.info(
+            "the shard at %s seems to have died: its process has closed its connection, and accepts none",
+            member.address,
+            extra=event("member_gone", address=member.address),
+        )
+        self._hurry()
+
+    def _hurry(self) -> None:
+        self._woken.set()
 
     async def leave(self) -> None:
         """Hand over all that is served here, or give up after a while; the process is about to stop."""
-        self._leaving.set()
+        self.stop()
         deadline = self._monotonic() + HAND_OVER_SECONDS
         try:
             await self.change(lambda view: view.without([self.me.id]))
@@ -178,10 +209,12 @@ class Cluster:
 
     def stop(self) -> None:
         """Let :meth:`run` end."""
-        self._leaving.set()
+        self._leaving = True
+        self._hurry()
 
     async def close(self) -> None:
         """Let go of the directory, and of the other shards."""
+        await self._lifelines.close()
         await self._directory.close()
         await self._peers.close()
 
@@ -228,17 +261,33 @@ class Cluster:
             await self._directory.beat(self._unread_id)
         if self._hears_stranger(view, beats):
             self._shard.doubt_graph()
-        if now - self._heard > self._dead_after:
+        if now - self._heard > self._gone_after:
             self._resumed = now
         self._heard = now
         # Whoever leaves may have been taken out of the view meanwhile, and must not come back.
-        if not self._has_rival(view, beats) and not self._leaving.is_set():
+        if not self._has_rival(view, beats) and not self._leaving:
             me = self.view.member(self.me.id) or self.me
             newest = self._newest(view)
-            proposed = proposal(newest, beats, me, dead_after=int(self._dead_after * 1e6), known=self._known)
-            if proposed is not None and await self._directory.propose(proposed, over=view.version):
-                view = proposed
+            proposed = proposal(
+                newest, beats, me, patience=self._patience, known=self._known, gone=self._lifelines.gone
+            )
+            if proposed is not None:
+                if await self._directory.propose(proposed, over=view.version):
+                    view = proposed
+                else:
+                    self._hurry()  # to hear what another one has proposed
         self._look(view)
+        self._heard_of = beats.last
+        self._next = self._until_next(beats)
+        self._beaten.set()
+        self._beaten = asyncio.Event()
+
+    def _until_next(self, beats: Beats) -> float:
+        """Return the seconds until the next beat: sooner than ever where a member that seems dead is to be left out by then."""
+        silences = (beats.silence(m.id) / 1e6 for m in self.view.members if m.id in self._lifelines.gone)
+        # Just not long enough is not long enough: a millisecond more.
+        left = (self._gone_after - silence + 0.001 for silence in silences if silence <= self._gone_after)
+        return min((self._dead_after / BEATS, *left))
 
     def _hears_stranger(self, view: View, beats: Beats) -> bool:
         """Whether somebody beats who is no member: perhaps it cannot start, or go on, because what the store has of the graph is damaged."""
@@ -295,6 +344,7 @@ class Cluster:
             self.me = replace(self.me, joined=there.joined)  # it stays the same process if it is left out for a while
         self._joined = self._joined or view.member(self.me.id) is not None
         self._shard.held.view = view.version
+        self._lifelines.follow(view.members)
 
     async def _look_after_what_is_held(self) -> None:
         """Confirm, for as long as a beat lasts, and go on taking in the background: a large computation takes longer than a beat."""
@@ -302,7 +352,7 @@ class Cluster:
             self._confirming = asyncio.create_task(self._confirm())
         # A process that was stopped for a while has to hear of its store before it can be judged.
         await asyncio.wait([self._confirming], timeout=self._dead_after / BEATS)
-        if self._leaving.is_set():
+        if self._leaving:
             return  # what is under way is given up
         if self._confirming.done():
             confirmed, self._confirming = self._confirming.result(), None
@@ -448,6 +498,29 @@ class Cluster:
         """Whether the process that has taken a log is another one, and a member: not one that was started at its address since."""
         member = self.view.at(owner.address)
         return member is not None and member.address != self.me.address and member.took(owner.view)
+
+    async def settle(self, names: Iterable[str], within: float) -> None:
+        """Wait while registered computations are at shards that seem dead, so many seconds at most: until these are left out, or heard of.
+
+        Raises Unavailable. It costs nothing while nobody seems dead, else one question to the store, however long it waits.
+        """
+        if not any(self._doubtful()):
+            return
+        heard, until = None, self._monotonic() + within
+        asked = {place.address for place in (await self.locate(names)).values()}
+        while any(member.address in asked for member in self._doubtful(heard)) and self._monotonic() < until:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, until - self._monotonic())):
+                    await self._beaten.wait()
+                    # What was beaten before it seemed dead may have been heard of only now.
+                    heard = heard or self._heard_of
+
+    def _doubtful(self, heard: Mapping[str, int] | None = None) -> Iterator[Member]:
+        """Members that seem dead, and have not been heard of again since a beat."""
+        for member in self.view.members:
+            again = heard is not None and self._heard_of.get(member.id) != heard.get(member.id)
+            if member.id in self._lifelines.gone and not again:
+                yield member
 
     async def locate(self, names: Iterable[str]) -> dict[str, Place]:
         """Return where registered computations are served, or are about to be. Raises Unavailable.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Container, Iterable, Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,18 +138,36 @@ class Beats:
         return self.now - max(self.last.get(member_id, 0), self.since)
 
 
-def proposal(view: View, beats: Beats, me: Member, *, dead_after: int, known: int) -> View | None:
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """For how long a member may be silent, in microseconds, before it is left out."""
+
+    dead_after: int
+    """When nothing else is known of it."""
+    gone_after: int
+    """When its process seems to have died. More than a beat: who beats is never left out, whatever a network says of it."""
+
+    def over(self, silence: int, *, gone: bool) -> bool:
+        """Whether a member was silent for too long."""
+        return silence > (self.gone_after if gone else self.dead_after)
+
+
+def proposal(
+    view: View, beats: Beats, me: Member, *, patience: Patience, known: int, gone: Container[str] = ()
+) -> View | None:
     """What a shard should propose in place of the view that the store has now; None: all is well.
 
     ``me`` joins unless its id is there; it drains then as ``me`` says, so pass the flag of the newest view it was in.
-    Members that were silent for longer than ``dead_after``, in microseconds, are left out, but nobody before ``since``
-    + ``dead_after``: when the store itself was away, nobody is dead. ``known`` is the newest version that this process
+    Members that were silent for longer than ``patience`` has it are left out, but nobody before that time is over since
+    ``since``: when the store itself was away, nobody is dead. ``gone`` are the ids whose processes seem to have died: silence is
+    shorter for them. ``known`` is the newest version that this process
     has ever seen; a store that has a lower one has lost views, and gets one above it, which everybody takes for new.
 
     Two living processes that advertise one address would push each other out in turns. A shard that was a member and
     finds at its address another one that joined later, was replaced: it should end, and not ask again.
     """
-    dead = {member.id for member in view.members if member.id != me.id and beats.silence(member.id) > dead_after}
+    others = (member.id for member in view.members if member.id != me.id)
+    dead = {each for each in others if patience.over(beats.silence(each), gone=each in gone)}
     wanted = view
     if dead:
         wanted = wanted.without(dead)

@@ -56,7 +56,8 @@ def parser() -> CommandParser:
         metavar="SECONDS",
         type=_seconds,
         default=DEAD_AFTER,
-        help="a shard that is silent for so long loses what it serves to the others; the same for all (default: %(default)s)",
+        help="a shard that is silent for so long loses what it serves to the others; one whose process has died, after less than a third of it; "
+        "the same for all (default: %(default)s)",
     )
     parse.add_argument(
         "--listen", default="0.0.0.0:7420", help="HOST:PORT for gRPC; port 0 picks one (default: %(default)s)"

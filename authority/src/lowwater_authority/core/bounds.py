@@ -1,4 +1,4 @@
-"""The bounds of a claim's ranges, in a tenth of the memory that as many objects take, and nothing for the garbage collector to walk."""
+"""The bounds of a claim's ranges, in a fifth of the memory that as many objects take, and nothing for the garbage collector to walk."""
 
 from __future__ import annotations
 

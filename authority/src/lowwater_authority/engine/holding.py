@@ -448,7 +448,7 @@ class Holding:
         """
         among = self.among
         try:
-            among.recover(among.topology.get(self.name), await among.journal.load(self.name))
+            await among.recovered_in_pieces(among.topology.get(self.name), await among.journal.load(self.name))
         except (JournalCorrupt, JournalVersion) as damage:
             told = event("damaged_log_mended", computation=self.name)
             _logger.error("%s; it is written again from memory", damage, extra=told)

@@ -192,10 +192,6 @@ class Holdings:
 
     # -- taking over and letting go ----------------------------------------------------------------------
 
-    def recover(self, spec: Spec, loaded: LoadedLog) -> Recovered:
-        """Recover a computation whose log is another's, to know that it can be, and for what was found to be used. Raises JournalCorrupt."""
-        return Recovered(spec, loaded, self._recovered(spec, Ownership(), loaded))
-
     def resume(self, spec: Spec, ownership: Ownership, loaded: LoadedLog, recovered: Recovered | None) -> Computation:
         """Recover a computation whose log was taken: as it was ``recovered``, with what came since. Raises JournalCorrupt."""
         computation = _resumed(spec, ownership, loaded, recovered) if recovered is not None else None
@@ -242,7 +238,10 @@ class Holdings:
         return computation
 
     async def recovered_in_pieces(self, spec: Spec, loaded: LoadedLog) -> Recovered:
-        """Recover a computation as :meth:`recover` does, and let others have the event loop in between. Raises JournalCorrupt."""
+        """Recover a computation from a log, whoever owns that: to know that it can be, and for what was found to be used. Raises JournalCorrupt.
+
+        Others have the event loop in between.
+        """
         records = [payload for _, payload in loaded.records]
         steps = recovery.steps(spec, loaded.snapshot, records, epoch_base=0)
         done, before, began = 0, 0.0, perf_counter()

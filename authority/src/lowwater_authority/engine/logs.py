@@ -32,7 +32,7 @@ SNAPSHOT_BYTES: Final = 4 << 20
 """A log is snapshotted when the records behind its snapshot outgrow this and twice the snapshot."""
 
 LARGE: Final = 16 << 20
-"""Bytes of a snapshot that a thread of its own joins: a copy of fewer takes a few milliseconds."""
+"""Bytes of a snapshot that a thread of its own joins, which needs no lock of Python's for it: a copy of fewer takes a few milliseconds."""
 
 SNAPSHOT_PIECE: Final = 256 << 10
 """Bytes of a snapshot that are made at once: a millisecond."""
@@ -372,7 +372,7 @@ class Logs:
         """
         reading = log.reading
         try:
-            payload = await _joined(take())
+            pieces = await _made(take())
         except Exception:
             log.snapshot_refused(log.behind, 0, now)
             _logger.exception(
@@ -381,15 +381,16 @@ class Logs:
             return
         if log.reading != reading:
             return  # it was let go meanwhile
-        log.snapshotting = task = asyncio.create_task(self._snapshot(log, log.position, log.behind, payload, now))
+        log.snapshotting = task = asyncio.create_task(self._snapshot(log, log.position, log.behind, pieces, now))
         self._snapshots.add(task)
         task.add_done_callback(self._snapshots.discard)
 
-    async def _snapshot(self, log: Log, position: int, covered: int, payload: bytes, now: int) -> None:
+    async def _snapshot(self, log: Log, position: int, covered: int, pieces: list[bytes], now: int) -> None:
+        size = sum(map(len, pieces))
         try:
-            await self.journal.snapshot(log.name, position, payload)
-        except JournalError as error:
-            log.snapshot_refused(covered, len(payload), now)
+            await self.journal.snapshot(log.name, position, await _joined(pieces))
+        except (JournalError, MemoryError) as error:
+            log.snapshot_refused(covered, size, now)
             _logger.warning(
                 "no snapshot of %r: %s",
                 log.name,
@@ -397,7 +398,7 @@ class Logs:
                 extra=event("snapshot_failed", computation=log.name, reason=str(error)),
             )
         else:
-            log.snapshot_taken(position, covered, len(payload))
+            log.snapshot_taken(position, covered, size)
         finally:
             log.snapshotting = None
 
@@ -407,8 +408,8 @@ class Logs:
             await asyncio.wait(self._snapshots)
 
 
-async def _joined(pieces: Iterable[bytes]) -> bytes:
-    """Join pieces, and let others have the event loop in between."""
+async def _made(pieces: Iterable[bytes]) -> list[bytes]:
+    """Return the pieces of a snapshot, and let others have the event loop in between."""
     made: list[bytes] = []
     size = 0
     for piece in pieces:
@@ -417,7 +418,11 @@ async def _joined(pieces: Iterable[bytes]) -> bytes:
         if size >= SNAPSHOT_PIECE:
             await asyncio.sleep(0)
             size = 0
-    if sum(map(len, made)) < LARGE:
-        return b"".join(made)
-    # Python joins bytes without its lock: hundreds of megabytes take long.
-    return await asyncio.to_thread(b"".join, made)
+    return made
+
+
+async def _joined(pieces: list[bytes]) -> bytes:
+    """Join pieces, which are not kept."""
+    whole = b"".join(pieces) if sum(map(len, pieces)) < LARGE else await asyncio.to_thread(b"".join, pieces)
+    pieces.clear()
+    return whole

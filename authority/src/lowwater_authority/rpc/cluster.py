@@ -51,6 +51,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             raise bad_field("epochs", "has a number that no computation can have", f"send at most {LARGEST_EPOCH}")
         shard = self.services.shard
         await shard.confirm(())
+        await self.services.settle(names, context)
         await shard.serve_those(name for name in names if name in shard.topology.computations)
         numbers = list(zip(names, request.epochs or [0] * len(names), strict=True))
         for name, seen in numbers:

@@ -89,6 +89,7 @@ def refusing(method: Method) -> Method:
             try:
                 return await method(self, request, context)
             except errors.Moved as moved:
+                await services.settle([moved.metadata["computation"]], context)
                 raise await services.located(moved) from None
         except errors.LowwaterError as error:
             services.observer.refused(method.__name__, error.reason)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import grpc.aio
 
 from lowwater import errors
 from lowwater._core.events import Limited
@@ -19,6 +22,11 @@ if TYPE_CHECKING:
     from lowwater_authority.cluster.cluster import Cluster
     from lowwater_authority.engine.shard import Shard
     from lowwater_authority.ops.observer import Observer
+
+HOLD_SECONDS: Final = 1.0
+"""How long at most a call waits where a shard has just died: who asks again and again instead finds the next one later."""
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 GO_AWAY_MILLIS: Final = 500
 """How long clients wait, with jitter, before they connect again after a planned stop."""
@@ -90,6 +98,12 @@ class Services:
             types_pb2.Redirect(computation=name, address=place.address, epoch=place.epoch)
             for name, place in places.items()
         ]
+
+    async def settle(self, names: Iterable[str], context: Context) -> None:
+        """Wait while computations are at shards that seem dead, for a while, and for half the time that the caller has left at most."""
+        if self.cluster is not None:
+            within = min(HOLD_SECONDS, (context.time_remaining() or math.inf) / 2)  # None: for ever
+            await self.cluster.settle([name for name in names if name in self.shard.topology.computations], within)
 
     async def located(self, refusal: errors.Moved) -> errors.Moved:
         """Return the refusal with the place in it. Raises Unavailable."""

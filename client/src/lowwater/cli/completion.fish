@@ -64,7 +64,7 @@ complete -c lowwater -n '_shtab_lowwater_using serve' -l data -xka "(__fish_comp
 complete -c lowwater -n '_shtab_lowwater_using serve' -l store -x -d 'shared journal for any number of shards instead of --data: redis://, rediss://, redis+sentinel://HOST:PORT,.../NAME or redis+cluster://HOST:PORT,...; one with a password only in the environment'"'"'s LOWWATER_STORE'
 complete -c lowwater -n '_shtab_lowwater_using serve' -l deployment -x -d 'which deployment of the store (default: default)'
 complete -c lowwater -n '_shtab_lowwater_using serve' -l advertise -x -d 'where clients and shards reach this one; needed with --store'
-complete -c lowwater -n '_shtab_lowwater_using serve' -l dead-after -x -d 'a shard that is silent for so long loses what it serves to the others; the same for all (default: 1.5)'
+complete -c lowwater -n '_shtab_lowwater_using serve' -l dead-after -x -d 'a shard that is silent for so long loses what it serves to the others; one whose process has died, after less than a third of it; the same for all (default: 1.5)'
 complete -c lowwater -n '_shtab_lowwater_using serve' -l listen -x -d 'HOST:PORT for gRPC; port 0 picks one (default: 0.0.0.0:7420)'
 complete -c lowwater -n '_shtab_lowwater_using serve' -l http -x -d 'HOST:PORT for /metrics and /healthz, or '"'"'off'"'"' (default: 0.0.0.0:7421)'
 complete -c lowwater -n '_shtab_lowwater_using serve' -l page -x -d 'where a process of its own beside this one serves the status page, or '"'"'off'"'"' (default: the port after that of --http, and off with --http off or where lowwater-page is not installed)'

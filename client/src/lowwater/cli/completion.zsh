@@ -367,7 +367,7 @@ _shtab_lowwater_serve_options=(
   "--store[shared journal for any number of shards instead of --data\: redis\:\/\/, rediss\:\/\/, redis\+sentinel\:\/\/HOST\:PORT,...\/NAME or redis\+cluster\:\/\/HOST\:PORT,...\; one with a password only in the environment\'s LOWWATER_STORE]:URL:"
   "--deployment[which deployment of the store (default\: default)]:NAME:"
   "--advertise[where clients and shards reach this one\; needed with --store]:HOST:PORT:"
-  "--dead-after[a shard that is silent for so long loses what it serves to the others\; the same for all (default\: 1.5)]:SECONDS:"
+  "--dead-after[a shard that is silent for so long loses what it serves to the others\; one whose process has died, after less than a third of it\; the same for all (default\: 1.5)]:SECONDS:"
   "--listen[HOST\:PORT for gRPC\; port 0 picks one (default\: 0.0.0.0\:7420)]:listen:"
   "--http[HOST\:PORT for \/metrics and \/healthz, or \'off\' (default\: 0.0.0.0\:7421)]:http:"
   "--page[where a process of its own beside this one serves the status page, or \'off\' (default\: the port after that of --http, and off with --http off or where lowwater-page is not installed)]:HOST:PORT:"
