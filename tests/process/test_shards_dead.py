@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import lowwater
 from tests.kit.eventually import eventually
 from tests.process.sharding import DEAD_AFTER, Shard, Sharded
 
-LONG = 10.0
-"""A --dead-after that no busy machine makes a shard miss; three seconds are a beat and a half of it."""
+LONG = 6.0
+"""Seconds. A --dead-after that no busy machine makes a shard miss; 1.8 s are a beat and a half of it."""
+
+ESTABLISHED = "01"
+"""In Linux's table of connections."""
 
 
 def members(lw: lowwater.Client) -> set[str]:
     """Who is in the view."""
     return {each.address for each in lw.shards()}
+
+
+def connected(shard: Shard, other: Shard) -> bool:
+    """Whether a process holds a connection to another's port; what a subscriber of it would hold, nobody has here."""
+    assert shard.process is not None
+    port = int(other.address.rpartition(":")[2])
+    lines = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
+    inodes = {line[9] for line in lines if line[2].endswith(f":{port:04X}") and line[3] == ESTABLISHED}
+    held: set[str] = set()
+    for each in Path(f"/proc/{shard.process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            held.add(str(each.readlink()))
+    return any(f"socket:[{inode}]" in held for inode in inodes)
 
 
 def seconds_until_left_out(lw: lowwater.Client, shard: Shard, since: float) -> float:
@@ -27,6 +44,8 @@ def test_a_process_that_died_is_not_waited_for_and_comes_back(tmp_path: Path) ->
     with Sharded(tmp_path, 2, dead_after=LONG) as deployment:
         victim, other = deployment.shards
         with lowwater.connect(other.address) as lw:
+            assert members(lw) == {victim.address, other.address}
+            eventually(lambda: connected(other, victim))
             killed = time.monotonic()
             victim.kill()
             assert seconds_until_left_out(lw, victim, killed) < LONG - LONG / 5
