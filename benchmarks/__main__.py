@@ -38,6 +38,7 @@ from benchmarks import (
     skew,
     spark_overhead,
     streams,
+    takeover,
 )
 
 BENCHMARKS: Final[dict[str, Callable[..., list[result.Result]]]] = {
@@ -50,6 +51,7 @@ BENCHMARKS: Final[dict[str, Callable[..., list[result.Result]]]] = {
     "growth": growth.run,
     "recovery": recovery.run,
     "register": register.run,
+    "takeover": takeover.run,
     "herd": herd.run,
     "failover": failover.run,
     "attach": attach.run,

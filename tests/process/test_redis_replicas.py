@@ -13,16 +13,20 @@ import pytest
 from lowwater_authority.journal import (
     GRAPH,
     Journal,
+    JournalClosed,
     JournalError,
     JournalFailed,
     JournalFenced,
     JournalLost,
+    JournalOutvoted,
     JournalUnknown,
     LoadedLog,
+    Ownership,
 )
 from lowwater_authority.journal.redis import RedisJournal
 from tests.contract.journal_stores import RedisStore, entry
 from tests.contract.redis_server import DURABLE, RedisServer
+from tests.kit.eventually import eventually_async
 
 
 @dataclass
@@ -116,6 +120,15 @@ async def test_what_is_strong_survives_a_fail_over(pair: Pair) -> None:
     assert [position for position, _ in found.records] == list(range(1, 52))
     assert pair.replica.execute("HGET", f"{RedisStore.TAG}:meta:a", "last") == b"51"
     await journal.close()
+
+
+async def taken(journal: Journal, log: str) -> Ownership:
+    """Take a log as the authority does, until the outcome is known."""
+    while True:
+        try:
+            return await journal.take(log)
+        except (JournalUnknown, JournalFailed):
+            continue
 
 
 async def fail_over(pair: Pair, journal: Journal) -> None:
@@ -219,6 +232,71 @@ async def test_taking_and_healing_wait_for_the_replica(pair: Pair) -> None:
         assert pair.replica.execute("HGET", f"{RedisStore.TAG}:meta:{log}", "epoch") == str(owner.epoch).encode()
     assert await journal.confirm(["a", "b"]) == 0
     await journal.close()
+
+
+def waits(server: RedisServer) -> int:
+    """How often somebody has waited for replicas."""
+    return int(server.execute("INFO", "commandstats").get("cmdstat_wait", {}).get("calls", 0))
+
+
+async def test_many_logs_are_taken_in_a_few_goes_and_each_is_answered_for_itself(pair: Pair) -> None:
+    older, journal = RedisJournal(pair.master.url), RedisJournal(pair.master.url)
+    await older.open()
+    await journal.open()
+    names = [f"log-{number}" for number in range(300)]
+    before = {name: await older.take(name, view=7 if name == "log-8" else 1) for name in names[:10]}
+    done = waits(pair.master)
+    outcomes = await asyncio.gather(*(journal.take(name, view=2) for name in names), return_exceptions=True)
+    assert waits(pair.master) - done <= 4  # the first alone, and all others behind it 256 at a time
+    found = dict(zip(names, outcomes, strict=True))
+    # One that a newer view has given to somebody else keeps nobody from the others.
+    assert isinstance(found.pop("log-8"), JournalOutvoted)
+    for name, owner in found.items():
+        assert isinstance(owner, Ownership)
+        assert owner.epoch == (before[name].epoch + 1 if name in before else 1)
+        assert journal.ownership(name) == owner
+        await journal.append([entry(name, 1)])
+    with pytest.raises(JournalFenced):
+        await older.append([entry("log-3", 1)])
+    await older.append([entry("log-8", 1)])
+    await older.close()
+    await journal.close()
+
+
+async def test_nobody_waits_for_a_take_that_waits(pair: Pair) -> None:
+    journal = RedisJournal(pair.master.url, timeout=2.0)
+    await journal.open()
+    await journal.take("a")
+    pair.replica.pause()
+    taking = [asyncio.create_task(journal.take(name)) for name in ("b", "c")]
+    await eventually_async(lambda: pair.master.execute("HGET", f"{RedisStore.TAG}:meta:b", "epoch"))
+    await journal.append([entry("a", 1, strong=False)])
+    assert [position for position, _ in (await journal.load("a")).records] == [1]
+    assert not any(take.done() for take in taking)
+    pair.replica.resume()
+    for name, take in zip(("b", "c"), taking, strict=True):
+        try:
+            owner = await take
+        except JournalUnknown:  # on a machine where the replica was late
+            owner = await journal.take(name)
+        assert journal.ownership(name) == owner
+    await journal.close()
+
+
+async def test_takes_that_the_store_does_not_answer_are_of_unknown_outcome_and_can_be_repeated(pair: Pair) -> None:
+    journal = RedisJournal(pair.master.url, timeout=0.6)
+    await journal.open()
+    pair.master.pause()
+    outcomes = await asyncio.gather(*(journal.take(name) for name in "abc"), return_exceptions=True)
+    assert all(isinstance(outcome, JournalUnknown | JournalFailed) for outcome in outcomes)
+    pair.master.resume()
+    for name in "abc":
+        owner = await taken(journal, name)
+        await settled(journal, name, 1)
+        assert journal.ownership(name) == owner
+    await journal.close()
+    with pytest.raises(JournalClosed):
+        await journal.take("d")
 
 
 async def test_a_claim_waits_for_the_sync_where_the_server_can(tmp_path: Path) -> None:

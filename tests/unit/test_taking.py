@@ -19,7 +19,7 @@ from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.tasks import TaskGroup
 from lowwater_authority.core.topology import Spec, Topology
-from lowwater_authority.engine import rounds
+from lowwater_authority.engine import rounds, takeover
 from lowwater_authority.engine.admission import Gate
 from lowwater_authority.engine.holding import ORPHAN_SECONDS, epoch_base
 from lowwater_authority.engine.holdings import _resumed, replayed
@@ -30,7 +30,7 @@ from lowwater_authority.journal.frames import decode, encode
 from tests.contract.journal_stores import flipped
 from tests.kit.faults import Outcome
 from tests.kit.memory_journal import MemoryJournal, StoredLog
-from tests.kit.shards import DEAD_AFTER, Deployment, One, held, turns, two
+from tests.kit.shards import DEAD_AFTER, NAMES, Deployment, One, held, turns, two
 from tests.kit.times import HOUR, SECOND
 
 
@@ -413,8 +413,42 @@ def pinned(name: str, view: View) -> View:
     return view.pinned(name, "other:1")
 
 
-async def test_one_that_had_to_wait_for_its_turn_is_not_taken_twice(deployment: Deployment) -> None:
+@pytest.mark.parametrize("small", [False, True])
+async def test_what_is_small_waits_for_the_store_in_no_line(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, small: bool
+) -> None:
+    """So the store can be asked for hundreds in one go; what is large is taken a few at a time."""
+    if not small:
+        monkeypatch.setattr(takeover, "SMALL_BYTES", -1)
+    one, other = await two(deployment)
+    lost = held(one)
+    assert len(lost) > TAKEN_AT_ONCE
+    await one.stop()
+    take, gate, begun = other.journal.take, asyncio.Event(), set[str]()
+
+    async def late(log: str, **options: Any) -> Ownership:
+        begun.add(log)
+        await gate.wait()
+        return await take(log, **options)
+
+    monkeypatch.setattr(other.journal, "take", late)
+    while other.cluster.view.at(one.address) is not None:
+        deployment.clock.now += DEAD_AFTER / 5
+        await other.cluster._beat()
+    assert await other.cluster._confirm()
+    other.cluster._take()
+    await turns()
+    assert len(begun) == (len(lost) if small else TAKEN_AT_ONCE)
+    gate.set()
+    await asyncio.wait(other.cluster.taking)
+    assert held(other) == set(NAMES)
+
+
+async def test_one_that_had_to_wait_for_its_turn_is_not_taken_twice(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A read has it taken at once while it stands in line behind others: what was reported since is not lost."""
+    monkeypatch.setattr(takeover, "SMALL_BYTES", -1)
     one, other, name = await moving(deployment)
     waiting = {each for each in held(one) if each != name}
     assert len(waiting) >= TAKEN_AT_ONCE

@@ -290,20 +290,22 @@ class Topology:
                     raise errors.EstimatedInput(msg, metadata={"computation": reader.name, "input": name})
 
     def _cycle_through(self, name: str) -> list[str]:
-        """Return a path from a computation back to itself along its inputs; empty without one. O(graph), little while nobody reads it."""
-        if not any(name in spec.inputs for spec in self.computations.values()):
-            return []
-        paths = [[name]]
-        seen = {name}
-        while paths:
-            path = paths.pop()
-            spec = self.computations.get(path[-1])
+        """Return a path from a computation back to itself along its inputs; empty without one. Cost: all that it reads, directly or not."""
+        readers = {name: ""}
+        waiting = [name]
+        while waiting:
+            reader = waiting.pop()
+            spec = self.computations.get(reader)
             for input_name in spec.inputs if spec else ():
                 if input_name == name:
-                    return [*path, name]
-                if input_name not in seen:
-                    seen.add(input_name)
-                    paths.append([*path, input_name])
+                    path = [name]
+                    while reader:
+                        path.append(reader)
+                        reader = readers[reader]
+                    return path[::-1]
+                if input_name not in readers:
+                    readers[input_name] = reader
+                    waiting.append(input_name)
         return []
 
     def changed(self, over: Topology) -> list[str]:

@@ -265,6 +265,8 @@ class Holding:
     """How far that has come: absent, reading or taking."""
     damage: Damage | None = None
     """What the last look at its log has found."""
+    read_small: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while it is being taken and its log, which has been read, is small."""
     rest: Rest | None = None
     """Why the last attempt to take it has failed otherwise."""
     mending: asyncio.Task[None] | None = None
@@ -326,8 +328,12 @@ class Holding:
 
     # -- with the store: taking over --------------------------------------------------------------------------
 
-    async def take_over(self, mine: Callable[[str], bool], refresh: Callable[[], Awaitable[None]]) -> Computation:
+    async def take_over(
+        self, mine: Callable[[str], bool], refresh: Callable[[], Awaitable[None]], small: int
+    ) -> Computation:
         """Serve it from here on: its log is read and checked while its owner serves it, then taken, and what has come since is replayed.
+
+        ``small``: the most bytes of a log of which ``read_small`` tells when it is read.
 
         ``refresh`` reads what is new in the graph. It does so before the log is taken, too: while the graph cannot be read, whoever serves
         it goes on. Raises JournalOutvoted when it is not ``mine``, UnknownComputation, JournalCorrupt, JournalFailed, Unavailable, ...
@@ -336,6 +342,8 @@ class Holding:
         try:
             recovered = await self._looked_at(refresh) if shared else None
             known = recovered.loaded if recovered is not None else None
+            if known is not None and known.size <= small:
+                self.read_small.set()
 
             async def own() -> Taken:
                 if shared:
@@ -356,6 +364,7 @@ class Holding:
                 raise
         finally:
             self.coming = State.ABSENT
+            self.read_small.clear()
 
     async def _looked_at(self, refresh: Callable[[], Awaitable[None]]) -> Recovered:
         """Recover it from its log, whoever owns that. Raises JournalCorrupt, JournalVersion, JournalFailed, ..."""

@@ -124,8 +124,9 @@ class Shard:
         self._registered = asyncio.Semaphore(TAKEN_AFTER_REGISTERING)
         self._confirming = Confirming(self._confirm)
         self._refreshing = Confirming(self._refresh)
+        self._hearing = Confirming(self._read_news)
         self._taking = Taking(
-            self.held, self.placement, now=self._tick, refresh=self._read_news, serve=self._begin_to_serve
+            self.held, self.placement, now=self._tick, refresh=self._hear_news, serve=self._begin_to_serve
         )
         self._confirmed = 0
         self._unhealed = "", 0
@@ -842,16 +843,20 @@ class Shard:
         """Read the graph, once for all that wait, and begin the incarnations that other processes have begun. Raises Unavailable."""
         await self._refreshing.ask(())
 
-    async def _read_news(self) -> None:
-        """Read the graph as :meth:`refresh` does, if it has changed or is in doubt; else asking where it ends is all that this costs."""
+    async def _hear_news(self) -> None:
+        """Read the graph as :meth:`refresh` does, if it has changed or is in doubt; else asking once for all where it ends is all that this costs."""
+        await self._hearing.ask(())
+
+    async def _read_news(self, _: Iterable[str]) -> int:
         try:
             if not self.held.graph_doubted and await self.journal.confirm(()) <= self.held.graph_known:
-                return
+                return 0
         except JournalFailed as error:
             raise self._unconfirmed(f"it cannot reach its store: {error}") from error
         except JournalLost:
             pass  # who reads it puts it back
         await self.refresh()
+        return 0
 
     async def _refresh(self, _: Iterable[str]) -> int:
         while True:

@@ -35,7 +35,11 @@ REFUSED_SECONDS: Final = (0.1, 2.0)
 """The same since the second time in a row that the store, or the graph, did not let a computation be taken: each costs it some calls."""
 
 TAKEN_AT_ONCE: Final = 4
-"""Computations that are taken side by side by those who can wait: each is all in memory meanwhile, and stands in line for the store."""
+"""Computations that are taken side by side by those who can wait, but for those whose log has been read and is small: each is all in memory
+meanwhile, and stands in line for the store."""
+
+SMALL_BYTES: Final = 64 << 10
+"""Of a log that does not count any more once it is read: so the store is asked for hundreds at a time."""
 
 SLOW_SECONDS: Final = 5.0
 """After which one that is still being taken counts no longer among these: nothing holds up the others for good."""
@@ -166,7 +170,9 @@ class Taking:
             if not self._placement.mine(name):
                 return False
             task = asyncio.create_task(self.take(name))
-            await asyncio.wait([task], timeout=SLOW_SECONDS)
+            small = asyncio.create_task(self._held.of(name).read_small.wait())
+            await asyncio.wait([task, small], timeout=SLOW_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            small.cancel()
         return await task
 
     async def _take(self, holding: Holding) -> bool:
@@ -190,7 +196,7 @@ class Taking:
 
     async def _take_over(self, holding: Holding) -> bool:
         try:
-            computation = await holding.take_over(self._placement.mine, self._refresh)
+            computation = await holding.take_over(self._placement.mine, self._refresh, SMALL_BYTES)
         except JournalOutvoted:
             await self._placement.outvoted()
             return False

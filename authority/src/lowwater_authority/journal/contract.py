@@ -198,6 +198,11 @@ class LoadedLog:
         return self.records[-1][0] if self.records else self.snapshot_position
 
     @property
+    def size(self) -> int:
+        """Bytes of the snapshot and of the records."""
+        return len(self.snapshot or b"") + sum(len(payload) for _, payload in self.records)
+
+    @property
     def end(self) -> End:
         """Where the log ended when it was read."""
         return End(self.last, self.tails.get(self.last, 0))

@@ -32,6 +32,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 from zlib import crc32
@@ -97,6 +98,9 @@ _PAGE: Final = 256
 
 _PARTS_PAGE: Final = 16
 
+_TAKEN_AT_ONCE: Final = 256
+"""Logs that are taken in one go: each is a call of a script, and nobody else is served in between."""
+
 _READINGS: Final = 100
 """How often a log is read at most when each time a new snapshot, or owner, came between."""
 
@@ -144,6 +148,7 @@ class RedisJournal(Journal):
         self._nonce = secrets.randbits(32)
         self._owned = Owned(self._nonce)
         self._database: RedisDatabase | None = None
+        self._takes: Takes | None = None
         self._turn = asyncio.Lock()
         self._snapshotting: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._calls: set[asyncio.Task[Any]] = set()
@@ -164,6 +169,10 @@ class RedisJournal(Journal):
                 RedisDatabase.open, wanted=self._wanted_token, randbits=secrets.randbits, patience=self._patience
             )
             self.server_token = await self._in_order(opening)
+            link = RedisLink(self._address, self._keys.deployment, self._timeout)
+            self._takes = Takes(
+                RedisDatabase(RedisExchange(link, timeout=self._timeout), self._keys, self.server_token), self._owned
+            )
         except BaseException:
             await self.close()
             raise
@@ -182,12 +191,25 @@ class RedisJournal(Journal):
         return self._database.describe()
 
     async def take(self, log: str, *, view: int = 0, address: str = "", above: int = 0) -> Ownership:
-        """See Journal. Cost: two round trips, with the wait of a strong entry."""
+        """See Journal. Cost: two round trips, with the wait of a strong entry; those that are asked for meanwhile share the next ones.
+
+        Logs that this process does not own are taken over a connection of their own, so that nobody else waits until that is durable.
+        """
         wanted = Ownership(above, self._owned.next_nonce(log, secrets.randbits), address, view)
-        owner = self._owned.ownership(log)
-        taken = await self._in_order(lambda db: db.take(log, self._held({log: owner})[log], wanted))
+        if self._owned.ownership(log).epoch:
+            taken = await self._in_order(partial(self._take_own, log=log, wanted=wanted))
+        else:
+            if self._takes is None:
+                raise JournalClosed
+            taken = await self._takes.ask(log, wanted)
         self._owned.took(log, taken)
         return taken
+
+    async def _take_own(self, database: RedisDatabase, log: str, wanted: Ownership) -> Ownership:
+        outcome = (await database.take(self._owned.held([log]), {log: wanted}))[log]
+        if isinstance(outcome, JournalError):
+            raise outcome
+        return outcome
 
     def release(self, log: str) -> None:
         """See Journal."""
@@ -322,7 +344,9 @@ class RedisJournal(Journal):
         """See Journal."""
         if self._database is not None:
             closing = self._in_order(lambda database: database.close())
-            self._database = None
+            takes, self._database, self._takes = self._takes, None, None
+            if takes is not None:
+                await takes.close()
             await closing
 
     def statistics(self) -> JournalStatistics:
@@ -382,6 +406,10 @@ class RedisJournal(Journal):
         _refuse_behind(log, seen)
         mark = known.mark if known is not None else None
         if known is not None and isinstance(mark, Look) and mark[1:] == seen[1:] and known.last <= seen.held.last:
+            if seen.held.end == mark.held.end:
+                return replace(
+                    known, mark=seen
+                )  # nothing has come since: what stands there is the record that was read
             # The same snapshot, for no other has its name. The last record that is known is read once more: what was lost and
             # written anew in between has another there.
             after = max(seen.position, known.last - 1)
@@ -552,10 +580,10 @@ class RedisDatabase:
     One that is ``strong`` returns once it is as durable as the server can make it.
     """
 
-    def __init__(self, exchange: RedisExchange, keys: Keys) -> None:
+    def __init__(self, exchange: RedisExchange, keys: Keys, token: str = "") -> None:
         self._exchange = exchange
         self._keys = keys
-        self._token = ""
+        self._token = token
 
     async def open(self, wanted: str, randbits: Callable[[int], int], *, patience: float) -> str:
         """Check the server, and create the deployment if there is none; returns its token, which ``wanted`` names unless empty."""
@@ -590,17 +618,37 @@ class RedisDatabase:
             raise JournalClosed
         return self._exchange.settings.describe()
 
-    async def take(self, log: str, held: Held, wanted: Ownership) -> Ownership:
-        """Become the owner of a log, with an epoch above that of ``wanted``. Raises JournalOutvoted."""
-        keys = [self._keys.deployment, self._keys.meta(log)]
-        while True:
-            found = (await self.owners({log: held}))[log]
-            mine: Command = [*held.owner[:2], *held.end]
-            arguments: Command = [self._token, *mine, *found[:2], *wanted[:2], wanted.view, wanted.address]
-            reply = await self._exchange.write(TAKE, keys, arguments, strong=True)
+    async def take(
+        self, held: Mapping[str, Held], wanted: Mapping[str, Ownership]
+    ) -> dict[str, Ownership | JournalError]:
+        """Become the owner of logs, each with an epoch above that of ``wanted``; or why not, JournalOutvoted too."""
+        outcomes: dict[str, Ownership | JournalError] = {}
+        while asked := {log: held[log] for log in wanted if log not in outcomes}:
+            calls = []
+            for log, found in (await self.owners(asked)).items():
+                mine, own = asked[log], wanted[log]
+                believed: Command = [self._token, *mine.owner[:2], *mine.end, *found[:2]]
+                calls.append(
+                    ([self._keys.deployment, self._keys.meta(log)], [*believed, *own[:2], own.view, own.address])
+                )
+            replies = await self._exchange.write_each(TAKE, calls, strong=True)
+            for log, reply in zip(asked, replies, strict=True):
+                outcome = self._taken(log, asked[log], wanted[log], reply)
+                if outcome is not None:
+                    outcomes[log] = outcome
+        return outcomes
+
+    def _taken(
+        self, log: str, held: Held, wanted: Ownership, reply: list[Any] | JournalError
+    ) -> Ownership | JournalError | None:
+        """What became of a log; None: another one has taken it meanwhile."""
+        if isinstance(reply, JournalError):
+            return reply
+        try:
             self._check(reply, {log: held}, [(log, 0)], view=wanted.view, judge=refuse_lost)
-            if reply[0] == b"OK":
-                return wanted._replace(epoch=int(reply[1]))
+        except JournalError as error:
+            return error
+        return wanted._replace(epoch=int(reply[1])) if reply[0] == b"OK" else None
 
     async def owners(self, held: Mapping[str, Held]) -> dict[str, Ownership]:
         """Who owns each log."""
@@ -769,6 +817,57 @@ class RedisDatabase:
             case b"POSITION":
                 log, position = places[reply[1] - 1]
                 raise JournalPosition(log, position=position, last=int(reply[2]), reason=reply[3].decode())
+
+
+class Takes:
+    """Takes logs that this process does not own yet, all that are asked for while others are being taken in one go.
+
+    One log's fault is its own: what refuses it is raised to who asked for that one. What the store does not answer is raised to all that were
+    asked for together.
+    """
+
+    def __init__(self, database: RedisDatabase, owned: Owned) -> None:
+        self._database = database
+        self._owned = owned
+        self._asked: dict[str, tuple[Ownership, asyncio.Future[Ownership]]] = {}
+        self._taking: asyncio.Task[None] | None = None
+
+    async def ask(self, log: str, wanted: Ownership) -> Ownership:
+        """Take one log, of which nobody else asks meanwhile. It goes on to its end when its caller is cancelled."""
+        answer: asyncio.Future[Ownership] = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(_retrieved)
+        self._asked[log] = wanted, answer
+        if self._taking is None:
+            self._taking = asyncio.create_task(self._take())
+        return await asyncio.shield(answer)
+
+    async def close(self) -> None:
+        """Let go of the connection when what is under way is done."""
+        if self._taking is not None:
+            await asyncio.wait([self._taking])
+        await self._database.close()
+
+    async def _take(self) -> None:
+        while self._asked:
+            asked = {log: self._asked.pop(log) for log in list(self._asked)[:_TAKEN_AT_ONCE]}
+            outcomes: Mapping[str, Ownership | Exception]
+            try:
+                outcomes = await self._database.take(
+                    self._owned.held(asked), {log: wanted for log, (wanted, _) in asked.items()}
+                )
+            except Exception as error:  # noqa: BLE001 - it is raised to those who asked
+                outcomes = dict.fromkeys(asked, error)
+            for log, (_, answer) in asked.items():
+                outcome = outcomes[log]
+                if isinstance(outcome, Exception):
+                    answer.set_exception(outcome)
+                else:
+                    answer.set_result(outcome)
+        self._taking = None
+
+
+def _retrieved(answer: asyncio.Future[Any]) -> None:
+    answer.exception()  # its caller may be gone
 
 
 def _refuse_missing(reply: list[Any], snapshot: Snapshot) -> None:

@@ -38,7 +38,7 @@ from redis.exceptions import (
 )
 
 from lowwater._core.events import event
-from lowwater_authority.journal.contract import JournalFailed, JournalUnknown
+from lowwater_authority.journal.contract import JournalError, JournalFailed, JournalUnknown
 from lowwater_authority.journal.redis_scripts import Script
 
 Command: TypeAlias = Sequence[str | bytes | int]
@@ -251,13 +251,20 @@ class RedisLink:
             await self.drop()
         return answers
 
-    async def call(self, script: Script, keys: Sequence[str], arguments: Command, *behind: Command) -> list[Any]:
-        """The answers of a script and of the commands behind it, sent together. Like ``run``."""
-        rest = (len(keys), *keys, *arguments)
-        answers = await self.run(("EVALSHA", script.digest, *rest), *behind)
+    async def call(self, script: Script, keys: Sequence[str], arguments: Command) -> list[Any]:
+        """The answer of a script, alone in a list. Like ``run``."""
+        return await self.call_each(script, [(keys, arguments)])
+
+    async def call_each(
+        self, script: Script, calls: Sequence[tuple[Sequence[str], Command]], *behind: Command
+    ) -> list[Any]:
+        """The answers of a script to some calls, and of the commands behind them, sent together. Like ``run``."""
+        rests = [(len(keys), *keys, *arguments) for keys, arguments in calls]
+        commands: list[Command] = [("EVALSHA", script.digest, *rest) for rest in rests]
+        answers = await self.run(*commands, *behind)
         if isinstance(answers[0], NoScriptError):
-            # Not executed: a new server, or SCRIPT FLUSH.
-            answers = await self.run(("EVAL", script.text, *rest), *behind)
+            # None was executed: a new server, or SCRIPT FLUSH. The first brings the script for all.
+            answers = await self.run(("EVAL", script.text, *rests[0]), *commands[1:], *behind)
         return answers
 
     async def drop(self) -> None:
@@ -369,25 +376,47 @@ class RedisExchange:
 
         Raises JournalFailed or JournalUnknown.
         """
+        [outcome] = await self.write_each(script, [(keys, arguments)], strong=strong)
+        if isinstance(outcome, JournalError):
+            raise outcome
+        return outcome
+
+    async def write_each(
+        self, script: Script, calls: Sequence[tuple[Sequence[str], Command]], *, strong: bool
+    ) -> list[list[Any] | JournalError]:
+        """What a script answers to each of some calls, which are sent together, and made durable together; or what became of that one.
+
+        Raises JournalFailed or JournalUnknown of all.
+        """
         settings = await self._current(strong=strong)
         barrier = settings.barrier(self._milliseconds) if strong else []
         try:
-            reply, *reached = await self.link.call(script, keys, arguments, *(command for _, command in barrier))
+            answers = await self.link.call_each(script, calls, *(command for _, command in barrier))
         except NotSent as error:
             raise JournalFailed(f"{error}; nothing was written") from error
         except Lost as error:
             raise JournalUnknown(f"{error}; it may be written, repeat the call") from error
-        if isinstance(reply, RedisError):
-            raise self._refused(reply, "nothing was written")
-        for (wanted, command), answer in zip(barrier, reached, strict=True):
+        unsure = self._missed(barrier, answers[len(calls) :])
+        return [self._outcome(reply, unsure) for reply in answers[: len(calls)]]
+
+    def _missed(self, barrier: Sequence[tuple[int, Command]], answers: Sequence[Any]) -> str:
+        """Why what was written may be lost yet; empty when it is as durable as it can be."""
+        for (wanted, command), answer in zip(barrier, answers, strict=True):
             got = answer[0] if isinstance(answer, list) else answer
-            if reply[0] == b"OK" and (isinstance(got, RedisError) or got < wanted):
-                # The next attempt asks first what there is by then.
-                self._settings_read = -math.inf
-                raise JournalUnknown(
+            if isinstance(got, RedisError) or got < wanted:
+                return (
                     f"{self.link.address} has it, but {command[0]} for {wanted} was answered by {got}: a power cut or a "
                     f"fail-over could lose it. Repeat the call; a replica that hangs counts until repl-timeout"
                 )
+        return ""
+
+    def _outcome(self, reply: Any, unsure: str) -> list[Any] | JournalError:
+        if isinstance(reply, RedisError):
+            return self._refused(reply, "nothing was written")
+        if unsure and reply[0] == b"OK":
+            # The next attempt asks first what there is by then.
+            self._settings_read = -math.inf
+            return JournalUnknown(unsure)
         return list(reply)
 
     async def _current(self, *, strong: bool) -> RedisSettings:

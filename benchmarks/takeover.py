@@ -1,0 +1,101 @@
+"""A shard that dies with many computations: how long the other one takes for each of them, and what its own workers wait meanwhile."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import redis
+
+import lowwater
+from benchmarks.owner import COMPUTATION
+from benchmarks.register import WINDOW, Registrar, Reporter
+from benchmarks.result import Result, Spread
+from tests.kit.eventually import eventually
+from tests.process.sharding import Sharded, served
+
+WRITES: Final = 100
+"""For the baseline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is done."""
+
+    computations: int
+    """Of which either shard has about half."""
+    rounds: int
+
+
+FULL: Final = Size(2000, rounds=3)
+QUICK: Final = Size(20, rounds=1)
+
+BASELINE: Final = "a synced write to the same Redis"
+
+QUIET: Final = 2.0
+"""Seconds of reports before the shard dies."""
+
+PATIENCE: Final = 2_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """What one has shown."""
+
+    taken: int
+    seconds: float
+    """From when the others knew of it until all that it had was served by the survivor."""
+    longest: float
+    """The longest wait of a report to the survivor meanwhile, milliseconds."""
+    quiet: float
+    """The longest one before it."""
+
+
+def run(folder: Path, *, quick: bool) -> list[Result]:
+    """Measure."""
+    size = QUICK if quick else FULL
+    measured = [_measure(folder / str(number), size.computations) for number in range(size.rounds)]
+    deaths, synced = [death for death, _ in measured], Spread(tuple(wait for _, wait in measured))
+    facts = {"n": deaths[0].taken}
+    each = Spread(tuple(1e3 * death.seconds / death.taken for death in deaths))
+    longest, quiet = Spread(tuple(each.longest for each in deaths)), Spread(tuple(each.quiet for each in deaths))
+    return [
+        Result("takeover", "each", each, "ms", BASELINE, synced, facts),
+        Result("takeover", "longest_wait_of_a_report", longest, "ms", "nobody dies", quiet, facts),
+    ]
+
+
+def _measure(folder: Path, computations: int) -> tuple[Death, float]:
+    with Sharded(folder, 2) as sharded, ExitStack() as stack:
+        victim, survivor = sharded.shards
+        lw = stack.enter_context(lowwater.connect(survivor.address, timeout=60.0))
+        lw.register(COMPUTATION)
+        lw.pin(COMPUTATION, survivor.address)
+        eventually(lambda: COMPUTATION in served(lw, survivor))
+        reporter = stack.enter_context(closing(Reporter(survivor.address)))
+        registrar = stack.enter_context(closing(Registrar(survivor.address)))
+        registrar.register(computations, WINDOW)
+        eventually(lambda: len(served(lw, survivor)) + len(served(lw, victim)) > computations, seconds=PATIENCE)
+        taken = len(served(lw, victim))
+        calm = time.monotonic()
+        time.sleep(QUIET)
+        began = time.monotonic()
+        victim.kill()
+        eventually(lambda: victim.address not in {each.address for each in lw.shards()})
+        noticed = time.monotonic()
+        eventually(lambda: len(served(lw, survivor)) > computations, seconds=PATIENCE)
+        done = time.monotonic()
+        death = Death(taken, done - noticed, reporter.longest(began, done), reporter.longest(calm, began))
+        return death, _synced(sharded)
+
+
+def _synced(sharded: Sharded) -> float:
+    """Return the milliseconds that a write takes until it is synced, alone."""
+    with redis.Redis(port=sharded.redis.port, protocol=2) as client:
+        began = time.monotonic()
+        for number in range(WRITES):
+            client.set("baseline", number)
+        return 1e3 * (time.monotonic() - began) / WRITES
