@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 BLOCK: Final = 4096
 """Slots per block: recomputing one costs about 2 us, scanning 10 M slots' blocks about 2 us more."""
 
+SAMPLE: Final = 8
+"""Blocks that are looked at for each block's worth of values that are wanted, to know which others can have any of them."""
+
 Int64s = npt.NDArray[np.int64]
 Slots = slice | npt.NDArray[np.intp]
 
@@ -86,6 +89,42 @@ class Columns:
         self._refresh()
         block = int(self._block_min.argmin())
         return block * BLOCK + int(self.values[block * BLOCK : (block + 1) * BLOCK].argmin())
+
+    def least(self, count: int) -> npt.NDArray[np.intp]:
+        """Return the slots of the least values, so many at most, least first; none that holds MAX. Of equal ones any.
+
+        O(dirty blocks + blocks + slots of the blocks that may have one), which are ``count`` blocks at most.
+        """
+        if not count:
+            return np.zeros(0, dtype=np.intp)
+        self._refresh()
+        most = min(self._bound(count), MAX - 1)
+        blocks = np.flatnonzero(self._block_min <= most)
+        if count < len(blocks):
+            blocks = blocks[np.argpartition(self._block_min[blocks], count - 1)[:count]]
+        values = self.values.reshape(-1, BLOCK)[blocks].reshape(-1)
+        places = np.flatnonzero(values <= most)
+        if count < len(places):
+            places = places[np.argpartition(values[places], count)[:count]]
+        places = places[np.argsort(values[places], kind="stable")]
+        return blocks[places // BLOCK] * BLOCK + places % BLOCK
+
+    def _bound(self, count: int) -> int:
+        """Return a value that so many slots do not exceed, if there are as many: a small one, quickly found."""
+        blocks = len(self._block_min)
+        if count <= blocks:
+            return int(np.partition(self._block_min, count - 1)[count - 1])
+        some = min(blocks, SAMPLE * -(-count // BLOCK))
+        values = self.values.reshape(-1, BLOCK)[np.argpartition(self._block_min, some - 1)[:some]].reshape(-1)
+        return int(np.partition(values, count - 1)[count - 1]) if count <= len(values) else MAX
+
+    def count_below(self, limit: int) -> int:
+        """Return how many slots have a value below a limit. O(dirty blocks + blocks + slots of the blocks that have one)."""
+        self._refresh()
+        blocks = np.flatnonzero(self._block_min < limit)
+        if 2 * len(blocks) > len(self._block_min):
+            return int(np.count_nonzero(self.values[: self.size] < limit))
+        return int(np.count_nonzero(self.values.reshape(-1, BLOCK)[blocks] < limit))
 
     def at_most(self, limit: int, bases: Sequence[int]) -> npt.NDArray[np.intp]:
         """Return how many slots have a value up to a limit below MAX, from each base to the next.

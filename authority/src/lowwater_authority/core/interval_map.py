@@ -122,22 +122,28 @@ class IntervalMap:
         return all(run.group.state is GroupState.RETIRED for run in self._runs.values())
 
     def held_below(self, below: int, limit: int) -> tuple[list[Range], int]:
-        """Return up to ``limit`` ranges with a value under ``below``, least first, and how many there are. O(n)."""
-        return self._furthest_behind(np.flatnonzero(self.columns.values[: self.columns.size] < below), limit)
+        """Return up to ``limit`` ranges with a value under ``below``, least first, and how many there are. See Columns."""
+        slots = self.columns.least(limit)
+        return self._ranges_at(slots[self.columns.values[slots] < below]), self.columns.count_below(below)
 
     def all_ranges(self, limit: int) -> tuple[list[Range], int]:
-        """Return up to ``limit`` ranges, those furthest behind first, and how many there are. O(n)."""
-        runs = (np.arange(run.group.base + run.low, run.group.base + run.high) for run in self._runs.values())
-        return self._furthest_behind(np.concatenate(list(runs)), limit)
+        """Return up to ``limit`` ranges, those furthest behind first, and how many there are. See Columns."""
+        slots = self.columns.least(limit)
+        finished = self._finished(limit - len(slots))
+        return self._ranges_at(np.concatenate((slots, *finished))), len(self)
 
-    def _furthest_behind(self, slots: npt.NDArray[np.intp], limit: int) -> tuple[list[Range], int]:
-        total = len(slots)
-        values = self.columns.values[slots]
-        if total > limit:
-            nearest = np.argpartition(values, limit - 1)[:limit] if limit else np.zeros(0, dtype=np.intp)
-            slots, values = slots[nearest], values[nearest]
-        slots = slots[np.argsort(values, kind="stable")]
-        return [self.range_at(int(slot)) for slot in slots], total
+    def _finished(self, limit: int) -> Iterator[npt.NDArray[np.intp]]:
+        """Yield the slots of ranges at MAX, so many at most. A free slot has it too, so it is looked at by runs."""
+        for run in self._runs.values():
+            if limit <= 0:
+                return
+            low, high = run.group.base + run.low, run.group.base + run.high
+            found = np.flatnonzero(self.columns.values[low:high] == MAX)[:limit] + low
+            limit -= len(found)
+            yield found
+
+    def _ranges_at(self, slots: npt.NDArray[np.intp]) -> list[Range]:
+        return [self.range_at(slot) for slot in slots.tolist()]
 
     def holder(self) -> Range | None:
         """Return a range that holds the minimum; None when all are finished or retired."""

@@ -1,0 +1,33 @@
+"""The least values of many, found by blocks: as sorting all of them finds them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lowwater_authority.core import columns
+from lowwater_authority.core.columns import Columns
+from lowwater_authority.core.times import MAX, MIN
+
+values = st.lists(st.sampled_from([MIN, -3, 0, 1, 2, 3, 50, MAX - 1, MAX]), max_size=200)
+
+
+@given(held=values, freed=st.sets(st.integers(0, 199)), count=st.integers(0, 220), below=st.integers(-4, 60))
+@settings(max_examples=300, database=None)
+def test_the_least_values_and_how_many_are_below(held: list[int], freed: set[int], count: int, below: int) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(columns, "BLOCK", 4)
+        found = Columns()
+        if held:
+            found.allocate(np.array(held, dtype=np.int64), 0)
+        for slot in freed & set(range(len(held))):
+            found.free(slot, 1)
+            held[slot] = MAX
+        slots = found.least(count)
+        assert len(set(slots.tolist())) == len(slots)
+        wanted = sorted(value for value in held if value < MAX)[:count]
+        assert [held[slot] for slot in slots] == wanted == found.values[slots].tolist()
+        assert found.count_below(below) == sum(value < below for value in held)
+        found._check()
