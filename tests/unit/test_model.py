@@ -99,7 +99,8 @@ def search(model: str, folder: Path, *switches: str, quickly: bool = True) -> Se
     run("spin", "-a", *(f"-D{switch}" for switch in switches), str(MODELS[model]))
     # To optimise takes longer than most searches do.
     run("gcc", "-O0" if quickly else "-O1", "-w", "-DSAFETY", "-DNOREDUCE", "-o", "pan", "pan.c")
-    return Search(run("./pan", f"-m{DEEP}"))
+    # The table of states begins small, and grows.
+    return Search(run("./pan", f"-m{DEEP}", "-w18"))
 
 
 @pytest.mark.process
@@ -136,6 +137,11 @@ def test_a_planted_bug_does_harm(model: str, bug: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+def test_a_region_that_is_not_asked_does_no_harm_where_numbers_are_compared(tmp_path: Path) -> None:
+    assert search("regions", tmp_path, "NO_CONFIRM", "BY_HARM").is_whole()
+
+
+@pytest.mark.process
 @pytest.mark.parametrize(("model", "goal"), [(model, goal) for model in MODELS for goal in goals(model)])
 def test_the_search_comes_to_what_is_worth_a_look(model: str, goal: str, tmp_path: Path) -> None:
     number = dict(NUMBER.findall(MODELS[model].read_text(encoding="utf-8")))[goal]
@@ -165,3 +171,9 @@ def test_a_search_that_is_cut_is_not_whole(tmp_path: Path, monkeypatch: pytest.M
     found = search("regions", tmp_path)
     assert not found.violated
     assert not found.is_whole()
+
+
+def test_a_machine_without_spin_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(pytest.fail.Exception, match="apt-get install spin"):
+        search("regions", tmp_path)
