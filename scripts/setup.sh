@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Brings what `make` needs: uv, a Python 3.11+, a Java 17+ runtime, and the environment in .venv; with --tests a C
-# compiler, openssl, Chromium, Prometheus, Alertmanager, zsh, fish, a Redis server, PostgreSQL, Maven, the jars of scripts/jars.py and the S3 server of scripts/s3_server.py, with --bench the Redis
+# compiler, openssl, Chromium, Prometheus, Alertmanager, zsh, fish, spin, a Redis server, PostgreSQL, Maven, the jars of scripts/jars.py and the S3 server of scripts/s3_server.py, with --bench the Redis
 # server and PostgreSQL; with --long, besides what --tests brings, buildah and mmdebstrap, which build the image.
 #
 # What the system lacks is installed by apt as root or by password-less sudo, after saying so. Without those rights, or
@@ -181,7 +181,8 @@ install_postgresql() {
 
 # What only the tests need: a C compiler, for the small shim that watches the journal's disk; a Redis server, and openssl
 # for its certificate; Chromium, for the status page; Prometheus with promtool and Alertmanager, for the metrics and the alerts; zsh and fish,
-# for the completion scripts; Maven, for the jars of a Kafka broker and of Spark's connectors.
+# for the completion scripts; spin, which searches the models, and gcc, which it needs under that name; Maven, for the jars of a Kafka broker and of
+# Spark's connectors.
 install_test_tools() {
     command -v cc >/dev/null || install_packages gcc libc6-dev
     command -v openssl >/dev/null || install_packages openssl
@@ -190,6 +191,7 @@ install_test_tools() {
     command -v amtool >/dev/null || install_packages prometheus-alertmanager
     command -v zsh >/dev/null || install_packages zsh
     command -v fish >/dev/null || install_packages fish
+    { command -v spin && command -v gcc; } >/dev/null || install_packages spin gcc libc6-dev
     command -v mvn >/dev/null || install_packages maven
     install_redis
     install_postgresql
