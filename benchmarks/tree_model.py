@@ -309,8 +309,9 @@ class Plan:
         return " x ".join(str(fan) for fan in self.fans) if self.fans else "flat"
 
     def warm(self) -> float:
-        """From when on the figures count: all have reported, and again."""
-        return 2 * self.spacing + (len(self.fans) + 1) * (self.up + 0.1)
+        """From when on the figures count: all have reported, and again; who is overloaded is as far behind as it will be."""
+        all_at_once = math.ceil(self.workers / self.leaves) * (MEASURED.message + self.per_worker * MEASURED.update)
+        return 2 * max(self.spacing, 2 * all_at_once) + (len(self.fans) + 1) * (self.up + 0.1)
 
 
 class Loss(NamedTuple):
@@ -351,10 +352,18 @@ def simulate(plan: Plan, costs: Costs, until: float, *, seed: int = 1, loss: Los
     for level, fan in reversed(list(enumerate(plan.fans))):
         below, nodes = nodes, []
         for at in range(0, len(below), fan):
-            senders = [Sender(first.uniform(0, plan.up), plan.up, 1, each.published) for each in below[at : at + fan]]
+            senders = [
+                Sender(_starts(each, first.uniform(0, plan.up)), plan.up, 1, each.published)
+                for each in below[at : at + fan]
+            ]
             nodes.append(run(level, len(nodes), senders))
         found.insert(0, nodes)
     return found
+
+
+def _starts(below: Node, phase: float) -> float:
+    """Return when a node reports first: all know something at about the same time, and would go on in step."""
+    return phase + (below.published.times[0] if below.published.times else 0.0)
 
 
 def recovered(levels: Levels, at: float) -> float:
@@ -495,10 +504,7 @@ class Found:
 def examine(plan: Plan, *, seed: int = 1, seconds: float = 4.0) -> Found:
     """Return the figures of a plan, over some seconds behind the warm-up."""
     since = plan.warm()
-    if not plan.fans:
-        # One authority may be overloaded, and then needs longer to be as far behind as it will be.
-        load = plan.workers * (MEASURED.message + plan.per_worker * MEASURED.update)
-        since, seconds = max(since, 4 * load), max(seconds, 4 * load)
+    seconds = max(seconds, since)
     until = since + seconds
     levels = simulate(plan, MEASURED, until, seed=seed)
     lags = []
@@ -513,8 +519,8 @@ def losses(plan: Plan, detection: float, *, seed: int = 1) -> dict[str, float]:
     """Return the seconds until the root is past the moment of a loss, by what was lost; "none" is without one."""
     at = plan.warm()
     recovery = Recovery(detection)
-    until = at + 30.0 if not plan.fans else at + 8.0
-    found = {"none": recovered(simulate(plan, MEASURED, at + 3.0, seed=seed), at)}
+    until = at + 12.0
+    found = {"none": recovered(simulate(plan, MEASURED, until, seed=seed), at)}
     for level in range(len(plan.fans), -1, -1):
         lost = simulate(plan, MEASURED, until, seed=seed, loss=Loss(level, at, recovery))
         found[name_of(level, len(plan.fans))] = recovered(lost, at)
@@ -562,9 +568,10 @@ def earlier() -> Iterator[Result]:
     """Yield the figures of the earlier simulation's trees, with nodes as measured, and with nodes as quick as it had them."""
     for name, plan, (p50, p99) in EARLIER:
         since = plan.warm() + 2.0
+        until = 2 * since
         for costs, nodes in ((MEASURED, "measured"), (QUICKER, "20,000 messages a second")):
-            root = simulate(plan, costs, since + 2.0)[0][0]
-            behind = lag(root.published, since, since + 2.0)
+            root = simulate(plan, costs, until)[0][0]
+            behind = lag(root.published, since, until)
             facts = {**_facts(plan), "case": name, "nodes": nodes}
             yield _result("earlier_lag_p50", behind.p50 * 1e3, "ms", facts, baseline=p50)
             yield _result("earlier_lag_p99", behind.p99 * 1e3, "ms", facts, baseline=p99)
