@@ -89,6 +89,9 @@ def test_a_reader_is_served_before_the_next_round() -> None:
     assert done.published.times == [29.5]
     assert done.deliveries == 8
     assert done.busy == 3 * 9.5 + 8 * 0.25
+    # A message that is there meanwhile, at 11, is taken after the deliveries: 10.5 + 2 + 9.5, not 10.5 + 9.5.
+    done = run([Sender(0.0, 10.0, source=Steps([0.0, 10.0], [1.0, 2.0]))], 500.0, readers=8)
+    assert done.published == Steps([10.5, 22.0], [1.0, 2.0])
 
 
 def test_a_node_reports_what_is_new_at_most_once_a_spacing() -> None:
@@ -140,6 +143,17 @@ def test_what_is_under_way_to_a_node_that_is_lost_is_sent_again() -> None:
     assert done.lost == 2
     assert done.published == Steps([130.5], [100.0])
     assert conserved(done)
+
+
+def test_a_node_that_has_nothing_new_still_says_again_what_was_lost() -> None:
+    done = run([Sender(0.0, 1.0, source=Steps([0.0], [7.0]))], 500.0, outage=Outage(start=8.0, end=100.0, each=20.0))
+    assert done.published == Steps([110.5], [7.0])
+    assert (done.sent, done.lost, done.acknowledged) == (2, 1, 1)
+
+
+def test_each_worker_reports_to_one_child() -> None:
+    levels = simulate(Plan(105_000, (2, 2), 10_000), MEASURED, 3.0)
+    assert [[each.senders for each in nodes] for nodes in levels] == [[2], [2, 2], [3, 3, 3, 2]]
 
 
 def test_a_recovery_is_its_parts() -> None:
