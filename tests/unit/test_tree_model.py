@@ -89,9 +89,9 @@ def test_a_reader_is_served_before_the_next_round() -> None:
     assert done.published.times == [29.5]
     assert done.deliveries == 8
     assert done.busy == 3 * 9.5 + 8 * 0.25
-    # A message that is there meanwhile, at 11, is taken after the deliveries: 10.5 + 2 + 9.5, not 10.5 + 9.5.
-    done = run([Sender(0.0, 10.0, source=Steps([0.0, 10.0], [1.0, 2.0]))], 500.0, readers=8)
-    assert done.published == Steps([10.5, 22.0], [1.0, 2.0])
+    # The next message is there at 12.5, and is taken after the deliveries, at 10.5 + 16 x 0.25.
+    done = run([Sender(0.0, 10.0, source=Steps([0.0, 10.0], [1.0, 2.0]))], 500.0, readers=16)
+    assert done.published == Steps([10.5, 24.0], [1.0, 2.0])
 
 
 def test_a_node_reports_what_is_new_at_most_once_a_spacing() -> None:
