@@ -237,6 +237,21 @@ def test_a_full_node_takes_what_was_measured(updates: int) -> None:
     assert updates / (MEASURED.message + updates * MEASURED.update) == pytest.approx(measured["value"], rel=0.25)
 
 
+@pytest.mark.parametrize("streams", [1, 10, 100, 400])
+def test_a_node_with_many_streams_takes_what_was_measured(streams: int) -> None:
+    """These lines are no source of a cost: they say whether the model is true where nothing else was measured."""
+    measured = kept("messages.jsonl")["messages", f"messages_per_second_{streams}"]
+    done = node([Sender(0.0, 0.0) for _ in range(streams)], MEASURED, 10.0, Random(1))
+    assert done.messages() == pytest.approx(measured["value"], rel=0.25)
+
+
+def test_a_node_with_few_messages_takes_the_processor_that_was_measured() -> None:
+    measured = kept("messages.jsonl")["messages", "paced_processor"]
+    done = node([Sender(at / 500, 0.2) for at in range(measured["streams"])], MEASURED, 10.0, Random(1))
+    assert done.messages() == pytest.approx(measured["messages_per_second"], rel=0.01)
+    assert done.core() == pytest.approx(measured["value"], rel=0.25)
+
+
 def test_other_costs_are_those_of_the_kept_lines() -> None:
     lines = kept("benchmarks.jsonl")
     assert 10_000 / (MEASURED.message + 10_000 * MEASURED.update) == pytest.approx(
