@@ -278,13 +278,18 @@ def lag(published: Steps, since: float, until: float) -> Lag:
     return Lag(float(np.percentile(behind, 50)), float(np.percentile(behind, 99)))
 
 
+WIDE: Final = 10_000
+NARROW: Final = 100
+"""Key ranges of a worker."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A tree, or without fans one authority: ``fans`` are how many nodes report to one of the level above, from the root."""
 
     ranges: int
     fans: tuple[int, ...] = ()
-    per_worker: int = 10_000
+    per_worker: int = WIDE
     """Key ranges of a worker, and so of a message."""
     spacing: float = 1.0
     """Seconds between two reports of a worker."""
@@ -307,6 +312,12 @@ class Plan:
     def name(self) -> str:
         """What to call it."""
         return " x ".join(str(fan) for fan in self.fans) if self.fans else "flat"
+
+    @property
+    def label(self) -> str:
+        """What its figures begin with."""
+        levels = ("flat", "two", "three")[len(self.fans)]
+        return levels if self.per_worker == WIDE else f"narrow_{levels}"
 
     def warm(self) -> float:
         """From when on the figures count: all have reported, and again; who is overloaded is as far behind as it will be."""
@@ -397,19 +408,22 @@ def spaced(plan: Plan, costs: Costs = MEASURED) -> Plan:
 
 
 PLANS: Final = tuple(
-    spaced(Plan(ranges, fans))
-    for ranges, fans in (
-        (10**5, ()),
-        (10**6, ()),
-        (10**6, (4,)),
-        (10**7, ()),
-        (10**7, (4,)),
-        (10**8, ()),
-        (10**8, (25,)),
-        (10**8, (5, 5)),
-        (10**9, ()),
-        (10**9, (240,)),
-        (10**9, (16, 15)),
+    spaced(Plan(ranges, fans, per_worker))
+    for ranges, fans, per_worker in (
+        (10**5, (), WIDE),
+        (10**6, (), WIDE),
+        (10**6, (4,), WIDE),
+        (5 * 10**6, (), WIDE),
+        (10**7, (), WIDE),
+        (10**7, (4,), WIDE),
+        (10**7, (64,), NARROW),
+        (10**7, (8, 8), NARROW),
+        (10**8, (), WIDE),
+        (10**8, (25,), WIDE),
+        (10**8, (5, 5), WIDE),
+        (10**9, (), WIDE),
+        (10**9, (240,), WIDE),
+        (10**9, (16, 15), WIDE),
     )
 )
 
@@ -527,41 +541,43 @@ def losses(plan: Plan, detection: float, *, seed: int = 1) -> dict[str, float]:
     return found
 
 
+Facts = dict[str, object]
+
 DETECTIONS: Final = (1.5, 0.45)
 
 
 def results(plans: Sequence[Plan]) -> Iterator[Result]:
     """Yield all figures."""
     for plan in plans:
-        if not refused(plan):
-            yield from _results(examine(plan))
-            for detection in DETECTIONS:
-                for what, seconds in losses(plan, detection).items():
-                    facts = {**_facts(plan), "detection": detection}
-                    yield _result(f"recovery_{what.replace(' ', '_')}", seconds, "s", facts)
+        if refused(plan):
+            continue
+        yield from _results(examine(plan))
+        for detection in DETECTIONS:
+            for what, seconds in losses(plan, detection).items():
+                metric = f"{what.replace(' ', '_')}_loss_{detection * 1e3:.0f}"
+                yield _result(plan, metric, seconds, "s", {"detection": detection})
 
 
 def _results(found: Found) -> Iterator[Result]:
     plan, depth = found.plan, len(found.plan.fans)
-    facts = _facts(plan)
     for level, (nodes, behind) in enumerate(zip(found.levels, found.lags, strict=True)):
         where = name_of(level, depth).replace(" ", "_")
-        yield _result(f"{where}_lag_p50", behind.p50 * 1e3, "ms", facts)
-        yield _result(f"{where}_lag_p99", behind.p99 * 1e3, "ms", facts)
+        yield _result(plan, f"{where}_lag_p50", behind.p50 * 1e3, "ms")
+        yield _result(plan, f"{where}_lag_p99", behind.p99 * 1e3, "ms")
         for metric, unit, each in (
             ("core", "cores", [one.core() for one in nodes]),
             ("messages", "1/s", [one.messages() for one in nodes]),
             ("received", "bytes/s", [one.received() for one in nodes]),
             ("rounds", "1/s", [one.rounds / one.until for one in nodes]),
-            ("memory", "bytes", [one.memory() for one in nodes]),
             ("values", "1/s", [len(one.published.times) / one.until for one in nodes]),
+            ("memory", "bytes", [one.memory() for one in nodes]),
         ):
-            yield _result(f"{where}_{metric}", float(np.median(each)), unit, facts)
-    yield _result("stalling_root_lag_p50", found.stalled.p50 * 1e3, "ms", facts)
-    yield _result("stalling_root_lag_p99", found.stalled.p99 * 1e3, "ms", facts)
-    for limit in found.limits[:3]:
-        what = {**facts, "what": limit.what, "figure": limit.figure, "of": limit.of, "figure_unit": limit.unit}
-        yield _result("breaks", limit.share, "share", what)
+            yield _result(plan, f"{where}_{metric}", float(np.median(each)), unit)
+    yield _result(plan, "stalling_root_lag_p50", found.stalled.p50 * 1e3, "ms")
+    yield _result(plan, "stalling_root_lag_p99", found.stalled.p99 * 1e3, "ms")
+    for rank, limit in enumerate(found.limits[:4], 1):
+        facts = {"what": limit.what, "figure": limit.figure, "of": limit.of, "figure_unit": limit.unit}
+        yield _result(plan, f"breaks_{rank}", limit.share, "share", facts)
 
 
 def earlier() -> Iterator[Result]:
@@ -569,12 +585,12 @@ def earlier() -> Iterator[Result]:
     for name, plan, (p50, p99) in EARLIER:
         since = plan.warm() + 2.0
         until = 2 * since
-        for costs, nodes in ((MEASURED, "measured"), (QUICKER, "20,000 messages a second")):
+        for costs, nodes in ((MEASURED, "measured"), (QUICKER, "quick")):
             root = simulate(plan, costs, until)[0][0]
             behind = lag(root.published, since, until)
-            facts = {**_facts(plan), "case": name, "nodes": nodes}
-            yield _result("earlier_lag_p50", behind.p50 * 1e3, "ms", facts, baseline=p50)
-            yield _result("earlier_lag_p99", behind.p99 * 1e3, "ms", facts, baseline=p99)
+            start = f"earlier_{nodes}_{plan.spacing * 1e3:.0f}"
+            yield _result(plan, f"{start}_p50", behind.p50 * 1e3, "ms", {"case": name}, baseline=p50)
+            yield _result(plan, f"{start}_p99", behind.p99 * 1e3, "ms", {"case": name}, baseline=p99)
 
 
 def relayed() -> Iterator[Result]:
@@ -584,28 +600,67 @@ def relayed() -> Iterator[Result]:
         since = plan.warm()
         root = simulate(plan, MEASURED, since + 4.0)[0][0]
         behind = lag(root.published, since, since + 4.0)
-        facts = {**_facts(plan), "readers": plan.readers}
-        yield _result("relayed_root_lag_p50", behind.p50 * 1e3, "ms", facts)
-        yield _result("relayed_root_lag_p99", behind.p99 * 1e3, "ms", facts)
-        yield _result("relayed_root_core", root.core(), "cores", facts)
-        yield _result("relayed_root_deliveries", root.deliveries / root.until, "1/s", facts)
+        facts: Facts = {"readers": plan.readers}
+        yield _result(plan, "relayed_root_lag_p50", behind.p50 * 1e3, "ms", facts)
+        yield _result(plan, "relayed_root_lag_p99", behind.p99 * 1e3, "ms", facts)
+        yield _result(plan, "relayed_root_core", root.core(), "cores", facts)
+        yield _result(plan, "relayed_root_deliveries", root.deliveries / root.until, "1/s", facts)
 
 
-def _facts(plan: Plan) -> dict[str, object]:
+class Need(NamedTuple):
+    """What a number of ranges needs: no simulation, only sums."""
+
+    plan: Plan
+    messages: float
+    """A second, of all workers."""
+    received: float
+    """Bytes a second."""
+    shards: int
+    """Of which each has half of its core's time for messages and updates left."""
+
+
+def need(ranges: int, per_worker: int, spacing: float = 1.0) -> Need:
+    """Return it."""
+    plan = Plan(ranges, (), per_worker, spacing)
+    messages = plan.workers / spacing
+    load = messages * (MEASURED.message + per_worker * MEASURED.update)
+    received = messages * (MESSAGE_BYTES + per_worker * UPDATE_BYTES)
+    return Need(plan, messages, received, math.ceil(load / HALF))
+
+
+def needs() -> Iterator[Need]:
+    """Yield them for all sizes."""
+    for per_worker in (WIDE, NARROW):
+        for power in range(6, 10):
+            yield need(10**power, per_worker)
+
+
+def _needs() -> Iterator[Result]:
+    for each in needs():
+        yield _result(each.plan, "need_messages", each.messages, "1/s")
+        yield _result(each.plan, "need_received", each.received, "bytes/s")
+        yield _result(each.plan, "need_shards", each.shards, "shards")
+
+
+def _facts(plan: Plan) -> Facts:
     return {
         "simulated": True,
         "ranges": plan.ranges,
         "shape": plan.name,
         "workers": plan.workers,
+        "per_worker": plan.per_worker,
         "spacing_ms": plan.spacing * 1e3,
         "up_ms": plan.up * 1e3 if plan.fans else None,
     }
 
 
-def _result(metric: str, value: float, unit: str, facts: dict[str, object], *, baseline: float | None = None) -> Result:
-    other = None if baseline is None else Spread((baseline,))
+def _result(
+    plan: Plan, metric: str, value: float, unit: str, facts: Facts | None = None, *, baseline: float | None = None
+) -> Result:
     name = None if baseline is None else "an earlier simulation"
-    return Result("tree_model", metric, Spread((value,)), unit, name, other, facts)
+    other = None if baseline is None else Spread((baseline,))
+    metric = f"{plan.label}_{metric}_{plan.ranges}"
+    return Result("tree_model", metric, Spread((value,)), unit, name, other, {**_facts(plan), **(facts or {})})
 
 
 def _short(value: float) -> str:
@@ -635,7 +690,7 @@ def table(plans: Sequence[Plan]) -> Iterator[str]:
                 f"{middle.rounds / middle.until:8.0f} {middle.core():5.2f} {_short(middle.memory()):>7}"
             )
         yield f"{'':17} with slow syncs the root lags {found.stalled.p50 * 1e3:.1f} and {found.stalled.p99 * 1e3:.1f} ms"
-        for limit in found.limits[:3]:
+        for limit in found.limits[:4]:
             yield f"{'':17} breaks: {limit}"
         for detection in DETECTIONS:
             each = ", ".join(f"{what} {seconds:.2f}" for what, seconds in losses(plan, detection).items())
@@ -651,7 +706,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     args = parse.parse_args(arguments)
     plans = [plan for plan in PLANS if plan.ranges <= args.most]
-    others = [*earlier(), *relayed()] if args.most >= 1e9 else []
+    others = [*_needs(), *earlier(), *relayed()] if args.most >= 1e9 else []
     if args.json:
         for one in (*results(plans), *others):
             print(json.dumps(one.line({})), flush=True)
@@ -659,9 +714,7 @@ def main(arguments: Sequence[str]) -> int:
     for line in table(plans):
         print(line, flush=True)
     for one in others:
-        print(
-            f"{one.text()}  ({', '.join(f'{key} {value}' for key, value in one.facts.items() if key != 'simulated')})"
-        )
+        print(one.text(), flush=True)
     return 0
 
 

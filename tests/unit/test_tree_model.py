@@ -203,6 +203,14 @@ def test_what_has_more_workers_than_streams_is_refused() -> None:
     assert tree_model.refused(Plan(10**9, (8_193,)))
 
 
+def test_what_a_number_of_ranges_needs() -> None:
+    # 100 messages a second of 296 + 10,000 x 0.0889 us are 0.12 of a core; 10,000 of 296 + 100 x 0.0889 us are 3.05.
+    assert tree_model.need(10**6, 10_000).shards == 1
+    assert tree_model.need(10**6, 100).shards == 7
+    assert tree_model.need(10**9, 10_000)[1:] == (100_000, 100_000 * 110 + 12e9, 238)
+    assert tree_model.need(10**9, 10_000, spacing=2.0).shards == 119
+
+
 def test_the_spacing_upwards_leaves_half_of_a_core() -> None:
     assert tree_model.spaced(Plan(10**8, (25,))).up == 0.02
     # 240 / 0.1 s x 296 us is 0.71 of a core, and at 0.2 s it is 0.36.
