@@ -207,7 +207,7 @@ def test_what_a_number_of_ranges_needs() -> None:
     # 100 messages a second of 296 + 10,000 x 0.0889 us are 0.12 of a core; 10,000 of 296 + 100 x 0.0889 us are 3.05.
     assert tree_model.need(10**6, 10_000).shards == 1
     assert tree_model.need(10**6, 100).shards == 7
-    assert tree_model.need(10**9, 10_000)[1:] == (100_000, 100_000 * 110 + 12e9, 238)
+    assert tree_model.need(10**9, 10_000)[1:] == (100_000, 100_000 * 110 + 12e9, 237)
     assert tree_model.need(10**9, 10_000, spacing=2.0).shards == 119
 
 
