@@ -54,6 +54,11 @@ class Took:
         """Messages a second."""
         return self.messages / self.seconds
 
+    @property
+    def each(self) -> float:
+        """Microseconds of a processor for a message."""
+        return self.processor / self.messages * 1e6
+
 
 def run(folder: Path, *, quick: bool) -> list[Result]:
     """Measure; sizes take turns by rounds."""
@@ -68,7 +73,7 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
             for streams, rounds in told.items():
                 rounds.append(asyncio.run(_round(server, owner, streams, 0.0, size.seconds)))
             paced.append(asyncio.run(_round(server, owner, size.paced, 0.2, size.seconds)))
-    return [*_results(told), _paced(paced, size)]
+    return [*_results(told), _paced(paced, told, size)]
 
 
 def _results(told: dict[int, list[Took]]) -> list[Result]:
@@ -76,7 +81,7 @@ def _results(told: dict[int, list[Took]]) -> list[Result]:
     one = next(iter(told.values()))
     values: tuple[tuple[str, str, Callable[[Took], float]], ...] = (
         ("messages_per_second", "messages/s", lambda took: took.rate),
-        ("processor_per_message", "us", lambda took: took.processor / took.messages * 1e6),
+        ("processor_per_message", "us", lambda took: took.each),
     )
     for metric, unit, value in values:
         base = Spread(tuple(map(value, one)))
@@ -96,10 +101,10 @@ def _results(told: dict[int, list[Took]]) -> list[Result]:
     return found
 
 
-def _paced(rounds: list[Took], size: Size) -> Result:
-    facts = {"streams": size.paced, "messages_per_second": round(float(np.median([took.rate for took in rounds])), 1)}
-    spread = Spread(tuple(took.processor / took.seconds for took in rounds))
-    return Result("messages", "paced_processor", spread, "s/s", facts=facts)
+def _paced(rounds: list[Took], told: dict[int, list[Took]], size: Size) -> Result:
+    facts = {"streams": size.paced, "rate": round(Spread(tuple(took.rate for took in rounds)).median, 1)}
+    ours, one = (Spread(tuple(took.each for took in each)) for each in (rounds, next(iter(told.values()))))
+    return Result("messages", "paced_processor_per_message", ours, "us", "one stream", one, facts)
 
 
 async def _round(server: child.Server, owner: Owner, streams: int, pause: float, seconds: float) -> Took:
