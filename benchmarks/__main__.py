@@ -29,6 +29,7 @@ from benchmarks import (
     latency,
     lateness_budget,
     listings,
+    messages,
     page,
     pipeline,
     recovery,
@@ -44,6 +45,7 @@ from benchmarks import (
 BENCHMARKS: Final[dict[str, Callable[..., list[result.Result]]]] = {
     "ingest": ingest.run,
     "batches": batches.run,
+    "messages": messages.run,
     "latency": latency.run,
     "depth": depth.run,
     "fanout": fanout.run,
@@ -78,6 +80,8 @@ machine, take turns by rounds, and the median round counts: read the ratio, not 
   ingest    durable interval updates a second on one shard of 1 M ranges, against a Redis sorted set
             (ZADD + ZRANGE) and against bare gRPC + numpy that journals nothing          about 2 minutes
   batches   the same by how many updates a message has, 1 to 100,000, against bare gRPC + numpy about two minutes
+  messages  messages of one update a second that a shard takes, by how many streams they come on, and the processor
+            time of each, also at 500 a second; against one stream                       about two minutes
   latency   report sent -> subscriber holds the new watermark, journaled, 1 M ranges,
             against a bare two-hop gRPC relay                                            about half a minute
   depth     ten computations in one process, each folding the one before it: from a frontier at the source

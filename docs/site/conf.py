@@ -47,7 +47,14 @@ PAGES: Final = {
         *("docs/monitoring", "docs/metrics", "docs/logs", "docs/status-page"),
         *(f"monitoring/runbooks/{name}" for name in ("authority", "pipeline", "workloads", "dedup")),
     ),
-    "The project": ("docs/simulation", "docs/performance", "docs/benchmarks", "CONTRIBUTING", "CHANGELOG"),
+    "The project": (
+        "docs/simulation",
+        "docs/performance",
+        "docs/scale",
+        "docs/benchmarks",
+        "CONTRIBUTING",
+        "CHANGELOG",
+    ),
 }
 """The pages beside README, by the heading that they stand under at the side. One that is left out ends the build."""
 
