@@ -10,9 +10,10 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 import redis
@@ -48,7 +49,7 @@ class Worker(threading.Thread):
         try:
             while not self._ended.is_set():
                 values += 1_000_000
-                self._lease.advance(None, oldest=values, frontier=int(values[-1]))
+                self._lease.advance(None, oldest=cast("Sequence[int]", values), frontier=int(values[-1]))
                 self._lease.flush(60.0)
                 self.reports += 1
         except Exception as error:  # noqa: BLE001 - the result tells it

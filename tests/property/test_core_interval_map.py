@@ -225,8 +225,8 @@ def test_claims_over_and_over_do_not_fill_memory() -> None:
     most = 0
     for sequencer in range(1, 1000):
         map_.claim(Group(sequencer, Bounds(bounds), 0, GroupState.OWNED), column([sequencer]), now=0)
-        most = max(most, len(map_.columns.values))
-    assert most <= 4 * columns.BLOCK
+        most = max(most, map_.columns.bytes)
+    assert most <= 4 * columns.BLOCK * 16
     assert len(map_.run_groups()) == len(map_.groups) == 1
     map_._check()
 

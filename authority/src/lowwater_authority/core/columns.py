@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 BLOCK: Final = 4096
 """Slots per block: recomputing one costs about 2 us, scanning 10 M slots' blocks about 2 us more."""
 
+GROWTH: Final = 16
+"""Times as much room as before when there is too little: what is not used costs nothing, and what is used is copied."""
+
+MUCH: Final = 1 << 25
+"""Slots, half a gigabyte of addresses, up to which that is so; then twice."""
+
 SAMPLE: Final = 8
 """Blocks that are looked at for each block's worth of values that are wanted, to know which others can have any of them."""
 
@@ -29,15 +35,15 @@ class Columns:
     never takes part in the minimum. ``since[slot]`` is a processing time in microseconds.
 
     Allocation appends; the owner moves to fresh columns when :attr:`wasteful`. Cost: 16 bytes a slot and 9 bytes a
-    block.
+    block. Slots behind the last block that is used have no value, and no memory of the machine's either.
     """
 
     __slots__ = ("_block_min", "_dirty", "reclaimable", "since", "size", "used", "values")
 
     def __init__(self, capacity: int = BLOCK) -> None:
         blocks = max(1, -(-capacity // BLOCK))
-        self.values: Int64s = np.full(blocks * BLOCK, MAX, dtype=np.int64)
-        self.since: Int64s = np.zeros(blocks * BLOCK, dtype=np.int64)
+        self.values: Int64s = np.empty(blocks * BLOCK, dtype=np.int64)
+        self.since: Int64s = np.empty(blocks * BLOCK, dtype=np.int64)
         self._block_min: Int64s = np.full(blocks, MAX, dtype=np.int64)
         self._dirty: npt.NDArray[np.bool_] = np.zeros(blocks, dtype=np.bool_)
         self.size = 0
@@ -48,7 +54,12 @@ class Columns:
     @property
     def bytes(self) -> int:
         """Memory of the columns."""
-        return self.values.nbytes + self.since.nbytes
+        return self._blocks * BLOCK * (self.values.itemsize + self.since.itemsize)
+
+    @property
+    def _blocks(self) -> int:
+        """How many blocks are used."""
+        return -(-self.size // BLOCK)
 
     @property
     def wasteful(self) -> bool:
@@ -57,9 +68,10 @@ class Columns:
 
     def allocate(self, values: Int64s, since: Int64s | int) -> int:
         """Append slots holding ``values`` and return the first. Amortised O(n)."""
-        base, count = self.size, len(values)
+        base, count, filled = self.size, len(values), self._blocks * BLOCK
         self._reserve(base + count)
         self.size = base + count
+        self.values[filled : self._blocks * BLOCK] = MAX
         self.used += count
         self.set(slice(base, base + count), values)
         self.since[base : base + count] = since
@@ -95,7 +107,7 @@ class Columns:
 
         O(dirty blocks + blocks + slots of the blocks that may have one), which are ``count`` blocks at most.
         """
-        if not count:
+        if not count or not self.size:
             return np.zeros(0, dtype=np.intp)
         self._refresh()
         most = min(self._bound(count), MAX - 1)
@@ -111,18 +123,18 @@ class Columns:
 
     def _bound(self, count: int) -> int:
         """Return a value that so many slots do not exceed, if there are as many: a small one, quickly found."""
-        blocks = len(self._block_min)
-        if count <= blocks:
-            return int(np.partition(self._block_min, count - 1)[count - 1])
-        some = min(blocks, SAMPLE * -(-count // BLOCK))
-        values = self.values.reshape(-1, BLOCK)[np.argpartition(self._block_min, some - 1)[:some]].reshape(-1)
+        least = self._block_min[: self._blocks]
+        if count <= len(least):
+            return int(np.partition(least, count - 1)[count - 1])
+        some = min(len(least), SAMPLE * -(-count // BLOCK))
+        values = self.values.reshape(-1, BLOCK)[np.argpartition(least, some - 1)[:some]].reshape(-1)
         return int(np.partition(values, count - 1)[count - 1]) if count <= len(values) else MAX
 
     def count_below(self, limit: int) -> int:
         """Return how many slots have a value below a limit. O(dirty blocks + blocks + slots of the blocks that have one)."""
         self._refresh()
         blocks = np.flatnonzero(self._block_min < limit)
-        if 2 * len(blocks) > len(self._block_min):
+        if 2 * len(blocks) > self._blocks:
             return int(np.count_nonzero(self.values[: self.size] < limit))
         return int(np.count_nonzero(self.values.reshape(-1, BLOCK)[blocks] < limit))
 
@@ -153,11 +165,10 @@ class Columns:
         have = len(self.values)
         if size <= have:
             return
-        blocks = max(2 * have, -(-size // BLOCK) * BLOCK) // BLOCK
-        values = np.full(blocks * BLOCK, MAX, dtype=np.int64)
-        values[:have] = self.values
-        since = np.zeros(blocks * BLOCK, dtype=np.int64)
-        since[:have] = self.since
+        blocks = max(2 * have // BLOCK, min(GROWTH * have, MUCH) // BLOCK, -(-size // BLOCK))
+        values, since = np.empty((2, blocks * BLOCK), dtype=np.int64)
+        values[: self._blocks * BLOCK] = self.values[: self._blocks * BLOCK]
+        since[: self.size] = self.since[: self.size]
         block_min = np.full(blocks, MAX, dtype=np.int64)
         block_min[: len(self._block_min)] = self._block_min
         dirty = np.zeros(blocks, dtype=np.bool_)
@@ -169,7 +180,10 @@ class Columns:
         assert 0 <= self.used <= self.size <= len(self.values) == len(self.since)
         assert len(self.values) % BLOCK == 0
         assert len(self._block_min) == len(self._dirty) == len(self.values) // BLOCK
-        assert (self.values[self.size :] == MAX).all()
-        clean = ~self._dirty
-        assert (self.values.reshape(-1, BLOCK).min(axis=1)[clean] == self._block_min[clean]).all()
-        assert self.minimum() == int(self.values.min())
+        used = self.values[: self._blocks * BLOCK]
+        assert (used[self.size :] == MAX).all()
+        assert (self._block_min[self._blocks :] == MAX).all()
+        assert not self._dirty[self._blocks :].any()
+        clean = ~self._dirty[: self._blocks]
+        assert (used.reshape(-1, BLOCK).min(axis=1)[clean] == self._block_min[: self._blocks][clean]).all()
+        assert self.minimum() == int(used.min(initial=MAX))

@@ -399,7 +399,7 @@ class RedisExchange:
         unsure = self._missed(barrier, answers[len(calls) :])
         return [self._outcome(reply, unsure) for reply in answers[: len(calls)]]
 
-    def _missed(self, barrier: Sequence[tuple[int, Command]], answers: Sequence[Any]) -> str:
+    def _missed(self, barrier: Sequence[tuple[int, Sequence[str | int]]], answers: Sequence[Any]) -> str:
         """Why what was written may be lost yet; empty when it is as durable as it can be."""
         for (wanted, command), answer in zip(barrier, answers, strict=True):
             got = answer[0] if isinstance(answer, list) else answer
