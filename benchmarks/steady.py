@@ -68,7 +68,7 @@ def run(folder: Path, seconds: float) -> dict[str, object]:
         stop = threading.Event()
         workers = [Worker(stack.enter_context(sharded.connect(timeout=60.0)), name, stop) for name in names]
         before = {name: view.epoch for name, view in lw.get(*names).items()}
-        first = View.decode(store.hget(f"{TAG}:view", "view"))
+        first = _view(store)
         for worker in workers:
             worker.start()
         silences = np.array(_silences(store, {member.id for member in first.members}, seconds))
@@ -76,7 +76,7 @@ def run(folder: Path, seconds: float) -> dict[str, object]:
         for worker in workers:
             worker.join()
         after = {name: view.epoch for name, view in lw.get(*names).items()}
-        last = View.decode(store.hget(f"{TAG}:view", "view"))
+        last = _view(store)
         reports = sum(worker.reports for worker in workers)
         return {
             "benchmark": "steady",
@@ -90,6 +90,12 @@ def run(folder: Path, seconds: float) -> dict[str, object]:
             "failures": [repr(worker.failure) for worker in workers if worker.failure],
             **machine(),
         }
+
+
+def _view(store: redis.Redis) -> View:
+    payload = store.hget(f"{TAG}:view", "view")
+    assert isinstance(payload, bytes)
+    return View.decode(payload)
 
 
 def _silences(store: redis.Redis, ids: set[str], seconds: float) -> list[float]:
