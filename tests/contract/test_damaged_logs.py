@@ -26,7 +26,7 @@ def refuse_once(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next append is surely not written: the disk is full."""
     append = journal.append
 
-    async def full(entries: Sequence[Entry]) -> None:
+    async def full(entries: Sequence[Entry], **_: object) -> None:
         del entries
         monkeypatch.setattr(journal, "append", append)
         raise JournalFailed("the disk is full")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -276,7 +276,7 @@ async def test_a_survey_names_the_place_of_damage(store: Store) -> None:
 class Forgetful(MemoryJournal):
     """Loses a bit of what it is given."""
 
-    async def append(self, entries: Sequence[Entry]) -> None:
+    async def append(self, entries: Sequence[Entry], *, beside: Iterable[str] = ()) -> None:
         await super().append([Entry(each.log, each.position, each.payload + b"!", each.strong) for each in entries])
 
 

@@ -7,7 +7,15 @@ from itertools import pairwise
 
 import pytest
 
-from lowwater_authority.journal import GRAPH, JournalFenced, JournalOutvoted, JournalPosition, LoadedLog, Ownership
+from lowwater_authority.journal import (
+    GRAPH,
+    JournalFenced,
+    JournalLost,
+    JournalOutvoted,
+    JournalPosition,
+    LoadedLog,
+    Ownership,
+)
 from tests.contract.journal_stores import SharedStore, Store, entry, fenced, loaded, turn, writes
 
 # --- taking -------------------------------------------------------------------------------------------------------
@@ -209,6 +217,30 @@ async def test_taking_fences_the_owner_of_that_log_only(shared: SharedStore) -> 
     await two.confirm(["a"])
     assert await one.load("a") == loaded("a", 1, 3)
     assert await two.load("b") == LoadedLog(1, b"one", [(2, b"b:2")])
+
+
+@pytest.mark.asyncio
+async def test_other_logs_are_confirmed_with_what_is_appended(shared: SharedStore) -> None:
+    one = await shared.open("a", "b", "c")
+    await one.append([entry(log, 1) for log in "abc"])
+    await one.append([entry("a", 2)], beside=["b", "c"])
+    two = await shared.connect()
+    await two.take("b")
+    calls = [
+        one.append([entry("a", 3)], beside=["b"]),
+        one.append([entry("a", 3)], beside=["c", "b"]),
+        one.append([entry("b", 2)], beside=["a", "c"]),
+    ]
+    assert await fenced(*calls) == 3 * [{"b": (1, 2)}]
+    assert await one.load("a") == loaded("a", 1, 2)
+    await one.append([entry("a", 3)], beside=["c"])
+    await one.append([entry("c", 2)])
+    shared.forget("c", 1)
+    with pytest.raises(JournalLost) as lost:
+        await one.append([entry("a", 4)], beside=["c"])
+    assert lost.value.logs == {"c": (2, 1)}
+    await one.append([entry("a", 4)])
+    assert await one.load("a") == loaded("a", 1, 4)
 
 
 @pytest.mark.asyncio

@@ -297,7 +297,7 @@ class MemoryJournal(Journal):
         records = decode_records(log, rows, after=position, last=last, tail=tail, epoch=epoch, tails=tails)
         return LoadedLog(position, None, records, tails=tails)
 
-    async def append(self, entries: Sequence[Entry]) -> None:
+    async def append(self, entries: Sequence[Entry], *, beside: Iterable[str] = ()) -> None:
         """See Journal."""
         with self._meter.append(entries):
             self._check_open()
@@ -306,7 +306,7 @@ class MemoryJournal(Journal):
                 return
             places = [(entry.log, entry.position) for entry in entries]
             operation = Operation("append", places, strong=any(entry.strong for entry in entries))
-            believed = self._owned.held(run.log for run in runs)
+            believed = self._owned.held([*(run.log for run in runs), *beside])
             await self._run(operation, partial(self._append, runs, believed))
             for run in runs:
                 self._owned.reached(run.log, run.end)

@@ -142,9 +142,13 @@ T = TypeVar("T")
 class _Append:
     """One append to several logs, and what of it may be written by now."""
 
-    def __init__(self, records: Sequence[Record], readings: Mapping[Log, int], apart: Container[str]) -> None:
+    def __init__(
+        self, records: Sequence[Record], readings: Mapping[Log, int], apart: Container[str], beside: Iterable[str]
+    ) -> None:
         self.records = list(records)
         """What is still to be written."""
+        self.beside = list(beside)
+        """What is to be confirmed with them, and was not yet."""
         self.doubt = False
         """Whether a part of it may be written: an attempt was of unknown outcome, or a heal has put it back."""
         self._apart = apart
@@ -166,10 +170,16 @@ class _Append:
         if gone:
             raise JournalFenced(gone)
         try:
-            await journal.append(entries)
+            await journal.append(entries, beside=self.beside)
         except JournalUnknown:
             self.doubt = True
             raise
+        except (JournalFenced, JournalLost) as error:
+            # It names all that are not this process's own, or all that lack something, which is put back.
+            named = error.owners if isinstance(error, JournalFenced) else error.logs
+            self.beside = [name for name in self.beside if name in named]
+            raise
+        self.beside = []
 
     def written(self, entries: Sequence[Entry]) -> None:
         """All that was left is written."""
@@ -189,6 +199,7 @@ class _Append:
     def leave(self, names: Container[str]) -> None:
         """Go on without logs that other processes own."""
         self.records = [record for record in self.records if record.log.name not in names]
+        self.beside = [name for name in self.beside if name not in names]
         self._readings = {log: reading for log, reading in self._readings.items() if log.name not in names}
 
     def go_on_behind(self, healed: set[str]) -> None:
@@ -240,26 +251,31 @@ class Logs:
         *,
         readings: Mapping[Log, int],
         apart: Container[str] = (),
+        beside: Iterable[str] = (),
         drop: Callable[[JournalFenced, bool], None] | None = None,
-    ) -> None:
+    ) -> list[str]:
         """Append records in one step; returns when durable. Raises JournalFailed, JournalFenced, ...
 
         ``readings`` are those of the logs, but for the graph's, when what is appended was staged: what was let go since, and perhaps taken
         again, must not get it, and is fenced.
+        ``beside``: logs that get no record, and must be this process's own all the same. Those are returned of which that was not asked in
+        the end, because nothing was left to write.
         ``apart``: logs whose memory does not have the record yet, so that it is still to be written when they were healed.
         ``drop`` is told which logs other processes own now, and whether their records may be written all the same; the others are
         written without them. Without it, such a log is refused with all others.
         """
         if not records:
-            return
+            return list(beside)
         self.unconfirmed_since = now
+        appending = _Append(records, readings, apart, beside)
         with self._observer.append(sum(len(record.payload) for record in records)):
             try:
-                await self._append(_Append(records, readings, apart), drop)
+                await self._append(appending, drop)
             except (JournalFailed, JournalFenced, JournalPosition, InDoubt):
                 self.unconfirmed_since = None
                 raise
         self.unconfirmed_since = None
+        return appending.beside
 
     async def _append(self, appending: _Append, drop: Callable[[JournalFenced, bool], None] | None) -> None:
         while appending.records:

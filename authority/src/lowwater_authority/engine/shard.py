@@ -1069,16 +1069,18 @@ class Shard:
             if record is not None:
                 records.append(Record(logs[name], *record))
         changed = {record.log.name for record in records}
-        unchanged = [name for name in round_.touched if name not in changed]
-        if self.shared and unchanged:
-            await self._confirm_unchanged(round_, unchanged)
+        # What changes nothing is not appended, so it has to be asked whether a refusal, say of a stale claim, is this process's to make.
+        unchanged = [name for name in round_.touched if name not in changed] if self.shared else []
         if round_.topology is not None and not round_.read:
             graph = self.held.graph_record(round_.topology, whole=round_.merged)
             records.append(Record(self.held.graph, graph, strong=True))
         held = self.held
         apart = {GRAPH, *(n for n, computation in round_.touched.items() if held.computation(n) is not computation)}
         drop = partial(self._drop, round_) if self._divisible(round_) else None
-        await held.logs.append(records, round_.now, readings=round_.readings, apart=apart, drop=drop)
+        unasked = await held.logs.append(
+            records, round_.now, readings=round_.readings, apart=apart, beside=unchanged, drop=drop
+        )
+        await self._confirm_unchanged(round_, unasked)
 
     def _divisible(self, round_: Round) -> bool:
         """Whether computations may leave a round: a change of the graph is one with what it changes."""
@@ -1092,7 +1094,7 @@ class Shard:
             round_.dropped[name] = errors.Unavailable(msg) if in_doubt else GivenUp()
 
     async def _confirm_unchanged(self, round_: Round, names: Iterable[str]) -> None:
-        """What changes nothing is not appended, so it has to be asked whether a refusal, say of a stale claim, is this process's to make."""
+        """Confirm what a round changes nothing of, where nothing was appended that it could be confirmed with."""
         while names := [name for name in names if name not in round_.dropped]:
             try:
                 try:

@@ -340,11 +340,13 @@ class Journal(ABC):
         """
 
     @abstractmethod
-    async def append(self, entries: Sequence[Entry]) -> None:
+    async def append(self, entries: Sequence[Entry], *, beside: Iterable[str] = ()) -> None:
         """Write the entries, all or none, and return when they are durable.
 
         The entries of each log are contiguous and ascending. A log that ends just before its first entry gets them;
         one that ends with its last entry, from an earlier attempt, stays as it is. ``append(())`` does nothing.
+
+        ``beside``: other logs, which are confirmed in the same step. If this process does not own one, nothing is written.
 
         Raises JournalFailed, JournalFenced, JournalLost or JournalPosition when surely nothing was written, JournalUnknown
         when it may be written. Cancelling the caller leaves the outcome unknown too, but never a part of it.

@@ -280,12 +280,12 @@ class RedisJournal(Journal):
                 return LoadedLog(position, None, records, tails=tails)
         raise _replaced_too_often(log)
 
-    async def append(self, entries: Sequence[Entry]) -> None:
+    async def append(self, entries: Sequence[Entry], *, beside: Iterable[str] = ()) -> None:
         """See Journal. Cost: one round trip; a strong entry may wait for a sync and for replicas."""
         with self._meter.append(entries):
             strong = any(entry.strong for entry in entries)
             runs = runs_of(entries, self._owned.writer)
-            owners = self._owners(run.log for run in runs)
+            owners = self._owners([*(run.log for run in runs), *beside])
 
             async def write(database: RedisDatabase) -> None:
                 if runs:
@@ -698,7 +698,7 @@ class RedisDatabase:
         return list(await self._exchange.read("HMGET", self._keys.parts(log), *fields))
 
     async def append(self, runs: list[Run], held: Mapping[str, Held], *, strong: bool) -> None:
-        """Write all runs, or none."""
+        """Write all runs, or none, if what is believed of them and of all other logs in ``held`` is true."""
         keys = [self._keys.deployment, self._keys.logs]
         arguments: list[str | bytes | int] = [self._token, int(strong)]
         for run in runs:
@@ -706,6 +706,11 @@ class RedisDatabase:
             keys += [self._keys.meta(run.log), self._keys.records(run.log)]
             arguments += [*_writer(run.log, mine), *mine.end]
             arguments += [run.first - 1, *run.end, len(run.frames), run.log, *run.frames]
+        written = {run.log for run in runs}
+        for log in held.keys() - written:
+            mine = held[log]
+            keys += [self._keys.meta(log), self._keys.records(log)]
+            arguments += [*_writer(log, mine), *mine.end, 0, 0, 0, 0, log]
         places = [(run.log, run.first) for run in runs]
         self._check(await self._exchange.write(APPEND, keys, arguments, strong=strong), held, places)
 

@@ -162,7 +162,7 @@ return refused and states or owners
 
 # KEYS: deployment, index, then for each log: meta, records. ARGV: token, whether the entries are strong; for each log: epoch
 # and nonce ('' in the graph), end as acknowledged, its tail, position before the first entry, of the last, its checksum, number, name,
-# frames.
+# frames. A log without frames is only looked at, and stands behind the others.
 APPEND: Final = Script(f"""#!lua
 {_HELD}
 local runs, arg = {{}}, 3
@@ -170,7 +170,9 @@ for key = 3, #KEYS, 2 do
     local run = {{meta = KEYS[key], records = KEYS[key + 1], owned = ARGV[arg] ~= '', before = ARGV[arg + 4], last = ARGV[arg + 5],
         tail = ARGV[arg + 6], count = tonumber(ARGV[arg + 7]), name = ARGV[arg + 8], first = arg + 9}}
     run.found, run.tail_found = look(run.meta, ARGV[arg], ARGV[arg + 1], ARGV[arg + 2], ARGV[arg + 3])
-    runs[#runs + 1] = run
+    if run.count > 0 then
+        runs[#runs + 1] = run
+    end
     arg = run.first + run.count
 end
 if refused then
