@@ -511,11 +511,10 @@ class Cluster:
         """
         if not any(self._doubtful()):
             return
-        until = self._monotonic() + within
-        asked = {place.address for place in (await self.locate(names)).values()}
-        while any(member.address in asked for member in self._doubtful()) and self._monotonic() < until:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, until - self._monotonic())):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):  # also for a store that hangs
+                asked = {place.address for place in (await self.locate(names)).values()}
+                while any(member.address in asked for member in self._doubtful()):
                     await self._beaten.wait()
 
     def _doubtful(self) -> Iterator[Member]:
