@@ -23,6 +23,7 @@ from lowwater_authority.journal import (
     LoadedLog,
     Ownership,
 )
+from lowwater_authority.journal import redis as redis_journal
 from lowwater_authority.journal.redis import RedisJournal
 from tests.contract.journal_stores import RedisStore, entry
 from tests.contract.redis_server import DURABLE, RedisServer
@@ -281,6 +282,42 @@ async def test_nobody_waits_for_a_take_that_waits(pair: Pair) -> None:
             owner = await journal.take(name)
         assert journal.ownership(name) == owner
     await journal.close()
+
+
+@pytest.mark.parametrize("damage", [("last", "no number"), ("epoch", "no number")])
+async def test_one_whose_state_is_damaged_keeps_nobody_from_the_others(damage: tuple[str, str], tmp_path: Path) -> None:
+    """It is asked for with them, as the logs of dropped computations are, which nobody has read before."""
+    with RedisServer(tmp_path) as server:
+        server.start()
+        journal = RedisJournal(server.url)
+        await journal.open()
+        server.execute("HSET", f"{RedisStore.TAG}:meta:b", *damage)
+        first = asyncio.create_task(journal.take("first"))
+        outcomes = await asyncio.gather(*(journal.take(name) for name in "abc"), return_exceptions=True)
+        assert [isinstance(outcome, Ownership) for outcome in outcomes] == [True, False, True]
+        assert await first
+        await journal.close()
+
+
+async def test_a_connection_that_was_idle_for_long_is_not_used_for_a_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is forgotten on the way, a fail-over would wait for a time-out first."""
+    with RedisServer(tmp_path) as server:
+        server.start()
+        journal = RedisJournal(server.url)
+        await journal.open()
+
+        async def opened_by(name: str) -> int:
+            before = server.execute("INFO", "stats")["total_connections_received"]
+            await journal.take(name)
+            return int(server.execute("INFO", "stats")["total_connections_received"] - before)
+
+        await journal.take("a")
+        used = await opened_by("b")
+        monkeypatch.setattr(redis_journal, "_IDLE_SECONDS", -1.0)
+        assert await opened_by("c") == used + 1
+        await journal.close()
 
 
 async def test_takes_that_the_store_does_not_answer_are_of_unknown_outcome_and_can_be_repeated(pair: Pair) -> None:

@@ -31,3 +31,20 @@ def test_the_least_values_and_how_many_are_below(held: list[int], freed: set[int
         assert [held[slot] for slot in slots] == wanted == found.values[slots].tolist()
         assert found.count_below(below) == sum(value < below for value in held)
         found._check()
+
+
+@pytest.mark.parametrize("value", [0, MIN])
+def test_where_all_are_equal_few_are_looked_at(value: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranges stand at the same value before the first report, and when they keep up."""
+    monkeypatch.setattr(columns, "BLOCK", 4)
+    looked, up_to = list[int](), Columns._up_to
+
+    def note(self: Columns, most: int, blocks: np.ndarray) -> np.ndarray:
+        looked.extend(blocks.tolist())
+        return up_to(self, most, blocks)
+
+    monkeypatch.setattr(Columns, "_up_to", note)
+    found = Columns()
+    found.allocate(np.full(4000, value, dtype=np.int64), 0)
+    assert len(found.least(10)) == 10
+    assert len(looked) < 10

@@ -54,6 +54,33 @@ async def test_rule4_a_shard_that_looks_dead_and_beats_keeps_all_it_has(deployme
     assert (held(one), held(other)) == before
 
 
+async def test_one_that_looked_dead_and_was_heard_of_since_has_the_patience_of_any_other(
+    deployment: Deployment,
+) -> None:
+    """A firewall that refuses what is new to a shard that lives does so for ever, and that shard may be late one day."""
+    one, other = await two(deployment)
+    before = held(one), held(other)
+    deployment.looks_dead.add("other:1")
+    await deployment.settle(one, other, seconds=3 * BEAT)
+    await deployment.settle(one, seconds=4 * BEAT)
+    assert (held(one), held(other)) == before
+    await one.cluster.settle([min(held(other))], 60.0)  # and no question waits
+    await deployment.settle(one, seconds=2 * BEAT)
+    assert held(one) == set(NAMES)
+
+
+async def test_one_that_accepts_again_and_dies_is_taken_sooner(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    deployment.looks_dead.add("other:1")
+    await deployment.settle(one, other, seconds=3 * BEAT)
+    deployment.looks_dead.clear()
+    await deployment.settle(one, other, seconds=BEAT)
+    await other.stop()
+    deployment.looks_dead.add("other:1")
+    await deployment.settle(one, seconds=2 * BEAT)
+    assert held(one) == set(NAMES)
+
+
 async def test_one_that_looks_dead_and_was_only_stopped_is_fenced_like_any_other(deployment: Deployment) -> None:
     one, other = await two(deployment)
     name = min(held(other))
@@ -91,6 +118,27 @@ async def test_who_has_lost_beats_heals_nothing_too_soon(deployment: Deployment)
     assert not one.cluster.may_heal()
 
 
+async def test_a_store_that_answers_late_makes_no_gap(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beats begin a beat apart, however long each takes: else a shard would never heal what such a store has lost."""
+    one, _ = await two(deployment)
+    beat, may = one.directory.beat, list[bool]()
+
+    async def late(member: str) -> object:
+        deployment.clock.now += 0.8 * BEAT
+        return await beat(member)
+
+    async def pause(until: float) -> None:
+        deployment.clock.now = max(deployment.clock.now, until)
+        may.append(one.cluster.may_heal())
+        if len(may) == 20:
+            one.cluster.stop()
+
+    monkeypatch.setattr(one.directory, "beat", late)
+    monkeypatch.setattr(one.cluster, "_pause", pause)
+    await one.cluster.run()
+    assert all(may[10:])
+
+
 # --- who asks for what a dead shard served ------------------------------------------------------------------------
 
 
@@ -120,10 +168,15 @@ async def test_a_question_waits_no_longer_than_it_may(deployment: Deployment) ->
     one, other = await two(deployment)
     await other.stop()
     deployment.looks_dead.add("other:1")
-    asking = asyncio.create_task(one.cluster.settle([min(held(other))], 0.001))
-    await asyncio.sleep(0.002)
-    deployment.clock.now += 0.002
-    await asking
+    await one.cluster.settle([min(held(other))], 0.001)
+
+
+async def test_a_question_waits_no_longer_for_a_store_that_hangs(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    deployment.looks_dead.add("other:1")
+    one.faults.held["owners"] = asyncio.Event()
+    await one.cluster.settle([min(held(other))], 0.001)
+    one.faults.held["owners"].set()
 
 
 async def test_a_question_goes_on_when_one_that_looked_dead_is_heard_of(deployment: Deployment) -> None:

@@ -157,12 +157,35 @@ async def test_a_process_at_the_same_address_is_another_member(tries: Tries) -> 
         assert not lines.gone
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:0", "no.such.host.invalid:7420", "[::1]:1"])
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:0", "no.such.host.invalid:7420", "[::1]:1", "127.0.0.1:99999", "no..name:7420"]
+)
 async def test_an_address_that_leads_nowhere_is_evidence_of_nothing(address: str, tries: Tries) -> None:
     async with lifelines() as lines:
         lines.follow([Member("x", address)])
         await tries.more()
         assert not lines.gone
+
+
+async def test_one_that_resets_a_connection_at_once_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then there is nobody any more at the other end of what was just opened. A load balancer without a server does that."""
+    other = await Process().start()
+    connect = asyncio.open_connection
+
+    async def without_peer(*place: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await connect(*place)
+        monkeypatch.setattr(writer, "get_extra_info", lambda _: None)
+        return reader, writer
+
+    monkeypatch.setattr(asyncio, "open_connection", without_peer)
+    async with lifelines() as lines:
+        lines.gone.add(other.member.id)
+        lines.follow([other.member])
+        for count in range(1, 4):
+            await eventually(partial(accepted, other, count))
+            assert not lines.gone
+            other.hang_up()
+    other.die()
 
 
 async def test_nothing_is_left_open() -> None:

@@ -130,6 +130,8 @@ class Cluster:
         """Set when there is no time to wait for the next beat."""
         self._heard_of: Mapping[str, int] = {}
         """When the store last heard of each shard, as of the last beat."""
+        self._accused: dict[str, int] = {}
+        """The same of those that seem dead, as of the first beat since: who is heard of later lives, whatever its address says."""
         self._beaten = asyncio.Event()
         """Set, and replaced, after each beat."""
         self._quiet = Limited()
@@ -149,8 +151,9 @@ class Cluster:
     async def run(self) -> None:
         """Beat until :meth:`leave`. Raises Replaced, and JournalReplaced and its like: this process must not go on."""
         while not self._leaving:
+            began = self._monotonic()
             await self._answered(self._beat())
-            again = self._monotonic() + self._next
+            again = began + self._next  # however long the store takes to answer
             await self._look_after_what_is_held()
             self._judge()
             await self._pause(again)
@@ -254,7 +257,11 @@ class Cluster:
             await self._beat_once()
 
     async def _beat_once(self) -> None:
+        # What it had beaten before it seemed dead may be heard of only by the next beat.
+        accused = set(self._lifelines.gone)
         view, beats = await self._directory.beat(self.me.id)
+        self._heard_of = beats.last
+        self._accused = {each: self._accused.get(each, beats.last.get(each, 0)) for each in accused}
         now = self._monotonic()
         if self._shard.held.graph_unread:
             # Who has read what is damaged has no reason to look at it again, but that it hears a stranger.
@@ -268,23 +275,21 @@ class Cluster:
         if not self._has_rival(view, beats) and not self._leaving:
             me = self.view.member(self.me.id) or self.me
             newest = self._newest(view)
-            proposed = proposal(
-                newest, beats, me, patience=self._patience, known=self._known, gone=self._lifelines.gone
-            )
+            gone = {member.id for member in self._doubtful()}
+            proposed = proposal(newest, beats, me, patience=self._patience, known=self._known, gone=gone)
             if proposed is not None:
                 if await self._directory.propose(proposed, over=view.version):
                     view = proposed
                 else:
                     self._hurry()  # to hear what another one has proposed
         self._look(view)
-        self._heard_of = beats.last
         self._next = self._until_next(beats)
         self._beaten.set()
         self._beaten = asyncio.Event()
 
     def _until_next(self, beats: Beats) -> float:
         """Return the seconds until the next beat: sooner than ever where a member that seems dead is to be left out by then."""
-        silences = (beats.silence(m.id) / 1e6 for m in self.view.members if m.id in self._lifelines.gone)
+        silences = (beats.silence(member.id) / 1e6 for member in self._doubtful())
         # Just not long enough is not long enough: a millisecond more.
         left = (self._gone_after - silence + 0.001 for silence in silences if silence <= self._gone_after)
         return min((self._dead_after / BEATS, *left))
@@ -506,20 +511,17 @@ class Cluster:
         """
         if not any(self._doubtful()):
             return
-        heard, until = None, self._monotonic() + within
-        asked = {place.address for place in (await self.locate(names)).values()}
-        while any(member.address in asked for member in self._doubtful(heard)) and self._monotonic() < until:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, until - self._monotonic())):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):  # also for a store that hangs
+                asked = {place.address for place in (await self.locate(names)).values()}
+                while any(member.address in asked for member in self._doubtful()):
                     await self._beaten.wait()
-                    # What was beaten before it seemed dead may have been heard of only now.
-                    heard = heard or self._heard_of
 
-    def _doubtful(self, heard: Mapping[str, int] | None = None) -> Iterator[Member]:
-        """Members that seem dead, and have not been heard of again since a beat."""
+    def _doubtful(self) -> Iterator[Member]:
+        """Members that seem dead, and have not been heard of since."""
         for member in self.view.members:
-            again = heard is not None and self._heard_of.get(member.id) != heard.get(member.id)
-            if member.id in self._lifelines.gone and not again:
+            heard = self._heard_of.get(member.id, 0)
+            if member.id in self._lifelines.gone and heard <= self._accused.get(member.id, heard):
                 yield member
 
     async def locate(self, names: Iterable[str]) -> dict[str, Place]:

@@ -72,14 +72,14 @@ class Lifelines:
                 if held and member.id not in self.gone:
                     self.gone.add(member.id)
                     self.on_gone(member)
-            except OSError:  # a TimeoutError too
+            except (OSError, ValueError, OverflowError):  # a TimeoutError too, and a text that is no name or number
                 place = named
                 self.gone.discard(member.id)
             else:
-                # A name may have several addresses. Who has accepted is who has to refuse.
-                reached, number, *_ = writer.get_extra_info("peername")
-                place, held = (str(reached), int(number)), True
                 self.gone.discard(member.id)
+                # A name may have several addresses. Who has accepted is who has to refuse. None: it was reset at once.
+                if (reached := writer.get_extra_info("peername")) is not None:
+                    place, held = (str(reached[0]), int(reached[1])), True
                 try:
                     await _end(reader)
                 finally:

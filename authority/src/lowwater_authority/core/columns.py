@@ -111,24 +111,37 @@ class Columns:
             return np.zeros(0, dtype=np.intp)
         self._refresh()
         most = min(self._bound(count), MAX - 1)
-        blocks = np.flatnonzero(self._block_min <= most)
+        blocks, rest, some = np.flatnonzero(self._block_min < most), np.flatnonzero(self._block_min == most), 1
         if count < len(blocks):
             blocks = blocks[np.argpartition(self._block_min[blocks], count - 1)[:count]]
-        values = self.values.reshape(-1, BLOCK)[blocks].reshape(-1)
-        places = np.flatnonzero(values <= most)
-        if count < len(places):
-            places = places[np.argpartition(values[places], count)[:count]]
-        places = places[np.argsort(values[places], kind="stable")]
+        if 2 * len(blocks) > self._blocks:
+            slots, rest = np.flatnonzero(self.values[: self.size] <= most), rest[:0]
+        else:
+            slots = self._up_to(most, blocks)
+        # Of the slots that have just this value any will do: all may have it.
+        while len(slots) < count and len(rest):
+            slots = np.concatenate((slots, self._up_to(most, rest[:some])))
+            rest, some = rest[some:], 2 * some
+        if count < len(slots):
+            slots = slots[np.argpartition(self.values[slots], count)[:count]]
+        return slots[np.argsort(self.values[slots], kind="stable")]
+
+    def _up_to(self, most: int, blocks: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        """Return the slots of some blocks that have a value up to one below MAX."""
+        places = np.flatnonzero(self.values.reshape(-1, BLOCK)[blocks] <= most)
         return blocks[places // BLOCK] * BLOCK + places % BLOCK
 
     def _bound(self, count: int) -> int:
         """Return a value that so many slots do not exceed, if there are as many: a small one, quickly found."""
         least = self._block_min[: self._blocks]
-        if count <= len(least):
-            return int(np.partition(least, count - 1)[count - 1])
         some = min(len(least), SAMPLE * -(-count // BLOCK))
         values = self.values.reshape(-1, BLOCK)[np.argpartition(least, some - 1)[:some]].reshape(-1)
-        return int(np.partition(values, count - 1)[count - 1]) if count <= len(values) else MAX
+        bounds = [MAX]
+        if count <= len(values):
+            bounds.append(int(np.partition(values, count - 1)[count - 1]))
+        if count <= len(least):
+            bounds.append(int(np.partition(least, count - 1)[count - 1]))
+        return min(bounds)
 
     def count_below(self, limit: int) -> int:
         """Return how many slots have a value below a limit. O(dirty blocks + blocks + slots of the blocks that have one)."""

@@ -402,9 +402,12 @@ class Logs:
         task.add_done_callback(self._snapshots.discard)
 
     async def _snapshot(self, log: Log, position: int, covered: int, pieces: list[bytes], now: int) -> None:
-        size = sum(map(len, pieces))
+        size, reading = sum(map(len, pieces)), log.reading
         try:
-            await self.journal.snapshot(log.name, position, await _joined(pieces))
+            payload = await _joined(pieces)
+            if log.reading != reading:
+                return  # it was let go meanwhile, and perhaps taken again: then another one may have written there
+            await self.journal.snapshot(log.name, position, payload)
         except (JournalError, MemoryError) as error:
             log.snapshot_refused(covered, size, now)
             _logger.warning(

@@ -73,7 +73,7 @@ from lowwater_authority.journal.frames import (
     refuse_snapshot_behind,
     runs_of,
 )
-from lowwater_authority.journal.redis_link import Address, Command, RedisExchange, RedisLink
+from lowwater_authority.journal.redis_link import Address, Command, Lost, NotSent, RedisExchange, RedisLink
 from lowwater_authority.journal.redis_scripts import (
     APPEND,
     CONFIRM,
@@ -100,6 +100,9 @@ _PARTS_PAGE: Final = 16
 
 _TAKEN_AT_ONCE: Final = 256
 """Logs that are taken in one go: each is a call of a script, and nobody else is served in between."""
+
+_IDLE_SECONDS: Final = 10.0
+"""After which a connection is not used again: what lies in between, a load balancer say, may have forgotten it without a word."""
 
 _READINGS: Final = 100
 """How often a log is read at most when each time a new snapshot, or owner, came between."""
@@ -612,6 +615,10 @@ class RedisDatabase:
         """Let go of the connection."""
         await self._exchange.link.close()
 
+    async def hang_up(self) -> None:
+        """Use another connection from here on."""
+        await self._exchange.link.drop()
+
     def describe(self) -> str:
         """What the settings can lose, in one line."""
         if self._exchange.settings is None:
@@ -836,6 +843,7 @@ class Takes:
         self._owned = owned
         self._asked: dict[str, tuple[Ownership, asyncio.Future[Ownership]]] = {}
         self._taking: asyncio.Task[None] | None = None
+        self._used = time.perf_counter()
 
     async def ask(self, log: str, wanted: Ownership) -> Ownership:
         """Take one log, of which nobody else asks meanwhile. It goes on to its end when its caller is cancelled."""
@@ -853,22 +861,42 @@ class Takes:
         await self._database.close()
 
     async def _take(self) -> None:
+        try:
+            await self._take_all()
+        finally:
+            self._taking, self._used = None, time.perf_counter()
+
+    async def _take_all(self) -> None:
+        if time.perf_counter() - self._used > _IDLE_SECONDS:
+            await self._database.hang_up()
         while self._asked:
             asked = {log: self._asked.pop(log) for log in list(self._asked)[:_TAKEN_AT_ONCE]}
-            outcomes: Mapping[str, Ownership | Exception]
-            try:
-                outcomes = await self._database.take(
-                    self._owned.held(asked), {log: wanted for log, (wanted, _) in asked.items()}
-                )
-            except Exception as error:  # noqa: BLE001 - it is raised to those who asked
-                outcomes = dict.fromkeys(asked, error)
+            outcomes = await self._outcomes({log: wanted for log, (wanted, _) in asked.items()})
             for log, (_, answer) in asked.items():
                 outcome = outcomes[log]
                 if isinstance(outcome, Exception):
                     answer.set_exception(outcome)
                 else:
                     answer.set_result(outcome)
-        self._taking = None
+
+    async def _outcomes(self, wanted: Mapping[str, Ownership]) -> Mapping[str, Ownership | Exception]:
+        """What became of logs: all in one go, and one by one where what the store has of one refuses all of them."""
+        try:
+            return await self._database.take(self._owned.held(wanted), wanted)
+        except Exception as error:  # noqa: BLE001 - it is raised to those who asked
+            if len(wanted) == 1 or _is_silence(error):
+                return dict.fromkeys(wanted, error)
+        found: dict[str, Ownership | Exception] = {}
+        for log, own in wanted.items():
+            found.update(await self._outcomes({log: own}))
+            if _is_silence(found[log]):
+                return {**dict.fromkeys(wanted, found[log]), **found}
+        return found
+
+
+def _is_silence(outcome: object) -> bool:
+    """Whether the store has not answered at all."""
+    return isinstance(outcome, JournalError) and isinstance(outcome.__cause__, NotSent | Lost)
 
 
 def _retrieved(answer: asyncio.Future[Any]) -> None:
