@@ -96,11 +96,13 @@ machine, take turns by rounds, and the median round counts: read the ratio, not 
             against one that holds nothing                                               about three minutes, 3 GB
   register  500 computations registered at once, with 3,500 there already, against none there, and the
             longest wait of another client's report meanwhile; over SQLite and over Redis      about 2 minutes
+  takeover  one of two shards dies with about a thousand computations -> the other one serves them, each against a
+            synced write to the same Redis; and the longest wait of a report to that one   about 3 minutes
   herd      2,000 workers come back at once after kill -9, and their beats after that, against the
             same without admission and without spread beats; then after kill -9 of one of
             three shards, at the one that takes over                                     about 7 minutes
   failover  kill -9 of a shard -> subscribers hold a new value of what it served, 50 times;
-            against the silence after which a shard counts as dead                       about 6 minutes
+            against the silence after which a shard counts as dead                       about 3 minutes
   attach    a micro-batch of an attached Spark query, the authority answering, refusing, frozen and slow;
             against the same query by itself                                             about 4 minutes
   spark_overhead

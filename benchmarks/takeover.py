@@ -59,7 +59,7 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
     size = QUICK if quick else FULL
     measured = [_measure(folder / str(number), size.computations) for number in range(size.rounds)]
     deaths, synced = [death for death, _ in measured], Spread(tuple(wait for _, wait in measured))
-    facts = {"n": deaths[0].taken}
+    facts = {"ranges": deaths[0].taken, "n": deaths[0].taken}
     each = Spread(tuple(1e3 * death.seconds / death.taken for death in deaths))
     longest, quiet = Spread(tuple(each.longest for each in deaths)), Spread(tuple(each.quiet for each in deaths))
     return [

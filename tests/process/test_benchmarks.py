@@ -19,7 +19,19 @@ ROOT = Path(__file__).parents[2]
 KEYS = {"benchmark", "metric", "value", "unit", "baseline", "baseline_value", "ratio"}
 
 SLOW = (
-    *("herd", "failover", "attach", "spark_overhead", "pipeline", "streams", "incident", "register", "page", "skew"),
+    *(
+        "herd",
+        "failover",
+        "attach",
+        "spark_overhead",
+        "pipeline",
+        "streams",
+        "incident",
+        "register",
+        "takeover",
+        "page",
+        "skew",
+    ),
     *("dedup", "dedup_spark", "computation", "hot_ranges", "idle", "fanout", "batches"),
 )
 """They start Spark, or a broker, or hundreds of workers, or an authority or two for each of what they compare, or wait until a shard is given up, which
