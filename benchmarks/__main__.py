@@ -84,8 +84,8 @@ machine, take turns by rounds, and the median round counts: read the ratio, not 
             time of each, also at 500 a second; against one stream                       about two minutes
   latency   report sent -> subscriber holds the new watermark, journaled, 1 M ranges,
             against a bare two-hop gRPC relay                                            about half a minute
-  depth     ten computations in one process, each folding the one before it: from a frontier at the source
-            until the end shows it, against ten round trips of a bare echo               about three minutes
+  depth     ten computations in one process, and in ten, each folding the one before it: from a frontier at the
+            source until the end shows it, against ten round trips of a bare echo        about four minutes
   fanout    report sent -> each of 1,000 subscribers holds the new watermark, ten times a second, and the processor
             share of 0, 1,000 and 8,000 idle streams, against a bare grpc.aio server of
             the same bytes                                                               about 5 minutes

@@ -1,4 +1,4 @@
-"""Ten computations in one process, each folding the one before it: from a frontier at the source until the end shows it."""
+"""Ten computations in one process or in ten, each folding the one before it: from a frontier at the source until the end shows it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -48,16 +49,17 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
     with ExitStack() as stack:
         server = stack.enter_context(child.authority(folder / "depth"))
         threads = stack.enter_context(closing(Threads(server.address)))
+        processes = stack.enter_context(closing(Processes(server.address)))
         tasks = stack.enter_context(closing(Tasks(server.address)))
         echo = stack.enter_context(
             closing(EchoHop(stack.enter_context(child.bare(folder / "echo", 1)).address, STAGES))
         )
-        found = take_turns((threads, tasks, echo), size.rounds, size.samples, PAUSE)
+        found = take_turns((threads, tasks, processes, echo), size.rounds, size.samples, PAUSE)
     facts = {"ranges": STAGES, "stages": STAGES, "n": size.rounds * size.samples}
-    echoed = Spread.percentile(found[2], 50)
+    echoed = Spread.percentile(found[3], 50)
     return [
         Result("depth", metric, Spread.percentile(taken, percent), "ms", f"{ECHO}, p50", echoed, facts)
-        for taken, kind in ((found[0], ""), (found[1], "asyncio_"))
+        for taken, kind in ((found[0], ""), (found[1], "asyncio_"), (found[2], "processes_"))
         for metric, percent in ((f"{kind}p50", 50), (f"{kind}p99", 99))
     ]
 
@@ -79,16 +81,11 @@ class Threads:
             worker = self._lw.worker(name)
             lease = worker.claim()
             if before:
-                threading.Thread(target=self._follow, args=(before, worker, lease), daemon=True).start()
+                threading.Thread(target=follow, args=(self._lw, before, worker, lease), daemon=True).start()
             else:
                 self._source = lease
             before = name
         self._end = self._lw.inputs(chain[-1]).watch()
-
-    def _follow(self, before: str, worker: lowwater.Worker, lease: lowwater.Lease) -> None:
-        with contextlib.suppress(errors.Closed):
-            for _ in self._lw.inputs(before).watch():
-                lease.advance(worker.inputs(), oldest=None)
 
     def sample(self) -> float:
         """See Hop. The end must come to exactly the frontier of the source."""
@@ -102,6 +99,27 @@ class Threads:
     def close(self) -> None:
         """End it."""
         self._lw.close()
+
+
+class Processes(Threads):
+    """The same with a process for each computation behind the source (:mod:`benchmarks.depth_child`)."""
+
+    def __init__(self, address: str) -> None:
+        self._lw = lowwater.connect(address)
+        self._micros = time.time_ns() // 1000
+        chain = names("processes")
+        for before, name in zip(["", *chain], chain, strict=False):
+            self._lw.register(name, inputs=[before] if before else [])
+        self._source = self._lw.worker(chain[0]).claim()
+        self._others = ExitStack()
+        for before, name in pairwise(chain):
+            self._others.enter_context(child.companion("benchmarks.depth_child", address, before, name))
+        self._end = self._lw.inputs(chain[-1]).watch()
+
+    def close(self) -> None:
+        """See Threads."""
+        self._others.close()
+        super().close()
 
 
 class Tasks:
@@ -148,6 +166,13 @@ class Tasks:
         """End it."""
         self._runner.run(self._lw.close())
         self._runner.close()
+
+
+def follow(lw: lowwater.Client, before: str, worker: lowwater.Worker, lease: lowwater.Lease) -> None:
+    """Hand on what a computation's input says, until the client is closed."""
+    with contextlib.suppress(errors.Closed):
+        for _ in lw.inputs(before).watch():
+            lease.advance(worker.inputs(), oldest=None)
 
 
 def arrived(seen: Inputs, micros: int, begin: float) -> bool:

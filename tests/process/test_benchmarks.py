@@ -19,20 +19,8 @@ ROOT = Path(__file__).parents[2]
 KEYS = {"benchmark", "metric", "value", "unit", "baseline", "baseline_value", "ratio"}
 
 SLOW = (
-    *(
-        "herd",
-        "failover",
-        "attach",
-        "spark_overhead",
-        "pipeline",
-        "streams",
-        "incident",
-        "register",
-        "takeover",
-        "page",
-        "skew",
-    ),
-    *("dedup", "dedup_spark", "computation", "hot_ranges", "idle", "fanout", "batches"),
+    *("herd", "failover", "attach", "spark_overhead", "pipeline", "streams", "incident", "register", "page", "skew"),
+    *("dedup", "dedup_spark", "computation", "hot_ranges", "idle", "fanout", "batches", "takeover"),
 )
 """They start Spark, or a broker, or hundreds of workers, or an authority or two for each of what they compare, or wait until a shard is given up, which
 test_failover.py does with the same code."""
