@@ -58,9 +58,10 @@ def test_a_process_that_is_only_stopped_keeps_its_place_until_dead_after(tmp_pat
     with Sharded(tmp_path, 2) as deployment:
         frozen, other = deployment.shards
         with lowwater.connect(other.address) as lw:
+            before = time.monotonic()
             frozen.freeze()
             # It was heard of a beat before, at the earliest.
-            assert seconds_until_left_out(lw, frozen, time.monotonic()) > DEAD_AFTER - DEAD_AFTER / 5 - 0.1
+            assert seconds_until_left_out(lw, frozen, before) > DEAD_AFTER - DEAD_AFTER / 5 - 0.1
             assert "seems to have died" not in other.log
             frozen.thaw()
             eventually(lambda: members(lw) == {frozen.address, other.address})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -66,7 +67,7 @@ class Tries:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done = 0
-        self._open = asyncio.open_connection
+        self._open: Any = asyncio.open_connection
         monkeypatch.setattr(asyncio, "open_connection", self._count)
 
     async def _count(self, *place: Any) -> Any:
@@ -186,6 +187,23 @@ async def test_one_that_resets_a_connection_at_once_is_asked_again(monkeypatch: 
             assert not lines.gone
             other.hang_up()
     other.die()
+
+
+async def test_one_that_has_died_stays_so_while_its_host_goes_away(tries: Tries) -> None:
+    """As a container does, whose network is taken down a moment after its process."""
+    other = await Process().start()
+    async with lifelines() as lines:
+        lines.follow([other.member])
+        await eventually(lambda: other.accepted)
+        other.die()
+        await eventually(lambda: lines.gone)
+
+        async def unreachable(*_: Any) -> Any:
+            raise OSError(errno.EHOSTUNREACH, "no route")
+
+        tries._open = unreachable
+        await tries.more()
+        assert lines.gone == {other.member.id}
 
 
 async def test_nothing_is_left_open() -> None:

@@ -35,7 +35,7 @@ class Lifelines:
 
     def __init__(self, me: Member, pause: float) -> None:
         self.gone: set[str] = set()
-        """The ids of members whose process closed a connection, and whose address has refused every one since."""
+        """The ids of members whose process closed a connection, and whose address has refused one and accepted none since."""
         self.on_gone: Callable[[Member], None] = lambda _: None
         """Told of each more."""
         self._me = me
@@ -73,8 +73,8 @@ class Lifelines:
                     self.gone.add(member.id)
                     self.on_gone(member)
             except (OSError, ValueError, OverflowError):  # a TimeoutError too, and a text that is no name or number
+                # It says nothing against a death before: the network of a container goes a moment after its process.
                 place = named
-                self.gone.discard(member.id)
             else:
                 self.gone.discard(member.id)
                 # A name may have several addresses. Who has accepted is who has to refuse. None: it was reset at once.

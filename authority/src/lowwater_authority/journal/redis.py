@@ -631,19 +631,28 @@ class RedisDatabase:
         """Become the owner of logs, each with an epoch above that of ``wanted``; or why not, JournalOutvoted too."""
         outcomes: dict[str, Ownership | JournalError] = {}
         while asked := {log: held[log] for log in wanted if log not in outcomes}:
-            calls = []
-            for log, found in (await self.owners(asked)).items():
-                mine, own = asked[log], wanted[log]
-                believed: Command = [self._token, *mine.owner[:2], *mine.end, *found[:2]]
-                calls.append(
-                    ([self._keys.deployment, self._keys.meta(log)], [*believed, *own[:2], own.view, own.address])
-                )
-            replies = await self._exchange.write_each(TAKE, calls, strong=True)
+            try:
+                replies = await self._take_each(asked, wanted)
+            except JournalError as error:
+                if not outcomes:
+                    raise
+                # Others are this process's already: who was told otherwise would leave them to nobody.
+                return {**dict.fromkeys(asked, error), **outcomes}
             for log, reply in zip(asked, replies, strict=True):
                 outcome = self._taken(log, asked[log], wanted[log], reply)
                 if outcome is not None:
                     outcomes[log] = outcome
         return outcomes
+
+    async def _take_each(
+        self, asked: Mapping[str, Held], wanted: Mapping[str, Ownership]
+    ) -> list[list[Any] | JournalError]:
+        calls = []
+        for log, found in (await self.owners(asked)).items():
+            mine, own = asked[log], wanted[log]
+            believed: Command = [self._token, *mine.owner[:2], *mine.end, *found[:2]]
+            calls.append(([self._keys.deployment, self._keys.meta(log)], [*believed, *own[:2], own.view, own.address]))
+        return await self._exchange.write_each(TAKE, calls, strong=True)
 
     def _taken(
         self, log: str, held: Held, wanted: Ownership, reply: list[Any] | JournalError
