@@ -66,6 +66,7 @@ _MET: Final = (
     "a wait met a reset",
     "a weak store went back",
     "a log was put back from memory",
+    "a shard that lives looked dead",
     "a shard was replaced at its address",
     "a start without the store",
     "something is lost for good",

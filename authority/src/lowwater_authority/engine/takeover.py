@@ -171,8 +171,10 @@ class Taking:
                 return False
             task = asyncio.create_task(self.take(name))
             small = asyncio.create_task(self._held.of(name).read_small.wait())
-            await asyncio.wait([task, small], timeout=SLOW_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            small.cancel()
+            try:
+                await asyncio.wait([task, small], timeout=SLOW_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                small.cancel()
         return await task
 
     async def _take(self, holding: Holding) -> bool:
