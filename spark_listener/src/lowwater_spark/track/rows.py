@@ -2,7 +2,9 @@
 
 The low watermark needs none of it: every range of such a stage stands at W when the batch is committed. The heuristic watermarks need
 the number of rows, as a weight, and a broken promise must be seen. Both are read off the user's own jobs: a metric on the frame counts the
-rows that come by and the late ones, which costs a fraction of a job of its own (benchmark ``spark_overhead``).
+rows that come by and keeps the least of their event times, which costs a fraction of a job of its own (benchmark ``spark_overhead``). Whether any
+is late the driver decides: Spark writes the numbers of a metric into the code that it generates for it, and with the promise in it, it would
+compile that anew whenever the promise has moved.
 
 Of several actions each counts the same rows, so the greatest count stands. It is a lower bound. An action that does not read to the end, such as
 ``take``, ``limit`` or a Python iterator, counts what it has read: the rows that no action has read are not counted, and a late one among them is not
@@ -120,16 +122,6 @@ def _check_time(frame: DataFrame, event_time: str | Column) -> None:
         raise TypeError(msg)
 
 
-def _late(frame: DataFrame, event_time: str | Column, promised: int) -> Column:
-    """Return the measure of rows below a promise. As SQL where that is possible: each function of a column is several calls of the JVM in each batch."""
-    from pyspark.sql import functions as sf
-
-    if not _is_name(event_time, frame):
-        return sf.count_if(event_micros(frame, event_time) < sf.lit(promised)).alias("late")
-    _check_time(frame, event_time)
-    return sf.expr(f"count_if(unix_micros(`{event_time}`) < {promised}L) AS late")
-
-
 class Rows:
     """The rows of one batch, and how many of them there are.
 
@@ -164,7 +156,7 @@ class Rows:
 
         measures = [self._actions.all_rows()]
         if self._promised != MIN:
-            measures.append(_late(self._frame, self._keyed.event_time, self._promised))
+            measures.append(self._actions.oldest(self._frame, self._keyed.event_time))
         if self._reference != MIN:
             lateness = lateness_of(event_micros(self._frame, self._keyed.event_time), self._reference)
             found = sf.to_json(sf.histogram_numeric(bucket(lateness).cast("double"), sf.lit(_BINS)))
@@ -174,11 +166,11 @@ class Rows:
     def _count(self) -> Counted:
         found = self._actions.take(self._frame, self._metric) if self._metric else None
         # An action may have read nothing at all, because the other side of a join was empty.
-        if found is None or found.counts[0] == 0:
+        if found is None or found.rows == 0:
             [row] = self._source().agg(*self._measures()).collect()
             found = _measured(row)
-        rows, *late = found.counts
-        counted = self._find_late(rows) if any(late) else Counted(rows)
+        late = found.oldest is not None and found.oldest < self._promised
+        counted = self._find_late(found.rows) if late else Counted(found.rows)
         return dataclasses.replace(counted, arrived=self._arrived(found.arrived))
 
     def _arrived(self, found: str | None) -> Arrived | None:
@@ -216,16 +208,18 @@ class Rows:
 class _Measured(NamedTuple):
     """What a metric on a batch's frame came to."""
 
-    counts: tuple[int, ...]
-    """Rows, and late rows if any can be late."""
+    rows: int
+    oldest: int | None
+    """The least event time, microseconds; None when no row has one, or none can be late."""
     arrived: str | None
     """The buckets of lateness, as JSON; None when nobody asks."""
 
 
 def _measured(values: Sequence[Any]) -> _Measured:
-    texts = [each for each in values if isinstance(each, str)]
-    counts = tuple(int(each) for each in values if isinstance(each, int))
-    return _Measured(counts, texts[0] if texts else None)
+    rows, *more = values
+    oldest = [each for each in more if isinstance(each, int)]
+    texts = [each for each in more if isinstance(each, str)]
+    return _Measured(int(rows), min(oldest, default=None), texts[0] if texts else None)
 
 
 class Actions:
@@ -251,6 +245,7 @@ class Actions:
         self._manager: Any = None
         self._listener: Any = None
         self._all_rows: Column | None = None
+        self._oldest: Column | None = None
 
     def all_rows(self) -> Column:
         """Return the measure of all rows: the same for all batches."""
@@ -259,6 +254,14 @@ class Actions:
         if self._all_rows is None:
             self._all_rows = sf.expr("count(1) AS rows")
         return self._all_rows
+
+    def oldest(self, frame: DataFrame, event_time: str | Column) -> Column:
+        """Return the measure of the least event time: the same for all batches, whose frames have the columns of the first one's. Raises as :func:`event_micros`."""
+        from pyspark.sql import functions as sf
+
+        if self._oldest is None:
+            self._oldest = sf.min(event_micros(frame, event_time)).alias("oldest")
+        return self._oldest
 
     def expect(self, frame: DataFrame) -> str:
         """Return the name of the metric to put on a batch's frame; empty when nobody would hear of it."""
@@ -315,8 +318,9 @@ class Actions:
         if not found:
             return None
         # Each by itself: the late row may be one that only the smaller of two actions has read.
-        counts = tuple(max(measure) for measure in zip(*(each.counts for each in found), strict=True))
-        return _Measured(counts, max(found, key=lambda each: each.counts[0]).arrived)
+        most = max(found, key=lambda each: each.rows)
+        oldest = min((each.oldest for each in found if each.oldest is not None), default=None)
+        return _Measured(most.rows, oldest, most.arrived)
 
     def _drained(self, frame: DataFrame) -> bool:
         """Wait until Spark has handed out its events; False when that takes too long."""
@@ -353,7 +357,7 @@ class Actions:
             # It has read one row at most. Who asks this first, and then reads by ``rdd`` or ``foreachPartition``, of which Spark tells
             # nothing, would have one row counted and no late one seen: a job has to count.
             if function == "isEmpty":
-                found = _Measured((0, *found.counts[1:]), None)
+                found = _Measured(0, found.oldest, None)
             self._found.append(found)
         except Exception as failure:  # noqa: BLE001 - it runs in Spark's thread
             logger.debug("an action cannot be read: %s", failure)
