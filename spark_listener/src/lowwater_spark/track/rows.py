@@ -25,6 +25,7 @@ import itertools
 import json
 import logging
 import math
+import threading
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
@@ -34,7 +35,7 @@ from lowwater._core.lateness import EDGES
 from lowwater.watermark import MIN
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
     from pyspark.sql import Column, DataFrame
 
@@ -46,6 +47,9 @@ logger = logging.getLogger("lowwater.spark")
 
 _PATIENCE_MS: Final = 1000
 """How long a batch waits for Spark to hand out its events, at most; then it counts by a job."""
+
+_SOON: Final = 0.005
+"""Seconds within which an action that has just ended is told of, as a rule. Spark's own wait looks every ten milliseconds, so it is asked when it need not wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +172,7 @@ class Rows:
         # An action may have read nothing at all, because the other side of a join was empty.
         if found is None or found.rows == 0:
             [row] = self._source().agg(*self._measures()).collect()
-            found = _measured(row)
+            found = _measured(row.asDict())
         late = found.oldest is not None and found.oldest < self._promised
         counted = self._find_late(found.rows) if late else Counted(found.rows)
         return dataclasses.replace(counted, arrived=self._arrived(found.arrived))
@@ -215,11 +219,8 @@ class _Measured(NamedTuple):
     """The buckets of lateness, as JSON; None when nobody asks."""
 
 
-def _measured(values: Sequence[Any]) -> _Measured:
-    rows, *more = values
-    oldest = [each for each in more if isinstance(each, int)]
-    texts = [each for each in more if isinstance(each, str)]
-    return _Measured(int(rows), min(oldest, default=None), texts[0] if texts else None)
+def _measured(values: Mapping[str, Any]) -> _Measured:
+    return _Measured(values["rows"], values.get("oldest"), values.get("arrived"))
 
 
 class Actions:
@@ -239,6 +240,8 @@ class Actions:
         self._prefix = f"lowwater-{uuid.uuid4().hex[:8]}"
         self._metric = ""
         self._found: list[_Measured] = []
+        self._heard = threading.Event()
+        """Set when an action has told of the metric."""
         self._unread: dict[str, bool] = {}
         """By the metric on the rows that a stage has emitted in this batch: whether no action on them has been heard of."""
         self._told: set[str] = set()
@@ -266,6 +269,7 @@ class Actions:
     def expect(self, frame: DataFrame) -> str:
         """Return the name of the metric to put on a batch's frame; empty when nobody would hear of it."""
         self._found = []
+        self._heard.clear()
         self._metric = f"{self._prefix}-{next(self._numbers)}"
         if not self._listen(frame):
             self._metric = ""
@@ -311,6 +315,8 @@ class Actions:
 
     def take(self, frame: DataFrame, metric: str) -> _Measured | None:
         """Return the greatest that each measure of the metric came to in an action; None when there was none, or it is not known."""
+        self._heard.wait(_SOON)
+        # There may be further ones, and they count as well.
         if not self._drained(frame):
             return None
         found, self._found = (self._found if metric == self._metric else []), []
@@ -342,7 +348,10 @@ class Actions:
             logger.debug("the listener stays: %s", failure)
 
     def onSuccess(self, function: str, execution: Any, _duration: int) -> None:  # noqa: N802 - Spark's name
-        """See QueryExecutionListener. Costs three calls of the JVM when the metric is in the plan, else one, and one for each frame of emitted rows."""
+        """See QueryExecutionListener. Costs four calls of the JVM when the metric is in the plan, else two, and one for each frame of emitted rows.
+
+        The batch waits for it: all measures come in one call.
+        """
         metric = self._metric
         try:
             metrics = execution.observedMetrics()
@@ -352,13 +361,13 @@ class Actions:
                     self._unread[emitted] = False
             if not metric or not metrics.contains(metric):
                 return
-            row = metrics.apply(metric)
-            found = _measured([row.get(i) for i in range(row.size())])
+            found = _measured(json.loads(metrics.apply(metric).json()))
             # It has read one row at most. Who asks this first, and then reads by ``rdd`` or ``foreachPartition``, of which Spark tells
             # nothing, would have one row counted and no late one seen: a job has to count.
             if function == "isEmpty":
                 found = _Measured(0, found.oldest, None)
             self._found.append(found)
+            self._heard.set()
         except Exception as failure:  # noqa: BLE001 - it runs in Spark's thread
             logger.debug("an action cannot be read: %s", failure)
 
