@@ -147,14 +147,14 @@ class Smoke:
         tell("attach: Spark's watermark is published as estimated, the dropped row is seen, and the end of the query")
 
     @staticmethod
-    def taken() -> list[tuple[int, ...] | None]:
-        """What the actions on the batches' frames have counted from now on; None for a batch that needs a job of its own."""
-        seen: list[tuple[int, ...] | None] = []
+    def taken() -> list[int | None]:
+        """How many rows the actions on the batches' frames have read from now on; None or 0 for a batch that needs a job of its own."""
+        seen: list[int | None] = []
         take = Actions.take
 
         def look(actions: Actions, frame: DataFrame, metric: str) -> Any:
             found = take(actions, frame, metric)
-            seen.append(None if found is None else found.counts)
+            seen.append(None if found is None else found.rows)
             return found
 
         setattr(Actions, "take", look)  # noqa: B010 - a type checker has no word for it

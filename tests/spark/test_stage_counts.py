@@ -185,6 +185,17 @@ def test_late_rows_are_counted_with_the_oldest_and_its_range(
     assert "late" in jobs
 
 
+def test_the_promise_is_not_in_what_spark_plans(batch: DataFrame, actions: Actions) -> None:
+    """Else Spark would generate other code for each batch, and compile it."""
+    promised = 123_456_789
+    observed = Rows(batch, KEYED, promised, actions).observed()
+    execution: Any = observed._jdf.queryExecution()
+    plan = execution.toString()
+    assert "CollectMetrics" in plan
+    assert "oldest" in plan
+    assert str(promised) not in plan
+
+
 def test_events_that_never_come_are_not_waited_for(
     batch: DataFrame, actions: Actions, jobs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

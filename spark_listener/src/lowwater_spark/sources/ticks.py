@@ -71,11 +71,14 @@ class Ticks(Rowless):
 
     def clean(self, line: Line) -> None:
         """Delete the ticks of committed batches, but for the newest entry: a restarted query looks at that one again."""
-        for path in self._folder.iterdir():
-            taken = self._log.taken.get(str(path))
-            if taken is not None and taken.batch < log_offset(line):
-                path.unlink(missing_ok=True)
-        sync_directory(self._folder)
+        taken = self._log.taken
+        old = [
+            path for path in self._folder.iterdir() if (tick := taken.get(str(path))) and tick.batch < log_offset(line)
+        ]
+        for path in old:
+            path.unlink(missing_ok=True)
+        if old:
+            sync_directory(self._folder)
 
     # -- a source -------------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,9 @@
 
 The low watermark needs none of it: every range of such a stage stands at W when the batch is committed. The heuristic watermarks need
 the number of rows, as a weight, and a broken promise must be seen. Both are read off the user's own jobs: a metric on the frame counts the
-rows that come by and the late ones, which costs a fraction of a job of its own (benchmark ``spark_overhead``).
+rows that come by and keeps the least of their event times, which costs a fraction of a job of its own (benchmark ``spark_overhead``). Whether any
+is late the driver decides: Spark writes the numbers of a metric into the code that it generates for it, and with the promise in it, it would
+compile that anew whenever the promise has moved.
 
 Of several actions each counts the same rows, so the greatest count stands. It is a lower bound. An action that does not read to the end, such as
 ``take``, ``limit`` or a Python iterator, counts what it has read: the rows that no action has read are not counted, and a late one among them is not
@@ -23,6 +25,7 @@ import itertools
 import json
 import logging
 import math
+import threading
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
@@ -32,7 +35,7 @@ from lowwater._core.lateness import EDGES
 from lowwater.watermark import MIN
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
     from pyspark.sql import Column, DataFrame
 
@@ -44,6 +47,9 @@ logger = logging.getLogger("lowwater.spark")
 
 _PATIENCE_MS: Final = 1000
 """How long a batch waits for Spark to hand out its events, at most; then it counts by a job."""
+
+_SOON: Final = 0.005
+"""Seconds within which an action that has just ended is told of, as a rule. Spark's own wait looks every ten milliseconds, so it is asked when it need not wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +126,6 @@ def _check_time(frame: DataFrame, event_time: str | Column) -> None:
         raise TypeError(msg)
 
 
-def _late(frame: DataFrame, event_time: str | Column, promised: int) -> Column:
-    """Return the measure of rows below a promise. As SQL where that is possible: each function of a column is several calls of the JVM in each batch."""
-    from pyspark.sql import functions as sf
-
-    if not _is_name(event_time, frame):
-        return sf.count_if(event_micros(frame, event_time) < sf.lit(promised)).alias("late")
-    _check_time(frame, event_time)
-    return sf.expr(f"count_if(unix_micros(`{event_time}`) < {promised}L) AS late")
-
-
 class Rows:
     """The rows of one batch, and how many of them there are.
 
@@ -164,7 +160,7 @@ class Rows:
 
         measures = [self._actions.all_rows()]
         if self._promised != MIN:
-            measures.append(_late(self._frame, self._keyed.event_time, self._promised))
+            measures.append(self._actions.oldest(self._frame, self._keyed.event_time))
         if self._reference != MIN:
             lateness = lateness_of(event_micros(self._frame, self._keyed.event_time), self._reference)
             found = sf.to_json(sf.histogram_numeric(bucket(lateness).cast("double"), sf.lit(_BINS)))
@@ -174,11 +170,11 @@ class Rows:
     def _count(self) -> Counted:
         found = self._actions.take(self._frame, self._metric) if self._metric else None
         # An action may have read nothing at all, because the other side of a join was empty.
-        if found is None or found.counts[0] == 0:
+        if found is None or found.rows == 0:
             [row] = self._source().agg(*self._measures()).collect()
-            found = _measured(row)
-        rows, *late = found.counts
-        counted = self._find_late(rows) if any(late) else Counted(rows)
+            found = _measured(row.asDict())
+        late = found.oldest is not None and found.oldest < self._promised
+        counted = self._find_late(found.rows) if late else Counted(found.rows)
         return dataclasses.replace(counted, arrived=self._arrived(found.arrived))
 
     def _arrived(self, found: str | None) -> Arrived | None:
@@ -216,16 +212,15 @@ class Rows:
 class _Measured(NamedTuple):
     """What a metric on a batch's frame came to."""
 
-    counts: tuple[int, ...]
-    """Rows, and late rows if any can be late."""
+    rows: int
+    oldest: int | None
+    """The least event time, microseconds; None when no row has one, or none can be late."""
     arrived: str | None
     """The buckets of lateness, as JSON; None when nobody asks."""
 
 
-def _measured(values: Sequence[Any]) -> _Measured:
-    texts = [each for each in values if isinstance(each, str)]
-    counts = tuple(int(each) for each in values if isinstance(each, int))
-    return _Measured(counts, texts[0] if texts else None)
+def _measured(values: Mapping[str, Any]) -> _Measured:
+    return _Measured(values["rows"], values.get("oldest"), values.get("arrived"))
 
 
 class Actions:
@@ -245,12 +240,15 @@ class Actions:
         self._prefix = f"lowwater-{uuid.uuid4().hex[:8]}"
         self._metric = ""
         self._found: list[_Measured] = []
+        self._heard = threading.Event()
+        """Set when an action has told of the metric."""
         self._unread: dict[str, bool] = {}
         """By the metric on the rows that a stage has emitted in this batch: whether no action on them has been heard of."""
         self._told: set[str] = set()
         self._manager: Any = None
         self._listener: Any = None
         self._all_rows: Column | None = None
+        self._oldest: Column | None = None
 
     def all_rows(self) -> Column:
         """Return the measure of all rows: the same for all batches."""
@@ -260,9 +258,18 @@ class Actions:
             self._all_rows = sf.expr("count(1) AS rows")
         return self._all_rows
 
+    def oldest(self, frame: DataFrame, event_time: str | Column) -> Column:
+        """Return the measure of the least event time: the same for all batches, whose frames have the columns of the first one's. Raises as :func:`event_micros`."""
+        from pyspark.sql import functions as sf
+
+        if self._oldest is None:
+            self._oldest = sf.min(event_micros(frame, event_time)).alias("oldest")
+        return self._oldest
+
     def expect(self, frame: DataFrame) -> str:
         """Return the name of the metric to put on a batch's frame; empty when nobody would hear of it."""
         self._found = []
+        self._heard.clear()
         self._metric = f"{self._prefix}-{next(self._numbers)}"
         if not self._listen(frame):
             self._metric = ""
@@ -308,6 +315,8 @@ class Actions:
 
     def take(self, frame: DataFrame, metric: str) -> _Measured | None:
         """Return the greatest that each measure of the metric came to in an action; None when there was none, or it is not known."""
+        self._heard.wait(_SOON)
+        # There may be further ones, and they count as well.
         if not self._drained(frame):
             return None
         found, self._found = (self._found if metric == self._metric else []), []
@@ -315,8 +324,9 @@ class Actions:
         if not found:
             return None
         # Each by itself: the late row may be one that only the smaller of two actions has read.
-        counts = tuple(max(measure) for measure in zip(*(each.counts for each in found), strict=True))
-        return _Measured(counts, max(found, key=lambda each: each.counts[0]).arrived)
+        most = max(found, key=lambda each: each.rows)
+        oldest = min((each.oldest for each in found if each.oldest is not None), default=None)
+        return _Measured(most.rows, oldest, most.arrived)
 
     def _drained(self, frame: DataFrame) -> bool:
         """Wait until Spark has handed out its events; False when that takes too long."""
@@ -338,7 +348,10 @@ class Actions:
             logger.debug("the listener stays: %s", failure)
 
     def onSuccess(self, function: str, execution: Any, _duration: int) -> None:  # noqa: N802 - Spark's name
-        """See QueryExecutionListener. Costs three calls of the JVM when the metric is in the plan, else one, and one for each frame of emitted rows."""
+        """See QueryExecutionListener. Costs four calls of the JVM when the metric is in the plan, else two, and one for each frame of emitted rows.
+
+        The batch waits for it: all measures come in one call.
+        """
         metric = self._metric
         try:
             metrics = execution.observedMetrics()
@@ -348,13 +361,13 @@ class Actions:
                     self._unread[emitted] = False
             if not metric or not metrics.contains(metric):
                 return
-            row = metrics.apply(metric)
-            found = _measured([row.get(i) for i in range(row.size())])
+            found = _measured(json.loads(metrics.apply(metric).json()))
             # It has read one row at most. Who asks this first, and then reads by ``rdd`` or ``foreachPartition``, of which Spark tells
             # nothing, would have one row counted and no late one seen: a job has to count.
             if function == "isEmpty":
-                found = _Measured((0, *found.counts[1:]), None)
+                found = _Measured(0, found.oldest, None)
             self._found.append(found)
+            self._heard.set()
         except Exception as failure:  # noqa: BLE001 - it runs in Spark's thread
             logger.debug("an action cannot be read: %s", failure)
 
