@@ -86,7 +86,7 @@ def _results(told: dict[int, list[Took]]) -> list[Result]:
     for metric, unit, value in values:
         base = Spread(tuple(map(value, one)))
         for streams, rounds in told.items():
-            facts = {"streams": streams, "n": sum(took.messages for took in rounds)}
+            facts = {"ranges": streams, "streams": streams, "n": sum(took.messages for took in rounds)}
             found.append(
                 Result(
                     "messages",
@@ -102,7 +102,11 @@ def _results(told: dict[int, list[Took]]) -> list[Result]:
 
 
 def _paced(rounds: list[Took], told: dict[int, list[Took]], size: Size) -> Result:
-    facts = {"streams": size.paced, "rate": round(Spread(tuple(took.rate for took in rounds)).median, 1)}
+    facts = {
+        "ranges": size.paced,
+        "streams": size.paced,
+        "rate": round(Spread(tuple(took.rate for took in rounds)).median, 1),
+    }
     ours, one = (Spread(tuple(took.each for took in each)) for each in (rounds, next(iter(told.values()))))
     return Result("messages", "paced_processor_per_message", ours, "us", "one stream", one, facts)
 

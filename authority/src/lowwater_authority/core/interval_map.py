@@ -122,12 +122,12 @@ class IntervalMap:
         return all(run.group.state is GroupState.RETIRED for run in self._runs.values())
 
     def held_below(self, below: int, limit: int) -> tuple[list[Range], int]:
-        """Return up to ``limit`` ranges with a value under ``below``, least first, and how many there are. See Columns."""
+        """Return up to ``limit`` ranges with a value under ``below``, least first and then by key, and how many there are. See Columns."""
         slots = self.columns.least(limit)
         return self._ranges_at(slots[self.columns.values[slots] < below]), self.columns.count_below(below)
 
     def all_ranges(self, limit: int) -> tuple[list[Range], int]:
-        """Return up to ``limit`` ranges, those furthest behind first, and how many there are. See Columns."""
+        """Return up to ``limit`` ranges, those furthest behind first and then by key, and how many there are. See Columns."""
         slots = self.columns.least(limit)
         finished = self._finished(limit - len(slots))
         return self._ranges_at(np.concatenate((slots, *finished))), len(self)
@@ -143,7 +143,7 @@ class IntervalMap:
             yield found
 
     def _ranges_at(self, slots: npt.NDArray[np.intp]) -> list[Range]:
-        return [self.range_at(slot) for slot in slots.tolist()]
+        return sorted(map(self.range_at, slots.tolist()), key=lambda each: (each.value, each.start))
 
     def holder(self) -> Range | None:
         """Return a range that holds the minimum; None when all are finished or retired."""

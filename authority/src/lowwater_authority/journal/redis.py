@@ -723,7 +723,7 @@ class RedisDatabase:
             arguments += [*_writer(run.log, mine), *mine.end]
             arguments += [run.first - 1, *run.end, len(run.frames), run.log, *run.frames]
         written = {run.log for run in runs}
-        for log in held.keys() - written:
+        for log in (each for each in held if each not in written):  # in the order in which the answer tells of them
             mine = held[log]
             keys += [self._keys.meta(log), self._keys.records(log)]
             arguments += [*_writer(log, mine), *mine.end, 0, 0, 0, 0, log]
