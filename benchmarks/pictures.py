@@ -146,7 +146,7 @@ def failover(known: Lines) -> Figure:
             label=name,
         )
     silence = known["failover", "noticed_p50"]["value"]
-    axes.axvline(silence, color=GREY, linestyle=":", linewidth=1.4, label="the silence was noticed, p50")
+    axes.axvline(silence, color=GREY, linestyle=":", linewidth=1.4, label="its death was noticed, p50")
     axes.set_xlim(0)
     axes.set_ylim(0, 100)
     axes.legend(frameon=False, loc="upper left")

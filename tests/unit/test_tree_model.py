@@ -275,10 +275,15 @@ def test_other_costs_are_those_of_the_kept_lines() -> None:
 
 
 def test_recoveries_are_those_of_the_kept_lines() -> None:
-    lines, herd, known = kept("benchmarks.jsonl"), kept("herd.jsonl"), Recovery()
+    lines, before, herd, known = (
+        kept("benchmarks.jsonl"),
+        kept("performance_before.jsonl"),
+        kept("herd.jsonl"),
+        Recovery(),
+    )
     serves = lines["recovery", "serves_10000000"]
     assert known.replay * 1e7 == pytest.approx(serves["value"] - serves["baseline_value"], rel=0.01)
-    noticed, taken, new = (lines["failover", f"{name}_p50"]["value"] for name in ("noticed", "taken", "raw_new"))
+    noticed, taken, new = (before["failover", f"{name}_p50"]["value"] for name in ("noticed", "taken", "raw_new"))
     assert known.take == pytest.approx(taken - noticed, abs=0.002)
     assert known.find == pytest.approx(new - taken, abs=0.002)
     back = herd["herd", "failover_last_after_taken"]
