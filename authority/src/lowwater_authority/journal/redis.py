@@ -410,9 +410,8 @@ class RedisJournal(Journal):
         mark = known.mark if known is not None else None
         if known is not None and isinstance(mark, Look) and mark[1:] == seen[1:] and known.last <= seen.held.last:
             if seen.held.end == mark.held.end:
-                return replace(
-                    known, mark=seen
-                )  # nothing has come since: what stands there is the record that was read
+                # Nothing has come since: what stands there is the record that was read.
+                return replace(known, mark=seen)
             # The same snapshot, for no other has its name. The last record that is known is read once more: what was lost and
             # written anew in between has another there.
             after = max(seen.position, known.last - 1)
