@@ -174,10 +174,15 @@ class _Append:
         except JournalUnknown:
             self.doubt = True
             raise
-        except (JournalFenced, JournalLost) as error:
-            # It names all that are not this process's own, or all that lack something, which is put back.
-            named = error.owners if isinstance(error, JournalFenced) else error.logs
-            self.beside = [name for name in self.beside if name in named]
+        except JournalFenced as error:
+            self.beside = [
+                name for name in self.beside if name in error.owners
+            ]  # it names all that are not this process's own
+            raise
+        except JournalLost:
+            # All are this process's own. What lacks something is put back under a new ownership, or its heal says who has it: nothing is left
+            # to be asked for behind that, when the round may be written already.
+            self.beside = []
             raise
         self.beside = []
 
