@@ -27,9 +27,6 @@ class Size:
 FULL: Final = Size((1_000, 100_000, 500_000, 10_000_000, 50_000_000), rounds=7, samples=200)
 QUICK: Final = Size((1_000, 50_000), rounds=2, samples=20)
 
-UNWRITTEN: Final = 16 << 10
-"""KB that the kernel still has to write to the disk when it is at rest: under the gigabytes of a set-up each sync waits for tens of milliseconds."""
-
 NO_PROC: Final = "resident memory is read from /proc, which this system does not have"
 
 
@@ -47,10 +44,6 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
             hops.append(JournaledHop(stack.enter_context(closing(claimed(server, ranges)))))
             seconds.append(time.perf_counter() - begin)
             gc.collect()
-        if not quick:
-            for hop in hops:
-                hop.sample()  # a snapshot may be due behind it
-            _rest()
         found = take_turns(hops, size.rounds, size.samples)
         # Once more after the work: a snapshot may have been due.
         memory = [(server.resident_bytes(), empty) for server, empty in servers]
@@ -68,18 +61,3 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
         facts = {"ranges": ranges, "resident_bytes": full, "resident_bytes_empty": empty}
         results.append(Result("scale", f"bytes_per_range_{ranges}", each, "B", facts=facts))
     return results
-
-
-def _rest() -> None:
-    """Wait until the kernel has written what the set-up has left, where it tells that."""
-    while _unwritten() > UNWRITTEN:
-        time.sleep(0.5)
-
-
-def _unwritten() -> int:
-    """KB that wait to be written to disks; 0 where nobody tells."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) for line in lines if line.startswith(("Dirty:", "Writeback:")))

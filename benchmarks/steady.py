@@ -63,9 +63,8 @@ def run(folder: Path, seconds: float) -> dict[str, object]:
     with Sharded(folder, SHARDS) as sharded, ExitStack() as stack:
         lw = stack.enter_context(sharded.connect(timeout=60.0))
         store = stack.enter_context(redis.Redis(port=sharded.redis.port, protocol=2))
-        store.config_set(
-            "auto-aof-rewrite-min-size", REWRITTEN_AT
-        )  # as anybody's Redis does: else an hour of this fills a disk
+        # As anybody's Redis does: else an hour of this fills a disk.
+        store.config_set("auto-aof-rewrite-min-size", REWRITTEN_AT)
         store.config_set("auto-aof-rewrite-percentage", 100)
         names = balanced("full-", COMPUTATIONS, *sharded.shards)
         for name in names:

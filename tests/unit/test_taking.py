@@ -23,7 +23,7 @@ from lowwater_authority.engine import holding, rounds, takeover
 from lowwater_authority.engine.admission import Gate
 from lowwater_authority.engine.holding import ORPHAN_SECONDS, epoch_base
 from lowwater_authority.engine.holdings import _resumed, replayed
-from lowwater_authority.engine.takeover import TAKEN_AT_ONCE
+from lowwater_authority.engine.takeover import TAKEN_AT_ONCE, TAKEN_IN_ALL
 from lowwater_authority.engine.task_master import TaskMaster
 from lowwater_authority.journal import GRAPH, Entry, LoadedLog, Ownership, frames
 from lowwater_authority.journal.frames import decode, encode
@@ -413,7 +413,7 @@ def pinned(name: str, view: View) -> View:
     return view.pinned(name, "other:1")
 
 
-@pytest.mark.parametrize(("small", "in_all"), [(False, 1024), (True, 1024), (True, TAKEN_AT_ONCE + 1)])
+@pytest.mark.parametrize(("small", "in_all"), [(False, TAKEN_IN_ALL), (True, TAKEN_IN_ALL), (True, TAKEN_AT_ONCE + 1)])
 async def test_what_is_small_waits_for_the_store_in_no_line(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, small: bool, in_all: int
 ) -> None:

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 SMALL_BYTES: Final = 64 << 10
-"""Of a log that does not count any more once it is read: so the store is asked for hundreds at a time."""
+"""The most that a small log has. Once it is read, its take-over stands in no line any more, so that the store is asked for hundreds at a time; see Taking."""
 
 NOBODY: Final = Ownership()
 """Of what this process does not own."""

@@ -39,10 +39,11 @@ TAKEN_AT_ONCE: Final = 4
 meanwhile, and stands in line for the store."""
 
 TAKEN_IN_ALL: Final = 1024
-"""The same with those whose log is small: that the store does not answer is no reason to read all of them."""
+"""The most that are taken side by side by those who can wait, small and slow ones too: that the store does not answer is no reason to have all of them in
+memory. Who waits for one computation and nothing else has it taken beside these."""
 
 SLOW_SECONDS: Final = 5.0
-"""After which one that is still being taken counts no longer among these: nothing holds up the others for good."""
+"""After which one that is still being taken counts no longer among the ``TAKEN_AT_ONCE``: so a few slow ones hold up nobody."""
 
 log = logging.getLogger(__name__)
 
