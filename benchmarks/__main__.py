@@ -89,7 +89,7 @@ machine, take turns by rounds, and the median round counts: read the ratio, not 
   fanout    report sent -> each of 1,000 subscribers holds the new watermark, ten times a second, and the processor
             share of 0, 1,000 and 8,000 idle streams, against a bare grpc.aio server of
             the same bytes                                                               about 5 minutes
-  scale     the same latency at 1 k, 100 k, 500 k and 10 M ranges, and bytes a range     about a minute, 3 GB
+  scale     the same latency at 1 k to 50 M ranges, and bytes a range                    about two minutes, 4 GB
   growth    a round in which one of 100 to 10,000 claims reports, with heuristic watermarks and without, and
             rounds of 100 to 10,000 computations, against the smallest                   about a minute
   recovery  kill -9 of an authority with 500 k and with 10 M ranges -> it serves them again, over the same journal;
@@ -163,6 +163,8 @@ def main() -> int:
         help="where journals go: on a real disk, or a sync costs nothing (default: %(default)s)",
     )
     args = parse.parse_args()
+    if not args.data.is_dir():
+        parse.error(f"--data {args.data}: no such folder, make it first")
     for name in args.names:
         if name not in BENCHMARKS:
             parse.error(f"there is no benchmark {name!r}; choose from {', '.join(BENCHMARKS)}")
