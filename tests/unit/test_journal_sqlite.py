@@ -310,11 +310,13 @@ async def test_a_large_record_and_snapshot(path: Path) -> None:
 
 def read_by_this_process() -> int:
     """Bytes that all reads of this process have returned, from the disk or from the kernel's memory."""
-    with open("/proc/self/io") as file:
+    with Path("/proc/self/io").open() as file:
         return next(int(line.split()[1]) for line in file if line.startswith("rchar"))
 
 
-@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="what a process reads is told by /proc, which this system does not have")
+@pytest.mark.skipif(
+    not Path("/proc/self/io").exists(), reason="what a process reads is told by /proc, which this system does not have"
+)
 @pytest.mark.asyncio
 async def test_an_append_reads_nothing_of_the_large_records_before_it(path: Path) -> None:
     """Rounds with many claims make records of tens of megabytes; whatever is appended behind them must not pay for them."""
