@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 c96efc26927be067cbf31cf1e0cd390f3da21922344b25559363cc037e6938de
+Made from: sha256 9ed25f820c95a7b9ce2eee9dcf7d4e16573ae75e9ca3f44483a1c9f68baf8b70
 """
