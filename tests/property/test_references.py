@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from lowwater import errors
 from lowwater_authority.core.times import MAX, MIN
@@ -125,9 +132,13 @@ class Regions(RuleBasedStateMachine):
             self.start(region.name)
             self.confirm(region.name)
         for computation in ("hourly", "other"):
-            wanted = Reference(computation, ("clicks",), ("A", "B"), REPLICATED, "A", sinks=(Sink("lake", fences=True),))
+            wanted = Reference(
+                computation, ("clicks",), ("A", "B"), REPLICATED, "A", sinks=(Sink("lake", fences=True),)
+            )
             a = self.regions["A"]
-            assert self.ask(lambda wanted=wanted, a=a: self.core.register(self.caller(a), wanted, self.now, len(self.log)))  # type: ignore[misc]
+            assert self.ask(
+                lambda wanted=wanted, a=a: self.core.register(self.caller(a), wanted, self.now, len(self.log))
+            )  # type: ignore[misc]
         self.confirm("A")
         self.confirm("B")
         b = self.regions["B"]
@@ -149,7 +160,10 @@ class Regions(RuleBasedStateMachine):
     def confirm(self, name: str) -> None:
         region = self.regions[name]
         numbers = {NAME: region.number} if region.number else {}
-        if self.ask(lambda: self.core.confirm(self.caller(region), numbers, self.now, len(self.log))) and NAME in self.core.references:
+        if (
+            self.ask(lambda: self.core.confirm(self.caller(region), numbers, self.now, len(self.log)))
+            and NAME in self.core.references
+        ):
             self.told(region)
 
     @rule(name=REGIONS)
@@ -236,7 +250,9 @@ class Regions(RuleBasedStateMachine):
         before, owner = self.core.snapshot(), (self.record.owner, self.record.number)
         good = self.ask(plan)
         if returned:
-            assert self.core.snapshot() == before, "a region that came back has changed something before it was confirmed"
+            assert self.core.snapshot() == before, (
+                "a region that came back has changed something before it was confirmed"
+            )
         assert not (good and number) or owner == (name, number), "who does not own it has told how far it is"
         if good and not returned and not self.regions[name].returned:
             self.told(self.regions[name])
@@ -277,7 +293,10 @@ class Regions(RuleBasedStateMachine):
     def crash_before_the_append(self, to: str) -> None:
         """A change is planned, and never written down."""
         before = self.core.snapshot()
-        for plan in (lambda: self.core.adopt(NAME, to, "ops", 1, self.now), lambda: self.core.write_off(NAME, "ops", 1)):
+        for plan in (
+            lambda: self.core.adopt(NAME, to, "ops", 1, self.now),
+            lambda: self.core.write_off(NAME, "ops", 1),
+        ):
             try:
                 plan()
             except errors.LowwaterError:
@@ -307,15 +326,31 @@ class Regions(RuleBasedStateMachine):
             replica = Replica(target.name, target.frontier, MAX, found.positions)
             self.ask(
                 lambda: self.core.arrive(
-                    self.caller(target), NAME, replica, found.batch, found.digest, found.positions, self.now, len(self.log)
+                    self.caller(target),
+                    NAME,
+                    replica,
+                    found.batch,
+                    found.digest,
+                    found.positions,
+                    self.now,
+                    len(self.log),
                 )
             )
         elif found.move.step == "arrived":
-            if self.ask(lambda: self.core.release(self.caller(owner), NAME, owner.number, found.digest, self.now, len(self.log))):
+            if self.ask(
+                lambda: self.core.release(self.caller(owner), NAME, owner.number, found.digest, self.now, len(self.log))
+            ):
                 owner.number = 0
         elif self.ask(
             lambda: self.core.claim(
-                self.caller(target), NAME, found.number, found.batch, found.digest, found.positions, self.now, len(self.log)
+                self.caller(target),
+                NAME,
+                found.number,
+                found.batch,
+                found.digest,
+                found.positions,
+                self.now,
+                len(self.log),
             )
         ):
             self.told(target)

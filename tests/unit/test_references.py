@@ -80,7 +80,9 @@ class World:
         self.made += 1
         before = self.callers.get(region)
         run = 1 if before is None else before.agent.run + 1
-        self.callers[region] = Caller(region, Agent(f"agent-{region}", run, f"nonce-{self.made}"), 0, self.core.store.token)
+        self.callers[region] = Caller(
+            region, Agent(f"agent-{region}", run, f"nonce-{self.made}"), 0, self.core.store.token
+        )
 
     def caller(self, region: str) -> Caller:
         self.turns += 1
@@ -90,7 +92,9 @@ class World:
         told = {name_of(each, ["clicks"]): number for each, number in numbers.items()}
         self.do(self.core.confirm(self.caller(region), told, self.now, len(self.log)))
 
-    def register(self, computation: str = "hourly", policy: str = REPLICATED, sinks: tuple[Sink, ...] = LAKE, home: str = "A") -> None:
+    def register(
+        self, computation: str = "hourly", policy: str = REPLICATED, sinks: tuple[Sink, ...] = LAKE, home: str = "A"
+    ) -> None:
         wanted = Reference(computation, ("clicks",), ("A", "B"), policy, home, sinks=sinks)
         self.do(self.core.register(self.caller("A"), wanted, self.now, len(self.log)))
 
@@ -620,7 +624,9 @@ def stop_to_move(world: World) -> None:
 def arrive(world: World, replica: Replica, digest: str = "d") -> None:
     for _ in range(2):
         world.do(
-            world.core.arrive(world.caller("B"), HOURLY, replica, 4, digest, replica.positions, world.now, len(world.log))
+            world.core.arrive(
+                world.caller("B"), HOURLY, replica, 4, digest, replica.positions, world.now, len(world.log)
+            )
         )
 
 

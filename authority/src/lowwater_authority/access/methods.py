@@ -123,6 +123,26 @@ METHODS: Final[dict[str, Method]] = {
     "/lowwater.v1.ClusterService/Pin": Method(everything=True, act=lambda _: "pin"),
     # Who knows the digest of a token knows the token, or has read the access file.
     "/lowwater.v1.ClusterService/Identify": _ANYBODY,
+    # A region speaks of all that it has; its token is one for the whole of it. Only `lowwater global` serves these.
+    **{
+        f"/lowwater.v1.RegionService/{name}": Method(some=Action.REPORT)
+        for name in (
+            *(
+                "Confirm",
+                "RegisterReference",
+                "Report",
+                "Fence",
+                "Stop",
+                "Arrive",
+                "ReleaseReference",
+                "ClaimReference",
+            ),
+            "Enrol",
+        )
+    },
+    "/lowwater.v1.RegionService/ListReferences": Method(some=Action.READ),
+    "/lowwater.v1.RegionService/Decide": Method(everything=True, act=lambda _: "decide"),
+    "/lowwater.v1.RegionService/Recover": Method(everything=True, act=lambda _: "recover"),
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _ANYBODY,
 }
 

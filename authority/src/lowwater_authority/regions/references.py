@@ -343,7 +343,7 @@ class References:
         self.sessions: dict[str, Session] = {}
         self.suspect_after = suspect_after
         self.lately = lately
-        self._started = now
+        self._started = self._watched = now
         self._adopted: dict[str, int] = {}
 
     # -- what is there --------------------------------------------------------------------------------------------------
@@ -370,6 +370,14 @@ class References:
     def is_suspect(self, region: str, now: int) -> bool:
         """Whether a region has been silent for too long. That alone moves nothing."""
         return not region or self.silent(region, now) >= self.suspect_after
+
+    def watched(self, now: int) -> None:
+        """To be called a few times in `suspect_after`. When it was not, this process was asleep, and heard nobody: silence counts from now."""
+        if now - self._watched >= self.suspect_after // 2:
+            self._started = now
+            for session in self.sessions.values():
+                session.heard = now
+        self._watched = now
 
     def watermarks(self) -> dict[str, tuple[int, int, bool]]:
         """By computation: the incarnation, what is published, and whether rows were written off.
@@ -698,6 +706,10 @@ class References:
             if able:
                 found.append((name, max(able, key=lambda replica: (replica.replicated, replica.region)).region))
         return found
+
+    def adopt_by_itself(self, name: str, to: str, when: int, now: int) -> Change:
+        """Adopt what `adoptions` has offered, if it still does."""
+        return self.adopt(name, to, "automatic", when, now) if (name, to) in self.adoptions(now) else Change()
 
     def write_off(self, name: str, who: str, when: int, region: str = "") -> Change:
         """Give up what only a lost region may have, or all of them. What is published says so for as long as the incarnation lasts."""
