@@ -1,0 +1,187 @@
+"""Two regions and a global authority as real processes: kill -9 of each, a region that comes back, and a planned move."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lowwater
+from lowwater import errors
+from lowwater._pb.lowwater.v1 import regions_pb2 as pb
+from tests.kit.eventually import eventually
+from tests.kit.ports import free_port
+from tests.process.regions import HOURLY, Operator, Process, Sink, Site
+
+BASE = 1_356_998_400_000_000
+"""2013-01-01T00:00Z."""
+
+
+class World:
+    """All processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.address = f"127.0.0.1:{free_port()}"
+        self.center = Process(
+            folder / "global",
+            *("global", "--data", str(folder / "global" / "data"), "--listen", self.address, "--http", "off"),
+            *("--suspect-after", "2s", "--log-format", "json"),
+        )
+        self.center.start()
+        self.operator = Operator(self.address)
+        self.a, self.b = (Site(name, folder, self.address) for name in "AB")
+        self.sink = Sink(folder / "sink.sqlite")
+        self.readers = [Reader(site) for site in (self.a, self.b)]
+        for site in (self.a, self.b):
+            site.agent.start()
+
+    def close(self) -> None:
+        for reader in self.readers:
+            reader.stop()
+        for site in (self.a, self.b):
+            site.close()
+        self.operator.close()
+        if self.center.process is not None:
+            self.center.kill()
+
+
+class Reader:
+    """A local pipeline that follows the global name, from before it is there."""
+
+    def __init__(self, site: Site) -> None:
+        self.seen: list[tuple[int, int]] = []
+        self._lw = lowwater.connect(site.authority.address)
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        for view in self._lw.watch("global/hourly"):
+            self.seen.append((view.incarnation, view.low.micros))
+
+    def stop(self) -> None:
+        self._lw.close()
+        self._thread.join(60)
+        assert self.seen == sorted(self.seen), "it went back"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """A owns hourly, and both regions are confirmed."""
+    made = World(tmp_path)
+    try:
+        made.a.adoption()
+        eventually(lambda: made.b.refusal() == "STALE_ADOPTION", seen=made.b.agent.log)
+        yield made
+    finally:
+        made.close()
+
+
+def test_a_region_is_lost_taken_over_and_comes_back(world: World) -> None:
+    a, b, sink = world.a, world.b, world.sink
+    assert a.work(sink, BASE + 10)
+    b.mirror_to(BASE + 5)
+    for site in (a, b):
+        eventually(lambda site=site: site.published() == BASE + 5, seen=site.agent.log)  # type: ignore[misc]
+
+    # The agent is killed; the pipeline is paused with the number that it has.
+    paused = a.token.read()
+    a.agent.kill()
+    assert a.refusal() == "UNAVAILABLE"
+    with pytest.raises(errors.RegionRefused, match=r"none of its regions"):
+        world.operator.decide(pb.DECISION_ADOPT, "C")
+    world.operator.adopt("B")
+    assert b.adoption().number == 2
+    assert b.work(sink, BASE + 20)
+    assert not sink.write(paused.number, a.batch + 1, BASE + 11), "the paused pipeline has written"
+    assert world.operator.reference().sinks[0].fenced == 2
+
+    # It comes back, and stands by.
+    a.agent.start()
+    eventually(lambda: a.refusal() == "STALE_ADOPTION", seen=a.agent.log)
+    a.mirror_to(BASE + 20)
+    view = world.operator.reference()
+    assert (view.owner, view.number, list(view.holds_for)) == ("B", 2, ["A"])
+    eventually(lambda: world.operator.reference().low_micros == BASE + 20)
+    assert world.operator.reference().published_micros == BASE + 5
+
+    # What only A had is given up.
+    world.operator.decide(pb.DECISION_WRITE_OFF)
+    for site in (a, b):
+        eventually(lambda site=site: site.published() == BASE + 20, seen=site.agent.log)  # type: ignore[misc]
+    view = world.operator.reference()
+    assert (view.accepted_micros, view.written_off) == (BASE + 5, True)
+    assert "what survived" in view.complete_of
+    assert [each[:2] for each in sink.batches()] == [(1, 0), (2, 0)]
+
+
+def test_the_global_authority_is_killed_and_the_regions_go_on(world: World) -> None:
+    a, b, sink = world.a, world.b, world.sink
+    b.mirror_to(BASE + 100)
+    assert a.work(sink, BASE + 10)
+    eventually(lambda: b.published() == BASE + 10, seen=b.agent.log)
+    world.center.kill()
+    eventually(lambda: "global_away" in a.agent.events())
+    assert a.work(sink, BASE + 20), "the region goes on by the number that it has"
+    assert a.token.read().stale_seconds > 0
+    assert a.published() == BASE + 10
+
+    # After an own restart it has no number until the global authority is back.
+    a.agent.kill()
+    a.agent.start()
+    eventually(lambda: "global_away" in a.agent.events()[-1:], seen=a.agent.log)
+    assert a.refusal() == "UNCONFIRMED"
+    world.center.start()
+    assert a.adoption().number == 1
+    for site in (a, b):
+        eventually(lambda site=site: site.published() == BASE + 20, seen=site.agent.log)  # type: ignore[misc]
+
+
+def test_a_second_agent_of_a_region_is_refused(world: World, tmp_path: Path) -> None:
+    arguments = [
+        free if each == world.a.listen else each for each in world.a.arguments for free in (f"127.0.0.1:{free_port()}",)
+    ]
+    second = Process(tmp_path / "second", *arguments, "--state", str(tmp_path / "second-state"))
+    second.begin()
+    assert second.wait() == 2
+    assert "another agent speaks for region A" in second.log()
+    same_folder = Process(tmp_path / "third", *arguments, "--state", str(tmp_path / "A" / "state"))
+    same_folder.begin()
+    assert same_folder.wait() == 2
+    assert "another agent uses" in same_folder.log()
+    assert world.a.adoption().number == 1
+
+
+def test_a_planned_move_and_a_neighbour_that_is_not_touched(world: World) -> None:
+    a, b, sink = world.a, world.b, world.sink
+    b.mirror_to(BASE + 10)
+    assert a.work(sink, BASE + 10)
+    other = world.operator.reference("other:clicks")
+    world.operator.decide(pb.DECISION_MOVE, "B")
+    adoption = eventually(lambda: (found := a.adoption()).stop and found, seen=a.agent.log)
+    assert adoption
+    a.token.committed(adoption, a.batch, f"1/{a.batch}", a.positions(), stopped=True)
+    eventually(lambda: world.operator.reference().move_step == "stopped", seen=a.agent.log)
+    eventually(lambda: a.refusal() == "REGION_REFUSED", seen=a.agent.log)
+    view = world.operator.reference()
+    b.token.arrived(view.batch, view.digest, a.positions())
+    assert b.adoption().number == 2
+    view = world.operator.reference()
+    assert (view.owner, view.written_off, list(view.holds_for)) == ("B", False, [])
+    eventually(lambda: a.refusal() == "STALE_ADOPTION", seen=a.agent.log)
+    a.mirror_to(BASE + 30)
+    assert b.work(sink, BASE + 30)
+    eventually(lambda: a.published() == BASE + 30, seen=a.agent.log)
+    after = world.operator.reference("other:clicks")
+    assert (after.owner, after.number, after.incarnation) == (other.owner, other.number, other.incarnation)
+
+
+def test_a_second_global_authority_over_one_store_is_refused(world: World, tmp_path: Path) -> None:
+    second = Process(
+        tmp_path / "second", "global", "--data", str(tmp_path / "global" / "data"), "--listen", "127.0.0.1:0"
+    )
+    second.begin()
+    assert second.wait() == 2
+    assert "is in use by" in second.log()
+    assert world.operator.reference().name == HOURLY
