@@ -24,6 +24,7 @@ _OF_THE_AUTHORITY: Final = {
     "access": "lowwater_authority.commands.access",
     "global": "lowwater_authority.commands.global_authority",
     "journal": "lowwater_authority.commands.journal",
+    "references": "lowwater_authority.commands.references",
     "region": "lowwater_authority.commands.region",
     "serve": "lowwater_authority.commands.serve",
 }
