@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
 import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +15,7 @@ import pytest
 import lowwater
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import regions_pb2 as pb
+from lowwater.cli import main
 from tests.kit.eventually import eventually
 from tests.kit.ports import free_port
 from tests.process.regions import HOURLY, Operator, Process, Sink, Site
@@ -175,6 +180,64 @@ def test_a_planned_move_and_a_neighbour_that_is_not_touched(world: World) -> Non
     eventually(lambda: a.published() == BASE + 30, seen=a.agent.log)
     after = world.operator.reference("other:clicks")
     assert (after.owner, after.number, after.incarnation) == (other.owner, other.number, other.incarnation)
+
+
+def test_operators_see_and_decide_by_commands(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    def command(*words: str) -> tuple[int, str]:
+        code = main(["references", *words, "--global", world.address])
+        told = capsys.readouterr()
+        return code, told.out + told.err
+
+    world.b.mirror_to(BASE + 10)
+    assert world.a.work(world.sink, BASE + 10)
+    eventually(lambda: world.b.published() == BASE + 10, seen=world.b.agent.log)
+    code, told = command("list")
+    assert code == 0
+    assert re.search(r"hourly:clicks +A +1 +2013-01-01T00:00:00.00001Z", told), told
+    code, told = command("adopt", HOURLY, "--to", "B", "--yes")
+    assert code == 2
+    assert "its owner A is alive; move it, which loses nothing" in told
+    code, told = command("write-off", HOURLY)
+    assert code == 2
+    assert "Pass --yes" in told
+    assert command("automatic", HOURLY, "--on")[0] == 0
+    assert command("policy", HOURLY, "local")[0] == 0
+    code, told = command("show", HOURLY, "--json")
+    record = json.loads(told)["references"][0]
+    assert (record["automatic"], record["policy"], record["published_micros"]) == (True, "local", BASE + 10)
+    code, told = command("automatic", "other:clicks", "--on")
+    assert code == 2
+    assert "no sink that is known" in told
+    assert command("move", HOURLY, "--to", "B")[0] == 0
+    assert "moving to B: wanted" in command("show", HOURLY)[1]
+    assert command("cancel-move", HOURLY)[0] == 0
+    code, told = command("show", "gone:clicks")
+    assert code == 2
+    assert "there is no reference" in told
+
+
+def test_a_lost_store_is_recovered_from_what_the_regions_know(world: World, tmp_path: Path) -> None:
+    a, b, sink = world.a, world.b, world.sink
+    b.mirror_to(BASE + 100)
+    assert a.work(sink, BASE + 10)
+    eventually(lambda: b.published() == BASE + 10, seen=b.agent.log)
+    with urllib.request.urlopen(f"http://{b.listen}/") as answer:
+        token = json.load(answer)["store"]
+    world.center.kill()
+    shutil.rmtree(tmp_path / "global" / "data")
+    world.center.start()
+    for site in (a, b):  # they refuse the store that they do not belong to
+        assert site.agent.wait() == 2
+        assert "another global store answers here" in site.agent.log()
+    recover = ["references", "recover", "--regions", "A,B", "--old-token", token, "--yes", "--global", world.address]
+    assert main(recover) == 0
+    for site in (a, b):
+        site.agent.start()
+    assert a.adoption().number == 2
+    assert world.operator.reference().published_micros == BASE + 10
+    assert a.work(sink, BASE + 20)
+    for site in (a, b):
+        eventually(lambda site=site: site.published() == BASE + 20, seen=site.agent.log)  # type: ignore[misc]
 
 
 def test_a_second_global_authority_over_one_store_is_refused(world: World, tmp_path: Path) -> None:

@@ -187,15 +187,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     args = parser().parse_args(argv)
     try:
-        return _run(args)
+        warning = _WARNINGS.get(args.command)
+        if warning is not None and not args.yes and not _agreed(warning, args):
+            return 1
+        print(_run(args))  # noqa: T201 - the answer to a command
     except (errors.LowwaterError, OSError) as error:
         return fail(f"references {args.command}", error, as_json=args.json)
+    return 0
 
 
-def _run(args: argparse.Namespace) -> int:
-    warning = _WARNINGS.get(args.command)
-    if warning is not None and not args.yes and not _agreed(warning, args):
-        return 1
+def _run(args: argparse.Namespace) -> str:
     with _Global(args) as center:
         if args.command in ("list", "show"):
             return _tell(args, center.list(args.reference if args.command == "show" else ""))
@@ -204,8 +205,7 @@ def _run(args: argparse.Namespace) -> int:
                 pb.RecoverRequest(recovers=args.old_token, regions=_names(args.regions), fenced=_names(args.fenced))
             )
             said = f"the store is {token} now; it serves when {args.regions} have enrolled"
-            print(to_json({"store_token": token}) if args.json else said)
-            return 0
+            return to_json({"store_token": token}) if args.json else said
         answer = center.decide(_DECISIONS[args.command](args), args, getattr(args, "to", getattr(args, "lost", "")))
         if args.command == "adopt" and args.write_off:
             answer = center.decide(pb.DECISION_WRITE_OFF, args, "")
@@ -297,21 +297,17 @@ class _Global:
         return answer.store_token
 
 
-def _tell(args: argparse.Namespace, answer: pb.ListReferencesResponse) -> int:
+def _tell(args: argparse.Namespace, answer: pb.ListReferencesResponse) -> str:
     if args.json:
         told = {
             "store_token": answer.store_token,
             "state": answer.state,
             "references": [_record(each) for each in answer.references],
         }
-        print(to_json(told))
-        return 0
-    if answer.state != "serving":
-        print(f"the global authority is {answer.state}: {answer.reason}")
+        return to_json(told)
+    lines = [] if answer.state == "serving" else [f"the global authority is {answer.state}: {answer.reason}"]
     if args.command == "show":
-        for each in answer.references:
-            print(_shown(each))
-        return 0
+        return "\n".join([*lines, *map(_shown, answer.references)])
     rows = [("REFERENCE", "OWNER", "NUMBER", "PUBLISHED", "L", "R", "")]
     for each in answer.references:
         low, replicated, published = map(Watermark, (each.low_micros, each.replicated_micros, each.published_micros))
@@ -326,10 +322,8 @@ def _tell(args: argparse.Namespace, answer: pb.ListReferencesResponse) -> int:
                 _remarks(each),
             )
         )
-    print(
-        table(rows) if answer.references else "there are no references: a `lowwater region` registers those of its file"
-    )
-    return 0
+    none = "there are no references: a `lowwater region` registers those of its file"
+    return "\n".join([*lines, table(rows) if answer.references else none])
 
 
 def _remarks(view: pb.ReferenceView) -> str:

@@ -358,7 +358,7 @@ class References:
             )
         found = self.references.get(name)
         if found is None:
-            msg = f"there is no reference {name!r}: `lowwater references` lists what there is"
+            msg = f"there is no reference {name!r}: `lowwater references list` says what there is"
             raise errors.UnknownReference(msg, metadata={"reference": name})
         return found
 
