@@ -38,7 +38,7 @@ RELAY_NAMESPACE: Final = "global"
 
 RELAY_IDENTITY: Final = "lowwater-region"
 
-FATAL: Final = (errors.SecondAgent, errors.ServerTokenMismatch, errors.InvalidArgument, errors.RegistrationConflict)
+FATAL: Final = (errors.SecondAgent,)
 """What waiting does not cure: the agent says why, hands out nothing more, and ends."""
 
 CALL_SECONDS: Final = 5.0
@@ -115,7 +115,9 @@ class RegionAgent:
         """By reference the number for which the local computation was made ready."""
         self._relays: dict[str, Relayed] = {}
         self._asking = asyncio.Lock()
-        self._said_away = False
+        self._away_for = ""
+        """Why there was no answer, as it was told last."""
+        self._registered: set[str] = set()
 
     # -- what pipelines ask -----------------------------------------------------------------------------------------------
 
@@ -197,7 +199,7 @@ class RegionAgent:
             self._lost(error)
 
     def _lost(self, error: errors.LowwaterError) -> None:
-        if not self._said_away:
+        if self._away_for != error.reason:
             what = "goes on" if self.views else "waits until it is confirmed"
             log.warning(
                 "the global authority is away, the region %s: %s",
@@ -205,7 +207,7 @@ class RegionAgent:
                 error,
                 extra=event("global_away", reason=str(error)),
             )
-        self.linked, self._said_away = False, True
+        self.linked, self._away_for = False, error.reason
 
     async def _talk(self, values: dict[str, WatermarkView]) -> None:
         if self.linked:
@@ -232,11 +234,21 @@ class RegionAgent:
                 )
             )
             answer = await self._call(self._stub.Confirm, pb.ConfirmRequest(numbers=numbers))
-        known = {each.name for each in answer.references}
         for each in self.kept.values():
-            if each.name not in known:
+            if each.name in self._registered:
+                continue
+            try:
                 answer = await self._call(self._stub.RegisterReference, _registration(each))
-        self.linked, self._said_away = True, False
+                self._registered.add(each.name)
+                self.refusals.pop(f"{each.name}, registration", None)
+            except (
+                errors.RegistrationConflict,
+                errors.InvalidArgument,
+                errors.RegionRefused,
+                errors.Overloaded,
+            ) as error:
+                self._refuse(f"{each.name}, registration", error.reason, error.message)
+        self.linked, self._away_for = True, ""
         log.info("confirmed by the global authority", extra=event("region_confirmed", region=self.name))
         await self._take(answer)
 
@@ -330,7 +342,7 @@ class RegionAgent:
                     )
                     await self._take(await self._call(self._stub.ClaimReference, claim))
             except (errors.RegionRefused, errors.StaleAdoption, errors.Rewound) as error:
-                self._refuse(name, error.reason, error.message)
+                self._refuse(f"{name}, move", error.reason, error.message)
 
     def _refuse(self, name: str, reason: str, message: str) -> None:
         if self.refusals.get(name) != message:
@@ -371,7 +383,11 @@ class RegionAgent:
         refused = {each.reference for each in answer.refused}
         for each in answer.refused:
             self._refuse(each.reference, each.reason, each.message)
-        self.refusals = {name: message for name, message in self.refusals.items() if name in refused}
+        for name, view in views.items():
+            if name not in refused:
+                self.refusals.pop(name, None)
+            if not view.moving_to:
+                self.refusals.pop(f"{name}, move", None)
 
     async def _begin(self, name: str, view: pb.ReferenceView) -> None:
         """Make the local computation ready for a number that the region was given; again at the next answer, if that fails."""
@@ -383,7 +399,7 @@ class RegionAgent:
             except errors.UnknownComputation:
                 pass  # it was never here, so that nothing of it was published
             except errors.LowwaterError as error:
-                self._refuse(name, error.reason, f"{low} cannot be reset at the local authority: {error}")
+                self._refuse(f"{name}, reset", error.reason, f"{low} cannot be reset at the local authority: {error}")
                 return
             log.warning(
                 "%s is owned by this region, by %d",
@@ -391,6 +407,7 @@ class RegionAgent:
                 view.number,
                 extra=event("adopted_here", reference=name, number=view.number),
             )
+        self.refusals.pop(f"{name}, reset", None)
         self._ready[name] = view.number
 
     # -- the local authority ----------------------------------------------------------------------------------------------
@@ -412,6 +429,7 @@ class RegionAgent:
             try:
                 async with asyncio.timeout(CALL_SECONDS):
                     await self._relay_one(name, each)
+                self.refusals.pop(name, None)
             except (errors.LowwaterError, TimeoutError) as error:
                 self._relays.pop(name, None)
                 self._refuse(name, "RELAY", f"{name} cannot be relayed: {error}")
