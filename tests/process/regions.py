@@ -9,7 +9,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import grpc
 
@@ -221,6 +221,12 @@ class Operator:
         except grpc.RpcError as failure:
             raise error_of_call(failure, self._address) from None
         return answer.references[0]
+
+    def ask(self, method: str, request: Any) -> Any:
+        try:
+            return getattr(self._stub, method)(request, timeout=60, wait_for_ready=True)
+        except grpc.RpcError as failure:
+            raise error_of_call(failure, self._address) from None
 
     def adopt(self, to: str) -> None:
         """Adopt as soon as the owner is suspect."""

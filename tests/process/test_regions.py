@@ -9,6 +9,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -239,6 +240,28 @@ def test_a_lost_store_is_recovered_from_what_the_regions_know(world: World, tmp_
     assert a.work(sink, BASE + 20)
     for site in (a, b):
         eventually(lambda site=site: site.published() == BASE + 20, seen=site.agent.log)  # type: ignore[misc]
+
+
+def test_requests_that_make_no_sense_are_refused_by_their_field(world: World) -> None:
+    caller = pb.RegionCaller(region="C", agent="a", nonce="n", turn=1)
+    bad: list[tuple[str, Any, str]] = [
+        ("Confirm", pb.ConfirmRequest(caller=pb.RegionCaller(agent="a", nonce="n")), "caller.region"),
+        ("Confirm", pb.ConfirmRequest(caller=pb.RegionCaller(region="C\n", agent="a", nonce="n")), "caller.region"),
+        ("Report", pb.RegionReportRequest(caller=pb.RegionCaller(region="C")), "caller.agent"),
+        ("Decide", pb.DecideRequest(reference=HOURLY), "decision"),
+        ("Decide", pb.DecideRequest(reference=HOURLY, decision=pb.DECISION_ARRIVED, who="x" * 200), "who"),
+        ("Recover", pb.RecoverRequest(), "regions"),
+        ("RegisterReference", pb.RegisterReferenceRequest(caller=caller, computation="no name"), "computation"),
+    ]
+    for method, request, field in bad:
+        with pytest.raises(errors.InvalidArgument) as refused:
+            world.operator.ask(method, request)
+        assert refused.value.metadata["field"] == field
+    with pytest.raises(errors.ServerTokenMismatch):
+        world.operator.ask(
+            "Decide", pb.DecideRequest(reference=HOURLY, decision=pb.DECISION_LOCAL, store_token="other")
+        )
+    assert world.a.adoption().number == 1
 
 
 def test_a_second_global_authority_over_one_store_is_refused(world: World, tmp_path: Path) -> None:

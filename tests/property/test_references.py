@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -124,6 +125,12 @@ class Regions(RuleBasedStateMachine):
             region.number = 0
         region.confirmed, region.returned = True, False
 
+    def _register(self, wanted: Reference) -> Change:
+        return self.core.register(self.caller(self.regions["A"]), wanted, self.now, len(self.log))
+
+    def _say_nothing(self, region: Region) -> Change:
+        return self.core.progress(self.caller(region), [], {}, self.now, len(self.log))
+
     # -- what happens -----------------------------------------------------------------------------------------------
 
     @initialize()
@@ -135,10 +142,7 @@ class Regions(RuleBasedStateMachine):
             wanted = Reference(
                 computation, ("clicks",), ("A", "B"), REPLICATED, "A", sinks=(Sink("lake", fences=True),)
             )
-            a = self.regions["A"]
-            assert self.ask(
-                lambda wanted=wanted, a=a: self.core.register(self.caller(a), wanted, self.now, len(self.log))
-            )  # type: ignore[misc]
+            assert self.ask(partial(self._register, wanted))
         self.confirm("A")
         self.confirm("B")
         b = self.regions["B"]
@@ -262,7 +266,7 @@ class Regions(RuleBasedStateMachine):
         self.now += steps
         for name in heard:
             region = self.regions[name]
-            if self.ask(lambda region=region: self.core.progress(self.caller(region), [], {}, self.now, len(self.log))):  # type: ignore[misc]
+            if self.ask(partial(self._say_nothing, region)):
                 self.told(region)
 
     @rule(to=REGIONS)
@@ -298,7 +302,7 @@ class Regions(RuleBasedStateMachine):
             lambda: self.core.write_off(NAME, "ops", 1),
         ):
             try:
-                plan()
+                plan()  # type: ignore[no-untyped-call]
             except errors.LowwaterError:
                 pass
         assert self.core.snapshot() == before
@@ -394,7 +398,7 @@ class Regions(RuleBasedStateMachine):
 
 
 def search(examples: int = 150) -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         Regions,
         settings=settings(
             max_examples=examples,

@@ -5,6 +5,7 @@ The tests of `test_row_...` are the rows about regions of the table of execution
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -435,6 +436,29 @@ def test_one_damaged_reference_touches_no_other(world: World) -> None:
     assert world.core.watermarks() == {"daily": (1, 30, False)}
     with pytest.raises(errors.RegionRefused, match="damaged"):
         world.register()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("number", "3"),
+        ("number", 0),
+        ("published", 1 << 70),
+        ("owner", None),
+        ("regions", ["A", 7]),
+        ("positions", [["a", "clicks", 0, "x"]]),
+        ("holds", [["10", "A", []]]),
+        ("sinks", [["lake", 1, 0, ""]]),
+        ("move", [7, "wanted"]),
+        ("move", ["B", "wanted", "more"]),
+        ("unheard_of", 1),
+    ],
+)
+def test_a_record_that_would_break_others_later_is_damaged_at_once(world: World, field: str, value: Any) -> None:
+    good = json.loads(references.encode(world.hourly))
+    assert references.decode(good) == world.hourly
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        references.decode({**good, field: value})
 
 
 def test_a_record_of_a_newer_format_is_refused_as_a_whole(world: World) -> None:

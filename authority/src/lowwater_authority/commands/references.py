@@ -249,10 +249,8 @@ class _Global:
 
     def __init__(self, args: argparse.Namespace) -> None:
         token = os.environ.get("LOWWATER_GLOBAL_TOKEN") or os.environ.get("LOWWATER_TOKEN")
-        files = {"ca": args.ca, "certificate": args.cert, "key": args.key}
-        settings = FileSettings(
-            args.address, token=token, **{name: str(path or "") for name, path in files.items()}
-        ).read()
+        ca, certificate, key = (str(each or "") for each in (args.ca, args.cert, args.key))
+        settings = FileSettings(args.address, token=token, ca=ca, certificate=certificate, key=key).read()
         [self._address] = settings.addresses
         credentials = settings.credentials
         self._channel: Any = (

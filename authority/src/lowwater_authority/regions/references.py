@@ -55,6 +55,9 @@ MOST_REGIONS: Final = 1000
 
 MOST_REFERENCES: Final = 10_000
 
+MOST_NUMBER: Final = 1 << 62
+"""Of adoption numbers and incarnations."""
+
 MOST_NAME: Final = 128
 """Characters of a region's or sink's name."""
 
@@ -1030,24 +1033,53 @@ def encode(reference: Reference) -> str:
 def decode(told: Mapping[str, Any]) -> Reference:
     """Return the record of what ``asdict`` made of it. Raises ValueError, TypeError or KeyError for what is none."""
     found = dict(told)
-    for name in ("inputs", "regions"):
-        found[name] = tuple(map(str, found[name]))
-    for name in ("number", "incarnation", "life", "low", "published", "batch", "batch_number"):
-        if not isinstance(found[name], int):
-            raise TypeError(f"{name} is no number")
-    found["positions"] = _positions(found["positions"])
-    found["sinks"] = tuple(Sink(*each) for each in found["sinks"])
-    found["replicas"] = tuple(Replica(region, low, out, _positions(at)) for region, low, out, at in found["replicas"])
-    found["holds"] = tuple(Hold(low, region, _positions(at)) for low, region, at in found["holds"])
-    found["write_offs"] = tuple(WriteOff(source, _positions(at), *rest) for source, at, *rest in found["write_offs"])
-    found["broken"] = tuple(Broken(*each) for each in found["broken"])
-    found["move"] = found["move"] and Move(*found["move"])
-    return Reference(**found)
+    found["inputs"], found["regions"] = tuple(found["inputs"]), tuple(found["regions"])
+    if not all(isinstance(each, str) for each in (*found["inputs"], *found["regions"])):
+        msg = "a name is no text"
+        raise TypeError(msg)
+    found["positions"] = _rows(Position, found["positions"])
+    for name, kind in (
+        ("sinks", Sink),
+        ("replicas", Replica),
+        ("holds", Hold),
+        ("write_offs", WriteOff),
+        ("broken", Broken),
+    ):
+        found[name] = _rows(kind, found[name])
+    if found["move"] is not None:
+        [found["move"]] = _rows(Move, [found["move"]])
+    made = Reference(**found)
+    _check_types(Reference.__annotations__, {name: getattr(made, name) for name in Reference.__annotations__})
+    if not (0 < made.number < MOST_NUMBER and 0 < made.incarnation < MOST_NUMBER):
+        msg = "a number is out of range"
+        raise ValueError(msg)
+    return made
 
 
-def _positions(told: Iterable[Iterable[Any]]) -> tuple[Position, ...]:
-    return tuple(Position(*each) for each in told)
+def _rows(kind: Any, told: Iterable[Iterable[Any]]) -> tuple[Any, ...]:
+    rows = []
+    for each in told:
+        row = kind(*each)
+        if "positions" in kind._fields:
+            row = row._replace(positions=_rows(Position, row.positions))
+        _check_types(kind.__annotations__, row._asdict())
+        rows.append(row)
+    return tuple(rows)
+
+
+def _check_types(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Raise TypeError or ValueError where something is no number or text: it would break whoever compares or shows it later."""
+    kinds = {"int": int, "str": str, "bool": bool}
+    for name, value in found.items():
+        kind = kinds.get(getattr(wanted[name], "__forward_arg__", wanted[name]))
+        if kind is not None and type(value) is not kind:
+            msg = f"{name} is no {kind.__name__}"
+            raise TypeError(msg)
+        if kind is int and not MIN <= value < 1 << 64:
+            msg = f"{name} is out of range"
+            raise ValueError(msg)
 
 
 def _store(told: Mapping[str, Any]) -> Store:
-    return Store(**{name: tuple(value) if isinstance(value, list) else value for name, value in told.items()})
+    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in told.items()}
+    return Store(**fields)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
@@ -186,7 +186,8 @@ async def serve(args: argparse.Namespace) -> int:
         assert registry.ended is not None
         asked, watching = asyncio.create_task(stopping.wait()), asyncio.create_task(registry.watch())
         following = [] if door is None else [asyncio.create_task(door.watch())]
-        await asyncio.wait([registry.ended, asked, watching, *following], return_when=asyncio.FIRST_COMPLETED)
+        waiting: list[asyncio.Future[Any]] = [registry.ended, asked, watching, *following]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         code = 0 if stopping.is_set() else local.FAILED
         if registry.ended.done():
             log.error("%s", registry.ended.result(), extra=event("stopped", reason=str(registry.ended.result())))

@@ -171,7 +171,7 @@ class RegionServicer(regions_pb2_grpc.RegionServiceServicer):
         def plan(core: References, now: int, _: int) -> Change:
             try:
                 return core.enrol(who, records, now)
-            except (ValueError, TypeError, KeyError) as error:
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
                 raise bad_field("records", f"cannot be read ({error})", "send them as they came") from None
 
         return await self._region(who, plan)
