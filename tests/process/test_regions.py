@@ -126,7 +126,8 @@ def test_the_global_authority_is_killed_and_the_regions_go_on(world: World) -> N
     a, b, sink = world.a, world.b, world.sink
     b.mirror_to(BASE + 100)
     assert a.work(sink, BASE + 10)
-    eventually(lambda: b.published() == BASE + 10, seen=b.agent.log)
+    for site in (a, b):
+        eventually(lambda site=site: site.published() == BASE + 10, seen=site.agent.log)  # type: ignore[misc]
     world.center.kill()
     eventually(lambda: "global_away" in a.agent.events())
     assert a.work(sink, BASE + 20), "the region goes on by the number that it has"
@@ -179,8 +180,46 @@ def test_a_planned_move_and_a_neighbour_that_is_not_touched(world: World) -> Non
     a.mirror_to(BASE + 30)
     assert b.work(sink, BASE + 30)
     eventually(lambda: a.published() == BASE + 30, seen=a.agent.log)
+    assert a.lw.get("hourly")["hourly"].incarnation == 1
+
+    # Back again: what A has published of its own before begins anew.
+    b.token.committed(b.token.read(), 0, "2/0", b.positions())
+    world.operator.decide(pb.DECISION_MOVE, "A")
+    back = eventually(lambda: (found := b.adoption()).stop and found, seen=b.agent.log)
+    assert back
+    b.token.committed(back, b.batch, f"2/{b.batch}", b.positions(), stopped=True)
+    eventually(lambda: world.operator.reference().move_step == "stopped", seen=b.agent.log)
+    view = world.operator.reference()
+    a.token.arrived(view.batch, view.digest, b.positions())
+    assert a.adoption().number == 3
+    assert a.lw.get("hourly")["hourly"].incarnation == 2
     after = world.operator.reference("other:clicks")
     assert (after.owner, after.number, after.incarnation) == (other.owner, other.number, other.incarnation)
+
+
+def test_a_reset_at_home_begins_a_new_life_everywhere(world: World) -> None:
+    a, b, sink = world.a, world.b, world.sink
+    b.mirror_to(BASE + 100)
+    assert a.work(sink, BASE + 50)
+    eventually(lambda: b.published() == BASE + 50, seen=b.agent.log)
+    before = b.lw.get("global/hourly")["global/hourly"].incarnation
+    a.lw.reset("hourly")
+    a.lease = a.lw.worker("hourly").claim()
+    assert a.work(sink, BASE + 20)
+    eventually(lambda: b.published() == BASE + 20, seen=b.agent.log)
+    assert b.lw.get("global/hourly")["global/hourly"].incarnation > before
+    assert world.operator.reference().incarnation == 2
+
+
+def test_a_file_that_is_refused_for_one_reference_serves_for_the_others(world: World, tmp_path: Path) -> None:
+    config = tmp_path / "B" / "region.toml"
+    config.write_text(config.read_text().replace('policy = "local"', 'policy = "replicated"\nreplicated = "mirror"'))
+    world.b.agent.kill()
+    world.b.agent.start()
+    eventually(lambda: "other:clicks is registered with other policy" in world.b.agent.log())
+    world.b.mirror_to(BASE + 10)
+    assert world.a.work(world.sink, BASE + 10)
+    eventually(lambda: world.b.published() == BASE + 10, seen=world.b.agent.log)
 
 
 def test_operators_see_and_decide_by_commands(world: World, capsys: pytest.CaptureFixture[str]) -> None:

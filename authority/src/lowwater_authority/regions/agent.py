@@ -43,6 +43,9 @@ FATAL: Final = (errors.SecondAgent,)
 
 CALL_SECONDS: Final = 5.0
 
+READ_SECONDS: Final = 2.0
+"""How long the local authority keeps a sign of life waiting."""
+
 log = logging.getLogger(__name__)
 
 
@@ -114,6 +117,7 @@ class RegionAgent:
         self._ready: dict[str, int] = {}
         """By reference the number for which the local computation was made ready."""
         self._relays: dict[str, Relayed] = {}
+        self._relaying: asyncio.Task[None] | None = None
         self._asking = asyncio.Lock()
         self._away_for = ""
         """Why there was no answer, as it was told last."""
@@ -187,7 +191,15 @@ class RegionAgent:
                 await self._away(self._talk(values))
             except errors.LowwaterError as error:
                 self._lost(error)
-        await self._relay()
+        # Beside: a local authority that is slow keeps no sign of life from the global one.
+        if self._relaying is None or self._relaying.done():
+            self._relaying = asyncio.create_task(self._relay())
+
+    async def close(self) -> None:
+        """Let go of what goes on beside."""
+        if self._relaying is not None:
+            self._relaying.cancel()
+            await asyncio.gather(self._relaying, return_exceptions=True)
 
     async def _away(self, talking: Any) -> None:
         try:
@@ -416,8 +428,9 @@ class RegionAgent:
         """Return what the local authority has published, of what is registered there."""
         names = {name for each in self.kept.values() for name in (each.low, each.replicated, each.output) if name}
         try:
-            found = await self.local.get(*sorted(names))
-        except errors.LowwaterError as error:
+            async with asyncio.timeout(READ_SECONDS):
+                found = await self.local.get(*sorted(names))
+        except (errors.LowwaterError, TimeoutError) as error:
             log.debug("the local authority cannot be read: %s", error)
             return {}
         return {name: view for name, view in found.items() if view.registered}

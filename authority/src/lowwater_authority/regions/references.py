@@ -782,13 +782,12 @@ class References:
         """
         expected, fenced = tuple(sorted(set(expected))), tuple(sorted(set(fenced)))
         known = {each for found in self.references.values() for each in found.regions}
+        lost = self.store.recovers if self.store.state == ENROLLING else self.store.token
         left_out = known - set(expected) - set(fenced)
         if left_out or not expected:
             msg = f"recover leaves out {', '.join(sorted(left_out)) or 'all regions'}: name each region, or fence its sinks and name it as fenced"
             raise errors.InvalidArgument(msg, metadata={"field": "regions"})
-        return Change(
-            store=Store(token, ENROLLING, "an operator recovers it", recovers or self.store.token, expected, (), fenced)
-        )
+        return Change(store=Store(token, ENROLLING, "an operator recovers it", recovers or lost, expected, (), fenced))
 
     def enrol(self, caller: Caller, records: Iterable[str], now: int) -> Change:
         """A region tells what it was told last. When all have, numbers go on above the greatest of them."""

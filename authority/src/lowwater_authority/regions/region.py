@@ -151,6 +151,7 @@ async def _run(args: argparse.Namespace, kept: list[Any], folder: StateFolder) -
                 await asyncio.wait([asked], timeout=args.every)
         finally:
             asked.cancel()
+            await agent.close()
             await runner.cleanup()
     log.info("stopped", extra=event("stopped"))
     return 0

@@ -108,13 +108,19 @@ class Registry:
         """
         running = asyncio.create_task(self._change(plan))
         self._changes.add(running)
-        running.add_done_callback(self._changes.discard)
+        running.add_done_callback(self._over)
         try:
             return await asyncio.shield(running)
         except JournalFailed as error:
             raise errors.JournalFailed(f"the store of the global authority has refused a write: {error}") from error
         except JournalError as error:
             raise errors.Unavailable(f"this global authority has lost its store: {error}") from error
+
+    def _over(self, change: asyncio.Task[Change]) -> None:
+        """What has failed is told to whoever asked; nobody may be there any more."""
+        self._changes.discard(change)
+        if not change.cancelled():
+            change.exception()
 
     async def _change(self, plan: Plan) -> Change:
         async with self._lock:
