@@ -222,6 +222,12 @@ class Operator:
             raise error_of_call(failure, self._address) from None
         return answer.references[0]
 
+    def state(self) -> str:
+        """The token of the store that serves."""
+        answer: pb.ListReferencesResponse = self.ask("ListReferences", pb.ListReferencesRequest())
+        assert answer.state == "serving"
+        return answer.store_token
+
     def ask(self, method: str, request: Any) -> Any:
         try:
             return getattr(self._stub, method)(request, timeout=60, wait_for_ready=True)

@@ -17,6 +17,7 @@ import lowwater
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import regions_pb2 as pb
 from lowwater.cli import main
+from tests.contract.redis_server import DURABLE, RedisServer
 from tests.kit.eventually import eventually
 from tests.kit.ports import free_port
 from tests.process.regions import HOURLY, Operator, Process, Sink, Site
@@ -28,12 +29,12 @@ BASE = 1_356_998_400_000_000
 class World:
     """All processes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *flags: str) -> None:
         self.address = f"127.0.0.1:{free_port()}"
         self.center = Process(
             folder / "global",
             *("global", "--data", str(folder / "global" / "data"), "--listen", self.address, "--http", "off"),
-            *("--suspect-after", "2s", "--log-format", "json"),
+            *("--suspect-after", "2s", "--log-format", "json", *flags),
         )
         self.center.start()
         self.operator = Operator(self.address)
@@ -311,3 +312,60 @@ def test_a_second_global_authority_over_one_store_is_refused(world: World, tmp_p
     assert second.wait() == 2
     assert "is in use by" in second.log()
     assert world.operator.reference().name == HOURLY
+
+
+def test_two_global_authorities_over_one_redis_end_the_first(tmp_path: Path) -> None:
+    with RedisServer(tmp_path / "redis", *DURABLE) as store:
+        store.start()
+        first, second = (
+            Process(
+                tmp_path / name,
+                *(
+                    "global",
+                    "--store",
+                    store.url,
+                    "--listen",
+                    f"127.0.0.1:{port}",
+                    "--http",
+                    "off",
+                    "--log-format",
+                    "json",
+                ),
+            )
+            for name, port in (("first", free_port()), ("second", free_port()))
+        )
+        operators = [
+            Operator(process.arguments[process.arguments.index("--listen") + 1]) for process in (first, second)
+        ]
+        try:
+            first.start()
+            token = operators[0].state()
+            second.start()
+            with pytest.raises(errors.Unavailable, match="has lost its store"):
+                operators[0].state()
+            assert first.wait() == 2
+            assert operators[1].state() == token
+        finally:
+            for operator in operators:
+                operator.close()
+            for process in (first, second):
+                if process.process is not None:
+                    process.kill()
+
+
+def test_what_an_operator_allows_is_adopted_without_one(tmp_path: Path) -> None:
+    made = World(tmp_path, "--adopt-again-after", "0s")
+    try:
+        a, b, sink = made.a, made.b, made.sink
+        assert a.adoption().number == 1
+        b.mirror_to(BASE + 10)
+        assert a.work(sink, BASE + 10)
+        b.token.mirrored(a.positions())
+        made.operator.decide(pb.DECISION_ALLOW_AUTOMATIC)
+        eventually(lambda: [len(each.positions) for each in made.operator.reference().replicas] == [1])
+        a.agent.kill()
+        assert b.adoption().number == 2
+        assert list(made.operator.reference().holds_for) == ["A"]
+        assert made.operator.reference("other:clicks").owner == "A"
+    finally:
+        made.close()

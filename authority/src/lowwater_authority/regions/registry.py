@@ -236,9 +236,11 @@ class Registry:
     async def adopt(self, name: str, to: str, who: str) -> None:
         """Give a reference to another region. Raises as References.adopt."""
         if who == "automatic":  # what was seen may have changed while others had the lock
-            await self.change(lambda core: core.adopt_by_itself(name, to, self.clock(), self.monotonic()))
+            change = await self.change(lambda core: core.adopt_by_itself(name, to, self.clock(), self.monotonic()))
         else:
-            await self.change(lambda core: core.adopt(name, to, who, self.clock(), self.monotonic()))
+            change = await self.change(lambda core: core.adopt(name, to, who, self.clock(), self.monotonic()))
+        if change.empty:
+            return
         number = self.references.get(name).number
         self.references.adopted(name, self.monotonic())
         log.warning(

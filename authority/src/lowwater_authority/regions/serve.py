@@ -191,8 +191,8 @@ async def serve(args: argparse.Namespace) -> int:
         code = 0 if stopping.is_set() else local.FAILED
         if registry.ended.done():
             log.error("%s", registry.ended.result(), extra=event("stopped", reason=str(registry.ended.result())))
-        for task in (watching, *following):
-            if task.done() and (failure := task.exception()) is not None:
+        for beside in (watching, *following):
+            if beside.done() and (failure := beside.exception()) is not None:
                 log.error("%s", failure, extra=event("stopped", reason=repr(failure)))
         for task in (asked, watching, *following):
             task.cancel()
