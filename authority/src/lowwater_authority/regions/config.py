@@ -91,22 +91,34 @@ class StateFolder:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock: TextIO = (folder / "lock").open("w")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            told = json.loads(self._path.read_text("utf-8")) if self._path.exists() else {}
-        except BlockingIOError:
-            msg = f"another agent uses {folder}: stop it, or give this one a folder of its own"
-            raise BadConfig(msg) from None
         except OSError as error:
             msg = f"{folder} cannot be used: {error.strerror}"
             raise BadConfig(msg) from error
-        except ValueError as error:
-            msg = f"{self._path} is damaged ({error}): remove it; this region is then as one that was never here"
-            raise BadConfig(msg) from error
-        self.state = State(**{"agent": secrets.token_hex(8), "run": 0, **told})
-        # Also greater than before when the file was lost, as long as the clock is right.
-        self.state.run = max(self.state.run + 1, now)
+        try:
+            self.state = self._begin(now)
+        except BadConfig:
+            self._lock.close()
+            raise
         self._written: dict[str, Any] = {}
         self.save()
+
+    def _begin(self, now: int) -> State:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            told = json.loads(self._path.read_text("utf-8")) if self._path.exists() else {}
+            state = State(**{"agent": secrets.token_hex(8), "run": 0, **told})
+            # Also greater than before when the file was lost, as long as the clock is right.
+            state.run = max(state.run + 1, now)
+        except BlockingIOError:
+            msg = f"another agent uses {self._path.parent}: stop it, or give this one a folder of its own"
+            raise BadConfig(msg) from None
+        except OSError as error:
+            msg = f"{self._path} cannot be read: {error.strerror}"
+            raise BadConfig(msg) from error
+        except (ValueError, TypeError) as error:
+            msg = f"{self._path} is damaged ({error}): remove it; this region is then as one that was never here"
+            raise BadConfig(msg) from error
+        return state
 
     def save(self) -> None:
         """Make the state durable, if it has changed but for the position that was seen last."""
