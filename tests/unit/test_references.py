@@ -169,6 +169,18 @@ def test_row_l_is_1400_with_the_policy_local_breaks_visibly(world: World) -> Non
     assert world.core.watermarks()["daily"] == (1, 1400, True)
 
 
+def test_a_local_reference_is_tainted_also_where_the_mirror_was_ahead_of_l(world: World) -> None:
+    """Behind R there may be rows that only the lost region has accepted: nobody can say any more that all are included."""
+    world.register("daily", LOCAL)
+    world.mirror("B", 1450, name=DAILY)
+    world.report("A", 1, 1400, name=DAILY)
+    world.lose("A")
+    world.adopt("B", DAILY)
+    world.report("B", 2, 1500, name=DAILY)
+    found = world.core.get(DAILY)
+    assert (found.published, found.accepted, found.written_off) == (1500, 1450, True)
+
+
 def test_row_a_source_offset_used_on_the_mirror_is_refused(world: World) -> None:
     world.mirror("B", 20)
     stop_to_move(world)
@@ -718,7 +730,7 @@ def test_a_move_is_not_cancelled_behind_the_release_and_may_be_adopted(world: Wo
     with pytest.raises(errors.RegionRefused, match="has released it"):
         world.core.cancel_move(HOURLY)
     world.adopt("A")  # no wait: nobody owns it
-    assert (world.hourly.owner, world.hourly.number) == ("A", 2)
+    assert (world.hourly.owner, world.hourly.number, world.hourly.holds) == ("A", 2, ())
 
 
 def test_an_adoption_ends_a_move(world: World) -> None:

@@ -672,10 +672,12 @@ class References:
             raise _no(name, f"{to} is none of its regions, or not heard of", "name one that is")
         replica = found.replica(to)
         adopted = self._owned_by(found, to)
+        if found.released and found.move is not None and to in (found.owner, found.move.to):
+            return self._put(adopted)  # both have all of it, as after the claim that did not come
         if found.policy == LOCAL:
-            if replica.replicated < found.published:
-                broken = Broken(replica.replicated, found.published, who, when)
-                adopted = replace(adopted, broken=(*found.broken, broken))
+            # Also where R is ahead of L: what the lost region had accepted behind R is missing from what is published next.
+            broken = Broken(replica.replicated, max(replica.replicated, found.published), who, when)
+            adopted = replace(adopted, broken=(*found.broken, broken))
         else:
             hold = Hold(replica.replicated, found.owner, replica.positions)
             if all(each.region != hold.region or each.at > hold.at for each in found.holds):
