@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -22,7 +23,7 @@ from lowwater import Watermark, WatermarkView, errors
 from lowwater._pb.lowwater.v1 import regions_pb2 as pb
 from lowwater_authority.core.times import MIN
 from lowwater_authority.regions import agent as agents
-from lowwater_authority.regions.agent import RegionAgent
+from lowwater_authority.regions.agent import RegionAgent, Told
 from lowwater_authority.regions.config import Kept, StateFolder
 from lowwater_authority.regions.references import LOCAL, Sink
 from lowwater_authority.regions.registry import Registry
@@ -47,6 +48,10 @@ STEP = st.tuples(
             "restart the center",
             "take over",
             "time",
+            "mirror",
+            "move",
+            "help the move",
+            "help the move",
         ]
     ),
     st.sampled_from("AB"),
@@ -158,8 +163,16 @@ class Site:
         """What the agent hands out; 0: nothing."""
         try:
             return self.agent.owned(NAME).number
-        except (errors.Unconfirmed, errors.StaleAdoption):
+        except (errors.Unconfirmed, errors.StaleAdoption, errors.RegionRefused):
             return 0
+
+    def help_the_move(self) -> None:
+        """The pipeline stops where the agent says so; where it is to go on, it has the state at once."""
+        view = self.agent.views.get(NAME)
+        if view is not None and view.moving_to == self.name:
+            self.agent.arrived(NAME, Told(batch=view.batch, digest=view.digest))
+        elif view is not None and view.moving_to and (number := self.number()):
+            self.agent.committed(NAME, Told(number, 0, f"of {number}", stopped=True))
 
 
 class World:
@@ -216,6 +229,14 @@ class World:
             await self.start_center()
         elif what == "take over":
             await self.take_over(site)
+        elif what == "mirror":
+            site.local.advance("mirror", self.time)
+        elif what == "move":
+            with suppress(errors.LowwaterError):
+                await self.registry.change(lambda core: core.begin_move(NAME, name, self.now * SECOND))
+        elif what == "help the move":
+            for each in self.sites.values():
+                each.help_the_move()
         else:
             self.now += 5
 
@@ -314,6 +335,24 @@ def test_it_comes_to_where_it_matters() -> None:
     assert world.commits == {1: {1, 2}, 2: {3}}
     assert world.sites["B"].local.computations["hourly"] == [2, 3]
     assert world.sites["A"].number() == 0
+
+
+def test_a_move_comes_to_its_end() -> None:
+    steps = [("work", "A"), ("once", "A"), ("mirror", "B"), ("once", "B"), ("move", "B"), ("once", "A"), ("once", "B")]
+    steps += [("help the move", "A"), ("once", "A"), ("restart", "A"), ("restart the center", "A"), ("once", "A")]
+    steps += [
+        ("once", "B"),
+        ("help the move", "B"),
+        ("lose the answer", "B"),
+        ("once", "B"),
+        ("once", "B"),
+        ("once", "A"),
+        ("once", "B"),
+    ] * 2
+    world = play([*steps, ("once", "A"), ("once", "B"), ("work", "B"), ("once", "B")])
+    found = world.registry.references.get(NAME)
+    assert (found.owner, found.number, found.move, found.written_off) == ("B", 2, None, False)
+    assert world.commits == {1: {1}, 2: {2}}
 
 
 async def _no_reset(self: RegionAgent, name: str, view: pb.ReferenceView) -> None:
