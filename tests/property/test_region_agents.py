@@ -26,7 +26,7 @@ from lowwater_authority.regions import agent as agents
 from lowwater_authority.regions.agent import RegionAgent, Told
 from lowwater_authority.regions.config import Kept, StateFolder
 from lowwater_authority.regions.references import LOCAL, Sink
-from lowwater_authority.regions.registry import Registry
+from lowwater_authority.regions.registry import LOG, Registry
 from lowwater_authority.rpc.regions import RegionServicer
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.kit.times import SECOND
@@ -314,6 +314,33 @@ def search(examples: int) -> None:
 
 def test_agents_hand_out_what_they_were_told_and_relay_what_is_published() -> None:
     search(150)
+
+
+def test_an_agent_that_was_restarted_knows_an_old_store_by_its_numbers(tmp_path: Path) -> None:
+    async def run() -> None:
+        world = World(tmp_path)
+        await world.begin()
+        copy = world.disk.logs[LOG].copy()
+        await world.take_over(world.sites["B"])
+        assert world.sites["B"].number() == 2
+        await world.registry.close()
+        world.disk.logs[LOG] = copy
+        for site in world.sites.values():
+            await site.agent.close()
+            site.folder.close()
+            site.start()
+            site.folder.state.seen = 0
+        await world.start_center()
+        for name in "BA":  # whoever comes first, nobody is confirmed by it
+            await world.sites[name].agent.once()
+            assert world.sites[name].number() == 0
+        assert world.registry.references.store.state == "stopped"
+        for site in world.sites.values():
+            await site.agent.close()
+            site.folder.close()
+        await world.registry.close()
+
+    asyncio.run(run())
 
 
 def test_it_comes_to_where_it_matters() -> None:

@@ -226,7 +226,8 @@ class RegionAgent:
             await self._take(await self._call(self._stub.Report, self._report(values)))
             await self._move(values)
             return
-        numbers = {name: view.number for name, view in self.views.items() if view.owner == self.name}
+        # All that it was ever told, whoever owned it: a store that knows less is an old copy.
+        numbers = {name: json.loads(record)["number"] for name, record in self.folder.state.records.items()}
         try:
             answer = await self._call(self._stub.Confirm, pb.ConfirmRequest(numbers=numbers))
         except errors.ServerTokenMismatch as error:

@@ -444,7 +444,7 @@ class References:
     def confirm(self, caller: Caller, numbers: Mapping[str, int], now: int, position: int) -> Change:
         """A region that was restarted, or had its link back, asks by which numbers it owns what. Until then it publishes and commits nothing.
 
-        ``numbers`` are those by which it believes to. Raises SecondAgent, Recovering, ServerTokenMismatch.
+        ``numbers`` are the greatest that it was ever told, whoever owned what. Raises SecondAgent, Recovering, ServerTokenMismatch.
         """
         if (old := self._enter(caller, numbers, now, position)) is not None:
             return old

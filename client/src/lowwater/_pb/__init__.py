@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 9ed25f820c95a7b9ce2eee9dcf7d4e16573ae75e9ca3f44483a1c9f68baf8b70
+Made from: sha256 8c287f38893b63cb227c81fda45116fcb3f5491b079fafb543a87be55a8b7587
 """

@@ -530,7 +530,7 @@ Global___RegionResponse: typing_extensions.TypeAlias = RegionResponse
 
 @typing.final
 class ConfirmRequest(google.protobuf.message.Message):
-    """Names what a region believes to own."""
+    """Asks who owns what."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -558,7 +558,9 @@ class ConfirmRequest(google.protobuf.message.Message):
 
     @property
     def numbers(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
-        """By reference the adoption number."""
+        """By reference the greatest adoption number that the region was ever told. A
+        store that knows only a lower one is an old copy, and stops.
+        """
 
     def __init__(
         self,
