@@ -53,7 +53,8 @@ GAP: Final = 1 << 10
 
 MOST_REGIONS: Final = 1000
 
-MOST_REFERENCES: Final = 10_000
+MOST_REFERENCES: Final = 1000
+"""Each of them is told to its regions once a second, whole: about a kilobyte."""
 
 MOST_NUMBER: Final = 1 << 62
 """Of adoption numbers and incarnations."""
