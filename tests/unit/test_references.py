@@ -181,6 +181,39 @@ def test_a_local_reference_is_tainted_also_where_the_mirror_was_ahead_of_l(world
     assert (found.published, found.accepted, found.written_off) == (1500, 1450, True)
 
 
+def test_what_was_published_as_local_is_tainted_when_the_owner_is_lost_before_the_replica_has_it(world: World) -> None:
+    """The policy was changed; what was published by the old one stays, and is in no replica."""
+    world.register("daily", LOCAL)
+    world.mirror("B", 1350, name=DAILY)
+    world.report("A", 1, 1400, name=DAILY)
+    world.do(world.core.set_policy(DAILY, REPLICATED))
+    world.lose("A")
+    world.adopt("B", DAILY)
+    found = world.core.get(DAILY)
+    assert (found.published, found.accepted, found.written_off) == (1400, 1350, True)
+    world.confirm("A")
+    world.do(world.core.arrived(DAILY, world.now))
+    found = world.core.get(DAILY)
+    assert (found.published, found.accepted, found.written_off) == (1400, 1400, False)
+
+
+@pytest.mark.parametrize("policy", [REPLICATED, LOCAL])
+def test_outputs_that_only_the_lost_region_has_count_as_its_rows_do(world: World, policy: str) -> None:
+    world.register("daily", policy)
+    replica = Replica("B", 50, output=30)
+    world.do(world.core.progress(world.caller("B"), [], {DAILY: replica}, world.now, len(world.log)))
+    world.report("A", 1, 60, name=DAILY)
+    world.lose("A")
+    world.adopt("B", DAILY)
+    world.report("B", 2, 60, name=DAILY)
+    world.mirror("A", 60, name=DAILY)
+    assert world.core.get(DAILY).accepted == 30
+    if policy == REPLICATED:
+        assert world.core.get(DAILY).published == 30
+        world.do(world.core.write_off(DAILY, "ops", 8))
+    assert (world.core.get(DAILY).published, world.core.get(DAILY).accepted) == (60, 30)
+
+
 def test_row_a_source_offset_used_on_the_mirror_is_refused(world: World) -> None:
     world.mirror("B", 20)
     stop_to_move(world)
@@ -473,6 +506,26 @@ def test_a_record_that_would_break_others_later_is_damaged_at_once(world: World,
         references.decode({**good, field: value})
 
 
+@pytest.mark.parametrize("from_snapshot", [False, True])
+def test_a_damaged_reference_keeps_its_number_over_snapshots(world: World, from_snapshot: bool) -> None:
+    """Without its name in the snapshot its regions would know a greater number than the store, which would stop for all."""
+    world.register("daily", LOCAL)
+    world.log.append(b'{"format":1,"put":{"hourly:clicks":{"computation":"hourly"}}}')
+    world.restart()
+    for _ in range(2):
+        world.restart(from_snapshot=from_snapshot)
+    world.confirm("A", daily=1, hourly=1)
+    assert not world.report("A", 1, 30, name=DAILY).refused
+    with pytest.raises(errors.RegionRefused, match="damaged"):
+        world.register()
+    world.do(world.core.recover("new", "", ["A", "B"], []))
+    good = references.encode(Reference("hourly", ("clicks",), ("A", "B"), REPLICATED, "A", number=7, sinks=LAKE))
+    world.do(world.core.enrol(world.caller("A"), [good], world.now))
+    world.do(world.core.enrol(world.caller("B"), [], world.now))
+    world.restart(from_snapshot=True)
+    assert (world.hourly.number, world.core.damaged) == (8, {})
+
+
 def test_a_record_of_a_newer_format_is_refused_as_a_whole(world: World) -> None:
     with pytest.raises(ValueError, match="format 2"):
         world.core.apply(b'{"format":2}')
@@ -506,12 +559,33 @@ def test_another_definition_is_refused_and_the_same_one_is_not(world: World) -> 
         ("owner", "C"),
         ("policy", "best effort"),
         ("sinks", (Sink("x", fences=True), Sink("x", fences=False))),
+        ("sinks", (Sink("", fences=True),)),
+        ("sinks", (Sink("x" * 200, fences=True),)),
+        ("inputs", tuple(f"clicks-{number:03}" for number in range(101))),
     ],
 )
 def test_a_definition_that_makes_no_sense_is_refused(world: World, field: str, value: Any) -> None:
     wanted = replace(Reference("weekly", ("clicks",), ("A", "B"), REPLICATED, "A"), **{field: value})
     with pytest.raises(errors.InvalidArgument, match=field):
         world.core.register(world.caller("A"), wanted, world.now, len(world.log))
+
+
+def test_names_that_would_be_relayed_as_one_are_refused(world: World) -> None:
+    """A local authority would show the greater of the two for both."""
+    world.register("sales/hourly")
+    with pytest.raises(errors.RegistrationConflict, match=r"would both be relayed as global/sales\.hourly"):
+        world.register("sales.hourly")
+
+
+def test_more_than_can_be_told_every_second_is_refused_of_one_reference_alone(world: World) -> None:
+    world.register("daily", LOCAL)
+    many = tuple(Position("a", "clicks", partition, 1) for partition in range(1001))
+    told = [Progress(HOURLY, 1, 1, 30, positions=many), Progress(DAILY, 1, 1, 30)]
+    change = world.do(world.core.progress(world.caller("A"), told, {}, world.now, len(world.log)))
+    assert refused(change) == "REGION_REFUSED"
+    assert world.core.get(DAILY).published == 30
+    assert refused(world.report("A", 1, 30, digest="x" * 2000)) == "REGION_REFUSED"
+    assert refused(world.mirror("B", 30, (Position("a", "x" * 2000, 0, 1),))) == "REGION_REFUSED"
 
 
 def test_numbers_and_incarnations_go_on_after_a_reference_was_forgotten(world: World) -> None:
@@ -775,6 +849,35 @@ def test_a_recovery_leaves_no_region_out_but_those_that_are_fenced(world: World)
     world.do(world.core.recover("new", "", ["A"], ["B"]))
     world.do(world.core.enrol(world.caller("A"), [], world.now))
     assert world.hourly.number > 1000  # B may have had a number that nobody reports
+
+
+def test_what_was_forgotten_stays_so_over_a_recovery(world: World) -> None:
+    """Each region still has its record, by which it would come back with its old owner, and hold for it."""
+    world.register("daily", LOCAL)
+    world.report("A", 1, 30, name=DAILY)
+    known = [references.encode(world.hourly), references.encode(world.core.get(DAILY))]
+    world.lose("A")
+    world.do(world.core.forget(HOURLY, world.now))
+    before = world.core.watermarks()
+    world.do(world.core.recover("new", "", ["A", "B"], []))
+    for region in "AB":
+        world.do(world.core.enrol(world.caller(region), known, world.now))
+    assert world.core.watermarks() == before == {"daily": (1, 30, False)}
+    with pytest.raises(errors.UnknownReference):
+        world.core.get(HOURLY)
+
+
+def test_a_reset_at_home_is_noticed_over_a_recovery(world: World) -> None:
+    """What was published is of the life before, and is being made anew."""
+    world.mirror("B", 90)
+    world.report("A", 1, 50, life=3)
+    world.do(world.core.recover("new", "", ["A", "B"], []))
+    for region in "AB":
+        world.do(world.core.enrol(world.caller(region), [], world.now))
+    world.callers = {region: caller._replace(token="new") for region, caller in world.callers.items()}
+    world.confirm("A", hourly=1)
+    world.report("A", 2, 10, life=4)
+    assert (world.hourly.incarnation, world.hourly.published) == (2, 10)
 
 
 def test_a_region_of_another_store_does_not_enrol(world: World) -> None:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from lowwater import errors
@@ -51,6 +52,8 @@ ENROLLING: Final = "enrolling"
 GAP: Final = 1 << 10
 """How far numbers jump when a region is absent from a recovery: it may have one that nobody reports."""
 
+RELAY_NAMESPACE: Final = "global"
+
 MOST_REGIONS: Final = 1000
 
 MOST_REFERENCES: Final = 1000
@@ -61,6 +64,15 @@ MOST_NUMBER: Final = 1 << 62
 
 MOST_NAME: Final = 128
 """Characters of a region's or sink's name."""
+
+MOST_EACH: Final = 100
+"""Inputs, regions and sinks of a reference."""
+
+MOST_POSITIONS: Final = 1000
+"""Of a reference in one place."""
+
+MOST_TEXT: Final = 1024
+"""Characters of a digest, of a place where readers cut, and of a cluster's or topic's name."""
 
 
 class Position(NamedTuple):
@@ -95,6 +107,11 @@ class Replica(NamedTuple):
     """Likewise of the outputs; MAX where they need no replica."""
     positions: tuple[Position, ...] = ()
     """How far the sources are mirrored, in the coordinates of the source."""
+
+    @property
+    def frontier(self) -> int:
+        """Up to where the region has the rows, and the outputs."""
+        return min(self.replicated, self.output)
 
 
 class Hold(NamedTuple):
@@ -183,15 +200,16 @@ class Reference:
 
     @property
     def written_off(self) -> bool:
-        """Whether rows were given up, or were lost after they had counted as complete: what is published taints who reads it."""
-        return bool(self.write_offs or self.broken)
+        """Whether rows were given up, or may be lost after they had counted as complete: what is published taints who reads it."""
+        return bool(self.write_offs or self.broken) or any(each.at < self.published for each in self.holds)
 
     @property
     def accepted(self) -> int:
         """Up to where everything that any region has accepted is included, in this incarnation."""
-        return min(
-            [self.published, *(each.replicated for each in self.write_offs), *(each.start for each in self.broken)]
-        )
+        bounds = [self.published, *(each.at for each in self.holds)]
+        bounds += [each.replicated for each in self.write_offs]
+        bounds += [each.start for each in self.broken]
+        return min(bounds)
 
     def replica(self, region: str) -> Replica:
         """Return what a region has; unknown when it has not told."""
@@ -200,7 +218,7 @@ class Reference:
     @property
     def replicated(self) -> int:
         """R, the least of all regions that keep a replica: one that is silent or was never heard of holds."""
-        return min((min(each.replicated, each.output) for each in map(self.replica, self._others)), default=MIN)
+        return min((self.replica(each).frontier for each in self._others), default=MIN)
 
     @property
     def _others(self) -> list[str]:
@@ -231,6 +249,17 @@ _FIX_HOLD: Final = "say `lowwater references arrived` when it is back and mirror
 def name_of(computation: str, inputs: Iterable[str]) -> str:
     """Return the name of a reference."""
     return f"{computation}:{'+'.join(sorted(inputs))}"
+
+
+def relayed_name(computation: str) -> str:
+    """Return the name by which a global watermark is read at a local authority.
+
+    Two that differ in the separator alone have one name, so that only one of them is registered.
+
+    >>> relayed_name("hourly"), relayed_name("sales/hourly")
+    ('global/hourly', 'global/sales.hourly')
+    """
+    return f"{RELAY_NAMESPACE}/{computation.replace('/', '.')}"
 
 
 class Tombstone(NamedTuple):
@@ -272,11 +301,11 @@ class Change:
         """Whether there is nothing to write."""
         return not self.put and not self.forget and self.store is None
 
-    def encode(self) -> bytes:
-        """Return it as a journal record."""
+    def encode(self, unread: Mapping[str, Any] = MappingProxyType({})) -> bytes:
+        """Return it as a journal record; ``unread`` are records that are kept as they were found."""
         record: dict[str, Any] = {"format": FORMAT}
-        if self.put:
-            record["put"] = {each.name: asdict(each) for each in self.put}
+        if self.put or unread:
+            record["put"] = {**unread, **{each.name: asdict(each) for each in self.put}}
         if self.forget:
             record["forget"] = self.forget
         if self.store is not None:
@@ -344,6 +373,8 @@ class References:
         self.forgotten: dict[str, Tombstone] = {}
         self.damaged: dict[str, str] = {}
         """References whose record cannot be read, and why; they are refused, and nothing else is."""
+        self._unread: dict[str, Any] = {}
+        """Their records, which a snapshot keeps as they are: a name that is missing could be registered anew, by a number that is in use."""
         self.sessions: dict[str, Session] = {}
         self.suspect_after = suspect_after
         self.lately = lately
@@ -358,7 +389,7 @@ class References:
             raise _no(
                 name,
                 f"its record is damaged ({self.damaged[name]})",
-                "forget it, and let the regions register it again",
+                "recover the store, which takes it from the regions",
             )
         found = self.references.get(name)
         if found is None:
@@ -377,11 +408,15 @@ class References:
 
     def watched(self, now: int) -> None:
         """To be called a few times in `suspect_after`. When it was not, this process was asleep, and heard nobody: silence counts from now."""
-        if now - self._watched >= self.suspect_after // 2:
+        self.held_up(self._watched, now)
+        self._watched = now
+
+    def held_up(self, since: int, now: int) -> None:
+        """For so long nobody could be heard, as while the store kept everybody waiting: when that was long, silence counts from now."""
+        if now - since >= self.suspect_after // 2:
             self._started = now
             for session in self.sessions.values():
                 session.heard = now
-        self._watched = now
 
     def watermarks(self) -> dict[str, tuple[int, int, bool]]:
         """By computation: the incarnation, what is published, and whether rows were written off.
@@ -421,14 +456,15 @@ class References:
                     raise ValueError(f"it is called {found.name}")
             except (ValueError, TypeError, KeyError) as error:
                 self.damaged[name] = f"{type(error).__name__}: {error}"
+                self._unread[name] = fields
                 self.references.pop(name, None)
             else:
                 self.references[name] = found
-                self.damaged.pop(name, None)
+                self._readable(name)
                 self.forgotten.pop(name, None)
         for name, tombstone in told.get("forget", {}).items():
             self.references.pop(name, None)
-            self.damaged.pop(name, None)
+            self._readable(name)
             self.forgotten[name] = Tombstone(*tombstone)
         if "store" in told:
             before, self.store = self.store, _store(told["store"])
@@ -436,9 +472,13 @@ class References:
                 for session in self.sessions.values():
                     session.confirmed = False
 
+    def _readable(self, name: str) -> None:
+        self.damaged.pop(name, None)
+        self._unread.pop(name, None)
+
     def snapshot(self) -> bytes:
-        """Return everything that is durable as one record."""
-        return Change(tuple(self.references.values()), self.forgotten, self.store).encode()
+        """Return everything that is durable as one record, also what cannot be read."""
+        return Change(tuple(self.references.values()), self.forgotten, self.store).encode(self._unread)
 
     # -- what regions ask -----------------------------------------------------------------------------------------------
 
@@ -472,6 +512,11 @@ class References:
                 raise errors.RegistrationConflict(msg, metadata={"reference": wanted.name, "fields": " ".join(differ)})
             return Change()
         for other in self.references.values():
+            if other.computation != wanted.computation and relayed_name(other.computation) == relayed_name(
+                wanted.computation
+            ):
+                msg = f"{wanted.computation} and {other.computation} would both be relayed as {relayed_name(wanted.computation)}: rename one of them"
+                raise errors.RegistrationConflict(msg, metadata={"reference": wanted.name, "other": other.name})
             shared = set(other.inputs) & set(wanted.inputs)
             if other.computation == wanted.computation and shared:
                 msg = f"{other.name} has the home input {min(shared)} already: the homes of one computation share none"
@@ -512,8 +557,12 @@ class References:
 
     def _advanced(self, found: Reference, region: str, told: Progress) -> Reference:
         self._check_owner(found, region, told.number)
+        _check_told(found, told.positions, told.digest)
         if told.life < found.life:
-            msg = f"{found.name}: the local incarnation {told.life} is older than {found.life}, which was told before"
+            msg = (
+                f"{found.name}: the local incarnation {told.life} is older than {found.life}, which was told before. Was the local authority "
+                f"set up anew? Then reset the computation there until its incarnation is {found.life}"
+            )
             raise errors.Rewound(msg, metadata={"reference": found.name})
         _check_batch(found, told)
         _check_tail(found, told)
@@ -531,6 +580,7 @@ class References:
         self._check_confirmed(caller)
         found = self.get(name)
         self._check_owner(found, caller.region, number)
+        _check_told(found, (), cut)
         if sink not in {each.name for each in found.sinks}:
             raise _no(name, f"it has no sink {sink!r}", f"name one of {', '.join(each.name for each in found.sinks)}")
         sinks = tuple(each._replace(fenced=number, cut=cut) if each.name == sink else each for each in found.sinks)
@@ -660,7 +710,7 @@ class References:
     def adopt(self, name: str, to: str, who: str, when: int, now: int) -> Change:
         """Give a reference to another region, because its owner is lost, or seems so.
 
-        Above the R of that region nothing is published until somebody has said what becomes of the rest.
+        Above what that region has, rows and outputs, nothing is published until somebody has said what becomes of the rest.
         """
         self._check_serving()
         found = self.get(name)
@@ -677,10 +727,10 @@ class References:
             return self._put(adopted)  # both have all of it, as after the claim that did not come
         if found.policy == LOCAL:
             # Also where R is ahead of L: what the lost region had accepted behind R is missing from what is published next.
-            broken = Broken(replica.replicated, max(replica.replicated, found.published), who, when)
+            broken = Broken(replica.frontier, max(replica.frontier, found.published), who, when)
             adopted = replace(adopted, broken=(*found.broken, broken))
         else:
-            hold = Hold(replica.replicated, found.owner, replica.positions)
+            hold = Hold(replica.frontier, found.owner, replica.positions)
             if all(each.region != hold.region or each.at > hold.at for each in found.holds):
                 others = (each for each in found.holds if each.region != hold.region)
                 adopted = replace(adopted, holds=(*others, hold))
@@ -806,12 +856,15 @@ class References:
         for record in records:
             told = decode(json.loads(record))
             _check(told)
-            best[told.name] = _better(best.get(told.name), told)
+            if told.number > self.forgotten.get(told.name, Tombstone(0, 0)).number:
+                best[told.name] = _better(best.get(told.name), told)
         store = self.store._replace(enrolled=tuple(sorted({*self.store.enrolled, caller.region})))
         if set(store.enrolled) >= set(store.expected):
             # Above the greatest that anybody has; of an absent region one may be missing.
             more = 1 + GAP * len(store.fenced)
-            best = {name: replace(each, number=each.number + more, life=0, move=None) for name, each in best.items()}
+            best = {name: replace(each, number=each.number + more, move=None) for name, each in best.items()}
+            if self.store.fenced:  # so far a jump makes the owner begin its own computation anew
+                best = {name: replace(each, life=0) for name, each in best.items()}
             store = Store(store.token, recovers=store.recovers)
         return Change(tuple(each for each in best.values() if each != self.references.get(each.name)), store=store)
 
@@ -951,10 +1004,27 @@ def _check(wanted: Reference) -> None:
             "a replica needs a second region; or take local",
         ),
         (len({each.name for each in wanted.sinks}) < len(wanted.sinks), "sinks", "name each once"),
+        (
+            any(not each.name or len(each.name) > MOST_NAME or not each.name.isprintable() for each in wanted.sinks),
+            "sinks",
+            "give each a name",
+        ),
+        *(
+            (len(getattr(wanted, name)) > MOST_EACH, name, f"name at most {MOST_EACH}")
+            for name in ("inputs", "regions", "sinks")
+        ),
     )
     for wrong, name, fix in problems:
         if wrong:
             raise errors.InvalidArgument(f"{name}: {fix}", metadata={"field": name, "fix": fix})
+
+
+def _check_told(found: Reference, positions: tuple[Position, ...], *texts: str) -> None:
+    """Raise RegionRefused for more than all regions can be told once a second."""
+    texts += tuple(text for place in positions for text in place[:2])
+    if len(positions) > MOST_POSITIONS or any(len(each) > MOST_TEXT for each in texts):
+        what = f"more than {MOST_POSITIONS} positions, or a text of more than {MOST_TEXT} characters"
+        raise _no(found.name, f"{what} was told", "tell less, or divide it into several references")
 
 
 def _check_batch(found: Reference, told: Progress) -> None:
@@ -999,6 +1069,7 @@ def _with_replica(found: Reference, replica: Replica) -> Reference:
     """Return a record with what a region has. Raises RegionRefused when it is none that keeps a replica."""
     if replica.region not in found.regions:
         raise _no(found.name, f"{replica.region} is none of its regions", "register it with all of them")
+    _check_told(found, replica.positions)
     if replica.region == found.owner:
         return found
     others = (each for each in found.replicas if each.region != replica.region)

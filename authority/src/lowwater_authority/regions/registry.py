@@ -76,6 +76,8 @@ class Registry:
         self._behind = 0
         self._lock = asyncio.Lock()
         self._changes: set[asyncio.Task[Change]] = set()
+        self._begun: set[asyncio.Task[Change]] = set()
+        """Those that have had the lock."""
 
     async def open(self) -> None:
         """Take the log, and read it. Raises JournalError."""
@@ -104,13 +106,18 @@ class Registry:
     async def change(self, plan: Plan) -> Change:
         """Plan a change, make it durable, take it over. What the plan raises is raised, and nothing was changed.
 
-        A caller that goes away meanwhile ends nothing: what was begun is finished. Raises JournalFailed, Unavailable.
+        A caller that goes away meanwhile ends nothing: what was begun is finished. What waits behind others is not begun any more: while the
+        store is away it would be done hours later, for nobody. Raises JournalFailed, Unavailable.
         """
         running = asyncio.create_task(self._change(plan))
         self._changes.add(running)
         running.add_done_callback(self._over)
         try:
             return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            if running not in self._begun:
+                running.cancel()
+            raise
         except JournalFailed as error:
             raise errors.JournalFailed(f"the store of the global authority has refused a write: {error}") from error
         except JournalError as error:
@@ -119,6 +126,7 @@ class Registry:
     def _over(self, change: asyncio.Task[Change]) -> None:
         """What has failed is told to whoever asked; nobody may be there any more."""
         self._changes.discard(change)
+        self._begun.discard(change)
         if not change.cancelled():
             change.exception()
 
@@ -127,6 +135,10 @@ class Registry:
             if self.stopping or (self.ended is not None and self.ended.done()):
                 msg = "this global authority is stopping"
                 raise errors.ShuttingDown(msg)
+            running = asyncio.current_task()
+            assert running is not None
+            self._begun.add(running)
+            since = self.monotonic()
             try:
                 refusal: errors.LowwaterError | None = None
                 change: Change | None = None
@@ -145,6 +157,8 @@ class Registry:
             except JournalError as error:
                 self._end(error)
                 raise
+            finally:
+                self.references.held_up(since, self.monotonic())
         if change is None:
             assert refusal is not None
             raise refusal

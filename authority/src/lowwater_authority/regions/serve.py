@@ -28,6 +28,7 @@ from lowwater_authority import serve as local
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.journal import Journal, JournalError, SqliteJournal
 from lowwater_authority.ops.metrics import Metrics
+from lowwater_authority.regions.config import positive_duration
 from lowwater_authority.regions.registry import Registry
 from lowwater_authority.rpc.health import HealthServicer
 from lowwater_authority.rpc.interceptors import Decoding, Timing
@@ -80,7 +81,7 @@ def parser() -> CommandParser:
     parse.add_argument(
         "--suspect-after",
         metavar="T",
-        type=parse_duration,
+        type=positive_duration,
         default=30.0,
         help="a region that is silent for so long is suspect; nothing moves by that (default: 30s)",
     )
