@@ -164,7 +164,7 @@ def test_row_l_is_1400_with_the_policy_local_breaks_visibly(world: World) -> Non
     world.lose("A")
     world.adopt("B", DAILY)
     found = world.core.get(DAILY)
-    assert found.broken == (Broken(1350, 1400, "ops", 7),)
+    assert found.broken == (Broken(1350, 1400, "ops", 7, "A"),)
     assert (found.published, found.accepted, found.written_off) == (1400, 1350, True)
     assert world.core.watermarks()["daily"] == (1, 1400, True)
 
@@ -288,7 +288,46 @@ def test_row_a_tail_is_not_merged_after_a_write_off(world: World) -> None:
     assert (world.hourly.published, world.hourly.accepted) == (60, 50)
     world.report("B", 2, 55, 1, digest="z", positions=at(121), life=2)
     found = world.hourly
-    assert (found.incarnation, found.written_off, found.published) == (2, False, 55)
+    assert (found.incarnation, found.written_off, found.published) == (2, True, 55)
+
+
+def test_a_reset_alone_does_not_say_that_rows_are_included(world: World) -> None:
+    """It may be one of an input's, long after: the lost region is still lost, and its rows are in no window."""
+    world.register("daily", LOCAL)
+    for name in (HOURLY, DAILY):
+        world.mirror("B", 50, name=name)
+        world.report("A", 1, 60, name=name)
+    world.lose("A")
+    for name in (HOURLY, DAILY):
+        world.adopt("B", name)
+        world.report("B", 2, 60, name=name)
+    world.do(world.core.write_off(HOURLY, "ops", 8))
+    for name in (HOURLY, DAILY):
+        with pytest.raises(errors.RegionRefused, match="windows were closed without these rows"):
+            world.core.arrived(name, world.now)
+        world.report("B", 2, 70, name=name, life=2)
+        found = world.core.get(name)
+        assert (found.incarnation, found.written_off, found.accepted <= 50) == (2, True, True)
+        with pytest.raises(errors.RegionRefused, match="A is not heard of"):
+            world.core.arrived(name, world.now)
+    world.confirm("A")
+    for name in (HOURLY, DAILY):
+        world.mirror("A", 70, name=name)
+        world.do(world.core.arrived(name, world.now, "A"))
+        found = world.core.get(name)
+        assert (found.published, found.accepted, found.written_off) == (70, 70, False)
+
+
+def test_losses_of_a_region_that_comes_and_goes_are_one_entry(world: World) -> None:
+    world.register("daily", LOCAL)
+    world.mirror("B", 50, name=DAILY)
+    for number in range(1, 8):
+        lost, to = ("A", "B") if number % 2 else ("B", "A")
+        world.report(lost, number, 60, name=DAILY, life=1)
+        world.lose(lost)
+        world.adopt(to, DAILY)
+        world.confirm(lost)
+    assert [(each.region, each.start) for each in world.core.get(DAILY).broken] == [("B", MIN), ("A", MIN)]
 
 
 def test_row_a_global_store_from_a_backup_reissues_no_number(world: World) -> None:

@@ -97,14 +97,18 @@ class Token:
         it has stopped to be moved, UnknownReference, and Unavailable without an agent. After any of them commit nothing.
         """
         told = self._ask(f"/token?{urllib.parse.urlencode({'reference': self.reference})}")
-        return Adoption(
-            self.reference,
-            told["number"],
-            told["stop"],
-            told["stale_seconds"],
-            told["batch"],
-            tuple(map(tuple, told["positions"])),
-        )
+        try:
+            return Adoption(
+                self.reference,
+                told["number"],
+                told["stop"],
+                told["stale_seconds"],
+                told["batch"],
+                tuple(map(tuple, told["positions"])),
+            )
+        except (KeyError, TypeError) as error:
+            msg = f"what answers at {self.agent} is no agent of a region ({error!r}): commit nothing until `lowwater region` runs there"
+            raise errors.Unavailable(msg, metadata={"address": self.agent}) from None
 
     def committed(
         self, adoption: Adoption, batch: int, digest: str, positions: Iterable[Position], *, stopped: bool = False

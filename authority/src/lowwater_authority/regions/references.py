@@ -133,6 +133,8 @@ class WriteOff(NamedTuple):
     """From which event time on."""
     who: str
     when: int
+    incarnation: int = 1
+    """In a later one the rows may be read."""
 
 
 class Broken(NamedTuple):
@@ -142,6 +144,10 @@ class Broken(NamedTuple):
     end: int
     who: str
     when: int
+    region: str = ""
+    """The one that was lost."""
+    incarnation: int = 1
+    """As of a write-off."""
 
 
 class Move(NamedTuple):
@@ -567,8 +573,8 @@ class References:
         _check_batch(found, told)
         _check_tail(found, told)
         if found.life and told.life > found.life:
-            # It was reset at home, on purpose: another life, in which what was written off may be read.
-            found = replace(found, incarnation=found.incarnation + 1, published=MIN, write_offs=(), broken=())
+            # It was reset at home, on purpose: another life, in which what was written off may be read. Whether it is, an operator has to say.
+            found = replace(found, incarnation=found.incarnation + 1, published=MIN)
         if told.batch >= 0:
             found = replace(found, batch=told.batch, digest=told.digest, batch_number=found.number)
         return replace(found, life=told.life, low=told.low, positions=told.positions or found.positions)
@@ -727,8 +733,14 @@ class References:
             return self._put(adopted)  # both have all of it, as after the claim that did not come
         if found.policy == LOCAL:
             # Also where R is ahead of L: what the lost region had accepted behind R is missing from what is published next.
-            broken = Broken(replica.frontier, max(replica.frontier, found.published), who, when)
-            adopted = replace(adopted, broken=(*found.broken, broken))
+            end = max(replica.frontier, found.published)
+            broken = Broken(replica.frontier, end, who, when, found.owner, found.incarnation)
+            same = [each for each in found.broken if each[-2:] == broken[-2:]]
+            if same:  # lost once more: one entry says both
+                start, end = min(each.start for each in (*same, broken)), max(each.end for each in (*same, broken))
+                broken = broken._replace(start=start, end=end)
+            others = (each for each in found.broken if each not in same)
+            adopted = replace(adopted, broken=(*others, broken))
         else:
             hold = Hold(replica.frontier, found.owner, replica.positions)
             if all(each.region != hold.region or each.at > hold.at for each in found.holds):
@@ -768,26 +780,40 @@ class References:
         return self.adopt(name, to, "automatic", when, now) if (name, to) in self.adoptions(now) else Change()
 
     def write_off(self, name: str, who: str, when: int, region: str = "") -> Change:
-        """Give up what only a lost region may have, or all of them. What is published says so for as long as the incarnation lasts."""
+        """Give up what only a lost region may have, or all of them. What is published says so until `arrived` in a later incarnation."""
         self._check_serving()
         found = self.get(name)
         over, kept = _holds_of(found, region)
-        entries = tuple(WriteOff(each.region, each.positions, each.at, who, when) for each in over)
+        entries = tuple(WriteOff(each.region, each.positions, each.at, who, when, found.incarnation) for each in over)
         return self._publish(replace(found, holds=kept, write_offs=(*found.write_offs, *entries)))
 
     def arrived(self, name: str, now: int, region: str = "") -> Change:
-        """A lost region is back, and all that it had accepted is mirrored: nothing is given up."""
+        """A lost region is back, and all that it had accepted is mirrored: nothing is given up.
+
+        What was given up in an earlier incarnation is included as well by now, as far as the region had it.
+        """
         self._check_serving()
         found = self.get(name)
-        over, kept = _holds_of(found, region)
-        for each in over:
-            if self.is_suspect(each.region, now):
+        kept = replace(
+            found,
+            holds=tuple(each for each in found.holds if region not in ("", each.region)),
+            write_offs=tuple(each for each in found.write_offs if not _read_anew(found, each, each.source, region)),
+            broken=tuple(each for each in found.broken if not _read_anew(found, each, each.region, region)),
+        )
+        if kept == found:
+            if found.written_off:
+                fix = "reset the computation where it is owned, let it read them, and say so then"
+                raise _no(name, "windows were closed without these rows", fix)
+            _holds_of(found, region)
+        gone = {each.region for each in found.holds} - {each.region for each in kept.holds}
+        gone |= {each.source for each in found.write_offs if each not in kept.write_offs}
+        gone |= {each.region for each in found.broken if each not in kept.broken}
+        for each in sorted(gone):
+            if self.is_suspect(each, now):
                 raise _no(
-                    name,
-                    f"{each.region or 'its region'} is not heard of",
-                    "start its agent first, or write off what it has",
+                    name, f"{each or 'its region'} is not heard of", "start its agent first, or write off what it has"
                 )
-        return self._publish(replace(found, holds=kept))
+        return self._publish(kept)
 
     def allow_automatic(self, name: str, *, allowed: bool) -> Change:
         """Say whether it may be adopted without an operator. Raises RegionRefused where a sink does not fence."""
@@ -1045,6 +1071,8 @@ def _check_tail(found: Reference, told: Progress) -> None:
     if found.life and told.life > found.life:
         return
     for entry in found.write_offs:
+        if entry.incarnation < found.incarnation:
+            continue
         ends = {place[:3]: place.offset for place in entry.positions}
         for place in told.positions:
             if place.offset > ends.get(place[:3], MAX):
@@ -1074,6 +1102,11 @@ def _with_replica(found: Reference, replica: Replica) -> Reference:
         return found
     others = (each for each in found.replicas if each.region != replica.region)
     return replace(found, replicas=tuple(sorted((*others, replica))))
+
+
+def _read_anew(found: Reference, entry: WriteOff | Broken, lost: str, region: str) -> bool:
+    """Whether an operator's word that a region's rows, or all, are here may be taken for what was given up: not where windows closed without them."""
+    return region in ("", lost) and entry.incarnation < found.incarnation
 
 
 def _holds_of(found: Reference, region: str) -> tuple[list[Hold], tuple[Hold, ...]]:

@@ -234,7 +234,7 @@ class _Figures(Collector):
             ),
             "written_off": GaugeMetricFamily(
                 "lowwater_reference_written_off",
-                "1 when rows were written off or broken in its incarnation.",
+                "1 when rows were written off or broken, and have not arrived since.",
                 labels=labels,
             ),
         }
