@@ -147,6 +147,8 @@ def test_the_global_authority_is_killed_and_the_regions_go_on(world: World) -> N
     world.center.kill()
     eventually(lambda: "global_away" in a.agent.events())
     assert a.work(sink, BASE + 20), "the region goes on by the number that it has"
+    with pytest.raises(errors.Unavailable):
+        a.token.read(fresh=True)  # but for what no sink would fence
     assert a.token.read().stale_seconds > 0
     assert a.published() == BASE + 10
 
@@ -157,6 +159,7 @@ def test_the_global_authority_is_killed_and_the_regions_go_on(world: World) -> N
     assert a.refusal() == "UNCONFIRMED"
     world.center.start()
     assert a.adoption().number == 1
+    assert a.token.read(fresh=True).number == 1
     for site in (a, b):
         eventually(lambda site=site: site.published() == BASE + 20, seen=site.agent.log)  # type: ignore[misc]
 
@@ -305,6 +308,7 @@ def test_requests_that_make_no_sense_are_refused_by_their_field(world: World) ->
         ("Report", pb.RegionReportRequest(caller=pb.RegionCaller(region="C")), "caller.agent"),
         ("Decide", pb.DecideRequest(reference=HOURLY), "decision"),
         ("Decide", pb.DecideRequest(reference=HOURLY, decision=pb.DECISION_ARRIVED, who="x" * 200), "who"),
+        ("Decide", pb.DecideRequest(reference=HOURLY, decision=pb.DECISION_ADOPT, who="automatic"), "who"),
         ("Recover", pb.RecoverRequest(), "regions"),
         ("RegisterReference", pb.RegisterReferenceRequest(caller=caller, computation="no name"), "computation"),
     ]

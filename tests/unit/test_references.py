@@ -261,6 +261,9 @@ def test_row_lease_checked_pause_write_is_refused_by_the_token_in_the_write(worl
     assert token < sink
     world.do(world.core.fenced(world.caller("B"), HOURLY, sink, "lake", "", world.now, len(world.log)))
     assert world.hourly.sinks == (Sink("lake", fences=True, fenced=2),)
+    for cut in ("7", ""):  # said again after a restart
+        world.do(world.core.fenced(world.caller("B"), HOURLY, sink, "lake", cut, world.now, len(world.log)))
+    assert world.hourly.sinks == (Sink("lake", fences=True, fenced=2, cut="7"),)
 
 
 def test_row_a_is_isolated_and_commits_on_but_publishes_nothing(world: World) -> None:

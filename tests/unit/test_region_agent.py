@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
 
 from lowwater import Watermark, WatermarkView, errors
@@ -97,7 +98,7 @@ def test_a_folder_serves_one_agent_at_a_time_and_counts_its_runs(tmp_path: Path)
     first = StateFolder(tmp_path, 100)
     with pytest.raises(BadConfig, match="another agent uses"):
         StateFolder(tmp_path, 100)
-    first.state.records["hourly:clicks"] = "{}"
+    first.state.records["hourly:clicks"] = '{"number": 1}'
     first.state.store = "token"
     first.save()
     first.close()
@@ -106,12 +107,13 @@ def test_a_folder_serves_one_agent_at_a_time_and_counts_its_runs(tmp_path: Path)
     assert (second.state.agent, second.state.store, second.state.records) == (
         first.state.agent,
         "token",
-        {"hourly:clicks": "{}"},
+        {"hourly:clicks": '{"number": 1}'},
     )
     second.close()
-    (tmp_path / "state.json").write_text("{")
-    with pytest.raises(BadConfig, match="is damaged"):
-        StateFolder(tmp_path, 100)
+    for damaged in ("{", '{"records": {"hourly:clicks": "{}"}}', '{"records": {"hourly:clicks": 3}}'):
+        (tmp_path / "state.json").write_text(damaged)
+        with pytest.raises(BadConfig, match="is damaged"):
+            StateFolder(tmp_path, 100)
 
 
 def test_what_is_done_every_so_often_is_not_done_without_end() -> None:
@@ -142,12 +144,26 @@ class Local:
         self.views[name] = WatermarkView(name, registered=True, incarnation=life)
 
 
+class Away(grpc.RpcError):
+    """No answer."""
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self) -> str:
+        return ""
+
+    def trailing_metadata(self) -> tuple[()]:
+        return ()
+
+
 class Center:
     """A global authority that says what it is told to say, and keeps what it was asked."""
 
     def __init__(self) -> None:
         self.views: dict[str, pb.ReferenceView] = {}
         self.asked: list[tuple[str, Any]] = []
+        self.away = False
 
     def own(self, name: str, number: int, owner: str = "A", moving_to: str = "", step: str = "") -> None:
         record = json.dumps({"owner": owner, "number": number})
@@ -161,6 +177,8 @@ class Center:
 
         async def call(request: Any, **_: Any) -> pb.RegionResponse:
             self.asked.append((method, request))
+            if self.away:
+                raise Away
             return pb.RegionResponse(store_token="token", references=self.views.values())
 
         return call
@@ -198,6 +216,25 @@ def world(tmp_path: Path) -> Iterator[World]:
         made.center.own(name, 1)
     yield made
     made.folder.close()
+
+
+async def test_a_fresh_number_is_asked_of_the_global_authority(world: World) -> None:
+    """A region that wakes up goes by what it was told before; a sink that cannot fence would let it fence its successor."""
+    await world.agent.once()
+    assert (await world.agent.asked("hourly:clicks")).number == 1
+    world.center.own("hourly", 2, owner="B")
+    assert world.agent.owned("hourly:clicks").number == 1
+    with pytest.raises(errors.StaleAdoption):
+        await world.agent.asked("hourly:clicks")
+    world.agent.linked = False
+    assert (await world.agent.asked("daily:clicks")).number == 1
+    assert world.center.asked[-1][0] == "Confirm"
+    world.center.away = True
+    with pytest.raises(errors.Unavailable):
+        await world.agent.asked("daily:clicks")
+    world.center.away = False
+    await world.agent.once()
+    assert world.center.asked[-1][0] == "Confirm", "a request had no answer"
 
 
 async def test_what_was_read_before_the_own_computation_was_reset_is_not_reported(world: World) -> None:

@@ -159,6 +159,16 @@ class RegionAgent:
             raise errors.Unconfirmed(msg, metadata=metadata)
         return view
 
+    async def asked(self, reference: str) -> pb.ReferenceView:
+        """Return as owned, but ask the global authority first: for what cannot be fenced later. Raises also what keeps it from being asked."""
+        self.owned(reference)
+        async with self._asking:
+            if self.linked:
+                await self._take(await self._call(self._stub.Report, pb.RegionReportRequest()))
+            else:
+                await self._talk()
+        return self.owned(reference)
+
     def committed(self, reference: str, told: Told) -> None:
         """Take what a pipeline has committed. Raises as owned; StaleAdoption for another number."""
         before = self.told.get(reference)
@@ -509,7 +519,7 @@ class RegionAgent:
                 async with asyncio.timeout(CALL_SECONDS):
                     await self._relay_one(name, each)
                 self.refusals.pop(name, None)
-            except (errors.LowwaterError, TimeoutError) as error:
+            except (errors.LowwaterError, TimeoutError, OSError) as error:
                 self._relays.pop(name, None)
                 self._refuse(name, "RELAY", f"{name} cannot be relayed: {error}")
 
@@ -567,7 +577,10 @@ class RegionAgent:
         try:
             answer: pb.RegionResponse = await method(request, timeout=CALL_SECONDS, metadata=self._metadata)
         except grpc.RpcError as failure:
-            raise error_of_call(failure, self._where) from None
+            error = error_of_call(failure, self._where)
+            if isinstance(error, (errors.Unavailable, errors.Timeout)):
+                self.linked = False  # no answer: whether it was heard nobody knows
+            raise error from None
         return answer
 
     def status(self) -> dict[str, Any]:

@@ -142,6 +142,8 @@ class StateFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             told = json.loads(self._path.read_text("utf-8")) if self._path.exists() else {}
             state = State(**{"agent": secrets.token_hex(8), "run": 0, **told})
+            for record in state.records.values():
+                json.loads(record)["number"]
             # Also greater than before when the file was lost, as long as the clock is right.
             state.run = max(state.run + 1, now)
         except BlockingIOError:
@@ -150,7 +152,7 @@ class StateFolder:
         except OSError as error:
             msg = f"{self._path} cannot be read: {error.strerror}"
             raise BadConfig(msg) from error
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             msg = f"{self._path} is damaged ({error}): remove it; this region is then as one that was never here"
             raise BadConfig(msg) from error
         return state

@@ -40,6 +40,9 @@ REPLICATED: Final = "replicated"
 LOCAL: Final = "local"
 """Publishes L. When the owner is lost, [R, L) is broken, and the record says so."""
 
+AUTOMATIC: Final = "automatic"
+"""Who decides, where nobody does."""
+
 WANTED: Final = "wanted"
 STOPPED: Final = "stopped"
 ARRIVED: Final = "arrived"
@@ -589,7 +592,12 @@ class References:
         _check_told(found, (), cut)
         if sink not in {each.name for each in found.sinks}:
             raise _no(name, f"it has no sink {sink!r}", f"name one of {', '.join(each.name for each in found.sinks)}")
-        sinks = tuple(each._replace(fenced=number, cut=cut) if each.name == sink else each for each in found.sinks)
+        sinks = tuple(
+            each._replace(fenced=number, cut=cut or (each.cut if each.fenced == number else ""))
+            if each.name == sink
+            else each
+            for each in found.sinks
+        )
         return self._put(replace(found, sinks=sinks))
 
     # -- a planned move -------------------------------------------------------------------------------------------------
@@ -777,7 +785,7 @@ class References:
 
     def adopt_by_itself(self, name: str, to: str, when: int, now: int) -> Change:
         """Adopt what `adoptions` has offered, if it still does."""
-        return self.adopt(name, to, "automatic", when, now) if (name, to) in self.adoptions(now) else Change()
+        return self.adopt(name, to, AUTOMATIC, when, now) if (name, to) in self.adoptions(now) else Change()
 
     def write_off(self, name: str, who: str, when: int, region: str = "") -> Change:
         """Give up what only a lost region may have, or all of them. What is published says so until `arrived` in a later incarnation."""

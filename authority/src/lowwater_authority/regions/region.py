@@ -166,7 +166,8 @@ def application(agent: RegionAgent) -> web.Application:
         return web.json_response(agent.status())
 
     async def token(request: web.Request) -> web.Response:
-        view = agent.owned(request.query.get("reference", ""))
+        reference = request.query.get("reference", "")
+        view = await agent.asked(reference) if request.query.get("fresh") else agent.owned(reference)
         told = {
             "number": view.number,
             "reference": view.name,

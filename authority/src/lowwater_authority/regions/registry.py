@@ -22,7 +22,7 @@ from lowwater_authority.journal.contract import (
     JournalLost,
     JournalUnknown,
 )
-from lowwater_authority.regions.references import References
+from lowwater_authority.regions.references import AUTOMATIC, References
 
 if TYPE_CHECKING:
     from lowwater_authority.journal.contract import Journal
@@ -238,7 +238,7 @@ class Registry:
             told = suspect
             for name, to in core.adoptions(now):
                 try:
-                    await self.adopt(name, to, "automatic")
+                    await self.adopt(name, to, AUTOMATIC)
                 except errors.LowwaterError as error:
                     log.warning(
                         "%s is not adopted: %s",
@@ -249,7 +249,7 @@ class Registry:
 
     async def adopt(self, name: str, to: str, who: str) -> None:
         """Give a reference to another region. Raises as References.adopt."""
-        if who == "automatic":  # what was seen may have changed while others had the lock
+        if who == AUTOMATIC:  # what was seen may have changed while others had the lock
             change = await self.change(lambda core: core.adopt_by_itself(name, to, self.clock(), self.monotonic()))
         else:
             change = await self.change(lambda core: core.adopt(name, to, who, self.clock(), self.monotonic()))

@@ -13,6 +13,7 @@ from lowwater._core.events import event
 from lowwater._pb.lowwater.v1 import regions_pb2 as pb
 from lowwater._pb.lowwater.v1 import regions_pb2_grpc
 from lowwater_authority.regions.references import (
+    AUTOMATIC,
     LOCAL,
     MOST_NAME,
     REPLICATED,
@@ -195,6 +196,8 @@ class RegionServicer(regions_pb2_grpc.RegionServiceServicer):
         who = request.who or "somebody"
         if len(who) > MOST_NAME or not who.isprintable():
             raise bad_field("who", "is no name", f"use at most {MOST_NAME} printable characters")
+        if who == AUTOMATIC:
+            raise bad_field("who", f"is {AUTOMATIC!r}", "say who decides: by itself is something else")
         log.warning(
             "%s decides: %s of %s",
             who,
