@@ -196,8 +196,15 @@ class World:
         self.folder = StateFolder(folder, 0)
         kept = [Kept(name, ("clicks",), ("A", "B"), "A", low=name, replicated="mirror") for name in ("hourly", "daily")]
         self.agent = RegionAgent(
-            "A", kept, self.folder, self.local, self.center, where="global", metadata=(), monotonic=lambda: 0.0
-        )  # type: ignore[arg-type]
+            "A",
+            kept,
+            self.folder,
+            self.local,  # type: ignore[arg-type]
+            self.center,
+            where="global",
+            metadata=(),
+            monotonic=lambda: 0.0,
+        )
 
     def reason(self, name: str = "hourly:clicks") -> str:
         """Why there is no number."""

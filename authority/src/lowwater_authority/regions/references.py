@@ -747,8 +747,7 @@ class References:
             if same:  # lost once more: one entry says both
                 start, end = min(each.start for each in (*same, broken)), max(each.end for each in (*same, broken))
                 broken = broken._replace(start=start, end=end)
-            others = (each for each in found.broken if each not in same)
-            adopted = replace(adopted, broken=(*others, broken))
+            adopted = replace(adopted, broken=(*(each for each in found.broken if each not in same), broken))
         else:
             hold = Hold(replica.frontier, found.owner, replica.positions)
             if all(each.region != hold.region or each.at > hold.at for each in found.holds):
