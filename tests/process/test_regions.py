@@ -185,8 +185,8 @@ def test_a_planned_move_and_a_neighbour_that_is_not_touched(world: World) -> Non
     assert a.work(sink, BASE + 10)
     other = world.operator.reference("other:clicks")
     world.operator.decide(pb.DECISION_MOVE, "B")
-    adoption = eventually(lambda: (found := a.adoption()).stop and found, seen=a.agent.log)
-    assert adoption
+    adoption = eventually(lambda: found if (found := a.adoption()).stop else None, seen=a.agent.log)
+    assert adoption is not None
     a.token.committed(adoption, a.batch, f"1/{a.batch}", a.positions(), stopped=True)
     eventually(lambda: world.operator.reference().move_step == "stopped", seen=a.agent.log)
     eventually(lambda: a.refusal() == "REGION_REFUSED", seen=a.agent.log)
@@ -204,8 +204,8 @@ def test_a_planned_move_and_a_neighbour_that_is_not_touched(world: World) -> Non
     # Back again: what A has published of its own before begins anew.
     b.token.committed(b.token.read(), 0, "2/0", b.positions())
     world.operator.decide(pb.DECISION_MOVE, "A")
-    back = eventually(lambda: (found := b.adoption()).stop and found, seen=b.agent.log)
-    assert back
+    back = eventually(lambda: found if (found := b.adoption()).stop else None, seen=b.agent.log)
+    assert back is not None
     b.token.committed(back, b.batch, f"2/{b.batch}", b.positions(), stopped=True)
     eventually(lambda: world.operator.reference().move_step == "stopped", seen=b.agent.log)
     view = world.operator.reference()

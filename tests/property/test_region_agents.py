@@ -303,7 +303,7 @@ def search(examples: int) -> None:
         derandomize=True,
         database=None,
         phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
     )
     @given(st.lists(STEP, min_size=5, max_size=40))
     def searched(steps: list[tuple[str, str]]) -> None:

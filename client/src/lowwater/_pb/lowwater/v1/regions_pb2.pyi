@@ -56,11 +56,13 @@ class _DecisionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     DECISION_ARRIVED: _Decision.ValueType  # 5
     """What the lost region had is all here: nothing is given up."""
     DECISION_ALLOW_AUTOMATIC: _Decision.ValueType  # 6
-    """It may be adopted without an operator; or not any more."""
+    """It may be adopted without an operator."""
     DECISION_FORBID_AUTOMATIC: _Decision.ValueType  # 7
+    """It may not any more."""
     DECISION_REPLICATED: _Decision.ValueType  # 8
-    """What is published is min(L, R), or L."""
+    """What is published is min(L, R, the frontier of the outputs' replica)."""
     DECISION_LOCAL: _Decision.ValueType  # 9
+    """What is published is L."""
     DECISION_FORGET: _Decision.ValueType  # 10
     """The reference is taken out. Its numbers go on, should it be registered again."""
 
@@ -82,11 +84,13 @@ DECISION_WRITE_OFF: Decision.ValueType  # 4
 DECISION_ARRIVED: Decision.ValueType  # 5
 """What the lost region had is all here: nothing is given up."""
 DECISION_ALLOW_AUTOMATIC: Decision.ValueType  # 6
-"""It may be adopted without an operator; or not any more."""
+"""It may be adopted without an operator."""
 DECISION_FORBID_AUTOMATIC: Decision.ValueType  # 7
+"""It may not any more."""
 DECISION_REPLICATED: Decision.ValueType  # 8
-"""What is published is min(L, R), or L."""
+"""What is published is min(L, R, the frontier of the outputs' replica)."""
 DECISION_LOCAL: Decision.ValueType  # 9
+"""What is published is L."""
 DECISION_FORGET: Decision.ValueType  # 10
 """The reference is taken out. Its numbers go on, should it be registered again."""
 Global___Decision: typing_extensions.TypeAlias = Decision
@@ -358,8 +362,9 @@ class ReferenceView(google.protobuf.message.Message):
     move_step: builtins.str
     """wanted, stopped, arrived or released."""
     batch: builtins.int
-    """The last batch, its digest, and where the sources are read on."""
+    """The last batch."""
     digest: builtins.str
+    """Of that batch."""
     automatic: builtins.bool
     """Whether it may be adopted without an operator."""
     record: builtins.str
@@ -379,7 +384,9 @@ class ReferenceView(google.protobuf.message.Message):
         """Regions for whose rows it holds."""
 
     @property
-    def positions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SourcePosition]: ...
+    def positions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SourcePosition]:
+        """Where the sources are read on."""
+
     @property
     def sinks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ReferenceSink]:
         """The sinks."""
@@ -671,8 +678,9 @@ class FenceRequest(google.protobuf.message.Message):
     SINK_FIELD_NUMBER: builtins.int
     CUT_FIELD_NUMBER: builtins.int
     reference: builtins.str
-    """The reference, and the number by which the caller owns it."""
+    """The reference."""
     number: builtins.int
+    """By which the caller owns it."""
     sink: builtins.str
     """The sink."""
     cut: builtins.str
@@ -733,8 +741,9 @@ class ArriveRequest(google.protobuf.message.Message):
     BATCH_FIELD_NUMBER: builtins.int
     DIGEST_FIELD_NUMBER: builtins.int
     batch: builtins.int
-    """The batch of that state, and its digest."""
+    """The batch of that state."""
     digest: builtins.str
+    """Of that batch."""
     @property
     def caller(self) -> Global___RegionCaller:
         """Who asks."""
@@ -767,8 +776,9 @@ class ReleaseReferenceRequest(google.protobuf.message.Message):
     NUMBER_FIELD_NUMBER: builtins.int
     DIGEST_FIELD_NUMBER: builtins.int
     reference: builtins.str
-    """The reference, and the number by which the caller owns it."""
+    """The reference."""
     number: builtins.int
+    """By which the caller owns it."""
     digest: builtins.str
     """Of the batch at which it stopped."""
     @property
@@ -801,17 +811,21 @@ class ClaimReferenceRequest(google.protobuf.message.Message):
     DIGEST_FIELD_NUMBER: builtins.int
     POSITIONS_FIELD_NUMBER: builtins.int
     reference: builtins.str
-    """The reference, and the number that was released."""
+    """The reference."""
     number: builtins.int
+    """That was released."""
     batch: builtins.int
     """The state from which it goes on."""
     digest: builtins.str
+    """Of that batch."""
     @property
     def caller(self) -> Global___RegionCaller:
         """Who asks."""
 
     @property
-    def positions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SourcePosition]: ...
+    def positions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SourcePosition]:
+        """Where the sources are read on."""
+
     def __init__(
         self,
         *,
