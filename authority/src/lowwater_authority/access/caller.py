@@ -14,7 +14,7 @@ from lowwater import errors
 from lowwater._core.events import shortened
 from lowwater_authority.access.limits import overloaded
 from lowwater_authority.access.policy import Action
-from lowwater_authority.core.topology import NAME
+from lowwater_authority.core.topology import NAME, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -56,16 +56,17 @@ class Caller:
     def may(self, action: Action, name: str) -> bool:
         """Whether it may do something to ``[namespace/]name``. O(1) but for the first time, then O(rules).
 
-        Nobody may do anything to what can be nobody's name, and that is not kept.
+        What it may do to a computation that is cut, it may do to its slices. Nobody may do anything to what can be nobody's name, and that is not kept.
         """
         known = self._decided.get((action, name))
         if known is not None:
             return known
-        if NAME.fullmatch(name) is None:
+        computation = whole(name)
+        if NAME.fullmatch(computation) is None:
             return False
         if len(self._decided) >= _MOST_DECISIONS:
             self._decided.clear()
-        namespace, plain = parted(name)
+        namespace, plain = parted(computation)
         decided = self._decided[action, name] = self.principal.may(action, namespace, plain)
         return decided
 

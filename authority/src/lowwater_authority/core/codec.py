@@ -68,6 +68,19 @@ def mass_from(value: pb.Mass) -> Mass:
     return Mass(int64s(value.starts), int64s(value.counts), value.recent, shares_from(value.frontiers))
 
 
+def kept(values: Mapping[int, tuple[int, int, int]]) -> list[pb.Kept]:
+    """Encode how a slice keeps its lateness budgets."""
+    return [
+        pb.Kept(ppm=ppm, micros=micros, records=records, behind=behind)
+        for ppm, (micros, records, behind) in values.items()
+    ]
+
+
+def kept_from(values: Iterable[pb.Kept]) -> dict[int, tuple[int, int, int]]:
+    """Decode how a slice keeps its lateness budgets."""
+    return {each.ppm: (each.micros, each.records, each.behind) for each in values}
+
+
 def senders(values: Mapping[bytes, tuple[int, int]]) -> list[pb.Sender]:
     """Encode how far each sender's reports were taken over."""
     return [pb.Sender(sender=sender, stream=stream, number=number) for sender, (stream, number) in values.items()]

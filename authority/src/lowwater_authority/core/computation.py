@@ -33,6 +33,7 @@ from lowwater_authority.core.layout import Layout, Told
 from lowwater_authority.core.requests import Fenced, Grant, Granted, Refused
 from lowwater_authority.core.tasks import Tasks
 from lowwater_authority.core.times import MAX, MIN
+from lowwater_authority.core.topology import CUT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -96,6 +97,7 @@ class _Changes:
     newer: bool = False
     """Whether it is the first of a stream: losing that lets what an earlier stream said count again, which may be more."""
     arrived: list[pb.Arrived] = field(default_factory=list)
+    kept: bool = False
 
 
 class Computation:
@@ -112,7 +114,7 @@ class Computation:
         self.spec = spec
         self.epoch_base = epoch_base
         self.incarnation = spec.incarnation
-        self.map = IntervalMap()
+        self.map = IntervalMap(spec.span)
         self.masses = Masses(spec.heuristics, self.map.run_groups())
         self.batches = BatchStage()
         self.tasks = Tasks()
@@ -167,6 +169,9 @@ class Computation:
         wall = now if wall is None else wall
         if request.request_id in self.granted:
             return self._granted_before(request)
+        self._check_span(request.bounds[0], request.bounds[-1], "claim")
+        if request.identity != slicing(self.spec.name):
+            self._check_cut(request.bounds[0], request.bounds[-1], "claim")
         self._check_order(request)
         self._check_place(request)
         self._check_bounds(request, wall)
@@ -221,12 +226,14 @@ class Computation:
             )
             raise errors.IdentityMismatch(msg, metadata=self._about(identity=request.identity, bound_to=self.identity))
         order = (request.generation, request.ordinal)
-        if order < self.order:
+        newest = self._newest_order(request)
+        if order < newest:
             msg = (
-                f"a run with generation {self.order[0]}, ordinal {self.order[1]} has claimed {self.spec.name}; this claim is "
+                f"a run with generation {newest[0]}, ordinal {newest[1]} has claimed {self.spec.name}; this claim is "
                 f"of the older generation {order[0]}, ordinal {order[1]}. Stop this run: it has been replaced."
             )
-            raise errors.OlderClaim(msg, metadata=self._about(generation=order[0], ordinal=order[1]))
+            of_slice = {"claimed_ordinal": newest[1]} if self.spec.slices else {}
+            raise errors.OlderClaim(msg, metadata=self._about(generation=order[0], ordinal=order[1], **of_slice))
         if self.last_batch is not None and request.generation <= self.last_batch[0]:
             batch, digest = self.last_batch
             if not (request.generation == batch and request.batch_digest and request.batch_digest == digest):
@@ -236,6 +243,46 @@ class Computation:
                     f"'lowwater reset {self.spec.name}'."
                 )
                 raise errors.Rewound(msg, metadata=self._about(generation=request.generation, committed=batch))
+
+    def _newest_order(self, request: ClaimRequest) -> tuple[int, int]:
+        """Return the order that a claim may not be below: that of the computation. Slices are owned one by one, so each counts its own.
+
+        Two that come with the same one are processes that have both owned the slice by one number, which a store has lost: who comes second has
+        to take a greater one, so it is told a greater one.
+        """
+        if not self.spec.slices:
+            return self.order
+        touched = [group for group, _, _ in self.map.overlapping(request.bounds[0], request.bounds[-1])]
+        newest = max(group.order for group in touched)
+        order = (request.generation, request.ordinal)
+        owners = {group.worker for group in touched if group.order == order and group.worker}
+        return (newest[0], newest[1] + 1) if newest == order and owners - {request.worker} else newest
+
+    def _check_span(self, start: bytes, end: bytes, what: str) -> None:
+        """A slice has the keys of its own, and what is cut has none but by its slices. Raises OtherSlice."""
+        own_start, own_end = self.spec.span
+        if start >= own_start and (not own_end or (end and end <= own_end)):
+            return
+        root, _, number = self.spec.name.rpartition(CUT)
+        msg = (
+            f"{self.spec.name} is slice {number} of {root}, [{own_start.hex()}, {own_end.hex()}): these keys are not all in it; {what} by {root}, "
+            "which says whose they are"
+        )
+        raise errors.OtherSlice(msg, metadata=self._about(slice_of=root))
+
+    def _check_cut(self, start: bytes, end: bytes, what: str) -> None:
+        """Of what is cut into slices, only these have key ranges. Raises OtherSlice."""
+        if not self.spec.slices:
+            return
+        over = self.spec.slices_over(start, end)
+        if len(over) == 1:
+            msg = f"{what} these keys of {over[0]}, the slice of {self.spec.name} that they are in"
+            raise errors.OtherSlice(msg, metadata=self._about(slice=over[0]))
+        msg = (
+            f"{self.spec.name} is cut into slices, and these keys lie in {len(over)} of them, {over[0]} to {over[-1]}: {what} the keys of one slice "
+            "at a time"
+        )
+        raise errors.OtherSlice(msg, metadata=self._about(first=over[0], last=over[-1]))
 
     def _check_place(self, request: ClaimRequest) -> None:
         """A claim in place of another one is nobody's who has lost that: a zombie's, or a late one's."""
@@ -267,8 +314,11 @@ class Computation:
             worker=op.worker,
             host=op.host,
             request_id=op.request_id,
+            order=(op.generation, op.ordinal),
         )
         taken = self.map.claim(group, codec.int64s(op.bound_micros), now)
+        if self.spec.slices:
+            group.kept = dict(taken[0].group.kept)
         self._hand_over_arrivals(group, taken)
         self._hand_over_masses(group, taken, bounded=bool(op.bound_micros))
         group.finished = bool((self.map.columns.values[group.slots()] == MAX).all())
@@ -400,6 +450,12 @@ class Computation:
         owned = [g for g in self.map.groups.values() if g.state is GroupState.OWNED and not g.finished]
         if not owned:
             return
+        if self.spec.slices:
+            msg = (
+                f"{self.spec.name} is cut into slices, and {len(owned)} of them are not finished; nobody looks for workers that own key ranges of "
+                "theirs. Stop these, and drop it with force."
+            )
+            raise errors.OwnedRanges(msg, metadata=self._about(workers=""))
         workers = sorted({group.worker or "unnamed" for group in owned})
         some = ", ".join(workers[:NAMED]) + (f" and {len(workers) - NAMED} more" if len(workers) > NAMED else "")
         heard = max(group.last_report for group in owned)
@@ -454,11 +510,21 @@ class Computation:
             self._settle_finished(group)
         self._mass_changed = True
 
-    def retire(self, start: bytes, end: bytes, *, force: bool, now: int) -> tuple[int, list[Fenced]]:
+    def retire(
+        self, start: bytes, end: bytes, *, force: bool, now: int, sequencer: int = 0
+    ) -> tuple[int, list[Fenced]]:
         """Take an interval out until it is claimed again. Returns how many ranges left, and who lost what.
 
-        Raises OwnedRanges when a worker owns one of them, unless forced.
+        Raises OwnedRanges when a worker owns one of them, unless forced; OtherSlice. ``sequencer``: the claim that has the interval, all of it and
+        nothing else, and asks for that itself; StaleSequencer unless it has.
         """
+        self._check_span(start, end, "retire")
+        if sequencer:
+            group = self._owned(sequencer)
+            if group.live_count != group.granted or (group.bounds[0], group.bounds[-1]) != (start, end):
+                raise errors.StaleSequencer(_STALE, metadata=self._about(sequencer=sequencer))
+        else:
+            self._check_cut(start, end, "retire")
         owners = {
             group.worker or "unnamed"
             for group, _, _ in self.map.overlapping(start, end)
@@ -480,6 +546,8 @@ class Computation:
 
     def _apply_retire(self, op: pb.Retire, now: int) -> list[Taken]:
         taken = self.map.retire(op.start, op.end, now)
+        if self.spec.slices:
+            next(self.map.overlapping(op.start, op.end))[0].kept = dict(taken[0].group.kept)
         self._hand_over_arrivals(None, taken)
         self._hand_over_masses(None, taken)
         self._regrouped(taken, *(group for group, _, _ in self.map.overlapping(op.start, op.end)))
@@ -543,7 +611,11 @@ class Computation:
             late = late and replace(late, frontier=MIN)
             msg = f"{self._unregistered(report.fold)}, so {beyond} must be {MIN}, and the report counts as that; fold all inputs"
             refused.append(Refused(group.sequencer, errors.InvalidArgument.reason, msg, report.handles))
-        untold = self._take_lateness(group, late, now, wall) if late is not None and self.budgets else []
+        untold: list[Refused] = []
+        if late is not None and self.budgets:
+            untold = (
+                self._take_kept(group, late, wall) if self.spec.slices else self._take_lateness(group, late, now, wall)
+            )
         refused.extend(untold)
         # What is pending no more and was not counted either would be lost: a budget that goes by what is pending would spend it twice.
         if mass is not None and not (untold and self.spec.all_pending):
@@ -653,6 +725,25 @@ class Computation:
                 )
                 return [Refused(group.sequencer, errors.TooFarAhead.reason, msg)]
         self._set_mass(group, mass)
+        return []
+
+    def _take_kept(self, group: Group, told: Lateness, wall: int) -> list[Refused]:
+        """Take over how a slice keeps the budgets: each by its watermark, and by how many of all records came behind it."""
+        kept = {
+            ppm: (told.behind[ppm][1], sum(told.counts.values()), told.behind[ppm][0])
+            for ppm in self.budgets
+            if ppm in told.behind
+        }
+        limit = wall + self.spec.max_skew
+        if far := [micros for micros, _, _ in kept.values() if limit < micros != MAX]:
+            msg = f"lateness.behind has {far[0]}, more than {self.spec.max_skew // 1_000_000} s ahead of the clock; nothing of it counts"
+            return [Refused(group.sequencer, errors.TooFarAhead.reason, msg)]
+        if wrong := [behind for _, records, behind in kept.values() if behind > records]:
+            msg = f"lateness.behind has {wrong[0]} of {sum(told.counts.values())} records; send how many of all came behind"
+            return [Refused(group.sequencer, errors.InvalidArgument.reason, msg)]
+        if kept != group.kept:
+            group.kept = kept
+            self._changes.setdefault(group.sequencer, _Changes()).kept = True
         return []
 
     def _take_lateness(self, group: Group, told: Lateness, now: int, wall: int) -> list[Refused]:
@@ -943,6 +1034,7 @@ class Computation:
                         oldest_operation_micros=group.oldest_operation,
                         mass=codec.mass(group.mass) if changes.mass and group.mass is not None else None,
                         arrived=changes.arrived,
+                        kept=codec.kept(group.kept) if changes.kept else None,
                     )
                 )
             )
@@ -967,6 +1059,8 @@ class Computation:
             self._set_mass(group, codec.mass_from(op.mass))
         for arrived in op.arrived:
             self._apply_arrived(group, arrived)
+        if op.kept:
+            group.kept = codec.kept_from(op.kept)
         group.senders = codec.senders_from(op.senders)
         group.oldest_operation = op.oldest_operation_micros
         self.masses.changed(group)
@@ -985,7 +1079,9 @@ class Computation:
         low = self.map.minimum()
         # Nobody says that nothing will ever come where nobody is left to say it: a watermark holds without any range.
         self.raise_low(self.low if low == MAX and self.map.all_retired else max(self.low, low), now)
-        if self._came or self._mass_changed:
+        if self.spec.slices:
+            self._move_least_budgets()
+        elif self._came or self._mass_changed:
             self._move_budgets({ppm: self._reached(ppm) for ppm in self.budgets}, self._pending())
         else:
             self._move_budgets({}, _NOTHING_KNOWN)
@@ -1023,7 +1119,7 @@ class Computation:
     def _move_heuristics(self) -> None:
         moved: dict[int, int] = {}
         if self._mass_changed and self.heuristics:
-            moved = self.masses.candidates()
+            moved = self.masses.least() if self.spec.slices else self.masses.candidates()
             self.reference = self.masses.reference_time()
         self._mass_changed = False
         for share, value in self.heuristics.items():
@@ -1053,6 +1149,17 @@ class Computation:
                 counts[reference] = seen_from(told, reference)
             budget.tick(counts[reference], late[ppm], reference, self.low, by_pending)
 
+    def _move_least_budgets(self) -> None:
+        """Let each budget go no further than the slowest of the slices, and have the records of all. Each of them keeps it by itself, so all together do."""
+        groups = self.map.run_groups()
+        open_ = [group for group in groups if group.state is not GroupState.RETIRED and not group.finished]
+        unknown = MIN, 0, 0
+        for ppm, budget in self.budgets.items():
+            least = min((group.kept.get(ppm, unknown)[0] for group in open_), default=MIN)
+            budget.value = max(budget.value, self.low, least if least != MAX else MIN)
+            budget.records = sum(group.kept.get(ppm, unknown)[1] for group in groups)
+            budget.behind = sum(group.kept.get(ppm, unknown)[2] for group in groups)
+
     def _pending(self) -> Pending:
         """Return all that is still to come, if the claims tell it; with an unknown frontier while any has not. O(buckets log buckets)."""
         if not self.spec.all_pending:
@@ -1065,7 +1172,10 @@ class Computation:
         """Move the budgets as a record says; what it published rules. Raises ValueError when one goes back."""
         stored = codec.shares_from(record.budgets)
         before = {ppm: budget.value for ppm, budget in self.budgets.items()}
-        self._move_budgets(codec.shares_from(record.budget_references), _NOTHING_KNOWN)
+        if self.spec.slices:
+            self._move_least_budgets()
+        else:
+            self._move_budgets(codec.shares_from(record.budget_references), _NOTHING_KNOWN)
         for ppm, budget in self.budgets.items():
             # A record of a release that knows no budgets has none.
             budget.value = stored.get(ppm, budget.value)
@@ -1138,6 +1248,11 @@ class Computation:
             assert budget.value != MAX or self.low == MAX, "only the low watermark says finished"
         for group in self.map.groups.values():
             assert group.sequencer <= self.last_sequencer
+
+
+def slicing(name: str) -> str:
+    """Return the identity by which the slices of a computation claim their parts of it."""
+    return f"{name}{CUT}"
 
 
 def wrong_operation(micros: int) -> str:

@@ -137,6 +137,10 @@ class Group:
     """What it has told of the lateness of its records; None: nothing."""
     arrived_before: tuple[int, int] | None = None
     """Until it had as many records lately as those that it replaced: how far the last of them was, and how many they all had."""
+    order: tuple[int, int] = (0, 0)
+    """The highest (generation, ordinal) that any of its ranges was claimed with."""
+    kept: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    """Of a slice, by lateness budget in ppm: its watermark, all records that came, and those of them that came behind."""
     handles: npt.NDArray[np.intp] | None = None
     """The first handle of each place, ascending; None: place p is handle p."""
     granted: int = 0

@@ -171,6 +171,7 @@ def pieces(computation: Computation) -> Iterator[bytes]:
     )
     if computation.vouched != MIN:
         message.vouched_micros = computation.vouched
+    message.input_version = computation.input_version
     if computation.layout.version:
         message.layout.CopyFrom(codec.layout(computation.layout))
     if computation.last_batch is not None:
@@ -210,6 +211,9 @@ def _group(group: Group, columns: Columns) -> tuple[bytes, bytes]:
         granted=0 if group.handles is None else group.granted,
         arrivals=None if group.arrivals is None else codec.arrivals(group.arrivals),
         arrived_before=codec.arrived_before(group.arrived_before),
+        generation=group.order[0],
+        ordinal=group.order[1],
+        kept=codec.kept(group.kept),
     )
     return message.SerializeToString(), group.bounds.encode(pb.Group.BOUNDS_FIELD_NUMBER)
 
@@ -228,7 +232,7 @@ def _restore(computation: Computation, snapshot: bytes) -> Iterator[int]:
             yield RANGE_BYTES * len(some)
         groups.append(_group_from(group, bounds))
         yield len(bounds) * RANGE_BYTES
-    computation.map = yield from IntervalMap.restore(groups)
+    computation.map = yield from IntervalMap.restore(groups, computation.spec.span)
     computation.masses = yield from Masses.restore(computation.spec.heuristics, computation.map.run_groups())
     computation.low = message.low_micros
     stored = codec.shares_from(message.heuristics)
@@ -243,6 +247,7 @@ def _restore(computation: Computation, snapshot: bytes) -> Iterator[int]:
     computation.last_sequencer = message.last_sequencer
     computation.identity = message.identity if message.bound else None
     computation.order = (message.generation, message.ordinal)
+    computation.input_version = message.input_version
     computation.vouched = message.vouched_micros if message.HasField("vouched_micros") else MIN
     computation.layout = codec.layout_from(message.layout)
     computation.last_batch = (message.batch, message.batch_digest) if message.has_batch else None
@@ -284,6 +289,8 @@ def _group_from(message: pb.Group, bounds: list[bytes]) -> tuple[Group, Int64s, 
         arrived_before=codec.arrived_before_from(message.arrived_before)
         if message.HasField("arrived_before")
         else None,
+        order=(message.generation, message.ordinal),
+        kept=codec.kept_from(message.kept),
     )
     values = codec.int64s(message.micros)
     group.finished = group.state is not GroupState.RETIRED and bool((values == MAX).all())

@@ -554,11 +554,13 @@ class Shard:
         await self._write(lambda round_: self._touch(round_, name).release(sequencer))
         log.info("a claim of %s was released", name, extra=event("released", computation=name, sequencer=sequencer))
 
-    async def retire(self, name: str, start: bytes, end: bytes, *, force: bool) -> int:
-        """Take an interval out; returns how many ranges. Raises OwnedRanges."""
+    async def retire(self, name: str, start: bytes, end: bytes, *, force: bool, sequencer: int = 0) -> int:
+        """Take an interval out; returns how many ranges. ``sequencer``: of the claim that gives up all that it has. Raises as Computation.retire."""
 
         def stage(round_: Round) -> int:
-            ranges, fenced = self._touch(round_, name).retire(start, end, force=force, now=round_.now)
+            ranges, fenced = self._touch(round_, name).retire(
+                start, end, force=force, now=round_.now, sequencer=sequencer
+            )
             round_.fenced += fenced
             return ranges
 

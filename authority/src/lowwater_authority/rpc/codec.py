@@ -116,6 +116,7 @@ def spec(message: topology_pb2.RegisterRequest) -> Spec:
         estimated=message.estimated,
         budgets=tuple(sorted(message.lateness_budgets_ppm)),
         all_pending=message.all_pending,
+        slices=tuple(message.slices),
     )
 
 
@@ -483,6 +484,10 @@ def computation_message(spec: Spec, topology: Topology) -> topology_pb2.Computat
         estimated=topology.is_estimated(spec.name),
         lateness_budgets_ppm=spec.budgets,
         all_pending=spec.all_pending,
+        slices=spec.slices,
+        slice_of=spec.slice_of,
+        slice_start=spec.span[0],
+        slice_end=spec.span[1],
     )
 
 

@@ -14,7 +14,7 @@ from lowwater import errors
 from lowwater._core.events import shortened
 from lowwater._pb.lowwater.v1 import workers_pb2 as pb
 from lowwater_authority.core.requests import Refused
-from lowwater_authority.core.topology import NAME
+from lowwater_authority.core.topology import NAME, whole
 from lowwater_authority.engine.admission import MOST_DELAY, Admission
 from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.codec import MAX_RANGES
@@ -400,7 +400,7 @@ class Outbox:
 
     def deny(self, name: str) -> None:
         """Remember that a report of a computation was refused for who sent it. Raises Overloaded when that are too many."""
-        if name in self.denied or NAME.fullmatch(name) is None:  # no rule ever allows what is no name
+        if name in self.denied or NAME.fullmatch(whole(name)) is None:  # no rule ever allows what is no name
             return
         if len(self.denied) >= DENIED_BOUND:
             msg = (

@@ -78,7 +78,8 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         """Take a key range out of a computation."""
         start, end = codec.interval(request.start, request.end)
         await self.services.reach(request.computation)
-        ranges = await self.services.shard.retire(request.computation, start, end, force=request.force)
+        name, force = request.computation, request.force
+        ranges = await self.services.shard.retire(name, start, end, force=force, sequencer=request.sequencer)
         return topology_pb2.RetireResponse(ranges=ranges)
 
     @refusing
