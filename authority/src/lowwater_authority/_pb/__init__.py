@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 b20387591de98f56e30061f6273d3c35c0d7ac7c55ed9654acbef1d13af3a75f
+Made from: sha256 80e60b46724a7a33be4c17439439e0e270805cb0561ae4e61a18db8d7f6f5766
 """

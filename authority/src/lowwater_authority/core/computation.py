@@ -129,7 +129,7 @@ class Computation:
         """The event time that ages of histograms count from, as of the last record; MIN before any frontier."""
         self.last_sequencer = 0
         self.input_version = 0
-        """The version of its inputs that the last revocation asks for; 0: there is none behind the snapshot that it was restored from."""
+        """The version of its inputs that the last revocation asks for; of a slice, until there is one, that of its first claim. 0: neither, in this incarnation."""
         self.identity: str | None = None
         self.order = (0, 0)
         self.vouched = MIN
@@ -149,6 +149,7 @@ class Computation:
         self._refused_of_batch: list[Refused] = []
         """What was refused of the last committed batch, since this process holds it: its driver may ask again."""
         self._mass_changed = False
+        self._reached: dict[int, int] | None = None
         self._came: list[tuple[int, dict[int, int], dict[int, int]]] = []
         """Of this round: what lateness counts from, records by bucket of it, and those behind by budget."""
         self._came_records = 0
@@ -191,6 +192,7 @@ class Computation:
         claim.request_id = request.request_id
         claim.bound_micros = codec.int64_bytes(request.bound_micros)
         claim.asked = request.digest
+        claim.input_version = self.spec.input_version if self.spec.slice_of else 0
         group, taken = self._apply_claim(claim, now, request.bounds)
         group.last_report = now  # nobody is accused of silence from the time of an owner before it
         self._ops.append(op)
@@ -255,8 +257,8 @@ class Computation:
         touched = [group for group, _, _ in self.map.overlapping(request.bounds[0], request.bounds[-1])]
         newest = max(group.order for group in touched)
         order = (request.generation, request.ordinal)
-        owners = {group.worker for group in touched if group.order == order and group.worker}
-        return (newest[0], newest[1] + 1) if newest == order and owners - {request.worker} else newest
+        owners = {group.host for group in touched if group.order == order and group.host}
+        return (newest[0], newest[1] + 1) if newest == order and owners - {request.host} else newest
 
     def _check_span(self, start: bytes, end: bytes, what: str) -> None:
         """A slice has the keys of its own, and what is cut has none but by its slices. Raises OtherSlice."""
@@ -324,6 +326,7 @@ class Computation:
         group.finished = bool((self.map.columns.values[group.slots()] == MAX).all())
         self._regrouped(taken, group)
         self.last_sequencer = op.sequencer
+        self.input_version = self.input_version or op.input_version
         self.identity = op.identity
         self.order = max(self.order, (op.generation, op.ordinal))
         if op.request_id:
@@ -1082,7 +1085,7 @@ class Computation:
         if self.spec.slices:
             self._move_least_budgets()
         elif self._came or self._mass_changed:
-            self._move_budgets({ppm: self._reached(ppm) for ppm in self.budgets}, self._pending())
+            self._move_budgets({ppm: self._arrived_at(ppm) for ppm in self.budgets}, self._pending())
         else:
             self._move_budgets({}, _NOTHING_KNOWN)
         self._move_heuristics()
@@ -1119,13 +1122,20 @@ class Computation:
     def _move_heuristics(self) -> None:
         moved: dict[int, int] = {}
         if self._mass_changed and self.heuristics:
-            moved = self.masses.least() if self.spec.slices else self.masses.candidates()
+            self._reached = None
+            moved = self.reached_heuristics()
             self.reference = self.masses.reference_time()
         self._mass_changed = False
         for share, value in self.heuristics.items():
             self.heuristics[share] = max(value, self.low, moved.get(share, MIN))
 
-    def _reached(self, ppm: int) -> int:
+    def reached_heuristics(self) -> dict[int, int]:
+        """Return H(p) of all records of the last durable round, before max(L, ...) and the ratchet; without those of which it is not known."""
+        if self._reached is None:
+            self._reached = self.masses.least() if self.spec.slices else self.masses.candidates()
+        return self._reached
+
+    def _arrived_at(self, ppm: int) -> int:
         groups = (g for g in self.map.run_groups() if g.state is not GroupState.RETIRED and not g.finished)
         return reached((told for group in groups if (told := group.arrived()) is not None), ppm)
 

@@ -32,6 +32,7 @@ from lowwater_authority.engine.logs import Record
 from lowwater_authority.engine.placement import Alone, moved
 from lowwater_authority.engine.processing_time import ProcessingTime
 from lowwater_authority.engine.rounds import CommitLoop, GivenUp, GraphMoved, Round
+from lowwater_authority.engine.slices import Slice, told_of
 from lowwater_authority.engine.takeover import Taking
 from lowwater_authority.journal import (
     GRAPH,
@@ -121,6 +122,8 @@ class Shard:
         self._tick = ProcessingTime(clock, monotonic)
         self._observer = observer
         self._loop = CommitLoop(self)
+        self._slices: dict[str, Slice] = {}
+        """Those of other computations that are served here."""
         self._registered = asyncio.Semaphore(TAKEN_AFTER_REGISTERING)
         self._confirming = Confirming(self._confirm)
         self._refreshing = Confirming(self._refresh)
@@ -169,6 +172,8 @@ class Shard:
             except JournalCorrupt as damage:
                 held.of(name).give_up(its)
                 self._taking.damaged(name, damage)
+            else:
+                self._follow(name)
         self._count()
         if not self.shared:
             self.end_dropped()
@@ -214,6 +219,8 @@ class Shard:
         It replaces what is damaged in the store. What has not changed is read and checked, and so is the graph, for this process may have
         the only good copy of it, in memory.
         """
+        for each in self._slices.values():
+            each.close()
         logs = self.held.logs
         mending = self.held.mending()
         for task in mending:
@@ -322,6 +329,7 @@ class Shard:
             try:
                 async with self._registered:
                     await self.serve(spec.name)
+                    await self.serve_those(registered.slice_specs())
             except errors.Unavailable as error:
                 msg = (
                     f"{spec.name} is registered, but it is not known yet whether this shard serves it: {error.message}"
@@ -542,10 +550,13 @@ class Shard:
                 outrun.update((key, refusal) for refusal in found if refusal.reason == errors.OldStream.reason)
             return refused
 
-        def without(refused: list[tuple[str, Refused]], gone: Collection[str]) -> list[tuple[str, Refused]]:
+        def without(
+            refused: list[tuple[str, Refused]], gone: Collection[str], unheard: Mapping[str, errors.Unavailable]
+        ) -> list[tuple[str, Refused]]:
             stopped.update(gone)
             lost = [(name, _refusal(report, _elsewhere(name))) for name, report in reports if name in gone]
-            return [*((name, refusal) for name, refusal in refused if name not in gone), *lost]
+            again = [(name, _refusal(report, unheard[name])) for name, report in reports if name in unheard]
+            return [*((name, refusal) for name, refusal in refused if name not in gone), *lost, *again]
 
         return self._loop.write(stage, without=without)
 
@@ -838,8 +849,54 @@ class Shard:
             await self.held.ended(name)
 
     def _begin_to_serve(self, computation: Computation) -> None:
-        self.hub.publish([computation.published])
+        self._show([computation.published])
+        self._follow(computation.spec.name)
         self._count()
+
+    def _show(self, views: Iterable[View]) -> None:
+        """Let readers see what is durable of computations that are served here, and what they are slices of hear of it."""
+        shown = list(views)
+        self.hub.publish(shown)
+        for view in shown:
+            self._tell_above(view.name)
+
+    # -- slices ----------------------------------------------------------------------------------------------
+
+    def unsettled(self, names: Iterable[str]) -> list[Slice]:
+        """Return those slices of some computations of which nothing is to be acknowledged yet. O(names) where any slice is served."""
+        if not self._slices:
+            return []
+        return [each for name in sorted(names) if (each := self._slices.get(name)) is not None and not each.settled]
+
+    def _follow(self, name: str) -> None:
+        """Begin to tell what a computation is a slice of, if it is one."""
+        computation = self.held.computation(name)
+        if computation is None or not computation.spec.slice_of:
+            return
+        self._unfollow(name)
+        made = Slice(self, computation.spec, told_of(computation, self.topology), self.placement.above)
+        self._slices[name] = made
+        made.follow()
+
+    def _unfollow(self, name: str) -> None:
+        if (known := self._slices.pop(name, None)) is not None:
+            known.close()
+
+    def _tell_above(self, name: str) -> None:
+        """All that was staged of a computation is durable: if it is a slice, that is what it says."""
+        known, computation = self._slices.get(name), self.held.computation(name)
+        if known is not None and computation is not None:
+            known.durable(told_of(computation, self.topology))
+
+    async def follow_inputs(self, name: str, bound: int) -> None:
+        """Revoke the claims of a slice that go by older inputs than its root, and let none of its ranges stand beyond where the root has it."""
+
+        def stage(round_: Round) -> None:
+            computation, wanted = self._touch(round_, name), self.topology.get(name).input_version
+            if computation.input_version not in (0, wanted):
+                round_.fenced += computation.revoke(wanted, round_.now, bound=bound)
+
+        await self._write(stage, waits=False)
 
     async def refresh(self) -> None:
         """Read the graph, once for all that wait, and begin the incarnations that other processes have begun. Raises Unavailable."""
@@ -997,6 +1054,7 @@ class Shard:
     def replaced(self, owners: Mapping[str, tuple[int, int]]) -> None:
         """Other processes own these computations now, as JournalFenced says: forget them."""
         for name in self.held.let_go(owners):
+            self._unfollow(name)
             self.on_moved(name)
             self.hub.move(name)
         self._count()
@@ -1024,6 +1082,7 @@ class Shard:
         *,
         alone: bool = False,
         together: bool = False,
+        waits: bool = True,
         first: Callable[[], Awaitable[None]] | None = None,
         lows_of: Callable[[], Iterable[str]] | None = None,
         away: Lows | None = None,
@@ -1041,7 +1100,7 @@ class Shard:
                 # One that was registered a moment ago may be on its way here.
                 away.update(await self.placement.lows([n for n in asked if not await self.serve(n)]))
             try:
-                return await self._loop.write(stage, alone=alone, together=together)
+                return await self._loop.write(stage, alone=alone, together=together, waits=waits)
             except GraphMoved:
                 await self.refresh()
             except GivenUp:
@@ -1129,7 +1188,7 @@ class Shard:
         views = [computation.publish() for computation in kept.values()]
         if round_.topology is not None:
             views += self._use(round_.topology)
-        self.hub.publish(view for view in views if self.serves(view.name))
+        self._show(view for view in views if self.serves(view.name))
         self.on_published(round_.touched)
         losses = [fenced for fenced in round_.fenced if fenced.computation not in round_.dropped]
         for fenced in losses:
@@ -1164,6 +1223,7 @@ class Shard:
             if spec is None and name in before.computations:
                 self.held.drop(name)
                 self._taking.forget(name)
+                self._unfollow(name)
                 self.hub.move(name)
                 if self.placement.mine(name):
                     self.held.end(name)
@@ -1171,6 +1231,8 @@ class Shard:
                 computation.spec = spec
                 if computation.incarnation < spec.incarnation:
                     views.append(self.held.restart(computation, spec).publish())
+                else:
+                    self._tell_above(name)
             if spec is not None and name not in before.computations:
                 self.hub.move(name)
         return views
@@ -1202,7 +1264,7 @@ class Shard:
                 else:
                     kept.update(healed)
                     if view is not None:
-                        self.hub.publish([view])
+                        self._show([view])
                     break
             if held.is_kept(name):
                 self._keep(name)
@@ -1258,7 +1320,7 @@ class Shard:
                 unwritten.changed.clear()
             else:
                 if view is not None:
-                    self.hub.publish([view])
+                    self._show([view])
                 if self.serves(name) and not self.held.is_unwritten(name):
                     log.info("%s is whole again, and goes on", name, extra=event("log_whole_again", computation=name))
 

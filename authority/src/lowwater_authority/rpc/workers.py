@@ -312,7 +312,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             finally:
                 self.streams.leave(outbox, size)  # the room is everybody's
 
-        durable.add_done_callback(acknowledge)
+        outbox.answer(durable, acknowledge)
         return durable
 
     def _tell_refused(self, refused: list[tuple[str, Refused]]) -> None:

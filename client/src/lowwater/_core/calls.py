@@ -183,14 +183,15 @@ class Calls:
         request = topology_pb2.ResetRequest(server_token=self._known.server_token, computation=self.full(name))
         return Call(lambda stubs: stubs.graph.Reset, request, take, repeatable=False)
 
-    def retire(self, name: str, start: bytes, end: bytes, *, force: bool) -> Call[int]:
-        """Take a key range out of a computation."""
+    def retire(self, name: str, start: bytes, end: bytes, *, force: bool, sequencer: int = 0) -> Call[int]:
+        """Take a key range out of a computation. ``sequencer``: of the claim that has just these keys, and gives them up."""
         request = topology_pb2.RetireRequest(
             server_token=self._known.server_token,
             computation=self.full(name),
             start=checks.key("start", start),
             end=checks.key("end", end),
             force=checks.flag("force", force),
+            sequencer=sequencer,
         )
 
         def take(answer: topology_pb2.RetireResponse) -> int:

@@ -181,6 +181,7 @@ class Claim(google.protobuf.message.Message):
     REQUEST_ID_FIELD_NUMBER: builtins.int
     BOUND_MICROS_FIELD_NUMBER: builtins.int
     ASKED_FIELD_NUMBER: builtins.int
+    INPUT_VERSION_FIELD_NUMBER: builtins.int
     sequencer: builtins.int
     """The sequencer it got."""
     worker: builtins.str
@@ -199,6 +200,8 @@ class Claim(google.protobuf.message.Message):
     """The starting bounds: none, one, or n."""
     asked: builtins.bytes
     """Digest of all that was asked; a repeat must ask the same. Empty: not known."""
+    input_version: builtins.int
+    """Of a slice: the version of the inputs that the log knew then; else 0."""
     @property
     def bounds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """n + 1 bounds of n ranges."""
@@ -216,8 +219,9 @@ class Claim(google.protobuf.message.Message):
         request_id: builtins.bytes = ...,
         bound_micros: builtins.bytes = ...,
         asked: builtins.bytes = ...,
+        input_version: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["asked", b"asked", "bound_micros", b"bound_micros", "bounds", b"bounds", "generation", b"generation", "host", b"host", "identity", b"identity", "ordinal", b"ordinal", "request_id", b"request_id", "sequencer", b"sequencer", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["asked", b"asked", "bound_micros", b"bound_micros", "bounds", b"bounds", "generation", b"generation", "host", b"host", "identity", b"identity", "input_version", b"input_version", "ordinal", b"ordinal", "request_id", b"request_id", "sequencer", b"sequencer", "worker", b"worker"]) -> None: ...
 
 Global___Claim: typing_extensions.TypeAlias = Claim
 
@@ -1121,8 +1125,8 @@ class Snapshot(google.protobuf.message.Message):
     vouched_micros: builtins.int
     """Present when an output was let say how far it is complete: the furthest."""
     input_version: builtins.int
-    """The version of its inputs that its claims were revoked for last; 0: never in
-    this incarnation, or not known.
+    """The version of its inputs that its claims were revoked for last, or, of a
+    slice, granted by first; 0: none in this incarnation, or not known.
     """
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Group]:

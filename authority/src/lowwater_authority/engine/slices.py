@@ -1,0 +1,416 @@
+"""Slices: a computation that is too large for one shard is cut, and what serves a slice of it is one of its workers.
+
+    worker -> slice `hourly~3`: round, append -> told of what is durable -> claim and reports of the slice at `hourly` -> answer
+
+The computation itself, the root of a tree of two levels, has one key range for each slice. Whoever serves a slice claims that range under its own
+ownership number, and reports the least value that is durable in the slice's log: a newer number always wins, and a late message of an older one is
+refused. So the root knows of every slice what it would know of a worker, and its values are the computation's.
+
+One thing is different from a worker: the slice has workers itself, who count on its answers. A worker that was told that an older record is kept may
+let it go, and its sender moves on. So nobody gets an answer by which the slice stands below the greatest value that may count at the root, before the
+root has taken over the lesser one; and nobody gets one at all before the root knows whose the slice is. An answer by which the slice only advances
+waits for nothing.
+
+Pure is :class:`Slice` but for its one task, which asks ``Above``: the network, or the root itself where the same process serves it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+import numpy as np
+
+from lowwater import errors
+from lowwater._core.events import event
+from lowwater_authority.core.budget import Lateness
+from lowwater_authority.core.computation import slicing
+from lowwater_authority.core.groups import NO_RECORDS, Mass
+from lowwater_authority.core.requests import ClaimRequest, Fold, GroupReport
+from lowwater_authority.core.times import MAX, MIN
+from lowwater_authority.engine.backoff import Backoff
+
+if TYPE_CHECKING:
+    from lowwater_authority.core.computation import Computation
+    from lowwater_authority.core.topology import Spec, Topology
+    from lowwater_authority.engine.shard import Shard
+
+GENERATION: Final = 1
+"""The version of the cut, which orders claims before the ownership number does. Slices are fixed: a computation that is cut anew begins a new incarnation."""
+
+ANSWER_SECONDS: Final = 1.0
+"""How long an answer waits for the root. A worker has one report under way, with all that it works for: so no longer than a fail-over takes."""
+
+BEAT_SECONDS: Final = 5.0
+"""How often a slice says the same again, so that nobody takes it for silent, and learns if it has lost its range meanwhile."""
+
+AGAIN_SECONDS: Final = (0.05, 2.0)
+"""First and longest wait until a root is asked again that did not answer, or refused."""
+
+log = logging.getLogger(__name__)
+
+
+class Told(NamedTuple):
+    """What a slice says of itself to the root: all of it is durable in its log."""
+
+    incarnation: int
+    fold: Fold
+    """Which inputs its values were folded from, as its own log knows: never what the root has told it."""
+    current: bool
+    """Whether that log knows the newest inputs; else nothing may be said until it does."""
+    low: int
+    """The least value of its ranges. Not what it has published: that does not go down when they do."""
+    retired: bool
+    """Whether none of its ranges is left that anybody answers for: the root is to take it out, for nobody has finished it."""
+    frontiers: tuple[tuple[int, int], ...]
+    """Its heuristic watermarks, by share in ppm, as they are without what was published before."""
+    kept: tuple[tuple[int, int, int, int], ...]
+    """Of each lateness budget in ppm: its watermark, all records, and those of them that came behind."""
+    oldest_operation: int
+    waiting_for: str
+
+
+class Asked(NamedTuple):
+    """A claim of a slice at the root."""
+
+    root: str
+    name: str
+    span: tuple[bytes, bytes]
+    host: str
+    epoch: int
+    bound: int
+    request_id: bytes
+
+
+class Range(Protocol):
+    """The range of a slice at the root, as it was granted."""
+
+    incarnation: int
+    """Of the root."""
+    input_version: int
+    """Of its inputs; 0 for an injector."""
+    low: int
+    """Where it stood then."""
+
+    async def say(self, told: Told) -> None:
+        """Report; returns when the root has taken it over, durably, from the one who owns the range. Raises StaleSequencer, Unavailable, ..."""
+        ...
+
+    async def retire(self) -> None:
+        """Take the range out of the root, and give it up by that. A repeat is harmless. Raises as ``say``."""
+        ...
+
+    @property
+    def lost(self) -> bool:
+        """Whether it is known that somebody else has it, or nobody."""
+        ...
+
+    def close(self) -> None:
+        """Say no more. The range holds where it stands."""
+        ...
+
+
+class Above(Protocol):
+    """The way to roots that other processes serve."""
+
+    async def claim(self, asked: Asked) -> Range:
+        """Claim the range of a slice. Raises OlderClaim, Unavailable, ..."""
+        ...
+
+
+def told_of(computation: Computation, topology: Topology) -> Told:
+    """Return what a slice says of itself. All that was staged of it must be durable. O(1), but O(runs) when nothing is unfinished."""
+    spec, view, low = computation.spec, computation.published, computation.map.minimum()
+    required = topology.required(spec.name)
+    version = computation.input_version or spec.input_version  # nobody has claimed it yet: nothing was folded
+    reached = computation.reached_heuristics()
+    return Told(
+        computation.incarnation,
+        Fold(version, required.input_incarnations) if spec.inputs else required,
+        current=version == spec.input_version,
+        low=low,
+        retired=low == MAX and computation.map.all_retired,
+        frontiers=tuple((share, max(low, reached.get(share, MIN))) for share in spec.heuristics),
+        kept=tuple((kept.ppm, kept.micros, kept.records, kept.behind) for kept in view.budgets),
+        oldest_operation=view.oldest_operation,
+        waiting_for=view.holder.owner.waiting_for if view.holder is not None else "",
+    )
+
+
+class Slice:
+    """One slice that this process serves: what is durable of it, and how much of that counts at the root.
+
+    ``follow`` begins the task that tells the root. All methods are called on the event loop.
+    """
+
+    def __init__(self, shard: Shard, spec: Spec, told: Told, above: Above | None) -> None:
+        self.name = spec.name
+        self.root = spec.slice_of
+        self._shard = shard
+        self._span = spec.span
+        self._told = told
+        self._above = above
+        self._range: Range | None = None
+        self._counts = MAX
+        """The greatest value of it that may count at the root; MAX: nobody knows."""
+        self._said: Told | None = None
+        """What the root has taken over last, from this ownership."""
+        self._slow = False
+        """Whether an answer has waited in vain: the next ones do not, until the root answers."""
+        self._asked = 0
+        """Claims made so far."""
+        self._news = asyncio.Event()
+        self._settled: asyncio.Future[None] | None = None
+        """Ends when answers may leave; None: nobody waits."""
+        self._task: asyncio.Task[None] | None = None
+
+    def follow(self) -> None:
+        """Begin to tell the root."""
+        self._task = asyncio.create_task(self._run())
+
+    def close(self) -> None:
+        """Tell it no more: another process serves the slice, or nobody is to."""
+        if self._task is not None:
+            self._task.cancel()
+        self._give_up()
+        self._settle(ended=True)
+
+    @property
+    def settled(self) -> bool:
+        """Whether answers may leave: what is durable stands no lower than what may count at the root."""
+        return self._told.low >= self._counts
+
+    def durable(self, told: Told) -> None:
+        """Something of it became durable, or the graph has changed."""
+        if told.incarnation != self._told.incarnation or (self._told.current and not told.current):
+            self._give_up()
+        if told != self._told:
+            self._told = told
+            self._news.set()
+        self._settle()
+
+    async def settle(self) -> errors.Unavailable | None:
+        """Wait until answers may leave, for ``ANSWER_SECONDS`` at most; returns the refusal when they may not yet."""
+        if self.settled:
+            return None
+        if not self._slow:
+            if self._settled is None:
+                self._settled = asyncio.get_running_loop().create_future()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await asyncio.shield(self._settled)
+        if self.settled:
+            return None
+        self._slow = True
+        msg = (
+            f"{self.root} has not heard of this change of {self.name}, a slice of it, and could lead it: what was asked for may be done, and is not "
+            "acknowledged. It is repeated, or look again, when the shard of that one answers"
+        )
+        return errors.Unavailable(msg, metadata={"computation": self.name, "root": self.root})
+
+    def _settle(self, *, ended: bool = False) -> None:
+        if ended or self.settled:
+            self._slow = False
+            if self._settled is not None:
+                self._settled.set_result(None)
+                self._settled = None
+
+    def _give_up(self) -> None:
+        """What the root knows is not known any more."""
+        if self._range is not None:
+            self._range.close()
+        self._range, self._said, self._counts = None, None, MAX
+        self._news.set()
+
+    # -- its task --------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        backoff = Backoff(*AGAIN_SECONDS)
+        while True:
+            try:
+                await self._tell()
+                backoff.restart()
+            except errors.LowwaterError as error:
+                if isinstance(error, errors.OlderClaim):
+                    with suppress(errors.LowwaterError):
+                        await self._rise(error)
+                log.log(
+                    logging.WARNING if backoff.first else logging.DEBUG,
+                    "%s does not hear of its slice %s yet, trying again in %.2f s: %s",
+                    self.root,
+                    self.name,
+                    backoff.seconds,
+                    error,
+                    extra=event("slice_not_told", computation=self.name, root=self.root, reason=str(error)),
+                )
+                await backoff.wait()
+
+    async def _rise(self, error: errors.OlderClaim) -> None:
+        """Another process has claimed under a greater number, or under this one: it has replaced this one, unless the store has lost numbers."""
+        self._give_up()
+        await self._shard.confirm([self.name])
+        await self._shard.rise(self.name, int(error.metadata["claimed_ordinal"]))
+
+    async def _tell(self) -> None:
+        """Tell the root what it does not know yet, or wait until there is something."""
+        if self._range is not None and self._range.lost:
+            self._give_up()
+        if self._range is None:
+            if self._told.retired and self._said == self._told:
+                await self._wait()
+            else:
+                await self._claim()
+            return
+        told, known = self._told, self._range
+        if not self._fits(told, known):
+            self._give_up()
+        elif told == self._said:
+            await self._wait()
+        elif told.retired:
+            # From here on it may count as MAX.
+            self._counts = MAX
+            await self._of(known, known.retire())
+            self._range, self._said = None, told
+            known.close()
+        else:
+            self._counts = max(self._counts, told.low)
+            await self._of(known, known.say(told))
+            if self._range is known:
+                self._counts, self._said = told.low, told
+                self._settle()
+
+    async def _wait(self) -> None:
+        """Wait for news; without any, say the same again now and then."""
+        self._news.clear()
+        try:
+            async with asyncio.timeout(BEAT_SECONDS):
+                await self._news.wait()
+        except TimeoutError:
+            if self._range is not None:
+                self._said = None
+
+    async def _of(self, known: Range, saying: object) -> None:
+        """Wait for an answer by which the range may turn out to be lost."""
+        try:
+            await saying  # type: ignore[misc]  # a coroutine
+        except (errors.StaleSequencer, errors.InputVersion, errors.IncarnationChanged):
+            if self._range is known:
+                self._give_up()
+            raise
+
+    async def _claim(self) -> None:
+        """Become the owner of the range, and make sure that what is said from now on is of the root's incarnation and inputs."""
+        shard, told = self._shard, self._told
+        self._news.clear()
+        self._asked += 1
+        asked = Asked(
+            self.root,
+            self.name,
+            self._span,
+            shard.held.address,
+            shard.epoch(self.name),
+            told.low,
+            self._request_id(shard.held.of(self.name).ownership.nonce),
+        )
+        above: Above = Here(shard) if self._above is None or shard.serves(self.root) else self._above
+        found = await above.claim(asked)
+        if asked.epoch != shard.epoch(self.name):
+            found.close()
+            return
+        if not self._fits(self._told, found):
+            # The graph has changed: what this process reads of it ends the life, or the claims, that went by the old one, before anything is said.
+            found.close()
+            await shard.refresh()
+            await shard.follow_inputs(self.name, found.low)
+            if found.incarnation != self._told.incarnation:
+                msg = f"the shards of {self.root} and {self.name} do not know the same graph yet"
+                raise errors.Unavailable(msg)
+            return
+        self._range, self._said, self._counts = found, None, found.low
+        self._settle()
+
+    @staticmethod
+    def _fits(told: Told, known: Range) -> bool:
+        return told.current and (told.incarnation, told.fold.input_version) == (known.incarnation, known.input_version)
+
+    def _request_id(self, nonce: int) -> bytes:
+        """A new one for each claim, and the same in each replay of a simulation."""
+        return blake2b(
+            f"{self.name} {self._shard.epoch(self.name)} {nonce} {self._asked}".encode(), digest_size=16
+        ).digest()
+
+
+def report_of(told: Told, sequencer: int) -> GroupReport:
+    """Return the report of a slice to its root."""
+    late = {ppm: (behind, micros) for ppm, micros, _, behind in told.kept}
+    records = max((records for _, _, records, _ in told.kept), default=0)
+    return GroupReport(
+        sequencer,
+        np.array([told.low], dtype=np.int64),
+        finish=told.low == MAX,
+        fold=told.fold,
+        oldest_operation=told.oldest_operation,
+        mass=Mass(NO_RECORDS, NO_RECORDS, 0, dict(told.frontiers)) if told.frontiers else None,
+        waiting_for=told.waiting_for,
+        lateness=Lateness({0: records} if records else {}, MIN, MIN, late) if late else None,
+    )
+
+
+class Here:
+    """The way to a root that this process serves itself."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+
+    async def claim(self, asked: Asked) -> Range:
+        """See Above."""
+        shard = self._shard
+        request = ClaimRequest(
+            asked.span,
+            worker=asked.name,
+            host=asked.host,
+            identity=slicing(asked.root),
+            generation=GENERATION,
+            ordinal=asked.epoch,
+            request_id=asked.request_id,
+            bound_micros=np.array([asked.bound], dtype=np.int64),
+        )
+        grant = await shard.claim(asked.root, request)
+        return RangeHere(shard, asked, grant.sequencer, int(grant.watermarks[0]))
+
+
+class RangeHere:
+    """The range of a slice at a root that the same process serves."""
+
+    def __init__(self, shard: Shard, asked: Asked, sequencer: int, low: int) -> None:
+        self._shard = shard
+        self._asked = asked
+        self._sequencer = sequencer
+        self._number = 0
+        self.low = low
+        self.incarnation = shard.topology.get(asked.root).incarnation
+        self.input_version = shard.topology.required(asked.root).input_version
+
+    @property
+    def lost(self) -> bool:
+        """See Range."""
+        return not self._shard.granted(self._asked.root, self._sequencer)
+
+    async def say(self, told: Told) -> None:
+        """See Range."""
+        self._number += 1
+        report = self._asked.root, report_of(told, self._sequencer)
+        number = 1, self._number
+        for _, refused in await self._shard.report([report], sender=self._asked.request_id, number=number):
+            raise errors.BY_REASON[refused.reason](refused.message)
+
+    async def retire(self) -> None:
+        """See Range."""
+        root, (start, end) = self._asked.root, self._asked.span
+        await self._shard.retire(root, start, end, force=True, sequencer=self._sequencer)
+
+    def close(self) -> None:
+        """See Range."""
