@@ -138,7 +138,7 @@ class IdentityMismatch(LowwaterError):
 class OtherSlice(LowwaterError):
     """The keys are those of a slice of the computation, which ``metadata`` names: they are claimed, and retired, there.
 
-    The client follows by itself, unless they lie in several slices: then claim them one slice at a time.
+    The client follows by itself, unless they lie in several slices: then claim them one slice at a time, as ``Client.slices`` lists them.
     """
 
 

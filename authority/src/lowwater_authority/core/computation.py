@@ -282,7 +282,7 @@ class Computation:
             raise errors.OtherSlice(msg, metadata=self._about(slice=over[0]))
         msg = (
             f"{self.spec.name} is cut into slices, and these keys lie in {len(over)} of them, {over[0]} to {over[-1]}: {what} the keys of one slice "
-            "at a time"
+            "at a time, as Client.slices lists them"
         )
         raise errors.OtherSlice(msg, metadata=self._about(first=over[0], last=over[-1]))
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 from lowwater import errors
 from lowwater._core.lateness import EDGES, Arrived
 from lowwater.histogram import MOST_RECORDS, Histogram
+from lowwater.views import slice_of
 from lowwater.watermark import MAX, MIN, to_micros
 
 __all__ = [
@@ -77,6 +78,11 @@ def is_name(value: str) -> bool:
 def known_name(field: str, value: object) -> str:
     """Return a computation's full name; what nobody can register is refused."""
     if not is_name(text(field, value)):
+        root = slice_of(str(value))
+        if root:
+            raise refused(
+                field, value, f"{root}, of which it is a slice: what is complete in one slice may be missing in another"
+            )
         raise refused(field, value, f"[namespace/]name, each part {_PART_FIX}")
     return str(value)
 
