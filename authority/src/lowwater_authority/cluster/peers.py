@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import grpc
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from lowwater._server.tls import Certificates
-    from lowwater.aio import Client, Lease
+    from lowwater.aio import Client, Lease, Worker
     from lowwater_authority.engine.placement import Lows
     from lowwater_authority.engine.slices import Asked, Told
 
@@ -86,12 +86,16 @@ class Peers:
         worker = self._connected().worker(
             asked.root, name=asked.name, identity=slicing(asked.root), generation=GENERATION, ordinal=asked.epoch
         )
+        worker._claimant = replace(worker._claimant, host=asked.host)  # where it is reached, and not this machine's name
         try:
             lease = await worker.claim(*asked.span, bound=Watermark(asked.bound), timeout=SAY_SECONDS)
-        except (errors.Timeout, errors.StaleEpoch) as error:
-            msg = f"the shard of {asked.root} cannot be reached: {error}"
-            raise errors.Unavailable(msg) from error
-        return RangeThere(self._connected(), lease)
+        except BaseException as error:
+            worker.closed = True
+            if isinstance(error, errors.Timeout | errors.StaleEpoch):
+                msg = f"the shard of {asked.root} cannot be reached: {error}"
+                raise errors.Unavailable(msg) from error
+            raise
+        return RangeThere(worker, lease)
 
     def _connected(self) -> Client:
         if self._client is None:
@@ -107,8 +111,8 @@ class Peers:
 class RangeThere:
     """The range of a slice at a root that another process serves: a lease, whose states say what the slice's log knows and not what the lease was told."""
 
-    def __init__(self, client: Client, lease: Lease) -> None:
-        self._client = client
+    def __init__(self, worker: Worker, lease: Lease) -> None:
+        self._worker = worker
         self._lease = lease
         self.incarnation = lease.incarnation
         self.low = lease.watermarks[0].micros
@@ -148,6 +152,7 @@ class RangeThere:
 
     def close(self) -> None:
         """See Range."""
+        self._worker.closed = True  # without waiting for what it has said
         self._lease._runtime.reporter.remove(self._lease._state)
 
 
