@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from operator import itemgetter
+from typing import Final
 
 from lowwater import errors
 from lowwater._core.causes import Cause, cause_of, cause_of_range, is_silent, seconds_since
@@ -25,6 +27,7 @@ __all__ = [
     "find_absent",
     "find_culprits",
     "find_guilty",
+    "find_slices",
     "find_way",
     "held_words",
 ]
@@ -96,6 +99,11 @@ class Hop:
     """Processing time since which it has stood there; 0 when that is not known."""
     in_flight: bool = False
     """Whether it is cut into slices, and all of them are further: what they have told is on its way up to it."""
+
+    @property
+    def since(self) -> datetime | None:
+        """Since when it has stood there."""
+        return WatermarkView(self.computation, since_micros=self.since_micros).since
 
     def __str__(self) -> str:
         return self.sentence
@@ -179,11 +187,12 @@ class _Graph:
 
     def __init__(self, views: Mapping[str, WatermarkView]) -> None:
         self.views = views
-        self._slices = slices_of(views)
+        self.cut: Final = slices_of(views)
+        """The slices of each that is cut."""
 
     def slices(self, view: WatermarkView) -> tuple[str, ...]:
         """Return the slices of a computation; none when it is not cut."""
-        return self._slices.get(view.computation, ())
+        return self.cut.get(view.computation, ())
 
     def lowest(self, view: WatermarkView) -> list[str]:
         """Return what it waits for: the least of its slices or inputs."""
@@ -336,6 +345,12 @@ def find_guilty(name: str, views: Mapping[str, WatermarkView], now_micros: int) 
     """Return the computation that is the root cause of another's watermark; None when it has no key ranges to blame."""
     guilty = views.get(find_way(name, views, now_micros).names[-1])
     return None if guilty is None or not guilty.registered or guilty.low.finished else guilty.computation
+
+
+def find_slices(views: Mapping[str, WatermarkView]) -> dict[str, tuple[tuple[str, ...], str]]:
+    """Return of each computation that is cut its slices, and the slowest of them; of those that are equally slow the first."""
+    graph = _Graph(views)
+    return {root: (names, graph.lowest(views[root])[0]) for root, names in graph.cut.items() if root in views}
 
 
 def find_absent(name: str, views: Mapping[str, WatermarkView], now_micros: int) -> str | None:
