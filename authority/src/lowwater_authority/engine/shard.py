@@ -32,7 +32,7 @@ from lowwater_authority.engine.logs import Record
 from lowwater_authority.engine.placement import Alone, moved
 from lowwater_authority.engine.processing_time import ProcessingTime
 from lowwater_authority.engine.rounds import CommitLoop, GivenUp, GraphMoved, Round
-from lowwater_authority.engine.slices import Slice, told_of
+from lowwater_authority.engine.slices import Slice
 from lowwater_authority.engine.takeover import Taking
 from lowwater_authority.journal import (
     GRAPH,
@@ -874,7 +874,7 @@ class Shard:
         if computation is None or not computation.spec.slice_of:
             return
         self._unfollow(name)
-        made = Slice(self, computation.spec, told_of(computation, self.topology), self.placement.above)
+        made = Slice(self, computation, self.placement.above)
         self._slices[name] = made
         made.follow()
 
@@ -886,7 +886,7 @@ class Shard:
         """All that was staged of a computation is durable: if it is a slice, that is what it says."""
         known, computation = self._slices.get(name), self.held.computation(name)
         if known is not None and computation is not None:
-            known.durable(told_of(computation, self.topology))
+            known.durable(computation)
 
     async def follow_inputs(self, name: str, bound: int) -> None:
         """Revoke the claims of a slice that go by older inputs than its root, and let none of its ranges stand beyond where the root has it."""
