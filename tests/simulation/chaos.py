@@ -111,6 +111,11 @@ def is_budgeted(seed: int) -> bool:
     return seed % 5 == 2
 
 
+def is_sliced(seed: int) -> bool:
+    """Whether computations are cut into slices in the world of a seed: in two of seven, where the store keeps its word."""
+    return seed % 7 in (1, 4) and not is_weak(seed)
+
+
 def is_rotten(seed: int) -> bool:
     """Whether the graph is damaged in the store of a world: every fifth one of those with several shards."""
     return seed % 10 == 9

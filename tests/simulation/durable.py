@@ -189,8 +189,15 @@ class Durable:
             truth = self._pipeline.least_of(name, cells)
             self._expect(value <= truth, f"{name} {cells} stands at {value}, but {truth} is not finished")
 
+    def _covers_slices(self, name: str) -> None:
+        """Whoever owns a computation that is cut has heard of what was acknowledged of its slices."""
+        for who in self._authorities:
+            computation = self._computation(who, name)
+            if computation is not None and self._owns(who, name):
+                self._sound(name, computation)
+
     def _ranges(self, name: str, computation: Computation) -> list[tuple[range, int]]:
-        node = self._pipeline.nodes[name]
+        node = self._pipeline.whole(name)
         ranges, _ = computation.map.all_ranges(1000)
         return [(node.covered(each.start, each.end), each.value) for each in ranges]
 
@@ -273,9 +280,13 @@ class Durable:
 
     def restore(self, name: str, cells: Iterable[int], time: int) -> None:
         """An owner, which has said so, does work from a time on once more. What was published in any incarnation is not taken back."""
-        shown = [low for (known, _), low in self._highest.items() if known == name]
-        self._excused[name] = max([self._excused.get(name, MIN), *shown])
+        root = self._pipeline.whole(name)
+        for each in sorted({name, root.name, *root.slices}):
+            shown = [low for (known, _), low in self._highest.items() if known == each]
+            self._excused[each] = max([self._excused.get(each, MIN), *shown])
         self._pipeline.restore(name, cells, time)
+        if root.cuts:
+            self._covers_slices(root.name)
         if name in self._bereft:
             for holder in self._holders(name):
                 self._forget_uncovered(name, holder)

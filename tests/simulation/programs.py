@@ -106,7 +106,8 @@ async def register(place: Place, lw: Client, name: str) -> None:
     node = place.pipeline.nodes[name]
     try:
         budget = 0.5 if place.budgeted else ()
-        await lw.register(name, inputs=node.inputs, heuristics=SHARES, lateness_budget=budget)
+        slices = [node.edge(index) for index in node.cuts]
+        await lw.register(name, inputs=node.inputs, heuristics=SHARES, lateness_budget=budget, slices=slices)
     except errors.RegistrationConflict:
         pass  # its inputs are being changed at this time
 
@@ -237,7 +238,7 @@ async def _follow(
             return  # folds that do not count any more: claim again
         await asyncio.sleep(random.uniform(0.1, 1.5))
         if not place.calm and random.random() < 0.02:
-            place.oracle.released(node.name, lease.sequencer)
+            place.oracle.released(lease.computation, lease.sequencer)
             await lease.release()
             return
 
@@ -249,7 +250,7 @@ async def _say(
     if through == MIN:
         return
     try:
-        await lw.batches.vouch(node.name, lease.sequencer, Watermark(through), seen=seen)
+        await lw.batches.vouch(lease.computation, lease.sequencer, Watermark(through), seen=seen)
     except (errors.Timeout, errors.Unavailable, errors.ShuttingDown, errors.JournalFailed, errors.TooFarAhead) as error:
         place.sim.reach(f"vouch: {error.reason}")
     except (errors.InputVersion, errors.IncarnationChanged, errors.StaleSequencer) as error:
@@ -288,7 +289,7 @@ async def _go_back(
     if careless is None:
         return
     if named is not None:
-        place.oracle.released(node.name, lease.sequencer)  # one sender too many is told to claim again
+        place.oracle.released(lease.computation, lease.sequencer)  # one sender too many is told to claim again
         await careless.repeat_behind_many(process, named, lease, random)
     elif random.random() < 0.4:
         await careless.say_again(process, place.addresses, lease, random)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 MIN = -(2**63)
@@ -73,6 +73,14 @@ class Node:
     cells: list[Cell]
     feed: list[tuple[int, Record]] | None = None
     """All records that were ever handed to it, each with its cell; None: nobody reads them in order."""
+    cuts: tuple[int, ...] = ()
+    """The cells that the slices of it begin with, but for the first slice; empty: it is not cut."""
+
+    @property
+    def slices(self) -> dict[str, range]:
+        """The cells of each slice, by the name that the authority has for it."""
+        edges = pairwise((0, *self.cuts, len(self.cells)))
+        return {f"{self.name}~{number}": range(*each) for number, each in enumerate(edges)} if self.cuts else {}
 
     def stamp(self, time: int) -> int:
         """The event time of what comes of a record: floored to the window's start."""
@@ -103,6 +111,20 @@ class Pipeline:
         self._held: dict[tuple[str, int, bool], int] = {}
         """The least event time that cells hold, of those that have not changed since somebody asked."""
 
+    @property
+    def cut(self) -> dict[str, range]:
+        """The cells of all slices, by their names."""
+        return {name: cells for node in self.nodes.values() for name, cells in node.slices.items()}
+
+    def whole(self, name: str) -> Node:
+        """Return a computation by its name, or by that of a slice of it."""
+        return self.nodes[name.partition("~")[0]]
+
+    def cells_of(self, name: str) -> range:
+        """Return the cells of a computation, or of a slice of one."""
+        node = self.whole(name)
+        return range(len(node.cells)) if name == node.name else node.slices[name]
+
     def changed(self) -> None:
         """To be called after every change."""
         self._lows.clear()
@@ -119,13 +141,13 @@ class Pipeline:
         ``fresh``: that anything can come out of; work that is only done again is left out.
         """
         if (name, fresh) not in self._lows:
-            cells = range(len(self.nodes[name].cells))
-            self._lows[name, fresh] = min(self.low_of(name, index, fresh=fresh) for index in cells)
+            self._lows[name, fresh] = min(self.low_of(name, index, fresh=fresh) for index in self.cells_of(name))
         return self._lows[name, fresh]
 
     def low_of(self, name: str, index: int, *, fresh: bool = False) -> int:
         """The same for one cell."""
-        node = self.nodes[name]
+        node = self.whole(name)
+        name = node.name
         cell = node.cells[index]
         if cell.source is not None:
             return cell.source.frontier
@@ -150,6 +172,7 @@ class Pipeline:
 
     def restore(self, name: str, cells: Iterable[int], time: int) -> None:
         """A new owner starts from an older state: there is work from a time on to be done again."""
+        name = self.whole(name).name
         for index in cells:
             cell = self.nodes[name].cells[index]
             if cell.source is None and time != MIN:
@@ -159,7 +182,8 @@ class Pipeline:
 
     def forget(self, name: str, cells: Iterable[int], value: int) -> None:
         """The store has lost that there is old work to be done again below a value; new work is never forgotten."""
-        node = self.nodes[name]
+        node = self.whole(name)
+        name = node.name
         for index in cells:
             pending = self._touch(name, index)
             for number, record in pending.items():

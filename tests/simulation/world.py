@@ -18,7 +18,7 @@ from lowwater_authority.engine import holdings, logs
 from lowwater_authority.journal import GRAPH
 from tests.simulation import batches, closes, points, programs, timers, writes
 from tests.simulation.careless import SENDERS, Careless
-from tests.simulation.chaos import Move, is_budgeted, is_careless, is_sharded, is_weak, length
+from tests.simulation.chaos import Move, is_budgeted, is_careless, is_sharded, is_sliced, is_weak, length
 from tests.simulation.deployment import Deployment, Seat
 from tests.simulation.havoc import BATCHED, Havoc
 from tests.simulation.kernel import Process, Simulation
@@ -94,13 +94,21 @@ def pipeline(random: Random, seconds: float, *, timed: bool = False) -> Pipeline
     )
 
 
+def cut(random: Random, nodes: Pipeline) -> None:
+    """Let some computations be cut into slices, at random edges of cells: any but those that one run has all of."""
+    may = [node for node in nodes.nodes.values() if node.name not in (BATCHED, timers.TIMED)]
+    for node in random.sample(may, random.randrange(2, len(may) + 1)):
+        inner = range(1, len(node.cells))
+        node.cuts = tuple(sorted(random.sample(inner, random.randrange(1, min(len(inner), 3) + 1))))
+
+
 def shares(random: Random, node: Node) -> list[Share]:
-    """Divide a computation among workers, and their shares into ranges, at random edges."""
+    """Divide a computation among workers, and their shares into ranges, at random edges. No share is in two slices."""
     count = len(node.cells)
     inner = sorted(random.sample(range(1, count), random.randrange(min(count, 4))))
     if node.name in (BATCHED, timers.TIMED):
         return [Share((0, *inner, count))]
-    outer = [0, *sorted(random.sample(inner, random.randrange(len(inner) + 1))), count]
+    outer = [0, *sorted({*random.sample(inner, random.randrange(len(inner) + 1)), *node.cuts}), count]
     return [Share((low, *(edge for edge in inner if low < edge < high), high)) for low, high in pairwise(outer)]
 
 
@@ -118,6 +126,9 @@ class World:
         """What is read back of a log in one piece: a record in most worlds, all of it in the others."""
         self.timed = timers.is_timed(seed)
         self.pipeline = pipeline(random, self.seconds, timed=self.timed)
+        self.sliced = is_sliced(seed)
+        if self.sliced:
+            cut(sim.rng("slices"), self.pipeline)
         self.lasting = {"flights", "weather", timers.READ, timers.TIMED} if self.timed else set[str]()
         """Computations that nobody resets: a checkpoint is of one life of its inputs."""
         seats = random.randrange(2, 5) if is_sharded(seed) else 1
@@ -329,7 +340,8 @@ class World:
         await self._arrive("the end", lambda: all(self.oracle.published(name) == MAX for name in self.pipeline.nodes))
         self.oracle.keeps_the_graph()
         # What is damaged stays with the owner that has it in memory, whomever the view names.
-        whole = [name for name in self.pipeline.nodes if name not in self.oracle.damaged]
+        names = [*self.pipeline.nodes, *self.pipeline.cut]
+        whole = [name for name in names if self.pipeline.whole(name).name not in self.oracle.damaged]
         await self._arrive("its place", lambda: not self.deployment.misplaced(whole))
         process = self.named("confirmer")
         process.start(programs.confirm, self.place, process)

@@ -232,8 +232,10 @@ def _restore(computation: Computation, snapshot: bytes) -> Iterator[int]:
             yield RANGE_BYTES * len(some)
         groups.append(_group_from(group, bounds))
         yield len(bounds) * RANGE_BYTES
-    computation.map = yield from IntervalMap.restore(groups, computation.spec.span)
-    computation.masses = yield from Masses.restore(computation.spec.heuristics, computation.map.run_groups())
+    # Whoever ends a log does not know the keys of the slice that begins with what is left: nobody has claimed any, so there are those of the graph.
+    if any(group.state is not GroupState.NEVER for group, _, _ in groups):
+        computation.map = yield from IntervalMap.restore(groups, computation.spec.span)
+        computation.masses = yield from Masses.restore(computation.spec.heuristics, computation.map.run_groups())
     computation.low = message.low_micros
     stored = codec.shares_from(message.heuristics)
     computation.heuristics = {share: stored.get(share, message.low_micros) for share in computation.spec.heuristics}
