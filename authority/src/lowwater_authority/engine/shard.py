@@ -866,7 +866,9 @@ class Shard:
         """Return those slices of some computations of which nothing is to be acknowledged yet. O(names) where any slice is served."""
         if not self._slices:
             return []
-        return [each for name in sorted(names) if (each := self._slices.get(name)) is not None and not each.settled]
+        return [
+            each for name in sorted(names) if (each := self._slices.get(name)) is not None and not each.is_settled()
+        ]
 
     def _follow(self, name: str) -> None:
         """Begin to tell what a computation is a slice of, if it is one."""

@@ -181,8 +181,7 @@ class Slice:
         self._give_up()
         self._settle(ended=True)
 
-    @property
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Whether answers may leave: what is durable stands no lower than what may count at the root."""
         return self._told.low >= self._counts
 
@@ -201,7 +200,7 @@ class Slice:
 
     async def settle(self) -> errors.Unavailable | None:
         """Wait until answers may leave, for ``ANSWER_SECONDS`` at most; returns the refusal when they may not yet."""
-        if self.settled:
+        if self.is_settled():
             return None
         if not self._slow:
             if self._settled is None:
@@ -209,7 +208,7 @@ class Slice:
             with suppress(TimeoutError):
                 async with asyncio.timeout(ANSWER_SECONDS):
                     await asyncio.shield(self._settled)
-        if self.settled:
+        if self.is_settled():
             return None
         self._slow = True
         msg = (
@@ -219,7 +218,7 @@ class Slice:
         return errors.Unavailable(msg, metadata={"computation": self.name, "root": self.root})
 
     def _settle(self, *, ended: bool = False) -> None:
-        if ended or self.settled:
+        if ended or self.is_settled():
             self._slow = False
             if self._settled is not None:
                 self._settled.set_result(None)
@@ -265,18 +264,20 @@ class Slice:
         """Tell the root what it does not know yet, or wait until there is something."""
         if self._range is not None and self._range.lost:
             self._give_up()
-        if self._range is None:
-            if self._told.retired and self._said == self._told:
-                await self._wait()
-            else:
-                await self._claim()
-            return
+        if self._range is not None:
+            await self._tell_by(self._range)
+        elif self._told.retired and self._said is not None and self._said.retired:
+            await self._wait()
+        else:
+            await self._claim()
+
+    async def _tell_by(self, known: Range) -> None:
         mass, turns = None, self._mass_said
         if self._weighs and self._mass_turns != turns and self._rested >= MASS_SECONDS:
             mass, turns = await self._shard.ask(self.name, lambda found, _: (found.whole_mass(), found.mass_turns))
-        told, known = self._told, self._range
-        if known is None:
-            return
+            if self._range is not known:
+                return
+        told = self._told
         if not self._fits(told, known):
             self._give_up()
         elif told == self._said and mass is None:
