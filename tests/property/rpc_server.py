@@ -262,10 +262,9 @@ def report(number: int, *groups: workers_pb2.GroupReport) -> workers_pb2.ReportR
 
 
 class Pipeline:
-    """a -> b -> n/c, whose ranges are owned and reported; spare, unclaimed; d, which runs micro-batches; guess, estimated;
-    cut, which is in two slices.
+    """a -> b -> n/c, whose ranges are owned and reported; spare, unclaimed; d, which runs micro-batches; guess, estimated.
 
-    Under a hang a group with intervals and one without, of whose tasks one is leased and one is done.
+    And cut, which is in two slices. Under a hang a group with intervals and one without, of whose tasks one is leased and one is done.
     """
 
     def __init__(self, server: RpcServer) -> None:
