@@ -147,7 +147,7 @@ def test_an_authority_that_does_not_know_slices_is_told_of() -> None:
 
 
 def other_slice(name: str = "hourly", **metadata: str) -> Failed:
-    return Failed("OTHER_SLICE", computation=name, **metadata)
+    return Failed("OTHER_SLICE", 0.0, computation=name, **metadata)
 
 
 def claim(client: OfflineClient, name: str = "hourly") -> tuple[Exchange[Any], Attempt]:
