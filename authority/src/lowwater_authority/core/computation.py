@@ -406,8 +406,12 @@ class Computation:
     def change_layout(self, incarnation: int, expected: int, starts: Sequence[int], tasks: Sequence[int]) -> int:
         """Ask for another layout in place of the one of a version, and return the version that it has. A repeat of the newest change changes nothing.
 
-        Raises IncarnationChanged and LayoutConflict. O(ranges).
+        Raises IncarnationChanged, LayoutConflict, and InvalidArgument for one that is cut, whose slices stay as they are. O(ranges).
         """
+        if self.spec.slices:
+            fix = "ask for a layout of one of its slices, or drop it and register it with other slices"
+            msg = f"{self.spec.name} is cut into slices, which are not moved or cut again; {fix}"
+            raise errors.InvalidArgument(msg, metadata=self._about(field="computation", fix=fix))
         if incarnation != self.incarnation:
             msg = f"{self.spec.name} is in incarnation {self.incarnation}, not {incarnation}; look at its ranges again"
             raise errors.IncarnationChanged(msg, metadata=self._about(incarnation=self.incarnation))
