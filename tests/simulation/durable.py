@@ -189,6 +189,12 @@ class Durable:
             truth = self._pipeline.least_of(name, cells)
             self._expect(value <= truth, f"{name} {cells} stands at {value}, but {truth} is not finished")
 
+    def excuse_slices(self, name: str) -> None:
+        """A computation has another input, which does not stand below what it has published. A slice of it may have gone further."""
+        for each in self._pipeline.nodes[name].slices:
+            shown = [low for (known, _), low in self._highest.items() if known == each]
+            self._excused[each] = max([self._excused.get(each, MIN), *shown])
+
     def _covers_slices(self, name: str) -> None:
         """Whoever owns a computation that is cut has heard of what was acknowledged of its slices."""
         for who in self._authorities:

@@ -297,6 +297,7 @@ class Havoc:
         self._world.inputs_changed = True
         node.inputs = inputs
         self._world.pipeline.changed()
+        self._world.oracle.excuse_slices(GROWING)
         self._world.oracle.look_at_outputs(GROWING)
         self._world.look_at_inputs()
 

@@ -86,7 +86,9 @@ class Peers:
         worker = self._connected().worker(
             asked.root, name=asked.name, identity=slicing(asked.root), generation=GENERATION, ordinal=asked.epoch
         )
-        worker._claimant = replace(worker._claimant, host=asked.host)  # where it is reached, and not this machine's name
+        worker._claimant = replace(
+            worker._claimant, host=asked.host
+        )  # where it is reached, and not this machine's name
         try:
             lease = await worker.claim(*asked.span, bound=Watermark(asked.bound), timeout=SAY_SECONDS)
         except BaseException as error:
@@ -143,6 +145,14 @@ class RangeThere:
             await self._lease.flush(SAY_SECONDS)
         except errors.Timeout as error:
             raise errors.Unavailable(error.message, metadata=error.metadata) from error
+
+    async def vouch(self, told: Told) -> None:
+        """See Range."""
+        lease, runtime = self._lease, self._lease._runtime
+        call = runtime.calls.vouch(lease.computation, lease.sequencer, Watermark(told.vouched), None)
+        call.request.input_version = told.fold.input_version  # those of the slice's log, which no Inputs were read for
+        call.request.input_incarnations.extend(told.fold.input_incarnations)
+        await runtime.call(call, SAY_SECONDS)
 
     async def retire(self) -> None:
         """See Range."""

@@ -493,6 +493,10 @@ class Computation:
 
     def _apply_revoke(self, op: pb.Revoke, now: int) -> None:
         self.input_version = op.input_version
+        if self.spec.slice_of:
+            self.vouched = (
+                MIN  # what its root has not heard by now was acknowledged to nobody, and did not know of the new inputs
+            )
         for group in self.map.groups.values():
             group.state = GroupState.UNOWNED
             self.masses.changed(group)

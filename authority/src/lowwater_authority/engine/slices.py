@@ -61,6 +61,8 @@ class Told(NamedTuple):
     """Which inputs its values were folded from, as its own log knows: never what the root has told it."""
     current: bool
     """Whether that log knows the newest inputs; else nothing may be said until it does."""
+    vouched: int
+    """Up to here outputs of it say that they are complete: its root adds no input below."""
     low: int
     """The least value of its ranges. Not what it has published: that does not go down when they do."""
     retired: bool
@@ -99,6 +101,10 @@ class Range(Protocol):
         """Report; returns when the root has taken it over, durably, from the one who owns the range. Raises StaleSequencer, Unavailable, ..."""
         ...
 
+    async def vouch(self, told: Told) -> None:
+        """Let the root know how far outputs say that they are complete. A repeat is harmless. Raises as ``say``."""
+        ...
+
     async def retire(self) -> None:
         """Take the range out of the root, and give it up by that. A repeat is harmless. Raises as ``say``."""
         ...
@@ -131,6 +137,7 @@ def told_of(computation: Computation, topology: Topology) -> Told:
         computation.incarnation,
         Fold(version, required.input_incarnations) if spec.inputs else required,
         current=version == spec.input_version,
+        vouched=computation.vouched,
         low=low,
         retired=low == MAX and computation.map.all_retired,
         frontiers=tuple((share, max(low, reached.get(share, MIN))) for share in spec.heuristics),
@@ -158,6 +165,10 @@ class Slice:
         """The greatest value of it that may count at the root; MAX: nobody knows."""
         self._said: Told | None = None
         """What the root has taken over last, from this ownership."""
+        self._vouched = MIN
+        """How far the root knows that outputs say that they are complete, from this ownership."""
+        self._heard = asyncio.Event()
+        """Set, and replaced, when the root has heard that."""
         self._slow = False
         """Whether an answer has waited in vain: the next ones do not, until the root answers."""
         self._asked = 0
@@ -211,6 +222,19 @@ class Slice:
         )
         return errors.Unavailable(msg, metadata={"computation": self.name, "root": self.root})
 
+    async def vouched(self, through: int, input_version: int) -> None:
+        """Wait until the root adds no input below what an output says that goes by these inputs. Raises Unavailable after ``ANSWER_SECONDS``.
+
+        That output says it of a part of the slice. So the slice has workers who are not concerned, and have their answers meanwhile.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_SECONDS):
+                while self._vouched < through:
+                    await self._heard.wait()
+        if self._vouched < through or self._told.fold.input_version != input_version:
+            msg = f"{self.root} does not know yet how far this output of {self.name}, a slice of it, is to say that it is complete; say nothing, and ask again"
+            raise errors.Unavailable(msg, metadata={"computation": self.name, "root": self.root})
+
     def _settle(self, *, ended: bool = False) -> None:
         if ended or self.settled:
             self._slow = False
@@ -222,7 +246,7 @@ class Slice:
         """What the root knows is not known any more."""
         if self._range is not None:
             self._range.close()
-        self._range, self._said, self._counts = None, None, MAX
+        self._range, self._said, self._counts, self._vouched = None, None, MAX, MIN
         self._news.set()
 
     # -- its task --------------------------------------------------------------------------------------------
@@ -264,10 +288,15 @@ class Slice:
             else:
                 await self._claim()
             return
-        told, known = self._told, self._range
+        if self._told.vouched > self._vouched and self._fits(self._told, self._range):
+            await self._vouch(self._told, self._range)
+        told, known = self._told, self._range  # of now: no less may have been acknowledged since
+        if known is None:
+            return
         if not self._fits(told, known):
             self._give_up()
-        elif told == self._said:
+            return
+        if told == self._said:
             await self._wait()
         elif told.retired:
             # From here on it may count as MAX.
@@ -281,6 +310,14 @@ class Slice:
             if self._range is known:
                 self._counts, self._said = told.low, told
                 self._settle()
+
+    async def _vouch(self, told: Told, known: Range) -> None:
+        with suppress(errors.TooFarAhead):  # its clock is behind: the rest is to be said all the same
+            await self._of(known, known.vouch(told))
+            if self._range is known:
+                self._vouched = told.vouched
+                heard, self._heard = self._heard, asyncio.Event()
+                heard.set()
 
     async def _wait(self) -> None:
         """Wait for news; without any, say the same again now and then."""
@@ -406,6 +443,10 @@ class RangeHere:
         number = 1, self._number
         for _, refused in await self._shard.report([report], sender=self._asked.request_id, number=number):
             raise errors.BY_REASON[refused.reason](refused.message)
+
+    async def vouch(self, told: Told) -> None:
+        """See Range."""
+        await self._shard.vouch(self._asked.root, self._sequencer, told.vouched, told.fold)
 
     async def retire(self) -> None:
         """See Range."""
