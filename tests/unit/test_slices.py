@@ -25,7 +25,7 @@ from lowwater_authority.engine import logs, slices
 from lowwater_authority.rpc.streams import Outbox
 from tests.kit.memory_journal import MemoryDisk
 from tests.kit.times import HOUR
-from tests.kit.tree import NeverCame, Tree, numbers, rest, until
+from tests.kit.tree import NeverCame, Tree, ids, numbers, rest, until
 from tests.property import slice_switches as switches
 
 KEY = b"\x80"
@@ -390,12 +390,14 @@ async def test_a_process_that_another_one_has_the_number_of_takes_a_greater_one(
 def test_two_owners_of_a_slice_by_one_number_are_told_apart_by_their_address() -> None:
     computation = Computation(Spec("a", slices=(KEY,)))
 
-    def claim(host: str, ordinal: int, at: bytes = b"", to: bytes = KEY) -> None:
-        request = ClaimRequest([at, to], identity="a~", generation=1, ordinal=ordinal, host=host)
-        computation.claim(replace(request, request_id=f"{host}{ordinal}{at!r}".encode()), 0)
+    def claim(host: str, ordinal: int, at: bytes = b"") -> None:
+        span = [at, b"" if at else KEY]
+        computation.claim(
+            ClaimRequest(span, identity="a~", generation=1, ordinal=ordinal, host=host, request_id=next(ids).to_bytes(16)), 0
+        )
 
     claim("one:1", 5)
-    claim("one:1", 5, KEY, b"")
+    claim("one:1", 5, KEY)
     with pytest.raises(errors.OlderClaim) as refused:
         claim("other:1", 5)
     assert refused.value.metadata["claimed_ordinal"] == "6"
@@ -410,8 +412,7 @@ def test_two_owners_of_a_slice_by_one_number_are_told_apart_by_their_address() -
 async def test_T6_slices_that_are_all_retired_have_not_finished(tree: Tree) -> None:
     await tree.both(10, 12)
     await tree.below.shard.retire("a~0", b"", KEY, force=True)
-    await until(lambda: tree.state(0) is GroupState.RETIRED)
-    assert tree.low() == 12
+    await until(lambda: tree.state(0) is GroupState.RETIRED and tree.low() == 12)
     await tree.below.shard.retire("a~1", KEY, b"", force=True)
     await until(lambda: tree.state(1) is GroupState.RETIRED)
     assert tree.low() == 12, "nobody says that nothing will ever come"
@@ -607,7 +608,7 @@ async def test_rule7_while_the_root_is_away_an_advancing_slice_and_its_neighbour
 
 @pytest.mark.parametrize("first", [0, 1])
 async def test_an_acknowledgement_covers_no_report_in_front_of_it_that_waits(first: int) -> None:
-    outbox, told = Outbox(b"s"), list[int]()
+    outbox, told = Outbox(), list[int]()
     waiting = [asyncio.get_running_loop().create_future() for _ in range(2)]
     for number, each in enumerate(waiting):
         how: Callable[[object], None] = lambda _, number=number: told.append(number)  # type: ignore[misc]  # noqa: E731
