@@ -11,13 +11,13 @@ import numpy as np
 
 from lowwater import errors
 from lowwater_authority.core.computation import Computation
-from lowwater_authority.core.groups import GroupState
+from lowwater_authority.core.groups import GroupState, Mass
 from lowwater_authority.core.requests import ClaimRequest, Grant, GroupReport, Refused
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.placement import Alone, Lows
 from lowwater_authority.engine.shard import Shard
-from lowwater_authority.engine.slices import Asked, Here, Range, Slice, Told
+from lowwater_authority.engine.slices import Asked, Here, Range, RangeHere, Slice, Told
 from lowwater_authority.ops.observer import Observer
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.kit.times import HOUR
@@ -36,7 +36,7 @@ class Way:
     """The way of slices to their root, in another process: what goes there may be held, lost, or come once more."""
 
     def __init__(self, tree: Tree) -> None:
-        self._tree = tree
+        self.tree = tree
         self.held: dict[str, asyncio.Event] = {}
         """By kind: what is set when messages of it go on."""
         self.lost: dict[str, str] = {}
@@ -74,7 +74,7 @@ class Way:
         """See Above."""
 
         async def there() -> Range:
-            return await Here(self._tree.owner(asked.root).shard).claim(asked)
+            return await Here(self.tree.owner(asked.root).shard).claim(asked)
 
         found = await self.go("claim", there)
         return Bent(self, found)  # type: ignore[arg-type]
@@ -88,22 +88,32 @@ class Bent:
         self._there = there
         self.incarnation, self.input_version, self.low = there.incarnation, there.input_version, there.low
 
-    async def say(self, told: Told) -> None:
+    async def say(self, told: Told, mass: Mass | None) -> None:
         """See Range."""
-        await self._way.go("say", lambda: self._there.say(told))
+        await self._way.go("say", lambda: self._routed().say(told, mass))
+
+    def _routed(self) -> Range:
+        """Return it as it is reached now: whoever serves the root knows of the claim."""
+        there = self._there
+        assert isinstance(there, RangeHere)
+        there._shard = self._way.tree.owner(there._asked.root).shard
+        return there
 
     async def vouch(self, told: Told) -> None:
         """See Range."""
-        await self._way.go("vouch", lambda: self._there.vouch(told))
+        await self._way.go("vouch", lambda: self._routed().vouch(told))
 
     async def retire(self) -> None:
         """See Range."""
-        await self._way.go("retire", self._there.retire)
+        await self._way.go("retire", lambda: self._routed().retire())
 
     @property
     def lost(self) -> bool:
         """See Range: a lease learns it by what it is told, here at once."""
-        return self._there.lost
+        try:
+            return self._routed().lost
+        except errors.Unavailable:
+            return False
 
     def close(self) -> None:
         """See Range."""
@@ -247,6 +257,7 @@ class Tree:
         for number, hour in enumerate(hours):
             assert await self.below.report(f"a~{number}", grants[number], hour) == []
         await until(lambda: [self.stands(number) for number in range(len(hours))] == list(hours))
+        await rest()  # that is durable, too
         return grants
 
     async def stop(self) -> None:

@@ -9,9 +9,9 @@ import grpc
 
 import lowwater
 from lowwater import errors
+from lowwater._core import lease
 from lowwater._core.fold import Fold
 from lowwater._core.lateness import Lateness
-from lowwater.histogram import Histogram
 from lowwater.watermark import MAX, MIN, Watermark
 from lowwater_authority.core.computation import slicing
 from lowwater_authority.engine.slices import GENERATION
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from lowwater._server.tls import Certificates
     from lowwater.aio import Client, Lease, Worker
+    from lowwater_authority.core.groups import Mass
     from lowwater_authority.engine.placement import Lows
     from lowwater_authority.engine.slices import Asked, Told
 
@@ -126,16 +127,17 @@ class RangeThere:
         """See Range."""
         return bool(self._lease.lost)
 
-    async def say(self, told: Told) -> None:
+    async def say(self, told: Told, mass: Mass | None) -> None:
         """See Range."""
         state, reporter = self._lease._state, self._lease._runtime.reporter
         with reporter.guard:
             if told.kept:
                 state.arrivals = Kept(told.kept)  # type: ignore[assignment]  # what it tells, and no more
+            if mass is not None:
+                state.whole_mass = _told_mass(mass)
             state.advance(
-                Fold(MAX, told.frontiers, *told.fold),
+                Fold(MAX, (), *told.fold),
                 told.low,
-                pending=Histogram(state.reference) if told.frontiers else None,
                 oldest_operation=told.oldest_operation,
                 waiting_for=told.waiting_for,
                 now=0.0,
@@ -164,6 +166,12 @@ class RangeThere:
         """See Range."""
         self._worker.closed = True  # without waiting for what it has said
         self._lease._runtime.reporter.remove(self._lease._state)
+
+
+def _told_mass(mass: Mass) -> lease.Mass:
+    others = tuple((each.recent, tuple(each.frontiers.items())) for each in mass.others)
+    starts, counts = tuple(mass.starts.tolist()), tuple(mass.counts.tolist())
+    return lease.Mass(starts, counts, mass.recent, tuple(mass.frontiers.items()), others, unknown=mass.unknown)
 
 
 class Kept:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -25,7 +26,7 @@ from lowwater_authority.core import codec
 from lowwater_authority.core.batches import ALL_PART_BYTES, MAX_PART_BYTES, BatchStage
 from lowwater_authority.core.bounds import Bounds
 from lowwater_authority.core.budget import MOST_ARRIVED, Arrivals, Budget, Kept, Lateness, Pending, reached, seen_from
-from lowwater_authority.core.groups import MOST_RECORDS, Group, GroupState, Mass
+from lowwater_authority.core.groups import MOST_RECORDS, NO_RECORDS, Group, GroupState, Mass
 from lowwater_authority.core.heuristics import Masses
 from lowwater_authority.core.history import History
 from lowwater_authority.core.interval_map import IntervalMap, Range, Taken
@@ -47,6 +48,10 @@ if TYPE_CHECKING:
 
 NAMED: Final = 20
 """Most workers that a refusal lists."""
+
+MOST_FRONTIERS: Final = 256
+MOST_TIMES: Final = 4096
+"""How many frontiers, and times of pending records, the mass of a slice has at most."""
 
 GRANTS_KEPT: Final = 4096
 """Request ids remembered, so that a repeated claim gets its first answer even after it was superseded."""
@@ -149,7 +154,8 @@ class Computation:
         self._refused_of_batch: list[Refused] = []
         """What was refused of the last committed batch, since this process holds it: its driver may ask again."""
         self._mass_changed = False
-        self._reached: dict[int, int] | None = None
+        self.mass_turns = 0
+        """Grows with each record in which a mass, or a frontier, has changed."""
         self._came: list[tuple[int, dict[int, int], dict[int, int]]] = []
         """Of this round: what lateness counts from, records by bucket of it, and those behind by budget."""
         self._came_records = 0
@@ -608,13 +614,13 @@ class Computation:
         refused: list[Refused] = []
         if _was_reset(report.fold, required):
             values = np.full(len(values), MIN, dtype=np.int64)
-            mass = mass and replace(mass, frontiers=dict.fromkeys(mass.frontiers, MIN))
+            mass = mass and mass.at_unknown()
             late = late and replace(late, frontier=MIN)
             msg = "the report folds another incarnation of an input than the one in force, so it counts as unknown; fold anew"
             refused.append(Refused(group.sequencer, errors.IncarnationChanged.reason, msg, report.handles))
         elif 0 in report.fold.input_incarnations and (beyond := _beyond_unknown(values, mass)):
             values = np.full(len(values), MIN, dtype=np.int64)
-            mass = mass and replace(mass, frontiers=dict.fromkeys(mass.frontiers, MIN))
+            mass = mass and mass.at_unknown()
             late = late and replace(late, frontier=MIN)
             msg = f"{self._unregistered(report.fold)}, so {beyond} must be {MIN}, and the report counts as that; fold all inputs"
             refused.append(Refused(group.sequencer, errors.InvalidArgument.reason, msg, report.handles))
@@ -718,13 +724,15 @@ class Computation:
             problem = f"mass.pending has {len(mass.starts)} starts and {len(mass.counts)} counts; send as many of each"
         elif (mass.counts < 0).any() or (mass.starts[1:] <= mass.starts[:-1]).any():
             problem = "mass.pending must have ascending starts and counts below 2^63"
-        elif float(mass.counts.sum(dtype=np.float64)) + mass.recent > MOST_RECORDS:
+        elif (mass.others or mass.unknown) and not self.spec.slices:
+            problem = "mass.others and mass.unknown are for slices; send the mass of the claim"
+        elif float(mass.counts.sum(dtype=np.float64)) + sum(part.recent for part in mass.parts) > MOST_RECORDS:
             problem = f"mass counts more than {MOST_RECORDS} records; no claim has that many"
         if problem:
             return [Refused(group.sequencer, errors.InvalidArgument.reason, problem)]
         # A record from the far future is as far as any may be: one bad timestamp must not carry the computation off.
         mass = replace(mass, starts=np.minimum(mass.starts, limit))
-        for share, micros in mass.frontiers.items():
+        for share, micros in chain.from_iterable(part.frontiers.items() for part in mass.parts):
             if limit < micros != MAX:
                 msg = (
                     f"the frontier of the share {share} ppm is more than {self.spec.max_skew // 1_000_000} s ahead of the clock; "
@@ -1012,9 +1020,9 @@ class Computation:
             self.masses.changed(group)
 
     def _set_mass(self, group: Group, mass: Mass) -> None:
-        if group.mass_known and mass.same(group.mass):
+        if group.mass_known is not mass.unknown and mass.same(group.mass):
             return
-        group.mass, group.mass_known, group.stand_ins = mass, True, []
+        group.mass, group.mass_known, group.stand_ins = mass, not mass.unknown, []
         self.masses.changed(group)
         self._changes.setdefault(group.sequencer, _Changes()).mass = True
         self._mass_changed = True
@@ -1125,19 +1133,37 @@ class Computation:
 
     def _move_heuristics(self) -> None:
         moved: dict[int, int] = {}
+        self.mass_turns += self._mass_changed
         if self._mass_changed and self.heuristics:
-            self._reached = None
-            moved = self.reached_heuristics()
+            moved = self.masses.candidates()
             self.reference = self.masses.reference_time()
         self._mass_changed = False
         for share, value in self.heuristics.items():
             self.heuristics[share] = max(value, self.low, moved.get(share, MIN))
 
-    def reached_heuristics(self) -> dict[int, int]:
-        """Return H(p) of all records of the last durable round, before max(L, ...) and the ratchet; without those of which it is not known."""
-        if self._reached is None:
-            self._reached = self.masses.least() if self.spec.slices else self.masses.candidates()
-        return self._reached
+    def whole_mass(self) -> Mass:
+        """Return the mass of all claims, as one: a slice is one claim of what it is a slice of. O(claims + buckets).
+
+        Its claims' finished records are told by their frontiers, so that H(p) comes out as if each of them had told its own. Of more than
+        ``MOST_FRONTIERS`` neighbours are rounded down to the least of them, and so are pending records of too many times.
+        """
+        groups = [g for g in self.map.run_groups() if g.state is not GroupState.RETIRED and not g.finished]
+        masses = [mass for group in groups for mass in group.masses()]
+        starts, places = np.unique(np.concatenate([NO_RECORDS, *(m.starts for m in masses)]), return_inverse=True)
+        counts = np.zeros(len(starts), dtype=np.int64)
+        np.add.at(counts, places, np.concatenate([NO_RECORDS, *(m.counts for m in masses)]))
+        together = -(-len(starts) // MOST_TIMES)
+        if together > 1:
+            firsts = np.arange(0, len(starts), together)
+            starts, counts = starts[firsts], np.add.reduceat(counts, firsts)
+        finished: dict[tuple[tuple[int, int], ...], int] = {}
+        for mass in masses:
+            key = tuple(sorted(mass.frontiers.items()))
+            finished[key] = finished.get(key, 0) + mass.recent
+        by_frontier = sorted(finished.items(), key=lambda each: [micros for _, micros in each[0]])
+        together = -(-len(by_frontier) // MOST_FRONTIERS)
+        others = [_least(by_frontier[low : low + together]) for low in range(0, len(by_frontier), together or 1)]
+        return Mass(starts, counts, others=tuple(others), unknown=not all(group.mass_known for group in groups))
 
     def _arrived_at(self, ppm: int) -> int:
         groups = (g for g in self.map.run_groups() if g.state is not GroupState.RETIRED and not g.finished)
@@ -1300,7 +1326,16 @@ def _beyond_unknown(values: Int64s, mass: Mass | None) -> str:
     """Return the field that says more than an input that is unknown lets it, if one does."""
     if bool((values > MIN).any()):
         return "watermarks_micros"
-    return "mass.frontiers" if mass is not None and any(each > MIN for each in mass.frontiers.values()) else ""
+    told = () if mass is None else chain.from_iterable(part.frontiers.values() for part in mass.parts)
+    return "mass.frontiers" if any(each > MIN for each in told) else ""
+
+
+def _least(finished: Sequence[tuple[tuple[tuple[int, int], ...], int]]) -> Mass:
+    """Return the finished records of some claims at the least of each frontier; without those that any of them lacks."""
+    told = [dict(frontiers) for frontiers, _ in finished]
+    shares = set.intersection(*(set(each) for each in told))
+    frontiers = {share: min(each[share] for each in told) for share in sorted(shares)}
+    return Mass(NO_RECORDS, NO_RECORDS, sum(recent for _, recent in finished), frontiers)
 
 
 def _distinct(handles: npt.NDArray[np.uint32]) -> bool:

@@ -111,23 +111,6 @@ class Masses:
         found = {share: self._candidate(share, 2 + 2 * index) for index, share in enumerate(self._shares)}
         return {share: value for share, value in found.items() if value is not None}
 
-    def least(self) -> dict[int, int]:
-        """Return the least frontier F(p) of all groups that count, for each share that may move: what a computation is at that is cut into slices.
-
-        Each slice tells its own H(p) by that. So it is no further than the slowest of them, which never leads the H(p) of all records together.
-        """
-        self._look()
-        if self._unknown:
-            return {}
-        found: dict[int, int] = {}
-        counting = [entry.masses for entry in self._entries.values() if entry.counts]
-        for share in self._shares:
-            told = [min((mass.frontiers.get(share, MIN) for mass in masses), default=MIN) for masses in counting]
-            value = min(told, default=MIN)
-            if value != MAX:
-                found[share] = value
-        return found
-
     def _candidate(self, share: int, column: int) -> int | None:
         recent, told, frontiers = (self._told.column(each) for each in (0, column, column + 1))
         if not told.any():

@@ -200,7 +200,8 @@ class Topology:
                     f"{spec.name} is registered with {counted(len(known.slices) + 1, 'slice')}, cut elsewhere than asked. Slices are fixed: "
                     "register the same, or drop it and register it anew."
                 )
-                raise errors.RegistrationConflict(msg, metadata={"computation": spec.name})
+                slices = str(len(known.slices) + 1)
+                raise errors.RegistrationConflict(msg, metadata={"computation": spec.name, "slices": slices})
             msg = (
                 f"{spec.name} is registered with inputs {list(known.inputs)}, heuristics {list(known.heuristics)} ppm, key hash "
                 f"{known.key_hash!r}, lateness budgets {list(known.budgets)} ppm{' by all that is pending' if known.all_pending else ''}, max skew {known.max_skew} us and history step {known.history_step} us, as "

@@ -32,7 +32,7 @@ from lowwater_authority.engine.logs import Record
 from lowwater_authority.engine.placement import Alone, moved
 from lowwater_authority.engine.processing_time import ProcessingTime
 from lowwater_authority.engine.rounds import CommitLoop, GivenUp, GraphMoved, Round
-from lowwater_authority.engine.slices import Slice, told_of
+from lowwater_authority.engine.slices import Slice
 from lowwater_authority.engine.takeover import Taking
 from lowwater_authority.journal import (
     GRAPH,
@@ -870,7 +870,9 @@ class Shard:
         """Return those slices of some computations of which nothing is to be acknowledged yet. O(names) where any slice is served."""
         if not self._slices:
             return []
-        return [each for name in sorted(names) if (each := self._slices.get(name)) is not None and not each.settled]
+        return [
+            each for name in sorted(names) if (each := self._slices.get(name)) is not None and not each.is_settled()
+        ]
 
     def _follow(self, name: str) -> None:
         """Begin to tell what a computation is a slice of, if it is one."""
@@ -878,7 +880,7 @@ class Shard:
         if computation is None or not computation.spec.slice_of:
             return
         self._unfollow(name)
-        made = Slice(self, computation.spec, told_of(computation, self.topology), self.placement.above)
+        made = Slice(self, computation, self.placement.above)
         self._slices[name] = made
         made.follow()
 
@@ -890,7 +892,7 @@ class Shard:
         """All that was staged of a computation is durable: if it is a slice, that is what it says."""
         known, computation = self._slices.get(name), self.held.computation(name)
         if known is not None and computation is not None:
-            known.durable(told_of(computation, self.topology))
+            known.durable(computation)
 
     async def follow_inputs(self, name: str, bound: int) -> None:
         """Revoke the claims of a slice that go by older inputs than its root, and let none of its ranges stand beyond where the root has it."""

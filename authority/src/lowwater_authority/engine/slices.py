@@ -28,14 +28,14 @@ from lowwater import errors
 from lowwater._core.events import event
 from lowwater_authority.core.budget import Lateness
 from lowwater_authority.core.computation import slicing
-from lowwater_authority.core.groups import NO_RECORDS, Mass
 from lowwater_authority.core.requests import ClaimRequest, Fold, GroupReport
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.engine.backoff import Backoff
 
 if TYPE_CHECKING:
     from lowwater_authority.core.computation import Computation
-    from lowwater_authority.core.topology import Spec, Topology
+    from lowwater_authority.core.groups import Mass
+    from lowwater_authority.core.topology import Topology
     from lowwater_authority.engine.shard import Shard
 
 GENERATION: Final = 1
@@ -46,6 +46,9 @@ ANSWER_SECONDS: Final = 1.0
 
 BEAT_SECONDS: Final = 5.0
 """How often a slice says the same again, so that nobody takes it for silent, and learns if it has lost its range meanwhile."""
+
+MASS_SECONDS: Final = 1.0
+"""How often a slice tells of the mass of its records at most: it takes all of its claims to make, and heuristic watermarks are about records of ten minutes."""
 
 AGAIN_SECONDS: Final = (0.05, 2.0)
 """First and longest wait until a root is asked again that did not answer, or refused."""
@@ -67,8 +70,6 @@ class Told(NamedTuple):
     """The least value of its ranges. Not what it has published: that does not go down when they do."""
     retired: bool
     """Whether none of its ranges is left that anybody answers for: the root is to take it out, for nobody has finished it."""
-    frontiers: tuple[tuple[int, int], ...]
-    """Its heuristic watermarks, by share in ppm, as they are without what was published before."""
     kept: tuple[tuple[int, int, int, int], ...]
     """Of each lateness budget in ppm: its watermark, all records, and those of them that came behind."""
     oldest_operation: int
@@ -97,8 +98,8 @@ class Range(Protocol):
     low: int
     """Where it stood then."""
 
-    async def say(self, told: Told) -> None:
-        """Report; returns when the root has taken it over, durably, from the one who owns the range. Raises StaleSequencer, Unavailable, ..."""
+    async def say(self, told: Told, mass: Mass | None) -> None:
+        """Report, with the mass of all claims if it has changed; returns when the root has taken it over, durably, from the one who owns the range. Raises StaleSequencer, Unavailable, ..."""
         ...
 
     async def vouch(self, told: Told) -> None:
@@ -132,7 +133,6 @@ def told_of(computation: Computation, topology: Topology) -> Told:
     spec, view, low = computation.spec, computation.published, computation.map.minimum()
     required = topology.required(spec.name)
     version = computation.input_version or spec.input_version  # nobody has claimed it yet: nothing was folded
-    reached = computation.reached_heuristics()
     return Told(
         computation.incarnation,
         Fold(version, required.input_incarnations) if spec.inputs else required,
@@ -140,7 +140,6 @@ def told_of(computation: Computation, topology: Topology) -> Told:
         vouched=computation.vouched,
         low=low,
         retired=low == MAX and computation.map.all_retired,
-        frontiers=tuple((share, max(low, reached.get(share, MIN))) for share in spec.heuristics),
         kept=tuple((kept.ppm, kept.micros, kept.records, kept.behind) for kept in view.budgets),
         oldest_operation=view.oldest_operation,
         waiting_for=view.holder.owner.waiting_for if view.holder is not None else "",
@@ -153,12 +152,13 @@ class Slice:
     ``follow`` begins the task that tells the root. All methods are called on the event loop.
     """
 
-    def __init__(self, shard: Shard, spec: Spec, told: Told, above: Above | None) -> None:
+    def __init__(self, shard: Shard, computation: Computation, above: Above | None) -> None:
+        spec = computation.spec
         self.name = spec.name
         self.root = spec.slice_of
         self._shard = shard
         self._span = spec.span
-        self._told = told
+        self._told = told_of(computation, shard.topology)
         self._above = above
         self._range: Range | None = None
         self._counts = MAX
@@ -169,6 +169,9 @@ class Slice:
         """How far the root knows that outputs say that they are complete, from this ownership."""
         self._heard = asyncio.Event()
         """Set, and replaced, when the root has heard that."""
+        self._weighs = bool(spec.heuristics)
+        self._mass_turns, self._mass_said, self._mass_at = computation.mass_turns, -1, -MASS_SECONDS
+        """How often its mass has changed, how often it had when the root was told of it last, and when that was."""
         self._slow = False
         """Whether an answer has waited in vain: the next ones do not, until the root answers."""
         self._asked = 0
@@ -189,13 +192,16 @@ class Slice:
         self._give_up()
         self._settle(ended=True)
 
-    @property
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Whether answers may leave: what is durable stands no lower than what may count at the root."""
         return self._told.low >= self._counts
 
-    def durable(self, told: Told) -> None:
-        """Something of it became durable, or the graph has changed."""
+    def durable(self, computation: Computation) -> None:
+        """Something of it became durable, or the graph has changed. All that was staged of it is durable."""
+        told = told_of(computation, self._shard.topology)
+        if computation.mass_turns != self._mass_turns:
+            self._mass_turns = computation.mass_turns
+            self._news.set()
         if told.incarnation != self._told.incarnation or (self._told.current and not told.current):
             self._give_up()
         if told != self._told:
@@ -205,7 +211,7 @@ class Slice:
 
     async def settle(self) -> errors.Unavailable | None:
         """Wait until answers may leave, for ``ANSWER_SECONDS`` at most; returns the refusal when they may not yet."""
-        if self.settled:
+        if self.is_settled():
             return None
         if not self._slow:
             if self._settled is None:
@@ -213,7 +219,7 @@ class Slice:
             with suppress(TimeoutError):
                 async with asyncio.timeout(ANSWER_SECONDS):
                     await asyncio.shield(self._settled)
-        if self.settled:
+        if self.is_settled():
             return None
         self._slow = True
         msg = (
@@ -236,7 +242,7 @@ class Slice:
             raise errors.Unavailable(msg, metadata={"computation": self.name, "root": self.root})
 
     def _settle(self, *, ended: bool = False) -> None:
-        if ended or self.settled:
+        if ended or self.is_settled():
             self._slow = False
             if self._settled is not None:
                 self._settled.set_result(None)
@@ -246,7 +252,7 @@ class Slice:
         """What the root knows is not known any more."""
         if self._range is not None:
             self._range.close()
-        self._range, self._said, self._counts, self._vouched = None, None, MAX, MIN
+        self._range, self._said, self._counts, self._vouched, self._mass_said = None, None, MAX, MIN, -1
         self._news.set()
 
     # -- its task --------------------------------------------------------------------------------------------
@@ -282,21 +288,27 @@ class Slice:
         """Tell the root what it does not know yet, or wait until there is something."""
         if self._range is not None and self._range.lost:
             self._give_up()
-        if self._range is None:
-            if self._told.retired and self._said == self._told:
-                await self._wait()
-            else:
-                await self._claim()
-            return
-        if self._told.vouched > self._vouched and self._fits(self._told, self._range):
-            await self._vouch(self._told, self._range)
-        told, known = self._told, self._range  # of now: no less may have been acknowledged since
-        if known is None:
-            return
+        if self._range is not None:
+            await self._tell_by(self._range)
+        elif self._told.retired and self._said is not None and self._said.retired:
+            await self._wait()
+        else:
+            await self._claim()
+
+    async def _tell_by(self, known: Range) -> None:
+        mass, turns = None, self._mass_said
+        if self._weighs and self._mass_turns != turns and self._rested >= MASS_SECONDS:
+            mass, turns = await self._shard.ask(self.name, lambda found, _: (found.whole_mass(), found.mass_turns))
+            if self._range is not known:
+                return
+        if self._told.vouched > self._vouched and self._fits(self._told, known):
+            await self._vouch(self._told, known)
+            if self._range is not known:
+                return
+        told = self._told  # of now: no less may have been acknowledged since
         if not self._fits(told, known):
             self._give_up()
-            return
-        if told == self._said:
+        elif told == self._said and mass is None:
             await self._wait()
         elif told.retired:
             # From here on it may count as MAX.
@@ -306,9 +318,11 @@ class Slice:
             known.close()
         else:
             self._counts = max(self._counts, told.low)
-            await self._of(known, known.say(told))
+            await self._of(known, known.say(told, mass))
             if self._range is known:
                 self._counts, self._said = told.low, told
+                if mass is not None:
+                    self._mass_said, self._mass_at = turns, asyncio.get_running_loop().time()
                 self._settle()
 
     async def _vouch(self, told: Told, known: Range) -> None:
@@ -319,14 +333,19 @@ class Slice:
                 heard, self._heard = self._heard, asyncio.Event()
                 heard.set()
 
+    @property
+    def _rested(self) -> float:
+        return asyncio.get_running_loop().time() - self._mass_at
+
     async def _wait(self) -> None:
         """Wait for news; without any, say the same again now and then."""
         self._news.clear()
+        waits = self._range is not None and self._weighs and self._mass_turns != self._mass_said
         try:
-            async with asyncio.timeout(BEAT_SECONDS):
+            async with asyncio.timeout(MASS_SECONDS - self._rested if waits else BEAT_SECONDS):
                 await self._news.wait()
         except TimeoutError:
-            if self._range is not None:
+            if self._range is not None and not waits:
                 self._said = None
 
     async def _of(self, known: Range, saying: object) -> None:
@@ -360,13 +379,15 @@ class Slice:
         if not self._fits(self._told, found):
             # The graph has changed: what this process reads of it ends the life, or the claims, that went by the old one, before anything is said.
             found.close()
-            await shard.refresh()
+            if shard.shared:  # who is alone has all of it in memory
+                await shard.refresh()
             await shard.follow_inputs(self.name, found.low)
             if found.incarnation != self._told.incarnation:
                 msg = f"the shards of {self.root} and {self.name} do not know the same graph yet"
                 raise errors.Unavailable(msg)
             return
-        self._range, self._said, self._counts = found, None, found.low
+        self._range, self._said, self._counts, self._mass_said = found, None, found.low, -1
+        self._mass_at = asyncio.get_running_loop().time() - MASS_SECONDS
         self._settle()
 
     @staticmethod
@@ -380,7 +401,7 @@ class Slice:
         ).digest()
 
 
-def report_of(told: Told, sequencer: int) -> GroupReport:
+def report_of(told: Told, mass: Mass | None, sequencer: int) -> GroupReport:
     """Return the report of a slice to its root."""
     late = {ppm: (behind, micros) for ppm, micros, _, behind in told.kept}
     records = max((records for _, _, records, _ in told.kept), default=0)
@@ -390,7 +411,7 @@ def report_of(told: Told, sequencer: int) -> GroupReport:
         finish=told.low == MAX,
         fold=told.fold,
         oldest_operation=told.oldest_operation,
-        mass=Mass(NO_RECORDS, NO_RECORDS, 0, dict(told.frontiers)) if told.frontiers else None,
+        mass=mass,
         waiting_for=told.waiting_for,
         lateness=Lateness({0: records} if records else {}, MIN, MIN, late) if late else None,
     )
@@ -436,10 +457,10 @@ class RangeHere:
         """See Range."""
         return not self._shard.granted(self._asked.root, self._sequencer)
 
-    async def say(self, told: Told) -> None:
+    async def say(self, told: Told, mass: Mass | None) -> None:
         """See Range."""
         self._number += 1
-        report = self._asked.root, report_of(told, self._sequencer)
+        report = self._asked.root, report_of(told, mass, self._sequencer)
         number = 1, self._number
         for _, refused in await self._shard.report([report], sender=self._asked.request_id, number=number):
             raise errors.BY_REASON[refused.reason](refused.message)

@@ -20,7 +20,8 @@ from lowwater.layout import SLOTS, wrong
 from lowwater_authority.core.batches import MAX_PARTS
 from lowwater_authority.core.budget import BUCKETS, Kept, Lateness
 from lowwater_authority.core.codec import int64_bytes
-from lowwater_authority.core.groups import MOST_RECORDS, GroupState, Mass
+from lowwater_authority.core.computation import MOST_FRONTIERS
+from lowwater_authority.core.groups import MOST_RECORDS, NO_RECORDS, GroupState, Mass
 from lowwater_authority.core.heuristics import PPM
 from lowwater_authority.core.layout import Layout, Load, Told
 from lowwater_authority.core.requests import (
@@ -230,7 +231,16 @@ def _histogram(path: str, message: workers_pb2.Histogram) -> tuple[Int64s, Int64
 def mass(message: workers_pb2.Mass) -> Mass:
     """Decode a mass; the core checks its histogram. Raises InvalidArgument."""
     starts, counts = _histogram("mass.pending", message.pending)
-    return Mass(starts, counts, message.recent, frontiers("mass.frontiers", message.frontiers))
+    if len(message.others) > MOST_FRONTIERS:
+        raise bad_field(
+            "mass.others", f"has {len(message.others)}", f"send at most {MOST_FRONTIERS}, and round frontiers down"
+        )
+    others = (
+        Mass(NO_RECORDS, NO_RECORDS, each.recent, frontiers("mass.others.frontiers", each.frontiers))
+        for each in message.others
+    )
+    told = frontiers("mass.frontiers", message.frontiers)
+    return Mass(starts, counts, message.recent, told, tuple(others), unknown=message.unknown)
 
 
 def group(message: workers_pb2.GroupReport) -> GroupReport:

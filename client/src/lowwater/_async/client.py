@@ -189,10 +189,11 @@ class Client:
         return published.views
 
     def inputs(self, *names: str) -> InputReader:
-        """Follow some computations and fold them locally. Raises InvalidArgument without names."""
+        """Follow some computations and fold them locally. Raises InvalidArgument without names, and for a slice."""
         self._runtimes.check_open()
-        check_followed(names)
-        return InputReader(self._runtimes, {name: self._full(name, "names") for name in names})
+        full = {name: self._full(name, "names") for name in names}
+        check_followed(tuple(full.values()))
+        return InputReader(self._runtimes, full)
 
     async def watch(self, *names: str) -> AsyncGenerator[WatermarkView, None]:
         """Yield the watermarks of some computations, or of all, and again whenever they change. Conflated.

@@ -18,6 +18,7 @@ __all__ = [
     "count",
     "counts",
     "flag",
+    "followed_name",
     "is_name",
     "is_number",
     "key",
@@ -73,6 +74,11 @@ def text(field: str, value: object) -> str:
 def is_name(value: str) -> bool:
     """Return whether a text is a computation's full name."""
     return _NAME.fullmatch(value) is not None
+
+
+def followed_name(field: str, value: object) -> str:
+    """Return a full name of a computation, or of a slice of one."""
+    return str(value) if is_name(slice_of(text(field, value))) else known_name(field, value)
 
 
 def known_name(field: str, value: object) -> str:

@@ -144,6 +144,8 @@ def _mass(mass: Mass) -> workers_pb2.Mass:
         pending=workers_pb2.Histogram(starts_micros=mass.starts, counts=mass.counts),
         recent=mass.recent,
         frontiers=frontiers(mass.frontiers),
+        others=[workers_pb2.FinishedAt(recent=recent, frontiers=frontiers(at)) for recent, at in mass.others],
+        unknown=mass.unknown,
     )
 
 

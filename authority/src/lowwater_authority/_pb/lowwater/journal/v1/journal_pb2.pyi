@@ -516,15 +516,23 @@ class Mass(google.protobuf.message.Message):
     COUNTS_FIELD_NUMBER: builtins.int
     RECENT_FIELD_NUMBER: builtins.int
     FRONTIERS_FIELD_NUMBER: builtins.int
+    OTHERS_FIELD_NUMBER: builtins.int
+    UNKNOWN_FIELD_NUMBER: builtins.int
     starts: builtins.bytes
     """Bucket starts, ascending, 64-bit."""
     counts: builtins.bytes
     """Bucket counts, 64-bit."""
     recent: builtins.int
     """Recently finished records."""
+    unknown: builtins.bool
+    """Of a slice: the mass of some of its claims is not known."""
     @property
     def frontiers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Share]:
         """Where the finished ones stand."""
+
+    @property
+    def others(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___FinishedAt]:
+        """Of a slice: more finished records, of other frontiers."""
 
     def __init__(
         self,
@@ -533,10 +541,36 @@ class Mass(google.protobuf.message.Message):
         counts: builtins.bytes = ...,
         recent: builtins.int = ...,
         frontiers: collections.abc.Iterable[Global___Share] | None = ...,
+        others: collections.abc.Iterable[Global___FinishedAt] | None = ...,
+        unknown: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["counts", b"counts", "frontiers", b"frontiers", "recent", b"recent", "starts", b"starts"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["counts", b"counts", "frontiers", b"frontiers", "others", b"others", "recent", b"recent", "starts", b"starts", "unknown", b"unknown"]) -> None: ...
 
 Global___Mass: typing_extensions.TypeAlias = Mass
+
+@typing.final
+class FinishedAt(google.protobuf.message.Message):
+    """Finished records of some claims of a slice."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RECENT_FIELD_NUMBER: builtins.int
+    FRONTIERS_FIELD_NUMBER: builtins.int
+    recent: builtins.int
+    """How many."""
+    @property
+    def frontiers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Share]:
+        """Where they stand."""
+
+    def __init__(
+        self,
+        *,
+        recent: builtins.int = ...,
+        frontiers: collections.abc.Iterable[Global___Share] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["frontiers", b"frontiers", "recent", b"recent"]) -> None: ...
+
+Global___FinishedAt: typing_extensions.TypeAlias = FinishedAt
 
 @typing.final
 class Release(google.protobuf.message.Message):
