@@ -61,11 +61,12 @@ class Way:
         self.came.append((kind, what))
         if kind in self.held:
             await self.held[kind].wait()
-        if self.lost.get(kind) == "there":
+        lost = self.lost.get(kind)
+        if lost == "there":
             msg = "it is lost on the way there"
             raise errors.Unavailable(msg)
         done = await what()
-        if self.lost.get(kind) == "back":
+        if lost == "back":
             msg = "the answer is lost"
             raise errors.Unavailable(msg)
         return done
@@ -239,11 +240,13 @@ class Tree:
 
     def stands(self, number: int) -> int:
         """Where the root has a slice: hours, MIN or MAX."""
-        [[group, low, _]] = [each for each in self.root.map.overlapping(*self.top.shard.topology.get(f"a~{number}").span)]
+        [[group, low, _]] = [
+            each for each in self.root.map.overlapping(*self.top.shard.topology.get(f"a~{number}").span)
+        ]
         return _hours(int(self.root.map.columns.values[group.base + low]))
 
     def state(self, number: int) -> GroupState:
-        [[group, _, _]] = [each for each in self.root.map.overlapping(*self.top.shard.topology.get(f"a~{number}").span)]
+        [[group, _, _]] = self.root.map.overlapping(*self.top.shard.topology.get(f"a~{number}").span)
         return group.state
 
     def low(self, name: str = "a") -> int:

@@ -13,6 +13,7 @@ from lowwater_authority.core.interval_map import IntervalMap
 from lowwater_authority.core.requests import ClaimRequest
 from lowwater_authority.core.topology import Topology
 from lowwater_authority.engine import slices
+from lowwater_authority.engine.shard import Shard
 from lowwater_authority.engine.slices import Slice, Told
 
 Planted = pytest.MonkeyPatch
@@ -67,7 +68,11 @@ def versions_are_echoed(planted: Planted) -> None:
     def echo(told: Told, computation: Computation, topology: Topology) -> Told:
         return told._replace(fold=topology.required(computation.spec.name), current=True)
 
+    async def as_they_are(self: Shard, name: str, bound: int) -> None:
+        del self, name, bound
+
     _told(planted, echo)
+    planted.setattr(Shard, "follow_inputs", as_they_are)
 
 
 def snapshots_forget_the_version(planted: Planted) -> None:
@@ -132,4 +137,3 @@ def logs_name_the_keys(planted: Planted) -> None:
             computation.map = IntervalMap()
 
     planted.setattr(recovery, "_restore", as_written)
-

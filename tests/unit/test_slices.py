@@ -16,7 +16,7 @@ from lowwater import errors
 from lowwater._core.lateness import Arrivals
 from lowwater_authority.cluster.peers import Kept
 from lowwater_authority.core import recovery
-from lowwater_authority.core.computation import Computation
+from lowwater_authority.core.computation import CLAIMS_OF_ONE, Computation
 from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.requests import ClaimRequest, GroupReport
 from lowwater_authority.core.times import MAX, MIN
@@ -360,15 +360,15 @@ async def test_a_claim_of_the_same_owner_that_comes_late_does_not_bring_back_wha
     tree.way.lost["claim"] = "there"
     new = await tree.fail_over()
     await until(lambda: len(tree.way.sent("claim")) > 4)
-    late = tree.way.sent("claim")[-1 :]
+    late = tree.way.sent("claim")[-1:]
     del tree.way.lost["claim"]
     await until(lambda: new.slice("a~0").is_settled() and new.slice("a~1").is_settled())
     for number, span in ((0, (b"", KEY)), (1, (KEY, b""))):
         await new.shard.retire(f"a~{number}", *span, force=True)
     await until(lambda: {tree.state(0), tree.state(1)} == {GroupState.RETIRED})
-    for each in late:
+    for again in late:
         with pytest.raises(errors.OlderClaim):
-            await each()
+            await again()
     assert {tree.state(0), tree.state(1)} == {GroupState.RETIRED}
 
 
@@ -391,17 +391,27 @@ async def test_a_process_that_another_one_has_the_number_of_takes_a_greater_one(
 def test_two_owners_of_a_slice_by_one_number_are_told_apart_by_their_address() -> None:
     computation = Computation(Spec("a", slices=(KEY,)))
 
-    def claim(host: str, ordinal: int, at: bytes = b"") -> None:
+    def claim(host: str, epoch: int, at: bytes = b"", claims: int = 1) -> None:
         span = [at, b"" if at else KEY]
         computation.claim(
-            ClaimRequest(span, identity="a~", generation=1, ordinal=ordinal, host=host, request_id=next(ids).to_bytes(16)), 0
+            ClaimRequest(
+                span,
+                identity="a~",
+                generation=1,
+                ordinal=epoch * CLAIMS_OF_ONE + claims,
+                host=host,
+                request_id=next(ids).to_bytes(16),
+            ),
+            0,
         )
 
     claim("one:1", 5)
     claim("one:1", 5, KEY)
     with pytest.raises(errors.OlderClaim) as refused:
         claim("other:1", 5)
-    assert refused.value.metadata["claimed_ordinal"] == "6"
+    assert int(refused.value.metadata["claimed_ordinal"]) == 6 * CLAIMS_OF_ONE
+    with pytest.raises(errors.OlderClaim):
+        claim("other:1", 5, claims=9)
     claim("other:1", 6)
     with pytest.raises(errors.OlderClaim):
         claim("one:1", 5)
@@ -636,7 +646,9 @@ def test_recovery_knows_the_owners_of_slices_one_by_one() -> None:
     spec = Spec("a", slices=(KEY,))
     computation = Computation(spec)
     for start, end, ordinal in ((b"", KEY, 9), (KEY, b"", 3)):
-        request = ClaimRequest([start, end], identity="a~", generation=1, ordinal=ordinal, request_id=bytes([ordinal]) * 16)
+        request = ClaimRequest(
+            [start, end], identity="a~", generation=1, ordinal=ordinal, request_id=bytes([ordinal]) * 16
+        )
         computation.claim(request, 0)
     computation.retire(b"", KEY, force=True, now=0, sequencer=1)
     computation.take_record(0)

@@ -85,7 +85,7 @@ class Peers:
     async def claim(self, asked: Asked) -> RangeThere:
         """See Above."""
         worker = self._connected().worker(
-            asked.root, name=asked.name, identity=slicing(asked.root), generation=GENERATION, ordinal=asked.epoch
+            asked.root, name=asked.name, identity=slicing(asked.root), generation=GENERATION, ordinal=asked.ordinal
         )
         worker._claimant = replace(
             worker._claimant, host=asked.host

@@ -27,7 +27,7 @@ import numpy as np
 from lowwater import errors
 from lowwater._core.events import event
 from lowwater_authority.core.budget import Lateness
-from lowwater_authority.core.computation import slicing
+from lowwater_authority.core.computation import CLAIMS_OF_ONE, slicing
 from lowwater_authority.core.requests import ClaimRequest, Fold, GroupReport
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.engine.backoff import Backoff
@@ -84,8 +84,16 @@ class Asked(NamedTuple):
     span: tuple[bytes, bytes]
     host: str
     epoch: int
+    """The ownership number."""
+    claims: int
+    """How many it has made under it, with this one."""
     bound: int
     request_id: bytes
+
+    @property
+    def ordinal(self) -> int:
+        """What orders it among the claims of the slice."""
+        return self.epoch * CLAIMS_OF_ONE + min(self.claims, CLAIMS_OF_ONE - 1)
 
 
 class Range(Protocol):
@@ -281,8 +289,12 @@ class Slice:
     async def _rise(self, error: errors.OlderClaim) -> None:
         """Another process has claimed under a greater number, or under this one: it has replaced this one, unless the store has lost numbers."""
         self._give_up()
+        epoch, claims = divmod(int(error.metadata["claimed_ordinal"]), CLAIMS_OF_ONE)
+        if epoch == self._shard.epoch(self.name):
+            self._asked = claims
+            return
         await self._shard.confirm([self.name])
-        await self._shard.rise(self.name, int(error.metadata["claimed_ordinal"]))
+        await self._shard.rise(self.name, epoch)
 
     async def _tell(self) -> None:
         """Tell the root what it does not know yet, or wait until there is something."""
@@ -368,6 +380,7 @@ class Slice:
             self._span,
             shard.held.address,
             shard.epoch(self.name),
+            self._asked,
             told.low,
             self._request_id(shard.held.of(self.name).ownership.nonce),
         )
@@ -432,7 +445,7 @@ class Here:
             host=asked.host,
             identity=slicing(asked.root),
             generation=GENERATION,
-            ordinal=asked.epoch,
+            ordinal=asked.ordinal,
             request_id=asked.request_id,
             bound_micros=np.array([asked.bound], dtype=np.int64),
         )
