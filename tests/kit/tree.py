@@ -204,7 +204,7 @@ class Tree:
         self.top = await self.another("top:1", lambda name: "~" not in name)
         for name in spec.get("inputs", ()):  # type: ignore[attr-defined]
             await self.top.shard.register(Spec(name))
-        await self.top.shard.register(Spec("a", slices=(b"\x80",), **spec))  # type: ignore[arg-type]
+        await self.top.shard.register(Spec("a", **{"slices": (b"\x80",), **spec}))  # type: ignore[arg-type]
         self.below = await self.another("below:1", lambda name: "~" in name)
         return self
 
@@ -240,9 +240,7 @@ class Tree:
 
     def stands(self, number: int) -> int:
         """Where the root has a slice: hours, MIN or MAX."""
-        [[group, low, _]] = [
-            each for each in self.root.map.overlapping(*self.top.shard.topology.get(f"a~{number}").span)
-        ]
+        [[group, low, _]] = list(self.root.map.overlapping(*self.top.shard.topology.get(f"a~{number}").span))
         return _hours(int(self.root.map.columns.values[group.base + low]))
 
     def state(self, number: int) -> GroupState:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2
 from lowwater_authority.core.codec import int64s
+from lowwater_authority.core.groups import GroupState
 from lowwater_authority.journal import GRAPH
 from lowwater_authority.journal.frames import Kind, decode
 from tests.kit.faults import Operation
@@ -151,6 +152,7 @@ class Durable:
             self._bereft.add(name)
         self._forget_uncovered(name, computation)
         computation._check()
+        self._took_out(name, computation)
         self._sound(name, computation)
         self._remembers(computation)
         # What a crash left of the cache is durable now, though nobody was told before.
@@ -205,7 +207,38 @@ class Durable:
     def _ranges(self, name: str, computation: Computation) -> list[tuple[range, int]]:
         node = self._pipeline.whole(name)
         ranges, _ = computation.map.all_ranges(1000)
-        return [(node.covered(each.start, each.end), each.value) for each in ranges]
+        return [
+            (node.covered(each.start, each.end), each.value)
+            for each in ranges
+            if each.owner.state is not GroupState.RETIRED
+        ]
+
+    def _takes_out(self, log: str, record: journal_pb2.Record) -> None:
+        """Keys that are retired, or claimed again, in the order of the record. What a slice does counts, and not what its root hears of it."""
+        node = self._pipeline.whole(log)
+        if log == node.name and node.cuts:
+            return
+        for op in record.ops:
+            match op.WhichOneof("kind"):
+                case "retire":
+                    self._pipeline.retire(log, node.covered(op.retire.start, op.retire.end))
+                case "claim":
+                    self._pipeline.revive(log, node.covered(op.claim.bounds[0], op.claim.bounds[-1]))
+                case _:
+                    pass
+
+    def _took_out(self, name: str, computation: Computation) -> None:
+        """What is taken over of the store says which keys are retired."""
+        node = self._pipeline.whole(name)
+        if name == node.name and node.cuts:
+            return
+        ranges, _ = computation.map.all_ranges(1000)
+        for each in ranges:
+            cells = node.covered(each.start, each.end)
+            if each.owner.state is not GroupState.RETIRED:
+                self._pipeline.revive(name, cells)
+            elif not all(node.cells[index].retired for index in cells):
+                self._pipeline.retire(name, cells)
 
     # -- writes ----------------------------------------------------------------------------------------------------
 
@@ -228,6 +261,7 @@ class Durable:
                 self._recorded(who, log, journal_pb2.Record.FromString(payload))
 
     def _recorded(self, who: str, log: str, record: journal_pb2.Record) -> None:
+        self._takes_out(log, record)
         incarnation = log, record.incarnation
         # Others may have gone on, when the news of this write is late.
         known = MIN if self._weak else self._durable.get(incarnation, MIN)
