@@ -178,8 +178,8 @@ class Slice:
         self._heard = asyncio.Event()
         """Set, and replaced, when the root has heard that."""
         self._weighs = bool(spec.heuristics)
-        self._mass_turns, self._mass_said, self._mass_at = computation.mass_turns, -1, -MASS_SECONDS
-        """How often its mass has changed, how often it had when the root was told of it last, and when that was."""
+        self._mass_turns, self._mass_said, self._mass_due = computation.mass_turns, -1, 0.0
+        """How often its mass has changed, how often it had when the root was told of it last, and from when on it may be again."""
         self._slow = False
         """Whether an answer has waited in vain: the next ones do not, until the root answers."""
         self._asked = 0
@@ -309,7 +309,7 @@ class Slice:
 
     async def _tell_by(self, known: Range) -> None:
         mass, turns = None, self._mass_said
-        if self._weighs and self._mass_turns != turns and self._rested >= MASS_SECONDS:
+        if self._weighs and self._mass_turns != turns and asyncio.get_running_loop().time() >= self._mass_due:
             mass, turns = await self._shard.ask(self.name, lambda found, _: (found.whole_mass(), found.mass_turns))
             if self._range is not known:
                 return
@@ -334,7 +334,7 @@ class Slice:
             if self._range is known:
                 self._counts, self._said = told.low, told
                 if mass is not None:
-                    self._mass_said, self._mass_at = turns, asyncio.get_running_loop().time()
+                    self._mass_said, self._mass_due = turns, asyncio.get_running_loop().time() + MASS_SECONDS
                 self._settle()
 
     async def _vouch(self, told: Told, known: Range) -> None:
@@ -345,16 +345,15 @@ class Slice:
                 heard, self._heard = self._heard, asyncio.Event()
                 heard.set()
 
-    @property
-    def _rested(self) -> float:
-        return asyncio.get_running_loop().time() - self._mass_at
-
     async def _wait(self) -> None:
         """Wait for news; without any, say the same again now and then."""
         self._news.clear()
         waits = self._range is not None and self._weighs and self._mass_turns != self._mass_said
         try:
-            async with asyncio.timeout(MASS_SECONDS - self._rested if waits else BEAT_SECONDS):
+            # Until a time: what is left of one may be too little to move a clock.
+            async with asyncio.timeout_at(
+                self._mass_due if waits else asyncio.get_running_loop().time() + BEAT_SECONDS
+            ):
                 await self._news.wait()
         except TimeoutError:
             if self._range is not None and not waits:
@@ -400,7 +399,7 @@ class Slice:
                 raise errors.Unavailable(msg)
             return
         self._range, self._said, self._counts, self._mass_said = found, None, found.low, -1
-        self._mass_at = asyncio.get_running_loop().time() - MASS_SECONDS
+        self._mass_due = 0.0
         self._settle()
 
     @staticmethod
