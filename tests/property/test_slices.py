@@ -39,6 +39,7 @@ RETIRED = None
 """In place of a value: nobody waits for the key."""
 
 hours = st.integers(1, 99)
+widths = st.sampled_from([1, 3, KEYS + 1, KEYS + 1, KEYS + 1])
 
 
 def edge(key: int) -> bytes:
@@ -110,13 +111,18 @@ class Slices(RuleBasedStateMachine):
                 assert await self.tree.top.report(name, await self.tree.top.claim(name), hour) == []
 
         self.run(start())
+        for key in self.cuts[:-1]:
+            self.claim(key, KEYS + 1, None)
+        for number in range(len(self.claims)):
+            self.report(number, 30, finish=False)
 
     def slice_of(self, key: int) -> int:
         return next(number for number in range(len(self.cuts) - 1) if self.cuts[number] <= key < self.cuts[number + 1])
 
     def span(self, first: int, more: int) -> list[int]:
-        """Return some keys of one slice."""
-        return list(range(first, min(first + more, self.cuts[self.slice_of(first) + 1])))
+        """Return some keys of one slice; all of it where ``more`` is more than there are keys."""
+        start, end = self.cuts[self.slice_of(first)], self.cuts[self.slice_of(first) + 1]
+        return list(range(start, end)) if more > KEYS else list(range(first, min(first + more, end)))
 
     def begin_asking(self, keys: Sequence[int], value: Any) -> int:
         self.asked += 1
@@ -138,7 +144,7 @@ class Slices(RuleBasedStateMachine):
 
     # -- workers ----------------------------------------------------------------------------------------------------
 
-    @rule(first=st.integers(0, KEYS - 1), more=st.integers(1, KEYS), bound=st.none() | hours)
+    @rule(first=st.integers(0, KEYS - 1), more=widths, bound=st.none() | hours)
     def claim(self, first: int, more: int, bound: int | None) -> None:
         keys, life = self.span(first, more), self.life
         name = f"a~{self.slice_of(first)}"
@@ -190,7 +196,7 @@ class Slices(RuleBasedStateMachine):
 
     # -- operators --------------------------------------------------------------------------------------------------
 
-    @rule(first=st.integers(0, KEYS - 1), more=st.integers(1, KEYS))
+    @rule(first=st.integers(0, KEYS - 1), more=widths)
     def retire(self, first: int, more: int) -> None:
         keys, life = self.span(first, more), self.life
         number = self.begin_asking(keys, lambda _: RETIRED)
@@ -285,7 +291,8 @@ class Slices(RuleBasedStateMachine):
         assert low >= self.low
         if low > self.low:
             assert low <= min(max(key.most, before) for key, before in zip(self.keys, self.before, strict=True))
-        assert low != MAX or any(key.told == MAX or MAX in dict(key.may).values() for key in self.keys), "who said so?"
+            finished = any(key.told == MAX or MAX in dict(key.may).values() for key in self.keys)
+            assert low != MAX or finished, "nobody says that nothing will ever come where nobody is left"
         self.low = low
 
     def teardown(self) -> None:
@@ -309,7 +316,9 @@ class Slices(RuleBasedStateMachine):
         await until(lambda: all(tree.below.slice(name).is_settled() for name in names))
         for number, name in enumerate(names):
             assert await tree.below.report(name, await tree.below.claim(name, bound=40), 20 + number) == []
-        await until(lambda: [tree.stands(number) for number in range(len(names))] == [20 + n for n in range(len(names))])
+        await until(
+            lambda: [tree.stands(number) for number in range(len(names))] == [20 + n for n in range(len(names))]
+        )
         await rest()
         assert tree.low() == max(self.low, 20)
 
