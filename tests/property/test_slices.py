@@ -8,17 +8,20 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from lowwater import errors
-from lowwater_authority.core.groups import GroupState
-from lowwater_authority.core.requests import Grant
+from lowwater_authority.core.computation import Computation, slicing
+from lowwater_authority.core.groups import GroupState, Mass
+from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Grant, GroupReport
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine import slices
@@ -336,6 +339,80 @@ class Slices(RuleBasedStateMachine):
 
 async def _quietly(what: Any) -> None:
     await what
+
+
+class Group(NamedTuple):
+    """What a claim of one key tells."""
+
+    low: int
+    pending: tuple[int, ...]
+    recent: int
+    frontier: int
+    told: bool
+
+
+groups = st.builds(
+    Group,
+    st.integers(0, 90),
+    st.lists(st.integers(0, 99), max_size=4).map(lambda times: tuple(sorted(set(times)))),
+    st.integers(0, 5),
+    st.integers(0, 99),
+    st.sampled_from([True] * 9 + [False]),
+)
+
+
+@settings(max_examples=150, deadline=None, database=None, derandomize=True)
+@given(
+    cuts=st.sets(st.integers(1, 5), min_size=1, max_size=3),
+    rounds=st.lists(st.lists(groups, min_size=6, max_size=6), min_size=1, max_size=3),
+)
+def test_the_heuristics_of_a_root_never_lead_those_of_the_same_claims_without_slices(
+    cuts: set[int], rounds: list[list[Group]]
+) -> None:
+    """And its low watermark is the same."""
+    edges = [bytes([index]) if 0 < index < 6 else b"" for index in range(7)]
+    spec = Spec("a", heuristics=(990_000, 500_000), slices=tuple(edges[cut] for cut in sorted(cuts)))
+    flat = Computation(replace(spec, slices=()))
+    root = Computation(spec)
+    parts = {name: Computation(each) for name, each in spec.slice_specs().items()}
+    numbers = count(1)
+
+    def part(index: int) -> Computation:
+        return parts[spec.slices_over(edges[index], edges[index + 1])[0]]
+
+    def claim(where: Computation, start: bytes, end: bytes, **more: Any) -> int:
+        request = ClaimRequest([start, end], request_id=next(numbers).to_bytes(16), **more)
+        return where.claim(request, 0).sequencer
+
+    def report(where: Computation, sequencer: int, low: int, mass: Mass | None) -> None:
+        told = GroupReport(sequencer, np.array([low], dtype=np.int64), fold=NO_FOLD, mass=mass)
+        refused = where.report(told, sender=b"s", number=(1, next(numbers)), required=NO_FOLD, now=0, wall=10**9)
+        assert refused == []
+
+    def record(where: Computation) -> None:
+        where.take_record(0)
+        where.publish()
+
+    claims = [[claim(where, edges[i], edges[i + 1]) for where in (flat, part(i))] for i in range(6)]
+    above = {
+        name: claim(root, *each.spec.span, identity=slicing("a"), generation=1, ordinal=1)
+        for name, each in parts.items()
+    }
+    for told in rounds:
+        for i, group in enumerate(told):
+            times = np.array(group.pending, dtype=np.int64)
+            frontiers = dict.fromkeys(spec.heuristics, group.frontier)
+            mass = Mass(times, np.ones(len(times), dtype=np.int64), group.recent, frontiers) if group.told else None
+            for where, sequencer in zip((flat, part(i)), claims[i], strict=True):
+                report(where, sequencer, group.low, mass)
+        record(flat)
+        for name, each in parts.items():
+            record(each)
+            report(root, above[name], each.map.minimum(), each.whole_mass())
+        record(root)
+        assert root.low == flat.low
+        for share in spec.heuristics:
+            assert root.heuristics[share] <= flat.heuristics[share]
 
 
 def play(examples: int) -> None:

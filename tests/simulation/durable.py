@@ -294,7 +294,7 @@ class Durable:
         """A shard has put back what the store had lost; what others wrote meanwhile is gone."""
         self._sim.reach("a log was put back from memory")
         # The end of a log that is written after a drop takes the place of all that was there.
-        meant = log in self.damaged or log in self._ledger.book(GRAPH).dropped
+        meant = self._is_damaged(log) or log in self._ledger.book(GRAPH).dropped
         self._expect(
             self._weak or meant,
             f"{who} restores the log of {log}, of which a store that keeps its word lost nothing",
@@ -343,7 +343,11 @@ class Durable:
 
     def _gone(self, name: str, sequencer: int) -> bool:
         """Whether the store has forgotten a claim that it knew."""
-        return (self._weak or name in self.damaged) and sequencer not in sequencers(self._ledger.book(name))
+        return (self._weak or self._is_damaged(name)) and sequencer not in sequencers(self._ledger.book(name))
+
+    def _is_damaged(self, log: str) -> bool:
+        """Whether a log was damaged: what is given up for it goes with all of its slices."""
+        return log in self.damaged or (log != GRAPH and self._pipeline.whole(log).name in self.damaged)
 
     def knows_inputs(self, name: str, inputs: Iterable[str]) -> bool:
         """Whether the store, or any living shard, knows that a computation reads these."""
