@@ -86,6 +86,10 @@ RETIRE: Final = "retire"
 
 RETIREMENTS: Final = 4
 
+INPUT: Final = "new inputs"
+INPUTS: Final = 3
+"""How often somebody tries to give a computation another input in worlds with slices, besides; it has it once."""
+
 KINDS: Final = (*COMMON, *ALONE, *SHARDED, DAMAGE, DAMAGE_GRAPH, RETIRE)
 """All of them."""
 
@@ -138,7 +142,8 @@ def schedule(random: Random, moves: int, *, sharded: bool, rotten: bool = False,
     for kind in (DAMAGE, DAMAGE_GRAPH) if rotten else (DAMAGE,):
         made += [Move(round(random.uniform(5.0, at), 3), kind, _facts(kind, random)) for _ in range(DAMAGES)]
     if sliced:
-        made += [Move(round(random.uniform(5.0, at), 3), RETIRE, _facts(RETIRE, random)) for _ in range(RETIREMENTS)]
+        for kind in (*[RETIRE] * RETIREMENTS, *[INPUT] * INPUTS):
+            made.append(Move(round(random.uniform(5.0, at), 3), kind, _facts(kind, random)))
     return sorted(made, key=lambda move: move.at)
 
 

@@ -74,6 +74,8 @@ class Durable:
         """The incarnations in which somebody was told that computations were dropped."""
         self.damaged: set[str] = set()
         """Computations whose log was damaged in the store: it may be written again, from memory or for an incarnation after a drop."""
+        self._stood: dict[tuple[str, int], int] = {}
+        """By slice and incarnation: the greatest value that it has ever stood at, durably."""
         self._bereft: set[str] = set()
         """Computations of which something that was acknowledged, and is not just an advance, is lost for good."""
 
@@ -153,6 +155,7 @@ class Durable:
         self._forget_uncovered(name, computation)
         computation._check()
         self._took_out(name, computation)
+        self._stands(computation)
         self._sound(name, computation)
         self._remembers(computation)
         # What a crash left of the cache is durable now, though nobody was told before.
@@ -284,7 +287,25 @@ class Durable:
         computation = self._computation(who, log)
         # The news of a write may come late, and find that another has taken over: what this one has in memory is not published any more.
         if computation is not None and self._owns(who, log):
+            self._stands(computation)
             self._sound(log, computation)
+            self._counts(computation)
+
+    def _stands(self, computation: Computation) -> None:
+        key = computation.spec.name, computation.incarnation
+        if computation.spec.slice_of:
+            self._stood[key] = max(computation.map.minimum(), self._stood.get(key, MIN))
+
+    def _counts(self, computation: Computation) -> None:
+        """No slice counts at its root for more than it has ever stood at, in this incarnation."""
+        root = self._pipeline.nodes.get(computation.spec.name)
+        for cells, value in self._ranges(root.name, computation) if root is not None and root.cuts else []:
+            for name in (name for name, its in root.slices.items() if its == cells):
+                stood = self._stood.get((name, computation.incarnation), MIN)
+                self._expect(
+                    value <= stood,
+                    f"{name} counts as {value} in the incarnation {computation.incarnation}, but stood at {stood} at most",
+                )
 
     def _owns(self, who: str, log: str) -> bool:
         holding = self._authorities[who][1].shard.held.served.get(log)

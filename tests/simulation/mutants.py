@@ -509,7 +509,6 @@ SLICED: Final = (
     slice_switches.outputs_wait_for_the_slice_alone,
     slice_switches.one_order,
     slice_switches.retired_is_told_as_finished,
-    slice_switches.retirements_name_no_claim,
     slice_switches.logs_name_the_keys,
     publish_a_slice_as_the_whole,
 )

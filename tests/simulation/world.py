@@ -95,9 +95,9 @@ def pipeline(random: Random, seconds: float, *, timed: bool = False) -> Pipeline
 
 
 def cut(random: Random, nodes: Pipeline) -> None:
-    """Let some computations be cut into slices, at random edges of cells: any but those that one run has all of."""
-    may = [node for node in nodes.nodes.values() if node.name not in (BATCHED, timers.TIMED)]
-    for node in random.sample(may, random.randrange(2, len(may) + 1)):
+    """Let computations be cut into slices, at random edges of cells: the one that gets another input, and some others. Not those that one run has all of."""
+    may = [node for node in nodes.nodes.values() if node.name not in (BATCHED, timers.TIMED, programs.GROWING)]
+    for node in (nodes.nodes[programs.GROWING], *random.sample(may, random.randrange(1, len(may) + 1))):
         inner = range(1, len(node.cells))
         node.cuts = tuple(sorted(random.sample(inner, random.randrange(1, min(len(inner), 3) + 1))))
 
