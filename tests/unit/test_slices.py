@@ -22,11 +22,13 @@ from lowwater_authority.core.requests import ClaimRequest, GroupReport
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine import logs, slices
+from lowwater_authority.engine.shard import Shard
 from lowwater_authority.rpc.streams import Outbox
 from tests.kit.memory_journal import MemoryDisk
 from tests.kit.times import HOUR
 from tests.kit.tree import NeverCame, Tree, ids, numbers, rest, until
 from tests.property import slice_switches as switches
+from tests.unit.test_shard import Running
 
 KEY = b"\x80"
 
@@ -299,6 +301,30 @@ async def test_T4_breaks_when_an_output_waits_for_its_slice_alone(
 ) -> None:
     switches.outputs_wait_for_the_slice_alone(monkeypatch)
     await test_T4_an_output_says_nothing_before_the_root_knows(reader)
+
+
+async def test_T4_a_process_that_is_alone_does_not_read_its_graph_again(
+    disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has all of it in memory. What it reads while it writes would be another process's to it, and end it."""
+    alone = await Running(disk).start()
+    for name in ("x", "y"):
+        await alone.shard.register(Spec(name))
+        assert await alone.report(await alone.claim(name), 50, name=name) == []
+    await alone.shard.register(Spec("a", inputs=("x",), slices=(KEY,)))
+    await alone.claim("a~0", b"", KEY)
+    read: list[bool] = []
+
+    async def refresh(self: Shard) -> None:
+        read.append(self.shared)
+
+    monkeypatch.setattr(Shard, "refresh", refresh)
+    await alone.shard.set_inputs("a", ["x", "y"])
+    computation = alone.shard.held.computation("a~0")
+    assert computation is not None
+    await until(lambda: computation.input_version == 2)
+    assert read == []
+    await alone.stop()
 
 
 # -- order of claims --------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ refused. So the root knows of every slice what it would know of a worker, and it
 One thing is different from a worker: the slice has workers itself, who count on its answers. A worker that was told that an older record is kept may
 let it go, and its sender moves on. So nobody gets an answer by which the slice stands below the greatest value that may count at the root, before the
 root has taken over the lesser one; and nobody gets one at all before the root knows whose the slice is. An answer by which the slice only advances
-waits for nothing.
+waits for nothing. And as inputs are added at the root, no output is told that it may say how far it is complete, before the root knows that.
 
 Pure is :class:`Slice` but for its one task, which asks ``Above``: the network, or the root itself where the same process serves it.
 """
