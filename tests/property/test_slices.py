@@ -30,7 +30,7 @@ from tests.kit.tree import NeverCame, Tree, rest, until
 from tests.property import slice_switches as switches
 
 SEED = int(os.environ.get("LOWWATER_SEED", "1"))
-EXAMPLES = 40
+EXAMPLES = 25
 STEPS = 25
 KEYS = 8
 """Keys of one byte, evenly; the last one has no upper bound."""
