@@ -11,6 +11,7 @@ from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.interval_map import IntervalMap
 from lowwater_authority.core.requests import ClaimRequest
+from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Topology
 from lowwater_authority.engine import slices
 from lowwater_authority.engine.shard import Shard
@@ -52,7 +53,7 @@ def new_owners_answer_at_once(planted: Planted) -> None:
 
     def eager(self: Slice, *arguments: Any) -> None:
         made(self, *arguments)
-        self._counts = slices.MIN
+        self._counts = MIN
 
     planted.setattr(Slice, "__init__", eager)
 

@@ -416,7 +416,7 @@ def test_the_heuristics_of_a_root_never_lead_those_of_the_same_claims_without_sl
 
 
 def play(examples: int) -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         seed(SEED)(Slices),
         settings=settings(
             max_examples=examples,

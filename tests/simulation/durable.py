@@ -299,7 +299,9 @@ class Durable:
     def _counts(self, computation: Computation) -> None:
         """No slice counts at its root for more than it has ever stood at, in this incarnation."""
         root = self._pipeline.nodes.get(computation.spec.name)
-        for cells, value in self._ranges(root.name, computation) if root is not None and root.cuts else []:
+        if root is None or not root.cuts:
+            return
+        for cells, value in self._ranges(root.name, computation):
             for name in (name for name, its in root.slices.items() if its == cells):
                 stood = self._stood.get((name, computation.incarnation), MIN)
                 self._expect(

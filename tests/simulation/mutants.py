@@ -506,7 +506,6 @@ SLICED: Final = (
     slice_switches.new_owners_answer_at_once,
     slice_switches.any_life_fits,
     slice_switches.versions_are_echoed,
-    slice_switches.outputs_wait_for_the_slice_alone,
     slice_switches.one_order,
     slice_switches.retired_is_told_as_finished,
     slice_switches.logs_name_the_keys,
