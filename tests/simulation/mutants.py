@@ -322,9 +322,9 @@ def answer_what_has_left_a_round(planted: Planted) -> None:
     """What another shard has taken leaves the round, and its callers are answered as if it were written too (rule 2)."""
     end = rounds._Work.end
 
-    def answer_all(self: rounds._Work[Any], result: Any, dropped: Mapping[str, Exception]) -> None:
+    def answer_all(self: rounds._Work[Any], result: Any, dropped: Mapping[str, Exception], *unheard: Any) -> None:
         del dropped
-        end(self, result, {})
+        end(self, result, {}, *unheard)
 
     planted.setattr(rounds._Work, "end", answer_all)
 
