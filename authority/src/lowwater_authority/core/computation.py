@@ -63,6 +63,10 @@ for an older report of a sender that was forgotten would count."""
 OWN_TURNS: Final = b""
 """Stands for the sender where the reports of a claim count turns of their own, whatever streams they come by."""
 
+CLAIMS_OF_ONE: Final = 1 << 20
+"""The ordinal of a slice's claim is its ownership number times so many, and how often it has claimed under that: a claim that is late does not count
+after a newer one, whoever made it."""
+
 _STALE: Final = (
     "the sequencer is stale: a newer claim, a reset or a retirement took the ranges over. Stop writing for them."
 )
@@ -262,9 +266,10 @@ class Computation:
             return self.order
         touched = [group for group, _, _ in self.map.overlapping(request.bounds[0], request.bounds[-1])]
         newest = max(group.order for group in touched)
-        order = (request.generation, request.ordinal)
-        owners = {group.host for group in touched if group.order == order and group.host}
-        return (newest[0], newest[1] + 1) if newest == order and owners - {request.host} else newest
+        epoch = request.ordinal // CLAIMS_OF_ONE
+        owners = {group.host for group in touched if group.order[1] // CLAIMS_OF_ONE == epoch and group.host}
+        others = newest[1] // CLAIMS_OF_ONE == epoch and owners - {request.host}
+        return (newest[0], (epoch + 1) * CLAIMS_OF_ONE) if others else newest
 
     def _check_span(self, start: bytes, end: bytes, what: str) -> None:
         """A slice has the keys of its own, and what is cut has none but by its slices. Raises OtherSlice."""
@@ -503,6 +508,10 @@ class Computation:
 
     def _apply_revoke(self, op: pb.Revoke, now: int) -> None:
         self.input_version = op.input_version
+        if self.spec.slice_of:
+            self.vouched = (
+                MIN  # what its root has not heard by now was acknowledged to nobody, and did not know of the new inputs
+            )
         for group in self.map.groups.values():
             group.state = GroupState.UNOWNED
             self.masses.changed(group)

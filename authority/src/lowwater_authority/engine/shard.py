@@ -687,6 +687,10 @@ class Shard:
             self._touch(round_, name).vouch(sequencer, through, fold, self.topology.required(name), round_.wall)
 
         await self._write(stage)
+        if self.topology.get(name).slice_of:
+            if (known := self._slices.get(name)) is None:
+                raise moved(name)
+            await known.vouched(through, fold.input_version)
 
     def wanted(self, name: str) -> Layout | None:
         """Return the layout that is wanted of a computation, durably; None when this shard does not serve it."""
