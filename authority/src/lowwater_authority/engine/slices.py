@@ -27,9 +27,9 @@ import numpy as np
 from lowwater import errors
 from lowwater._core.events import event
 from lowwater_authority.core.budget import Lateness
-from lowwater_authority.core.computation import slicing
 from lowwater_authority.core.requests import ClaimRequest, Fold, GroupReport
 from lowwater_authority.core.times import MAX, MIN
+from lowwater_authority.core.topology import slicing
 from lowwater_authority.engine.backoff import Backoff
 
 if TYPE_CHECKING:
