@@ -161,6 +161,10 @@ class Slice:
         self._weighs = bool(spec.heuristics)
         self._mass_turns, self._mass_said, self._mass_at = computation.mass_turns, -1, -MASS_SECONDS
         """How often its mass has changed, how often it had when the root was told of it last, and when that was."""
+        self.reached = False
+        """Whether the root has taken over what was said last, or is about to; False after a failure, until it has again."""
+        self.withheld = 0
+        """Answers that had to be refused, because the root had not heard of what they answer."""
         self._slow = False
         """Whether an answer has waited in vain: the next ones do not, until the root answers."""
         self._asked = 0
@@ -211,6 +215,7 @@ class Slice:
         if self.is_settled():
             return None
         self._slow = True
+        self.withheld += 1
         msg = (
             f"{self.root} has not heard of this change of {self.name}, a slice of it, and could lead it: what was asked for may be done, and is not "
             "acknowledged. It is repeated, or look again, when the shard of that one answers"
@@ -240,6 +245,7 @@ class Slice:
                 await self._tell()
                 backoff.restart()
             except errors.LowwaterError as error:
+                self.reached = False
                 if isinstance(error, errors.OlderClaim):
                     with suppress(errors.LowwaterError):
                         await self._rise(error)
@@ -286,11 +292,13 @@ class Slice:
             # From here on it may count as MAX.
             self._counts = MAX
             await self._of(known, known.retire())
+            self.reached = True
             self._range, self._said = None, told
             known.close()
         else:
             self._counts = max(self._counts, told.low)
             await self._of(known, known.say(told, mass))
+            self.reached = True
             if self._range is known:
                 self._counts, self._said = told.low, told
                 if mass is not None:
