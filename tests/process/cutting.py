@@ -11,6 +11,7 @@ from typing import Final
 
 import lowwater
 from lowwater import errors
+from lowwater._pb.lowwater.v1 import types_pb2
 from tests.kit.eventually import eventually
 from tests.kit.times import MAX, MIN, SECOND, at
 from tests.process.observing import LIBRARY, RAW, Board, Floor, LibraryWatcher, RawWatcher, Stopping
@@ -58,12 +59,18 @@ class Watched(Board):
 
     def __init__(self, held: Held) -> None:
         super().__init__({ROOT: ()}, {})
+        self.dropped = False
+        """Whether it was dropped at some time, so that subscribers may be told that it is not registered."""
         self._held = held
 
     def most(self, name: str) -> int:
         """See Board. What is held is asked by incarnation instead."""
         del name
         return MAX
+
+    def take(self, by: str, floor: Floor, message: types_pb2.Watermark) -> Floor:
+        """See Board."""
+        return floor if self.dropped and not message.registered else super().take(by, floor, message)
 
     def see(self, by: str, name: str, floor: Floor, seen: Floor) -> Floor:
         """See Board."""
@@ -82,13 +89,16 @@ class Working(Stopping):
         self.spans = {number: client.slices(ROOT)[number] for number in numbers}
         self.leases: dict[int, lowwater.Lease] = {}
         self.values: dict[int, int] = {}
+        self.stepping = threading.Lock()
+        """Held while it reports."""
         self._held = held
         self._rng = rng
 
     def run(self) -> None:
         while not self.stopping.wait(0.005):
             try:
-                self.step(self._rng.choice(list(self.spans)))
+                with self.stepping:
+                    self.step(self._rng.choice(list(self.spans)))
             except errors.LowwaterError:
                 continue  # what is lost is claimed again, and what must come is waited for
 

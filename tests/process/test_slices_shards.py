@@ -110,6 +110,7 @@ def change(cut: Cut) -> None:
     assert cut.lw.topology().computations[f"{ROOT}~0"].inputs == INPUTS
     with pytest.raises(errors.OwnedRanges):
         cut.lw.drop(ROOT)
+    cut.board.dropped = True
     assert cut.lw.drop(ROOT, force=True) == before + 1
     cut.register()
     cut.lives_on(before + 2)
@@ -127,7 +128,8 @@ def retire(cut: Cut) -> None:
     """Take the last slice out, whole, and then a part of another; then have the workers claim them again."""
     [working] = [each for each in cut.working if SLICES - 1 in each.spans]
     incarnation = cut.lw.get(ROOT)[ROOT].incarnation
-    span = working.spans.pop(SLICES - 1)
+    with working.stepping:
+        span = working.spans.pop(SLICES - 1)
     eventually(lambda: cut.lw.get(ROOT)[ROOT].low.micros > START)
     cut.held.say(incarnation, SLICES - 1, MAX)
     cut.lw.retire(ROOT, span.start, span.end, force=True)

@@ -422,7 +422,8 @@ class Shard:
             request = self._bounded(name, asked, away)
             adopts = adopt and computation.identity not in (None, request.identity)
             if not adopts or request.request_id in computation.granted:
-                if request.request_id not in computation.granted:  # a repeat divides nothing
+                # A repeat divides nothing, and a claim of what is cut only says in which slice there has to be room.
+                if request.request_id not in computation.granted and not computation.spec.slices:
                     room(_ranges_with(computation.map, request.bounds))
                 round_.touch(name, computation)
                 grant = computation.claim(request, round_.now, round_.wall)
