@@ -90,7 +90,7 @@ class Lag:
         self._held: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._value = time.time_ns() // 1000 - BACK
         leases = [worker.claim(each.start, each.end) for each in self._lw.slices(name)]
-        for lease in leases:
+        for lease in leases[1:]:
             lease.advance(None, oldest=None, frontier=self._value + BACK)
             lease.flush(PATIENCE)
         self._lease = leases[0]  # which holds the others up from now on
@@ -128,6 +128,7 @@ def _lags(folder: Path, size: Size) -> list[Result]:
                 move(lw, deployment.shards[place or 0], name)
                 if place is not None:
                     move(lw, deployment.shards[0], f"{name}~0", f"{name}~1")
+                    lw.reset(name)  # so that slices look again where it is
         whole, *cut = take_turns(
             [stack.enter_context(closing(Lag(deployment, name))) for name in names], size.rounds, size.samples, PAUSE
         )
@@ -256,6 +257,7 @@ def _load(folder: Path, slices: int, size: Size) -> tuple[list[Told], list[Told]
         lw.register("cut", slices=keys)
         lw.register("whole")
         move(lw, deployment.shards[0], "cut", "whole")
+        lw.reset("cut")  # so that slices look again where it is
         names = {"cut", *(each.name for each in lw.slices("cut"))}
         eventually(lambda: names <= {name for each in lw.shards() for name in each.computations})
         workers = [Workers(lw, name, keys) for name in ("cut", "whole")]
