@@ -31,6 +31,7 @@ from lowwater_authority.core.requests import ClaimRequest, Fold, GroupReport
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import slicing
 from lowwater_authority.engine.backoff import Backoff
+from lowwater_authority.engine.rounds import GivenUp
 
 if TYPE_CHECKING:
     from lowwater_authority.core.computation import Computation
@@ -433,7 +434,12 @@ class RangeHere:
         self._number += 1
         report = self._asked.root, report_of(told, mass, self._sequencer)
         number = 1, self._number
-        for _, refused in await self._shard.report([report], sender=self._asked.request_id, number=number):
+        try:
+            answers = await self._shard.report([report], sender=self._asked.request_id, number=number)
+        except GivenUp as error:
+            msg = f"another process has taken {self._asked.root} over, or what was written beside this could not be"
+            raise errors.Unavailable(msg) from error
+        for _, refused in answers:
             raise errors.BY_REASON[refused.reason](refused.message)
 
     async def retire(self) -> None:
