@@ -181,9 +181,10 @@ class Workers:
         channels = {address: channel(address) for address in set(owner.values())}
         for number, each in enumerate(names):
             start, end = bounds[number], bounds[number + 1]
+            inner = [start.ljust(2, b"\0") + bytes([i]) for i in range(1, RANGES)]
             request = pb.ClaimRequest(
                 computation=each,
-                bounds=[start, *(start + bytes([i]) for i in range(1, RANGES)), end],
+                bounds=[start, *inner, end],
                 worker=f"worker-{number}",
                 request_id=os.urandom(16),
             )
