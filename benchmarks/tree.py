@@ -261,6 +261,9 @@ def _load(folder: Path, slices: int, size: Size) -> tuple[list[Told], list[Told]
         lw.reset("cut")  # so that slices look again where it is
         names = {"cut", *(each.name for each in lw.slices("cut"))}
         eventually(lambda: names <= {name for each in lw.shards() for name in each.computations})
+        began = time.perf_counter()
+        eventually(lambda: _heard(lw, slices))
+        print(f"{slices} slices are heard of {time.perf_counter() - began:.2f} s after a reset", file=sys.stderr)
         workers = [Workers(lw, name, keys) for name in ("cut", "whole")]
         asyncio.run(workers[0].report(size.seconds / 3))
         eventually(lambda: not lw.get("cut")["cut"].low.unknown)
@@ -269,6 +272,11 @@ def _load(folder: Path, slices: int, size: Size) -> tuple[list[Told], list[Told]
             for each, into in zip(workers, told, strict=True):
                 into.append(_round(deployment, each, size.seconds))
     return told[0], told[1]
+
+
+def _heard(lw: lowwater.Client, slices: int) -> bool:
+    """Whether all slices have claimed at the whole: nothing of them is acknowledged before."""
+    return sum(each.state is lowwater.RangeState.OWNED for each in lw.ranges("cut", limit=slices)) == slices
 
 
 def _round(deployment: Sharded, workers: Workers, seconds: float) -> Told:
