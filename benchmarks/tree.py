@@ -190,8 +190,8 @@ class Workers:
             )
             stub = workers_pb2_grpc.WorkerServiceStub(channels[owner[each]])
             self.claims.append((owner[each], each, stub.Claim(request, timeout=PATIENCE).sequencer))
-        for each in channels.values():
-            each.close()
+        for used in channels.values():
+            used.close()
 
     async def report(self, seconds: float) -> dict[str, int]:
         """Report for so long; returns how many messages each shard has acknowledged."""
@@ -470,8 +470,9 @@ def _kills(folder: Path, size: Size) -> list[Result]:
         for by in (RAW, LIBRARY):
             for metric, percent in (("p50", 50), ("p99", 99), ("max", 100)):
                 ours, theirs = (Spread((float(np.percentile(took[each][by], percent)),)) for each in (kind, "whole"))
-                more = {"kills": [round(each, 3) for each in sorted(took[kind][by])]} if percent == 50 else {}
-                more |= {"dead_after": DEAD_AFTER}
+                more: dict[str, object] = {"dead_after": DEAD_AFTER}
+                if percent == 50:
+                    more["kills"] = [round(each, 3) for each in sorted(took[kind][by])]
                 baseline = f"{WHOLE}, {metric}"
                 found.append(
                     Result("tree", f"{kind}_lost_{by}_{metric}", ours, "s", baseline, theirs, {**facts, **more})

@@ -146,7 +146,7 @@ class Cut:
         for name in INPUTS:
             self.lw.register(name)
             self.lw.worker(name).claim().advance(None, oldest=None, frontier=at(23))
-            eventually(lambda name=name: self.lw.get(name)[name].low == lowwater.Watermark.of(at(23)))
+            self.lw.wait(name, until=at(23), timeout=PATIENCE)
         self.register()
         return self
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,11 @@ def place(deployment: Sharded, cut: Cut) -> None:
     move(cut.lw, first, ROOT)
     for number in range(SLICES):
         move(cut.lw, others[number % len(others)], f"{ROOT}~{number}")
+
+
+def all_serve(lw: lowwater.Client, shards: Sequence[Shard]) -> bool:
+    """Whether each has got something back."""
+    return all(served(lw, shard) for shard in shards)
 
 
 def owner_at_root(cut: Cut, number: int) -> str:
@@ -67,7 +73,7 @@ def test_kills_of_a_slice_of_the_root_and_of_both(tmp_path: Path) -> None:
                 victim.start()
             eventually(lambda: len(cut.lw.shards()) == 3)
             cut.goes_on()
-            eventually(lambda victims=victims: all(served(cut.lw, victim) for victim in victims))
+            eventually(partial(all_serve, cut.lw, victims))
         cut.goes_on()
         cut.check()
 
@@ -211,11 +217,12 @@ def test_who_may_report_for_the_root_may_report_for_its_slices_and_only_shards_r
             with lowwater.connect(deployment.addresses, token=TOKENS["etl"], timeout=60) as etl:
                 worker = etl.worker(ROOT)
                 leases = [worker.claim(each.start, each.end) for each in cut.lw.slices(ROOT)]
-                seen = eventually(lambda: (found := worker.inputs()) and not found.low.unknown and found)
+                eventually(lambda: not worker.inputs().low.unknown)
+                seen = worker.inputs()
                 for lease in leases:
                     lease.advance(seen, oldest=START)
                     lease.flush(60)
-                assert etl.wait(ROOT, until=START, timeout=60)
+                assert etl.wait(ROOT, until=START, timeout=60).low.micros == START
                 with pytest.raises(errors.PermissionDenied, match="etl is no shard"):
                     etl.worker(ROOT, identity=f"{ROOT}~").claim(b"", KEYS[0])
                 with pytest.raises(errors.PermissionDenied):
