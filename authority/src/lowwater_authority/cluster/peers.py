@@ -13,7 +13,7 @@ from lowwater._core import lease
 from lowwater._core.fold import Fold
 from lowwater._core.lateness import Lateness
 from lowwater.watermark import MAX, MIN, Watermark
-from lowwater_authority.core.computation import slicing
+from lowwater_authority.core.topology import slicing
 from lowwater_authority.engine.slices import GENERATION
 
 if TYPE_CHECKING:

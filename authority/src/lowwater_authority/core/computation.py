@@ -34,7 +34,7 @@ from lowwater_authority.core.layout import Layout, Told
 from lowwater_authority.core.requests import Fenced, Grant, Granted, Refused
 from lowwater_authority.core.tasks import Tasks
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.core.topology import CUT
+from lowwater_authority.core.topology import CUT, slicing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -183,6 +183,8 @@ class Computation:
         self._check_span(request.bounds[0], request.bounds[-1], "claim")
         if request.identity != slicing(self.spec.name):
             self._check_cut(request.bounds[0], request.bounds[-1], "claim")
+        else:
+            self._check_sliced("claims", "identity", request.identity)
         self._check_order(request)
         self._check_place(request)
         self._check_bounds(request, wall)
@@ -296,6 +298,12 @@ class Computation:
             "at a time, as Client.slices lists them"
         )
         raise errors.OtherSlice(msg, metadata=self._about(first=over[0], last=over[-1]))
+
+    def _check_sliced(self, what: str, field: str, value: str) -> None:
+        """Only slices do what they do at what they are slices of. Raises InvalidArgument."""
+        if not self.spec.slices:
+            msg = f"{field} is {value}, by which a slice of {self.spec.name} {what}, and that is not cut into slices; leave it out"
+            raise errors.InvalidArgument(msg, metadata=self._about(field=field, fix="leave it out"))
 
     def _check_place(self, request: ClaimRequest) -> None:
         """A claim in place of another one is nobody's who has lost that: a zombie's, or a late one's."""
@@ -542,6 +550,7 @@ class Computation:
         """
         self._check_span(start, end, "retire")
         if sequencer:
+            self._check_sliced("retires", "sequencer", str(sequencer))
             group = self._owned(sequencer)
             if group.live_count != group.granted or (group.bounds[0], group.bounds[-1]) != (start, end):
                 raise errors.StaleSequencer(_STALE, metadata=self._about(sequencer=sequencer))
@@ -1297,11 +1306,6 @@ class Computation:
             assert budget.value != MAX or self.low == MAX, "only the low watermark says finished"
         for group in self.map.groups.values():
             assert group.sequencer <= self.last_sequencer
-
-
-def slicing(name: str) -> str:
-    """Return the identity by which the slices of a computation claim their parts of it."""
-    return f"{name}{CUT}"
 
 
 def wrong_operation(micros: int) -> str:

@@ -27,10 +27,12 @@ import numpy as np
 from lowwater import errors
 from lowwater._core.events import event
 from lowwater_authority.core.budget import Lateness
-from lowwater_authority.core.computation import CLAIMS_OF_ONE, slicing
+from lowwater_authority.core.computation import CLAIMS_OF_ONE
 from lowwater_authority.core.requests import ClaimRequest, Fold, GroupReport
 from lowwater_authority.core.times import MAX, MIN
+from lowwater_authority.core.topology import slicing
 from lowwater_authority.engine.backoff import Backoff
+from lowwater_authority.engine.rounds import GivenUp
 
 if TYPE_CHECKING:
     from lowwater_authority.core.computation import Computation
@@ -180,6 +182,10 @@ class Slice:
         self._weighs = bool(spec.heuristics)
         self._mass_turns, self._mass_said, self._mass_due = computation.mass_turns, -1, 0.0
         """How often its mass has changed, how often it had when the root was told of it last, and from when on it may be again."""
+        self.reached = False
+        """Whether the root has taken over what was said last, or is about to; False after a failure, until it has again."""
+        self.withheld = 0
+        """Answers that had to be refused, because the root had not heard of what they answer."""
         self._slow = False
         """Whether an answer has waited in vain: the next ones do not, until the root answers."""
         self._asked = 0
@@ -230,6 +236,7 @@ class Slice:
         if self.is_settled():
             return None
         self._slow = True
+        self.withheld += 1
         msg = (
             f"{self.root} has not heard of this change of {self.name}, a slice of it, and could lead it: what was asked for may be done, and is not "
             "acknowledged. It is repeated, or look again, when the shard of that one answers"
@@ -272,6 +279,7 @@ class Slice:
                 await self._tell()
                 backoff.restart()
             except errors.LowwaterError as error:
+                self.reached = False
                 if isinstance(error, errors.OlderClaim):
                     with suppress(errors.LowwaterError):
                         await self._rise(error)
@@ -326,11 +334,13 @@ class Slice:
             # From here on it may count as MAX.
             self._counts = MAX
             await self._of(known, known.retire())
+            self.reached = True
             self._range, self._said = None, told
             known.close()
         else:
             self._counts = max(self._counts, told.low)
             await self._of(known, known.say(told, mass))
+            self.reached = True
             if self._range is known:
                 self._counts, self._said = told.low, told
                 if mass is not None:
@@ -474,7 +484,12 @@ class RangeHere:
         self._number += 1
         report = self._asked.root, report_of(told, mass, self._sequencer)
         number = 1, self._number
-        for _, refused in await self._shard.report([report], sender=self._asked.request_id, number=number):
+        try:
+            answers = await self._shard.report([report], sender=self._asked.request_id, number=number)
+        except GivenUp as error:
+            msg = f"another process has taken {self._asked.root} over, or what was written beside this could not be"
+            raise errors.Unavailable(msg) from error
+        for _, refused in answers:
             raise errors.BY_REASON[refused.reason](refused.message)
 
     async def vouch(self, told: Told) -> None:
