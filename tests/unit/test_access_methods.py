@@ -9,11 +9,11 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from lowwater import errors
-from lowwater._pb.lowwater.v1 import cluster_pb2, tasks_pb2, topology_pb2, watermarks_pb2, workers_pb2
+from lowwater._pb.lowwater.v1 import cluster_pb2, regions_pb2, tasks_pb2, topology_pb2, watermarks_pb2, workers_pb2
 from lowwater._server.audit import Audit
 from lowwater_authority.access.caller import Caller
 from lowwater_authority.access.guard import insider
-from lowwater_authority.access.methods import METHODS, OPEN, Method
+from lowwater_authority.access.methods import METHODS, OPEN, REGION_METHODS, Method
 from lowwater_authority.access.policy import Action, Allowance, Limits, Principal
 from lowwater_authority.serve import SERVICES
 
@@ -89,6 +89,14 @@ def test_each_method_needs_what_is_written_here(name: str) -> None:
             expected.append((Action(action), "n/own"))
     assert list(rule.needs(request)) == expected
     assert rule.everything is (name in {"Drain", "Pin"})
+
+
+def test_each_method_of_the_global_authority_is_guarded() -> None:
+    [service] = regions_pb2.DESCRIPTOR.services_by_name.values()
+    assert REGION_METHODS.keys() == {f"/{service.full_name}/{method.name}" for method in service.methods}
+    deciding = {path.rpartition("/")[2] for path, rule in REGION_METHODS.items() if rule.everything}
+    assert deciding == {"Decide", "Recover"}
+    assert all(rule.everything or rule.some is not None for rule in REGION_METHODS.values())
 
 
 def test_every_field_that_names_computations_is_asked_for() -> None:

@@ -24,7 +24,7 @@ from lowwater._server.tokens import digest
 from lowwater_authority.access.caller import CALLER, Caller
 from lowwater_authority.access.identity import Credentials, host_of, presented
 from lowwater_authority.access.limits import Usage
-from lowwater_authority.access.methods import METHODS, OPEN, Method
+from lowwater_authority.access.methods import METHODS, OPEN, REGION_METHODS, Method
 from lowwater_authority.access.policy import (
     BUILT_IN,
     EVERYTHING,
@@ -151,7 +151,7 @@ class Guard(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         if handler is None:
             return None
-        name, rule = method.rpartition("/")[2], METHODS.get(method)
+        name, rule = method.rpartition("/")[2], METHODS.get(method) or REGION_METHODS.get(method)
         codecs = {
             "request_deserializer": reading(handler.request_deserializer),
             "response_serializer": handler.response_serializer,

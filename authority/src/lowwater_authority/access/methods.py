@@ -17,7 +17,7 @@ from lowwater_authority.rpc.refusals import bad_field
 if TYPE_CHECKING:
     from lowwater_authority.access.caller import Caller
 
-__all__ = ["METHODS", "OPEN", "Method"]
+__all__ = ["METHODS", "OPEN", "REGION_METHODS", "Method"]
 
 Needs = Callable[[Any], Iterable[tuple[Action, str]]]
 
@@ -139,6 +139,21 @@ METHODS: Final[dict[str, Method]] = {
     "/lowwater.v1.ClusterService/Identify": _ANYBODY,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _ANYBODY,
 }
+
+REGION_METHODS: Final[dict[str, Method]] = {
+    # A region speaks of all that it has; its token is one for the whole of it.
+    **{
+        f"/lowwater.v1.RegionService/{name}": Method(some=Action.REPORT)
+        for name in (
+            *("Confirm", "RegisterReference", "Report", "Fence", "Stop", "Arrive"),
+            *("ReleaseReference", "ClaimReference", "Enrol"),
+        )
+    },
+    "/lowwater.v1.RegionService/ListReferences": Method(some=Action.READ),
+    "/lowwater.v1.RegionService/Decide": Method(everything=True, act=lambda _: "decide"),
+    "/lowwater.v1.RegionService/Recover": Method(everything=True, act=lambda _: "recover"),
+}
+"""Those of the global authority, which serves nothing else."""
 
 OPEN: Final = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
 """Methods for anybody: what watches over processes has no token, and learns only whether this one serves. (Health/List is served by nothing,

@@ -36,6 +36,7 @@ CODES: Final[dict[str, grpc.StatusCode]] = {
     errors.TooFarAhead.reason: grpc.StatusCode.INVALID_ARGUMENT,
     errors.FinishRequired.reason: grpc.StatusCode.INVALID_ARGUMENT,
     errors.UnknownComputation.reason: grpc.StatusCode.NOT_FOUND,
+    errors.UnknownReference.reason: grpc.StatusCode.NOT_FOUND,
     errors.RegistrationConflict.reason: grpc.StatusCode.ALREADY_EXISTS,
     errors.Overloaded.reason: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.Unauthenticated.reason: grpc.StatusCode.UNAUTHENTICATED,

@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 77467fdefb7d0815c74d9918440718b595f6631ad71fd8741788b1f7e8fca56a
+Made from: sha256 ed98e27e82bb91eddc75657fb1c4e9da4e9d2f75af67904fc8fedb0e3749528e
 """
