@@ -6,6 +6,7 @@ the very functions that a live round runs, so that what holds on one path holds 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
@@ -23,6 +24,7 @@ from lowwater_authority.core.layout import Layout
 from lowwater_authority.core.requests import Granted
 from lowwater_authority.core.tasks import Tasks, restored, restored_task
 from lowwater_authority.core.times import MAX, MIN
+from lowwater_authority.core.topology import WHOLE
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
@@ -61,7 +63,10 @@ def steps(
     A step is a claim of the snapshot, or a part of a large one, or an operation of a record. At one go are still: the parsing of a claim or of a record, and
     the bounds of a claim, some 10 ms each for a hundred thousand ranges.
     """
-    computation = Computation(spec, epoch_base=epoch_base)
+    begun = spec
+    if snapshot is not None and spec.first > 1 and spec.span != WHOLE:
+        begun = _life(spec, incarnation(snapshot))
+    computation = Computation(begun, epoch_base=epoch_base)
     computation.incarnation = 0
     try:
         if snapshot is not None:
@@ -110,7 +115,7 @@ def _replay_steps(computation: Computation, spec: Spec, records: Iterable[bytes]
             msg = f"a record of {spec.name}'s incarnation {record.incarnation} follows its incarnation {computation.incarnation}"
             raise ReplayError(msg)
         if record.incarnation > computation.incarnation:
-            computation = restarted(computation, spec)
+            computation = restarted(computation, _life(spec, record.incarnation))
             computation.incarnation = record.incarnation
         yield from _replay(computation, record, len(payload))
     if computation.incarnation > spec.incarnation:
@@ -121,6 +126,14 @@ def _replay_steps(computation: Computation, spec: Spec, records: Iterable[bytes]
     computation.reference = computation.masses.reference_time()
     computation.publish()
     return computation
+
+
+def _life(spec: Spec, incarnation: int) -> Spec:
+    """Return by what an incarnation is read of which a log still tells.
+
+    Before it was dropped and registered anew a slice may have had other keys, which the graph does not know any more.
+    """
+    return spec if incarnation >= spec.first else replace(spec, span=WHOLE)
 
 
 def restarted(old: Computation, spec: Spec) -> Computation:
