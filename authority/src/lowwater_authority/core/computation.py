@@ -180,18 +180,7 @@ class Computation:
         wall = now if wall is None else wall
         if request.request_id in self.granted:
             return self._granted_before(request)
-        self._check_span(request.bounds[0], request.bounds[-1], "claim")
-        identity = request.identity
-        if not is_slicing(self.spec.name, identity):
-            self._check_cut(request.bounds[0], request.bounds[-1], "claim")
-        else:
-            self._check_sliced("claims", "identity", identity)
-            self._check_slice(request.bounds)
-            if carried(self.spec.name, self.incarnation, identity) is None:
-                identity = slicing(self.spec.name)
-        self._check_identity(identity)
-        self._check_order(request)
-        self._check_place(request)
+        identity = self._check_claim(request)
         self._check_bounds(request, wall)
         prepared = self.batches.prepared
         if prepared is not None and prepared.request.batch < request.generation:
@@ -217,6 +206,32 @@ class Computation:
         watermarks = self.map.columns.values[group.slots()].copy()
         fenced = tuple(self._fenced(taken, "a newer claim took it over"))
         return Grant(group.sequencer, watermarks, self.reference, fenced)
+
+    def begins(self, request: ClaimRequest) -> bool:
+        """Whether a claim would be the first of this incarnation: it decides whose the computation is. Not one that is refused, but for its bounds."""
+        if self.identity is not None or request.request_id in self.granted:
+            return False
+        try:
+            self._check_claim(request)
+        except errors.LowwaterError:
+            return False
+        return True
+
+    def _check_claim(self, request: ClaimRequest) -> str:
+        """Raise what a claim is refused for, if it is; returns the identity that it binds the computation to."""
+        self._check_span(request.bounds[0], request.bounds[-1], "claim")
+        identity = request.identity
+        if not is_slicing(self.spec.name, identity):
+            self._check_cut(request.bounds[0], request.bounds[-1], "claim")
+        else:
+            self._check_sliced("claims", "identity", identity)
+            self._check_slice(request.bounds)
+            if carried(self.spec.name, self.incarnation, identity) is None:
+                identity = slicing(self.spec.name)
+        self._check_identity(identity)
+        self._check_order(request)
+        self._check_place(request)
+        return identity
 
     def _granted_before(self, request: ClaimRequest) -> Grant:
         sequencer, asked = self.granted[request.request_id]

@@ -174,13 +174,14 @@ class Slice:
     ``follow`` begins the task that tells the root. All methods are called on the event loop.
     """
 
-    def __init__(self, shard: Shard, computation: Computation, above: Above | None, *, asked: int = 0) -> None:
+    def __init__(self, shard: Shard, computation: Computation, above: Above | None, asked: int = 0) -> None:
         """``asked``: claims made so far by this process, whose ids and numbers are not to be used again."""
         spec = computation.spec
         self.name = spec.name
         self.root = spec.slice_of
         self._shard = shard
         self._spec = spec
+        self._span = spec.span
         self._of = computation
         self._told = told_of(computation, shard.topology)
         self._above = above
@@ -418,7 +419,10 @@ class Slice:
             await self._wait()
         elif told.retired:
             # From here on it may count as MAX.
-            self._counts, self._root_epoch = MAX, await self._epoch()
+            self._counts = MAX
+            self._root_epoch = await self._epoch()
+            if self._range is not known or self._told != told:
+                return
             await self._by(known, known.retire())
             self.reached = True
             self._range, self._said = None, told
@@ -485,7 +489,7 @@ class Slice:
         asked = Asked(
             self.root,
             self.name,
-            self._spec.span,
+            self._span,
             shard.held.address,
             shard.epoch(self.name),
             self.asked,
@@ -534,7 +538,7 @@ class Slice:
         """Nothing is said of a slice that its root does not have: a graph that was written without slices has none. Raises Unavailable."""
         for again in (self._shard.shared, False):
             root = self._shard.topology.computations.get(self.root)
-            if root is not None and root.span_of(self.name) == self._spec.span:
+            if root is not None and root.span_of(self.name) == self._span:
                 return
             if again:
                 await self._shard.refresh()
