@@ -183,6 +183,7 @@ class Slice:
         self._spec = spec
         self._span = spec.span
         self._of = computation
+        """What is served of it: another object after it was read back, or when it begins a new incarnation."""
         self._told = told_of(computation, shard.topology)
         self._above = above
         self._range: Range | None = None
