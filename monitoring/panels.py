@@ -139,8 +139,13 @@ NAMESPACE: Final = Choice(
 AUTHORITIES: Final = "label_values(lowwater_build_info, job)"
 """The deployments: one job each."""
 COMPUTATION: Final = Choice(
-    "computation", "Computation", 'label_values(lowwater_epoch{job="$job"}, computation)', "/([^\\/]*)$/"
+    "computation",
+    "Computation",
+    'label_values(lowwater_epoch{job="$job"}, computation)',
+    "/([^\\/]*)$/",
+    "[^~]*",
 )
+"""All of them are all but slices, of which there may be a thousand; any may be chosen."""
 TEAM: Final = Choice("team", "Team", 'label_values(lowwater_promise_info{job="$job"}, team)')
 OWNER: Final = Choice("owner", "Owner", 'label_values(lowwater_promise_info{job="$job", team=~"$team"}, owner)')
 

@@ -22,7 +22,7 @@ from monitoring.recordings import (
     by_group,
     newest,
 )
-from monitoring.rules import COMPUTATION, Alert, Group
+from monitoring.rules import COMPUTATION, NO_SLICE, Alert, Group
 from monitoring.settings import Settings
 
 SILENT_SECONDS: Final = 30
@@ -117,7 +117,8 @@ def alerts(settings: Settings) -> Group:
 
 def _alerts(settings: Settings) -> Group:
     step = settings.step_seconds
-    behind = f"{LOCAL_LAG} > {step} and deriv({LOCAL_LAG}[10m]) > 0.1\n{EXACT}"
+    # A silent worker and ranges without an owner are a slice's to tell: the whole knows of none.
+    behind = f"{LOCAL_LAG}{{{NO_SLICE}}} > {step} and deriv({LOCAL_LAG}[10m]) > 0.1\n{EXACT}"
     return Group(
         "lowwater-pipeline",
         "pipeline.md",
@@ -126,7 +127,7 @@ def _alerts(settings: Settings) -> Group:
             burn(settings, "6h", "30m", 6, "15m", "warning"),
             Alert(
                 "LowwaterWatermarkStalled",
-                f"{STANDING} > {step}\nand on ({COMPUTATION}) ({LOCAL_LAG} - {LOCAL_LAG} offset 10m > 0)\n{EXACT}",
+                f"{STANDING}{{{NO_SLICE}}} > {step}\nand on ({COMPUTATION}) ({LOCAL_LAG} - {LOCAL_LAG} offset 10m > 0)\n{EXACT}",
                 "5m",
                 "critical",
                 "{{ $labels.computation }} stands still while its inputs go on",
@@ -162,7 +163,7 @@ def _alerts(settings: Settings) -> Group:
             ),
             Alert(
                 "LowwaterWatermarkUnknown",
-                by_computation('lowwater_watermark_state{state="unknown"}') + " == 1\n"
+                by_computation(f'lowwater_watermark_state{{state="unknown", {NO_SLICE}}}') + " == 1\n"
                 f"and on ({COMPUTATION}) {ranges('owned')} > 0\n{EXACT}",
                 "5m",
                 "warning",
@@ -172,7 +173,7 @@ def _alerts(settings: Settings) -> Group:
             ),
             Alert(
                 "LowwaterOperationStuck",
-                f"{OPERATION} > {STUCK_SECONDS}\n{EXACT}",
+                f"{OPERATION}{{{NO_SLICE}}} > {STUCK_SECONDS}\n{EXACT}",
                 "5m",
                 "warning",
                 "An operation of {{ $labels.computation }} does not end",
@@ -210,7 +211,7 @@ def _alerts(settings: Settings) -> Group:
             Alert(
                 "LowwaterEstimateLate",
                 f"(\n{FRESHNESS} > on ({COMPUTATION}) {LATE}\nor\n"
-                f"({FRESHNESS} unless on ({COMPUTATION}) {LATE}) > {settings.late_seconds + settings.period_seconds}\n)\n"
+                f"({FRESHNESS}{{{NO_SLICE}}} unless on ({COMPUTATION}) {LATE}) > {settings.late_seconds + settings.period_seconds}\n)\n"
                 f"and on ({COMPUTATION}) (max by ({COMPUTATION}) (lowwater_estimated) == 1)",
                 "15m",
                 "info",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from monitoring.rules import COMPUTATION, Group, Record
+from monitoring.rules import COMPUTATION, NO_SLICE, Group, Record
 from monitoring.settings import Settings
 
 LOW: Final = "computation:lowwater_low_watermark_timestamp_seconds:max"
@@ -85,7 +85,7 @@ def quantile(share: float, histogram: str) -> str:
 
 def watermarks(settings: Settings) -> Group:
     """Where the computations stand."""
-    promised = f'{LOW}{{computation=~"{settings.computations}"}}'
+    promised = f'{LOW}{{computation=~"{settings.computations}", {NO_SLICE}}}'
     return Group(
         "lowwater-watermarks",
         "",

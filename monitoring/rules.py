@@ -10,6 +10,9 @@ import yaml
 COMPUTATION: Final = "job, computation"
 """What names a computation: one job scrapes one deployment. Which shard serves it, `instance`, changes and is left out."""
 
+NO_SLICE: Final = 'computation!~".+~[0-9]+"'
+"""Leaves out the slices of computations that are cut: what is the whole's to tell is not told of each of a thousand slices beside it."""
+
 Severity = Literal["critical", "warning", "info"]
 
 

@@ -140,6 +140,7 @@ OTHERWISE = {
     "raise bad_field 'lateness.counts' in lateness",  # the same
     "raise bad_field 'lateness.buckets' in lateness",  # the same
     "raise bad_field 'lateness.behind' in lateness",  # the same
+    "raise errors.OwnedRanges in refuse_owners",  # of what is cut, which the shards of its slices own
     "raise errors.Overloaded in deny",  # rights that are missing, and that come back: tests/process/test_access_attacks.py
     "raise errors.ShuttingDown in _check_rights",  # the same
 }  # fmt: skip

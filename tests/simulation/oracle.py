@@ -123,6 +123,10 @@ class Oracle(Durable):
             case topology_pb2.ResetResponse() as message:
                 for each in message.computations:
                     self._keeps(each)
+                    if self._is_root(each.name):
+                        self._sim.reach("a root was reset under its slices")
+            case topology_pb2.RetireRequest() as message:
+                self._ended[self._pipeline.whole(message.computation).name] = self._sim.now
             case workers_pb2.ReportResponse() as message if message.HasField("ack"):
                 for claim, values in self._reported.acknowledged(tap.call, message.ack).items():
                     self._acknowledges(claim, values)
@@ -210,26 +214,29 @@ class Oracle(Durable):
 
     def _lists(self, asked: watermarks_pb2.ListRangesRequest, message: watermarks_pb2.ListRangesResponse) -> None:
         name, limit = asked.computation, asked.below_micros if asked.HasField("below_micros") else MAX
-        node = self._pipeline.nodes[name]
+        node = self._pipeline.whole(name)
         covered: list[int] = []
         for each in message.ranges:
             cells = node.covered(each.start, each.end)
             covered += cells
             truth = self._pipeline.least_of(name, cells)
-            holds = each.watermark_micros <= truth
+            holds = each.watermark_micros <= truth or each.state == types_pb2.RANGE_STATE_RETIRED
             self._expect(holds, f"{name} {cells} is shown at {each.watermark_micros}, but {truth} is not finished")
             self._expect(each.watermark_micros < limit or limit == MAX, f"{name} {cells} is not below {limit}")
         if len(message.ranges) == message.total and limit == MAX:
             self._expect(
-                sorted(covered) == list(range(len(node.cells))), f"the ranges of {name} cover {sorted(covered)}"
+                sorted(covered) == list(self._pipeline.cells_of(name)), f"the ranges of {name} cover {sorted(covered)}"
             )
 
     def _asks(self, tap: Tap, message: workers_pb2.ClaimRequest) -> None:
-        node = self._pipeline.nodes[message.computation]
+        node = self._pipeline.whole(message.computation)
         ranges = [node.covered(start, end) for start, end in pairwise(message.bounds)]
         # The claim of a tracked stage says where its ranges stand, and not that it does old work again.
-        again = message.bound_micros and message.computation != TIMED
+        # That of a slice at its root says where the slice stands.
+        again = message.bound_micros and message.computation != TIMED and not self._is_root(message.computation)
         bound = message.bound_micros[0] if again else None
+        if self._is_root(message.computation):
+            self._sim.reach("a slice was served by another shard than its root")
         claim = Claim(message.computation, ranges, (message.generation, message.ordinal), bound)
         first = self._claims.setdefault((message.computation, message.request_id), claim)
         if first.ranges != claim.ranges:
@@ -261,8 +268,11 @@ class Oracle(Durable):
             older, newer = sorted((other, claim), key=lambda each: each.sequencer)
             # A reset forgets who owned: what was claimed before it is not compared.
             same_incarnation = not self._may_have_ended(older) and not self._gone(newer.name, newer.sequencer)
+            # Slices are owned one by one.
+            beside = self._is_root(claim.name) and not set(older.cells) & set(newer.cells)
             self._expect(
-                older.order <= newer.order or not same_incarnation, f"{about} is granted: {older} is the newer run"
+                older.order <= newer.order or not same_incarnation or beside,
+                f"{about} is granted: {older} is the newer run",
             )
         if claim.bound is not None:
             self.restore(claim.name, claim.cells, claim.bound)
@@ -273,7 +283,11 @@ class Oracle(Durable):
 
     def _may_have_ended(self, claim: Claim) -> bool:
         """Whether a reset or new inputs may have made a claim stale: asked for since, or shortly before and still on the way."""
-        return self._ended.get(claim.name, float("-inf")) >= claim.granted_at - 30
+        return self._ended.get(self._pipeline.whole(claim.name).name, float("-inf")) >= claim.granted_at - 30
+
+    def _is_root(self, name: str) -> bool:
+        """Whether it is cut into slices, whose shards claim it."""
+        return name in self._pipeline.nodes and bool(self._pipeline.nodes[name].cuts)
 
     def _acknowledges(self, claim: tuple[str, int], values: set[int]) -> None:
         """A worker is told that its ranges stand there for good."""
@@ -284,6 +298,8 @@ class Oracle(Durable):
         """A claim is stale only if somebody made it so."""
         if refused.reason != "STALE_SEQUENCER" or "none of them may be forgotten" in refused.message:
             return  # or a careless sender is one too many: what the worker itself says names its turns
+        if self._is_root(refused.computation):
+            return  # a slice that is served beside its root claims it without a message
         name, sequencer = refused.computation, refused.sequencer
         found = [claim for claim in self._claims.values() if claim.name == name and claim.sequencer == sequencer]
         if not found or (name, sequencer) in self._released:

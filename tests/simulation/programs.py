@@ -51,6 +51,8 @@ class Place:
     """The store of guarded writes; None: none are made."""
     timers: Timers | None = None
     """What is known of the computation with timers; None: there is none."""
+    sliced: bool = False
+    """Whether computations are cut into slices, and some are retired."""
     budgeted: bool = False
     """Whether computations have a lateness budget: half of the records, or the few of a world would not warm it up."""
 
@@ -106,7 +108,8 @@ async def register(place: Place, lw: Client, name: str) -> None:
     node = place.pipeline.nodes[name]
     try:
         budget = 0.5 if place.budgeted else ()
-        await lw.register(name, inputs=node.inputs, heuristics=SHARES, lateness_budget=budget)
+        slices = [node.edge(index) for index in node.cuts]
+        await lw.register(name, inputs=node.inputs, heuristics=SHARES, lateness_budget=budget, slices=slices)
     except errors.RegistrationConflict:
         pass  # its inputs are being changed at this time
 
@@ -121,7 +124,9 @@ async def work(place: Place, process: Process, name: str, share: Share) -> None:
             # A worker that comes back from an older state than was reported begins there: its ranges go down.
             older = None
             if node.inputs and not place.calm and random.random() < 0.2:
-                older = node.stamp(max(place.pipeline.least_of(name, share.cells) - random.randrange(10 * HOUR), 0))
+                least = place.pipeline.least_of(name, share.cells)
+                back = random.randrange(10 * HOUR)
+                older = node.stamp(max(least - back, 0)) if least != MAX or not place.sliced else None
             lease = await worker.claim(bounds=share.bounds(node), bound=older)
             place.oracle.claimed(process, name, lease.sequencer, share)
             if place.careless is not None and not place.calm and random.random() < 0.2:
@@ -237,7 +242,7 @@ async def _follow(
             return  # folds that do not count any more: claim again
         await asyncio.sleep(random.uniform(0.1, 1.5))
         if not place.calm and random.random() < 0.02:
-            place.oracle.released(node.name, lease.sequencer)
+            place.oracle.released(lease.computation, lease.sequencer)
             await lease.release()
             return
 
@@ -249,7 +254,7 @@ async def _say(
     if through == MIN:
         return
     try:
-        await lw.batches.vouch(node.name, lease.sequencer, Watermark(through), seen=seen)
+        await lw.batches.vouch(lease.computation, lease.sequencer, Watermark(through), seen=seen)
     except (errors.Timeout, errors.Unavailable, errors.ShuttingDown, errors.JournalFailed, errors.TooFarAhead) as error:
         place.sim.reach(f"vouch: {error.reason}")
     except (errors.InputVersion, errors.IncarnationChanged, errors.StaleSequencer) as error:
@@ -288,7 +293,7 @@ async def _go_back(
     if careless is None:
         return
     if named is not None:
-        place.oracle.released(node.name, lease.sequencer)  # one sender too many is told to claim again
+        place.oracle.released(lease.computation, lease.sequencer)  # one sender too many is told to claim again
         await careless.repeat_behind_many(process, named, lease, random)
     elif random.random() < 0.4:
         await careless.say_again(process, place.addresses, lease, random)

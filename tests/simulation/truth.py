@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 MIN = -(2**63)
@@ -58,6 +58,8 @@ class Cell:
     source: Source | None = None
     fence: int = 0
     """The highest sequencer that has opened it; writes under a lower one are refused."""
+    retired: bool = False
+    """Whether an operator has taken it out, and nobody has claimed it since: nobody waits for what is in it, nor for what came meanwhile."""
     closed: int = MIN
     """The greatest input low watermark by which a window was closed here: an older record would be lost."""
 
@@ -73,6 +75,14 @@ class Node:
     cells: list[Cell]
     feed: list[tuple[int, Record]] | None = None
     """All records that were ever handed to it, each with its cell; None: nobody reads them in order."""
+    cuts: tuple[int, ...] = ()
+    """The cells that the slices of it begin with, but for the first slice; empty: it is not cut."""
+
+    @property
+    def slices(self) -> dict[str, range]:
+        """The cells of each slice, by the name that the authority has for it."""
+        edges = pairwise((0, *self.cuts, len(self.cells)))
+        return {f"{self.name}~{number}": range(*each) for number, each in enumerate(edges)} if self.cuts else {}
 
     def stamp(self, time: int) -> int:
         """The event time of what comes of a record: floored to the window's start."""
@@ -103,6 +113,20 @@ class Pipeline:
         self._held: dict[tuple[str, int, bool], int] = {}
         """The least event time that cells hold, of those that have not changed since somebody asked."""
 
+    @property
+    def cut(self) -> dict[str, range]:
+        """The cells of all slices, by their names."""
+        return {name: cells for node in self.nodes.values() for name, cells in node.slices.items()}
+
+    def whole(self, name: str) -> Node:
+        """Return a computation by its name, or by that of a slice of it."""
+        return self.nodes[name.partition("~")[0]]
+
+    def cells_of(self, name: str) -> range:
+        """Return the cells of a computation, or of a slice of one."""
+        node = self.whole(name)
+        return range(len(node.cells)) if name == node.name else node.slices[name]
+
     def changed(self) -> None:
         """To be called after every change."""
         self._lows.clear()
@@ -119,16 +143,23 @@ class Pipeline:
         ``fresh``: that anything can come out of; work that is only done again is left out.
         """
         if (name, fresh) not in self._lows:
-            cells = range(len(self.nodes[name].cells))
-            self._lows[name, fresh] = min(self.low_of(name, index, fresh=fresh) for index in cells)
+            node, cells = self.whole(name), self.cells_of(name)
+            if all(node.cells[index].retired for index in cells):
+                # Nobody is left to say that nothing will come.
+                self._lows[name, fresh] = node.stamp(min(self.low(each, fresh=True) for each in node.inputs))
+            else:
+                self._lows[name, fresh] = min(self.low_of(name, index, fresh=fresh) for index in cells)
         return self._lows[name, fresh]
 
     def low_of(self, name: str, index: int, *, fresh: bool = False) -> int:
         """The same for one cell."""
-        node = self.nodes[name]
+        node = self.whole(name)
+        name = node.name
         cell = node.cells[index]
         if cell.source is not None:
             return cell.source.frontier
+        if cell.retired:
+            return MAX
         held = self._held.get((name, index, fresh))
         if held is None:
             times = [r.time for r in cell.pending.values() if not ((fresh and r.again) or r.forgotten)]
@@ -150,6 +181,7 @@ class Pipeline:
 
     def restore(self, name: str, cells: Iterable[int], time: int) -> None:
         """A new owner starts from an older state: there is work from a time on to be done again."""
+        name = self.whole(name).name
         for index in cells:
             cell = self.nodes[name].cells[index]
             if cell.source is None and time != MIN:
@@ -159,12 +191,31 @@ class Pipeline:
 
     def forget(self, name: str, cells: Iterable[int], value: int) -> None:
         """The store has lost that there is old work to be done again below a value; new work is never forgotten."""
-        node = self.nodes[name]
+        node = self.whole(name)
+        name = node.name
         for index in cells:
             pending = self._touch(name, index)
             for number, record in pending.items():
                 if record.again and node.stamp(record.time) < value:
                     pending[number] = record._replace(forgotten=True)
+        self.changed()
+
+    def retire(self, name: str, cells: Iterable[int]) -> None:
+        """Cells are taken out of a computation that no other reads."""
+        node = self.whole(name)
+        for index in cells:
+            node.cells[index].retired = True
+            pending = self._touch(node.name, index)
+            pending.update({number: record._replace(forgotten=True) for number, record in pending.items()})
+        self.changed()
+
+    def revive(self, name: str, cells: Iterable[int]) -> None:
+        """Cells are claimed."""
+        node = self.whole(name)
+        for index in cells:
+            if node.cells[index].retired:
+                node.cells[index].retired = False
+                self._touch(node.name, index)
         self.changed()
 
     def forget_input(self, name: str, lost: str) -> None:
@@ -192,7 +243,7 @@ class Pipeline:
                 if reader.window and reader.stamp(time) + reader.window <= cell.closed:
                     msg = f"{name} hands {time} to {reader.name}, which has closed windows up to {cell.closed}"
                     raise LateRecord(msg)
-                record = Record(self._numbers, time, origin=name)
+                record = Record(self._numbers, time, origin=name, forgotten=cell.retired)
                 self._touch(reader.name, index)[self._numbers] = record
                 if reader.feed is not None:
                     reader.feed.append((index, record))

@@ -14,11 +14,11 @@ from unittest import mock
 
 from lowwater import errors
 from lowwater_authority.core import computation, tasks
-from lowwater_authority.engine import holdings, logs
+from lowwater_authority.engine import holdings, logs, slices
 from lowwater_authority.journal import GRAPH
 from tests.simulation import batches, closes, points, programs, timers, writes
 from tests.simulation.careless import SENDERS, Careless
-from tests.simulation.chaos import Move, is_budgeted, is_careless, is_sharded, is_weak, length
+from tests.simulation.chaos import Move, is_budgeted, is_careless, is_sharded, is_sliced, is_weak, length
 from tests.simulation.deployment import Deployment, Seat
 from tests.simulation.havoc import BATCHED, Havoc
 from tests.simulation.kernel import Process, Simulation
@@ -94,13 +94,21 @@ def pipeline(random: Random, seconds: float, *, timed: bool = False) -> Pipeline
     )
 
 
+def cut(random: Random, nodes: Pipeline) -> None:
+    """Let computations be cut into slices, at random edges of cells: the one that gets another input, and some others. Not those that one run has all of."""
+    may = [node for node in nodes.nodes.values() if node.name not in (BATCHED, timers.TIMED, programs.GROWING)]
+    for node in (nodes.nodes[programs.GROWING], *random.sample(may, random.randrange(1, len(may) + 1))):
+        inner = range(1, len(node.cells))
+        node.cuts = tuple(sorted(random.sample(inner, random.randrange(1, min(len(inner), 3) + 1))))
+
+
 def shares(random: Random, node: Node) -> list[Share]:
-    """Divide a computation among workers, and their shares into ranges, at random edges."""
+    """Divide a computation among workers, and their shares into ranges, at random edges. No share is in two slices."""
     count = len(node.cells)
     inner = sorted(random.sample(range(1, count), random.randrange(min(count, 4))))
     if node.name in (BATCHED, timers.TIMED):
         return [Share((0, *inner, count))]
-    outer = [0, *sorted(random.sample(inner, random.randrange(len(inner) + 1))), count]
+    outer = [0, *sorted({*random.sample(inner, random.randrange(len(inner) + 1)), *node.cuts}), count]
     return [Share((low, *(edge for edge in inner if low < edge < high), high)) for low, high in pairwise(outer)]
 
 
@@ -118,6 +126,9 @@ class World:
         """What is read back of a log in one piece: a record in most worlds, all of it in the others."""
         self.timed = timers.is_timed(seed)
         self.pipeline = pipeline(random, self.seconds, timed=self.timed)
+        self.sliced = is_sliced(seed)
+        if self.sliced:
+            cut(sim.rng("slices"), self.pipeline)
         self.lasting = {"flights", "weather", timers.READ, timers.TIMED} if self.timed else set[str]()
         """Computations that nobody resets: a checkpoint is of one life of its inputs."""
         seats = random.randrange(2, 5) if is_sharded(seed) else 1
@@ -143,6 +154,7 @@ class World:
             self.closes = closes.Closes(self.oracle, weak=self.weak)
             sim.network.taps.append(self.closes.sent)
         self.place.budgeted = is_budgeted(seed)
+        self.place.sliced = self.sliced
         if writes.is_writing(seed):
             slots = [writes.Slot() for _ in self.pipeline.nodes[writes.WRITTEN].cells]
             self.place.writes = writes.Writes(self.place, self.oracle, slots)
@@ -160,6 +172,7 @@ class World:
             mock.patch.object(holdings, "asyncio", Pauses(self.sim)),
             mock.patch.object(computation, "SENDERS_KEPT", SENDERS),
             mock.patch.object(tasks, "OPEN_INTERVALS", closes.OPEN),
+            mock.patch.object(slices.Slice, "settle", _waiting(self.sim)),
             _hearing(self.oracle, weak=self.weak),
             timers.spark_away(self.sim) if self.timed else nullcontext(),
         ):
@@ -329,7 +342,8 @@ class World:
         await self._arrive("the end", lambda: all(self.oracle.published(name) == MAX for name in self.pipeline.nodes))
         self.oracle.keeps_the_graph()
         # What is damaged stays with the owner that has it in memory, whomever the view names.
-        whole = [name for name in self.pipeline.nodes if name not in self.oracle.damaged]
+        names = [*self.pipeline.nodes, *self.pipeline.cut]
+        whole = [name for name in names if self.pipeline.whole(name).name not in self.oracle.damaged]
         await self._arrive("its place", lambda: not self.deployment.misplaced(whole))
         process = self.named("confirmer")
         process.start(programs.confirm, self.place, process)
@@ -375,6 +389,20 @@ class Pauses:
             self._sim.reach("others go on behind a piece")
             seconds = self._random.uniform(0.0001, 0.003)
         await asyncio.sleep(seconds)
+
+
+def _waiting(sim: Simulation) -> Callable[[slices.Slice], Coroutine[Any, Any, errors.Unavailable | None]]:
+    """Count the answers that wait for the root of a slice."""
+    settle = slices.Slice.settle
+
+    async def counted(self: slices.Slice) -> errors.Unavailable | None:
+        sim.reach("an answer waited for the root")
+        refusal = await settle(self)
+        if refusal is not None:
+            sim.reach("an answer waited for the root in vain")
+        return refusal
+
+    return counted
 
 
 class _Heard(logging.Handler):

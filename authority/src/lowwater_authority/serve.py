@@ -45,7 +45,9 @@ from lowwater_authority.rpc.interceptors import Decoding, Timing
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from lowwater_authority.core.topology import Topology
 
 MESSAGE_BYTES: Final = 64 << 20
 """Largest message: a claim or a full report of more than a million ranges."""
@@ -141,6 +143,16 @@ def _promises(args: argparse.Namespace) -> PromiseFile | None:
         return None if args.promises is None else PromiseFile(args.promises)
     except BadFile as error:
         raise CannotServe(f"--promises {error}") from None
+
+
+def _known(graph: Callable[[], Topology]) -> tuple[Callable[[str], bool], Callable[[str], bool]]:
+    """Return whether there is a computation of a name, and whether it is cut into slices, as this process has read the graph."""
+
+    def cut(name: str) -> bool:
+        spec = graph().computations.get(name)
+        return spec is not None and bool(spec.slices)
+
+    return lambda name: name in graph().computations, cut
 
 
 def options_of(door: Door | None) -> Sequence[tuple[str, Any]]:
@@ -368,7 +380,7 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     traces = begin_traces(version("lowwater-authority"))
     door = door_of(args, host)
     promises = _promises(args)
-    guards = () if door is None else (door.guard(metrics, lambda name: name in authority.shard.topology.computations),)
+    guards = () if door is None else (door.guard(metrics, *_known(lambda: authority.shard.topology)),)
     interceptors = (*traces.interceptors, Decoding(metrics), *guards, Timing(metrics))
     server = grpc.aio.server(options=options_of(door), interceptors=interceptors)
     bound = listen_on(server, args, certificates)

@@ -17,7 +17,7 @@ Who must react:
   :class:`JournalFailed`, :class:`SecondAgent`, :class:`RegionRefused`, :class:`Recovering`;
 * later is better: :class:`Unavailable`, :class:`Timeout`, :class:`Overloaded`, :class:`ShuttingDown`, :class:`OldStream`,
   :class:`Unconfirmed`;
-* nobody, the client does: :class:`Moved`.
+* nobody, the client does: :class:`Moved`, :class:`OtherSlice` (but of keys that lie in several slices).
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ __all__ = [
     "NotPrepared",
     "OldStream",
     "OlderClaim",
+    "OtherSlice",
     "Overloaded",
     "OwnedRanges",
     "PermissionDenied",
@@ -140,6 +141,13 @@ class OlderClaim(LowwaterError):
 
 class IdentityMismatch(LowwaterError):
     """The computation belongs to another identity. Use another name, or ``adopt`` to start a new incarnation of it."""
+
+
+class OtherSlice(LowwaterError):
+    """The keys are those of a slice of the computation, which ``metadata`` names: they are claimed, and retired, there.
+
+    The client follows by itself, unless they lie in several slices: then claim them one slice at a time, as ``Client.slices`` lists them.
+    """
 
 
 class Rewound(LowwaterError):

@@ -6,11 +6,12 @@ a property that gives the aware datetime. All types are frozen and compare by va
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from lowwater.watermark import MAX, EventTime, Watermark
@@ -28,6 +29,7 @@ __all__ = [
     "Refusal",
     "ShardView",
     "Shards",
+    "Slice",
     "TaskAttempt",
     "TaskGroup",
     "TaskList",
@@ -41,6 +43,18 @@ PPM = 1_000_000
 """Shares travel in parts per million."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+_SLICE: Final = re.compile(r"([^~]+)~[0-9]{1,3}")
+
+
+def slice_of(name: str) -> str:
+    """Return the computation that a name is a slice of; empty when it is none.
+
+    >>> slice_of("ns/hourly~12"), slice_of("hourly")
+    ('ns/hourly', '')
+    """
+    found = _SLICE.fullmatch(name)
+    return "" if found is None else found[1]
 
 
 _LAST: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
@@ -169,6 +183,11 @@ class WatermarkView:
     with a lateness budget."""
     promise: Promise | None = None
     """What was promised of it; None: nothing."""
+
+    @property
+    def slice_of(self) -> str:
+        """The computation that it is a slice of; empty: it is none. Only that one's watermarks are the computation's."""
+        return slice_of(self.computation)
 
     @property
     def dropped(self) -> bool:
@@ -343,6 +362,23 @@ class Computation:
     """The shares of its lateness budgets, least first."""
     all_pending: bool = False
     """Whether its budgets go by what is pending, which is all that is still to come."""
+    slices: tuple[bytes, ...] = ()
+    """Where each of its slices but the first begins, ascending; none: it is not cut. See ``Client.slices``."""
+    slice_of: str = ""
+    """Of a slice: the computation that it is a slice of; else empty."""
+    slice_start: bytes = b""
+    """Of a slice: its first key."""
+    slice_end: bytes = b""
+    """Of a slice: the first key after it; empty means no upper bound."""
+
+
+class Slice(NamedTuple):
+    """A part ``[start, end)`` of the key space of a computation, that is served by itself; ``end`` empty means no upper bound."""
+
+    name: str
+    """The name of the computation, "~" and a number from 0; of one that is not cut, its own."""
+    start: bytes
+    end: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from lowwater import errors
 from lowwater._core.events import event
+from lowwater.views import slice_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +54,8 @@ class Recall:
         self._stopping.set()
 
     def _left(self) -> list[str]:
-        return [name for name in self._board.names() if name not in self._asked]
+        # A thousand slices would be a thousand questions. They are looked at for what is now; the whole is, for what was.
+        return [name for name in self._board.names() if name not in self._asked and not slice_of(name)]
 
     def _run(self) -> None:
         try:

@@ -160,6 +160,10 @@ def why(found: Why) -> Record:
                 "low": watermark(hop.watermark),
                 "behind_seconds": hop.behind,
                 "upstream": hop.upstream,
+                "slice_of": hop.slice_of,
+                "epoch": hop.epoch,
+                "since_micros": hop.since_micros,
+                "in_flight": hop.in_flight,
                 **_cause(hop),
                 "sentence": hop.sentence,
             }

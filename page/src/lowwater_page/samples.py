@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import numpy as np
 
+from lowwater.views import slice_of
 from lowwater.watermark import MAX, MIN
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ class Samples:
         return [(time, _before(time, low), _before(time, share)) for time, low, share in found]
 
     def heat(self, span: Span, most: int, late: Mapping[str, float]) -> Heat:
-        """Return how far everything was behind: of so many computations at most, those that were the most times as far behind as is late.
+        """Return how far everything was behind, but for slices of what is there: of so many computations at most, those that were the most times as far behind as is late.
 
         ``late``: seconds from which a computation is late, where that was promised; else ``LATE_SECONDS``. O(samples); others wait for a
         block of them at most.
@@ -164,7 +165,7 @@ class Samples:
         columns = span.seconds // span.column
         first = now // 1_000_000 // span.column - columns + 1
         source: _Hour | _Lags = self._hour if span.step == STEP_SECONDS else self._coarse[span.step]
-        names = sorted(rows, key=rows.__getitem__)
+        names = sorted((name for name in rows if slice_of(name) not in rows), key=rows.__getitem__)
         found = np.full((len(names), columns), NONE, np.int32)
         for i in range(0, len(names), BLOCK):
             with self._lock:

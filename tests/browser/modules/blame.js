@@ -1,5 +1,6 @@
 import { EMPTY, replace } from "/static/model/board.js";
 import { keeps } from "/static/model/culprit.js";
+import { wholes } from "/static/model/slices.js";
 import { because, heldBy, judge, summary, way } from "/static/model/verdict.js";
 import { NOW, SECOND, computation, mark, range } from "./check.js";
 
@@ -12,7 +13,7 @@ export function said({ computations, ask }) {
   const board = replace(EMPTY, { time_micros: NOW, stale_for: 0, version: "1", shards: [], computations: computations.map(told) });
   const { verdicts } = judge(board, NOW, { late: 1800, from: "" });
   const verdict = /** @type {import("/static/model/verdict.js").Verdict} */ (verdicts.get(ask));
-  const { text, held } = summary(verdicts, NOW);
+  const { text, held } = summary(wholes(verdicts), NOW, verdicts);
   return {
     way: [ask, ...way(ask, verdicts)],
     causes: computations.map((/** @type {any} */ { name }) => keeps(board.computations.get(name), NOW)),

@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 0c434f80052ba3c96c9a3bfdd7045709f24f4c88b0da42283ba73b755b1e87f9
+Made from: sha256 2c036bc53d31f5baf92eb15b794ca838e283a6860390902601da1a364b295735
 """

@@ -14,7 +14,7 @@ from lowwater import errors
 from lowwater._core.events import shortened
 from lowwater_authority.access.limits import overloaded
 from lowwater_authority.access.policy import Action
-from lowwater_authority.core.topology import NAME
+from lowwater_authority.core.topology import NAME, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -44,6 +44,8 @@ class Caller:
     peer: str
     """Host of the other end."""
     audit: Audit
+    cut: Callable[[str], bool] = lambda _: False
+    """Whether the computation of a name is cut into slices."""
     reason: str = ""
     """Why the call was refused, by the reason of the error; for the audit."""
     _decided: dict[tuple[Action, str], bool] = field(default_factory=dict)
@@ -56,18 +58,23 @@ class Caller:
     def may(self, action: Action, name: str) -> bool:
         """Whether it may do something to ``[namespace/]name``. O(1) but for the first time, then O(rules).
 
-        Nobody may do anything to what can be nobody's name, and that is not kept.
+        What it may do to a computation that is cut, it may do to its slices. Nobody may do anything to what can be nobody's name, and that is not kept.
         """
         known = self._decided.get((action, name))
         if known is not None:
             return known
-        if NAME.fullmatch(name) is None:
+        computation = whole(name)
+        if NAME.fullmatch(computation) is None:
             return False
         if len(self._decided) >= _MOST_DECISIONS:
             self._decided.clear()
-        namespace, plain = parted(name)
+        namespace, plain = parted(computation)
         decided = self._decided[action, name] = self.principal.may(action, namespace, plain)
         return decided
+
+    def may_report(self, name: str) -> bool:
+        """Whether its reports of a computation count. A shard may report where the computation is cut: claims there are of slices alone."""
+        return self.may(Action.REPORT, name) or (self.principal.shard and self.cut(name))
 
     def may_any(self, name: str) -> bool:
         """Whether it may do anything at all to a computation, and so know where it is."""
@@ -89,6 +96,14 @@ class Caller:
         facts = {"principal": self.principal.name, "permission": action.value, "computation": name}
         return errors.PermissionDenied(msg, metadata=facts)
 
+    def demand_slice(self, name: str) -> None:
+        """Raise PermissionDenied unless it is a shard: nobody else does what a slice does at the computation that it is a slice of."""
+        if not self.principal.shard:
+            name = shortened(name)
+            msg = f"{self.principal.name} is no shard, and only the shard of a slice claims or retires at {name} for the slice; leave identity and sequencer out"
+            facts = {"principal": self.principal.name, "permission": Action.REPORT.value, "computation": name}
+            raise errors.PermissionDenied(msg, metadata=facts)
+
     def demand_downstream(self, name: str, names: Iterable[str]) -> None:
         """Raise PermissionDenied unless it may operate on all that begin a new incarnation with one; names one that it may know of."""
         forbidden = [each for each in names if not self.may(Action.OPERATE, each)]
@@ -103,7 +118,7 @@ class Caller:
 
     def demand_some(self, action: Action) -> None:
         """Raise PermissionDenied unless it may do something to any computation at all."""
-        if not self.principal.may_some(action):
+        if not self.principal.may_some(action) and not (action is Action.REPORT and self.principal.shard):
             msg = f"{self.principal.name} lacks the permission {action.value} on anything; whoever keeps the access file can add it there"
             facts = {"principal": self.principal.name, "permission": action.value}
             raise errors.PermissionDenied(msg, metadata=facts)
@@ -116,7 +131,7 @@ class Caller:
 
     def demand_report(self, name: str) -> None:
         """Raise PermissionDenied unless it may report for a computation, and have the audit say so: what is beside it in a report counts."""
-        if not self.may(Action.REPORT, name):
+        if not self.may_report(name):
             error = self.denied(Action.REPORT, name)
             self.audit.refused("report", self.principal.name, self.peer, name, error.reason)
             raise error
@@ -124,17 +139,21 @@ class Caller:
     def check_ranges(self, name: str, ranges: int) -> None:
         """Raise Overloaded when a claim would divide a computation into more ranges than it may have."""
         most = self.limits.ranges
-        if most is not None and ranges > most:
+        if most is not None and not self.principal.shard and ranges > most:
             raise overloaded("ranges", f"{name} would have {ranges} key ranges, and may have {most}", str(most))
 
-    def check_computations(self, name: str, known: Collection[str]) -> None:
-        """Raise Overloaded when a new name would be one too many in its namespace. O(computations), for new ones."""
+    def check_computations(self, name: str, slices: int, known: Collection[str]) -> None:
+        """Raise Overloaded when a new name, with so many slices, would be too much for its namespace. O(computations), for new ones.
+
+        Each slice counts: it has a log of its own, and is kept in memory by itself.
+        """
         most = self.limits.computations
         if most is None or name in known:
             return
         namespace, _ = parted(name)
-        if sum(parted(each)[0] == namespace for each in known) >= most:
-            msg = f"the namespace {namespace!r} has {most} computations, the most it may have"
+        there = sum(parted(each)[0] == namespace for each in known)
+        if there + 1 + slices > most:
+            msg = f"the namespace {namespace!r} may have {most} computations, counting slices; it has {there}, and {name} would be {1 + slices} more"
             raise overloaded("computations", msg, str(most))
 
     def redacted(self, error: errors.LowwaterError, known: Mapping[str, Spec]) -> errors.LowwaterError:
@@ -190,10 +209,10 @@ def anything(*asked: object) -> None:
     del asked
 
 
-def room(name: str) -> Callable[[Collection[str]], None]:
+def room(name: str, slices: int) -> Callable[[Collection[str]], None]:
     """Return what refuses a new computation, once it is known which others there are. Raises Overloaded. Who calls is looked up now."""
     caller = CALLER.get()
-    return anything if caller is None else lambda known: caller.check_computations(name, known)
+    return anything if caller is None else lambda known: caller.check_computations(name, slices, known)
 
 
 def room_for_ranges(name: str) -> Callable[[int], None]:

@@ -75,8 +75,8 @@ ends with its connection, and has its place until then."""
 
 
 def insider(name: str, tokens: Iterable[str]) -> Principal:
-    """Return a principal of the deployment itself, which reads everything and changes nothing."""
-    return Principal(name, READ_EVERYTHING, digests=tuple(map(digest, tokens)))
+    """Return a principal of the deployment itself, which reads everything, and changes nothing but how far slices are at what they are slices of."""
+    return Principal(name, READ_EVERYTHING, shard=True, digests=tuple(map(digest, tokens)))
 
 
 @dataclass(slots=True, eq=False)
@@ -115,8 +115,11 @@ class Guard(grpc.aio.ServerInterceptor):
         audit: Audit,
         insiders: Iterable[Principal],
         monotonic: Callable[[], float],
+        cut: Callable[[str], bool] = lambda _: False,
     ) -> None:
+        """Make one; ``cut`` says whether the computation of a name is cut into slices."""
         self._insiders = tuple(insiders)
+        self._cut = cut
         self._access = access.with_principals(self._insiders)
         self._observer = observer
         self._audit = audit
@@ -180,7 +183,7 @@ class Guard(grpc.aio.ServerInterceptor):
         except errors.Unauthenticated:
             self._usage.call(f"{peer} without a principal", limits, now)
             raise
-        caller.append(Caller(principal, limits, peer, self._audit))
+        caller.append(Caller(principal, limits, peer, self._audit, self._cut))
         if principal.name not in BUILT_IN:  # a shard that may not ask another holds up both
             self._usage.call(principal.name, limits, now)
         if rule is None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater_authority.access.policy import Action
-from lowwater_authority.core.topology import MAX_INPUTS
+from lowwater_authority.core.topology import MAX_INPUTS, is_slicing
 from lowwater_authority.rpc.codec import MAX_NAMES
 from lowwater_authority.rpc.refusals import bad_field
 
@@ -34,6 +34,9 @@ class Method:
     """What it needs on any computation at all; None: nothing."""
     most: tuple[str, int] | None = None
     """The field with names in it, and how many it may have: each takes some time to decide."""
+    of_slice: Callable[[Any], bool] = lambda _: False
+    """From the request: whether it is one of a slice at the computation that it is a slice of. Then only a shard makes it, whatever it may do else, and the
+    computation refuses it unless it is cut."""
     everything: bool = False
     """Whether it takes operate on the deployment as a whole."""
     act: Callable[[Any], str] | None = None
@@ -50,6 +53,9 @@ class Method:
             found = len(getattr(request, field))
             if found > most:
                 raise bad_field(field, f"has {found} names", f"name at most {most}")
+        if self.of_slice(request):
+            caller.demand_slice(request.computation)
+            return
         for action, name in self.needs(request):
             caller.demand(action, name)
         for name in self.known(request):
@@ -65,6 +71,10 @@ def _claim(request: Any) -> Iterable[tuple[Action, str]]:
     yield Action.REPORT, request.computation
     if request.adopt:
         yield Action.OPERATE, request.computation
+
+
+def _claims_for_slice(request: Any) -> bool:
+    return is_slicing(request.computation, request.identity)
 
 
 def _inputs(action: Action, field: str) -> Needs:
@@ -86,7 +96,9 @@ _NAMED: Final = ("computations", MAX_NAMES)
 _READ: Final = ("inputs", MAX_INPUTS)
 
 METHODS: Final[dict[str, Method]] = {
-    "/lowwater.v1.WorkerService/Claim": Method(_claim, act=lambda request: "adopt" if request.adopt else "claim"),
+    "/lowwater.v1.WorkerService/Claim": Method(
+        _claim, of_slice=_claims_for_slice, act=lambda request: "adopt" if request.adopt else "claim"
+    ),
     "/lowwater.v1.WorkerService/Release": Method(_own(Action.REPORT)),
     "/lowwater.v1.WorkerService/Report": Method(some=Action.REPORT),
     "/lowwater.v1.WorkerService/StageTask": Method(_own(Action.REPORT)),
@@ -104,7 +116,9 @@ METHODS: Final[dict[str, Method]] = {
         _inputs(Action.OPERATE, "computation"), most=_READ, act=lambda _: "set_inputs"
     ),
     "/lowwater.v1.TopologyService/Reset": Method(_own(Action.OPERATE), act=lambda _: "reset"),
-    "/lowwater.v1.TopologyService/Retire": Method(_own(Action.OPERATE), act=lambda _: "retire"),
+    "/lowwater.v1.TopologyService/Retire": Method(
+        _own(Action.OPERATE), of_slice=lambda request: request.sequencer > 0, act=lambda _: "retire"
+    ),
     "/lowwater.v1.TopologyService/ChangeLayout": Method(_own(Action.OPERATE), act=lambda _: "change_layout"),
     "/lowwater.v1.TopologyService/GetLayout": Method(_own(Action.READ)),
     "/lowwater.v1.TopologyService/Drop": Method(_own(Action.OPERATE), act=lambda _: "drop"),

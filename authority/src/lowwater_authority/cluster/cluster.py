@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from lowwater_authority.cluster.peers import Peers
     from lowwater_authority.engine.placement import Lows
     from lowwater_authority.engine.shard import Shard
+    from lowwater_authority.engine.slices import Above
     from lowwater_authority.journal import Ownership
 
 DEAD_AFTER: Final = 1.5
@@ -498,6 +499,11 @@ class Cluster:
     async def lows(self, names: Sequence[str]) -> Lows:
         """See Placement."""
         return await self._peers.lows(names)
+
+    @property
+    def above(self) -> Above:
+        """See Placement."""
+        return self._peers
 
     def _lives(self, owner: Ownership) -> bool:
         """Whether the process that has taken a log is another one, and a member: not one that was started at its address since."""

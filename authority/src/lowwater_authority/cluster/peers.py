@@ -1,21 +1,31 @@
-"""What a shard asks of the others and of itself: how, and how far computations are that they serve."""
+"""What a shard asks of the others and of itself, and how: how far computations are that they serve. And what its slices say to those that they are slices of."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
 import grpc
 
 import lowwater
 from lowwater import errors
+from lowwater._core import lease
+from lowwater._core.fold import Fold
+from lowwater._core.lateness import Lateness
+from lowwater.watermark import MAX, MIN, Watermark
+from lowwater_authority.engine.slices import GENERATION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from lowwater._server.tls import Certificates
-    from lowwater.aio import Client
+    from lowwater.aio import Client, Lease, Worker
+    from lowwater_authority.core.groups import Mass
     from lowwater_authority.engine.placement import Lows
+    from lowwater_authority.engine.slices import Asked, Told
+
+SAY_SECONDS: Final = 5.0
+"""How long a report of a slice is waited for at most. It stays staged, and goes out all the same; what the slice says next takes its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +71,8 @@ class Peers:
         """See Placement."""
         if not names:
             return {}
-        if self._client is None:
-            self._client = self._connect()
         try:
-            views = await self._client.get(*names)
+            views = await self._connected().get(*names)
         except (errors.Timeout, errors.StaleEpoch) as error:
             msg = f"the shards of {', '.join(names)} cannot be asked how far these are: {error}"
             raise errors.Unavailable(msg) from error
@@ -73,7 +81,124 @@ class Peers:
             raise errors.Unavailable(msg) from error
         return {name: (view.incarnation, view.low.micros) for name, view in views.items()}
 
+    async def claim(self, asked: Asked) -> RangeThere:
+        """See Above."""
+        worker = self._connected().worker(
+            asked.root, name=asked.name, identity=asked.identity, generation=GENERATION, ordinal=asked.ordinal
+        )
+        worker._claimant = replace(
+            worker._claimant, host=asked.host
+        )  # where it is reached, and not this machine's name
+        try:
+            lease = await worker.claim(*asked.span, bound=Watermark(asked.bound), timeout=SAY_SECONDS)
+        except BaseException as error:
+            worker.closed = True
+            if isinstance(error, errors.Timeout | errors.StaleEpoch):
+                msg = f"the shard of {asked.root} cannot be reached: {error}"
+                raise errors.Unavailable(msg) from error
+            raise
+        return RangeThere(worker, lease)
+
+    async def epoch(self, root: str) -> int:
+        """See Above."""
+        try:
+            views = await self._connected().get(root)
+        except (errors.Timeout, errors.StaleEpoch) as error:
+            msg = f"the shard of {root} cannot be reached: {error}"
+            raise errors.Unavailable(msg) from error
+        return views[root].epoch
+
+    def _connected(self) -> Client:
+        if self._client is None:
+            self._client = self._connect()
+        return self._client
+
     async def close(self) -> None:
         """Let go of the client."""
         if self._client is not None:
             await self._client.close()
+
+
+class RangeThere:
+    """The range of a slice at a root that another process serves: a lease, whose states say what the slice's log knows and not what the lease was told."""
+
+    def __init__(self, worker: Worker, lease: Lease) -> None:
+        self._worker = worker
+        self._lease = lease
+        self.incarnation = lease.incarnation
+        self.low = lease.watermarks[0].micros
+        reading = lease._reading
+        self.input_version = reading.input_version if reading.inputs else 0
+
+    @property
+    def lost(self) -> bool:
+        """See Range."""
+        return bool(self._lease.lost)
+
+    async def say(self, told: Told, mass: Mass | None) -> None:
+        """See Range."""
+        state, reporter = self._lease._state, self._lease._runtime.reporter
+        with reporter.guard:
+            if told.kept:
+                state.arrivals = Kept(told.kept)  # type: ignore[assignment]  # what it tells, and no more
+            if mass is not None:
+                state.whole_mass = _told_mass(mass)
+            state.advance(
+                Fold(MAX, (), *told.fold),
+                told.low,
+                oldest_operation=told.oldest_operation,
+                waiting_for=told.waiting_for,
+                now=0.0,
+            )
+            reporter.staged(state)
+        try:
+            await self._lease.flush(SAY_SECONDS)
+        except errors.Timeout as error:
+            raise errors.Unavailable(error.message, metadata=error.metadata) from error
+
+    async def vouch(self, told: Told) -> None:
+        """See Range."""
+        lease, runtime = self._lease, self._lease._runtime
+        call = runtime.calls.vouch(lease.computation, lease.sequencer, Watermark(told.vouched), None)
+        call.request.input_version = told.fold.input_version  # those of the slice's log, which no Inputs were read for
+        call.request.input_incarnations.extend(told.fold.input_incarnations)
+        await runtime.call(call, SAY_SECONDS)
+
+    async def retire(self) -> None:
+        """See Range."""
+        lease = self._lease
+        calls = lease._runtime.calls
+        await lease._runtime.call(calls.retire(lease.computation, *lease.bounds, force=True, sequencer=lease.sequencer))
+
+    def close(self) -> None:
+        """See Range."""
+        self._worker.closed = True  # without waiting for what it has said
+        self._lease._runtime.reporter.remove(self._lease._state)
+
+
+def _told_mass(mass: Mass) -> lease.Mass:
+    others = tuple((each.recent, tuple(each.frontiers.items())) for each in mass.others)
+    starts, counts = tuple(mass.starts.tolist()), tuple(mass.counts.tolist())
+    return lease.Mass(starts, counts, mass.recent, tuple(mass.frontiers.items()), others, unknown=mass.unknown)
+
+
+class Kept:
+    """How a slice keeps its lateness budgets, where a lease has what it counts itself."""
+
+    def __init__(self, kept: tuple[tuple[int, int, int, int], ...]) -> None:
+        records = max(records for _, _, records, _ in kept)
+        late = tuple((ppm, behind, micros) for ppm, micros, _, behind in kept)
+        self._told = Lateness(((0, records),) if records else (), MIN, MIN, late)
+
+    def told(self) -> Lateness:
+        """See lowwater's Arrivals."""
+        return self._told
+
+    def add(self, *_: object) -> None:
+        """See Arrivals: nothing is counted here."""
+
+    def answered(self, _: int) -> None:
+        """See Arrivals."""
+
+    def heard(self, _: object) -> None:
+        """See Arrivals: the slice judges its records itself."""

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core.bounds import SHORT
 from lowwater_authority.core.budget import MEMORIES, Arrivals, Budget, Memory
-from lowwater_authority.core.groups import Mass, RecentSlots
+from lowwater_authority.core.groups import NO_RECORDS, Mass, RecentSlots
 from lowwater_authority.core.heuristics import PPM
 from lowwater_authority.core.history import Completion
 from lowwater_authority.core.layout import Layout
@@ -60,12 +60,31 @@ def mass(value: Mass) -> pb.Mass:
         counts=int64_bytes(value.counts),
         recent=value.recent,
         frontiers=shares(value.frontiers),
+        others=[pb.FinishedAt(recent=each.recent, frontiers=shares(each.frontiers)) for each in value.others],
+        unknown=value.unknown,
     )
 
 
 def mass_from(value: pb.Mass) -> Mass:
     """Decode a mass."""
-    return Mass(int64s(value.starts), int64s(value.counts), value.recent, shares_from(value.frontiers))
+    others = (Mass(NO_RECORDS, NO_RECORDS, each.recent, shares_from(each.frontiers)) for each in value.others)
+    frontiers = shares_from(value.frontiers)
+    return Mass(
+        int64s(value.starts), int64s(value.counts), value.recent, frontiers, tuple(others), unknown=value.unknown
+    )
+
+
+def kept(values: Mapping[int, tuple[int, int, int]]) -> list[pb.Kept]:
+    """Encode how a slice keeps its lateness budgets."""
+    return [
+        pb.Kept(ppm=ppm, micros=micros, records=records, behind=behind)
+        for ppm, (micros, records, behind) in values.items()
+    ]
+
+
+def kept_from(values: Iterable[pb.Kept]) -> dict[int, tuple[int, int, int]]:
+    """Decode how a slice keeps its lateness budgets."""
+    return {each.ppm: (each.micros, each.records, each.behind) for each in values}
 
 
 def senders(values: Mapping[bytes, tuple[int, int]]) -> list[pb.Sender]:

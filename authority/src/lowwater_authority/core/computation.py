@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -25,7 +26,7 @@ from lowwater_authority.core import codec
 from lowwater_authority.core.batches import ALL_PART_BYTES, MAX_PART_BYTES, BatchStage
 from lowwater_authority.core.bounds import Bounds
 from lowwater_authority.core.budget import MOST_ARRIVED, Arrivals, Budget, Kept, Lateness, Pending, reached, seen_from
-from lowwater_authority.core.groups import MOST_RECORDS, Group, GroupState, Mass
+from lowwater_authority.core.groups import MOST_RECORDS, NO_RECORDS, Group, GroupState, Mass
 from lowwater_authority.core.heuristics import Masses
 from lowwater_authority.core.history import History
 from lowwater_authority.core.interval_map import IntervalMap, Range, Taken
@@ -33,6 +34,7 @@ from lowwater_authority.core.layout import Layout, Told
 from lowwater_authority.core.requests import Fenced, Grant, Granted, Refused
 from lowwater_authority.core.tasks import Tasks
 from lowwater_authority.core.times import MAX, MIN
+from lowwater_authority.core.topology import CUT, carried, is_slicing, slicing, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -47,6 +49,10 @@ if TYPE_CHECKING:
 NAMED: Final = 20
 """Most workers that a refusal lists."""
 
+MOST_FRONTIERS: Final = 256
+MOST_TIMES: Final = 4096
+"""How many frontiers, and times of pending records, the mass of a slice has at most."""
+
 GRANTS_KEPT: Final = 4096
 """Request ids remembered, so that a repeated claim gets its first answer even after it was superseded."""
 
@@ -56,6 +62,10 @@ for an older report of a sender that was forgotten would count."""
 
 OWN_TURNS: Final = b""
 """Stands for the sender where the reports of a claim count turns of their own, whatever streams they come by."""
+
+CLAIMS_OF_ONE: Final = 1 << 20
+"""The ordinal of a slice's claim is its ownership number times so many, and how often it has claimed under that: a claim that is late does not count
+after a newer one, whoever made it."""
 
 _STALE: Final = (
     "the sequencer is stale: a newer claim, a reset or a retirement took the ranges over. Stop writing for them."
@@ -96,6 +106,7 @@ class _Changes:
     newer: bool = False
     """Whether it is the first of a stream: losing that lets what an earlier stream said count again, which may be more."""
     arrived: list[pb.Arrived] = field(default_factory=list)
+    kept: bool = False
 
 
 class Computation:
@@ -112,7 +123,7 @@ class Computation:
         self.spec = spec
         self.epoch_base = epoch_base
         self.incarnation = spec.incarnation
-        self.map = IntervalMap()
+        self.map = IntervalMap(spec.span)
         self.masses = Masses(spec.heuristics, self.map.run_groups())
         self.batches = BatchStage()
         self.tasks = Tasks()
@@ -127,7 +138,7 @@ class Computation:
         """The event time that ages of histograms count from, as of the last record; MIN before any frontier."""
         self.last_sequencer = 0
         self.input_version = 0
-        """The version of its inputs that the last revocation asks for; 0: there is none behind the snapshot that it was restored from."""
+        """The version of its inputs that the last revocation asks for; of a slice, until there is one, that of its first claim. 0: neither, in this incarnation."""
         self.identity: str | None = None
         self.order = (0, 0)
         self.vouched = MIN
@@ -147,6 +158,8 @@ class Computation:
         self._refused_of_batch: list[Refused] = []
         """What was refused of the last committed batch, since this process holds it: its driver may ask again."""
         self._mass_changed = False
+        self.mass_turns = 0
+        """Grows with each record in which a mass, or a frontier, has changed."""
         self._came: list[tuple[int, dict[int, int], dict[int, int]]] = []
         """Of this round: what lateness counts from, records by bucket of it, and those behind by budget."""
         self._came_records = 0
@@ -167,8 +180,7 @@ class Computation:
         wall = now if wall is None else wall
         if request.request_id in self.granted:
             return self._granted_before(request)
-        self._check_order(request)
-        self._check_place(request)
+        identity = self._check_claim(request)
         self._check_bounds(request, wall)
         prepared = self.batches.prepared
         if prepared is not None and prepared.request.batch < request.generation:
@@ -180,12 +192,13 @@ class Computation:
         claim.bounds.extend(request.bounds)
         claim.worker = request.worker
         claim.host = request.host
-        claim.identity = request.identity
+        claim.identity = identity
         claim.generation = request.generation
         claim.ordinal = request.ordinal
         claim.request_id = request.request_id
         claim.bound_micros = codec.int64_bytes(request.bound_micros)
         claim.asked = request.digest
+        claim.input_version = self.spec.input_version if self.spec.slice_of else 0
         group, taken = self._apply_claim(claim, now, request.bounds)
         group.last_report = now  # nobody is accused of silence from the time of an owner before it
         self._ops.append(op)
@@ -193,6 +206,32 @@ class Computation:
         watermarks = self.map.columns.values[group.slots()].copy()
         fenced = tuple(self._fenced(taken, "a newer claim took it over"))
         return Grant(group.sequencer, watermarks, self.reference, fenced)
+
+    def begins(self, request: ClaimRequest) -> bool:
+        """Whether a claim would be the first of this incarnation: it decides whose the computation is. Not one that is refused, but for its bounds."""
+        if self.identity is not None or request.request_id in self.granted:
+            return False
+        try:
+            self._check_claim(request)
+        except errors.LowwaterError:
+            return False
+        return True
+
+    def _check_claim(self, request: ClaimRequest) -> str:
+        """Raise what a claim is refused for, if it is; returns the identity that it binds the computation to."""
+        self._check_span(request.bounds[0], request.bounds[-1], "claim")
+        identity = request.identity
+        if not is_slicing(self.spec.name, identity):
+            self._check_cut(request.bounds[0], request.bounds[-1], "claim")
+        else:
+            self._check_sliced("claims", "identity", identity)
+            self._check_slice(request.bounds)
+            if carried(self.spec.name, self.incarnation, identity) is None:
+                identity = slicing(self.spec.name)
+        self._check_identity(identity)
+        self._check_order(request)
+        self._check_place(request)
+        return identity
 
     def _granted_before(self, request: ClaimRequest) -> Grant:
         sequencer, asked = self.granted[request.request_id]
@@ -213,20 +252,36 @@ class Computation:
         watermarks[group.handles_of(places)] = self.map.columns.values[group.base + places]
         return Grant(sequencer, watermarks, self.reference)
 
-    def _check_order(self, request: ClaimRequest) -> None:
-        if self.identity is not None and request.identity != self.identity:
+    def _check_identity(self, identity: str) -> None:
+        """What is cut is bound to the identity of the first worker that has claimed in any of its slices. Raises IdentityMismatch."""
+        name, bound = self.spec.name, self.identity
+        if bound is None:
+            return
+        if self.spec.slices:
+            of_worker, of_slice = carried(name, self.incarnation, identity), carried(name, self.incarnation, bound)
+            if of_worker is None or of_slice is None:
+                return
+            identity, bound = of_worker, of_slice
+        if identity != bound:
+            root = whole(name)
+            cut = self.spec.slices or self.spec.slice_of
+            fix = f"reset {root}" if cut else "claim with adopt"
             msg = (
-                f"{self.spec.name} is bound to the identity {self.identity!r}, not {request.identity!r}: two owners of one "
-                "name would fence each other. Use another name, or claim with adopt to start a new incarnation of it."
+                f"{root} is bound to the identity {bound!r}, not {identity!r}: two owners of one "
+                f"name would fence each other. Use another name, or {fix} to start a new incarnation of it."
             )
-            raise errors.IdentityMismatch(msg, metadata=self._about(identity=request.identity, bound_to=self.identity))
+            raise errors.IdentityMismatch(msg, metadata=self._about(identity=identity, bound_to=bound))
+
+    def _check_order(self, request: ClaimRequest) -> None:
         order = (request.generation, request.ordinal)
-        if order < self.order:
+        newest = self._newest_order(request)
+        if order < newest:
             msg = (
-                f"a run with generation {self.order[0]}, ordinal {self.order[1]} has claimed {self.spec.name}; this claim is "
+                f"a run with generation {newest[0]}, ordinal {newest[1]} has claimed {self.spec.name}; this claim is "
                 f"of the older generation {order[0]}, ordinal {order[1]}. Stop this run: it has been replaced."
             )
-            raise errors.OlderClaim(msg, metadata=self._about(generation=order[0], ordinal=order[1]))
+            of_slice = {"claimed_ordinal": newest[1]} if self.spec.slices else {}
+            raise errors.OlderClaim(msg, metadata=self._about(generation=order[0], ordinal=order[1], **of_slice))
         if self.last_batch is not None and request.generation <= self.last_batch[0]:
             batch, digest = self.last_batch
             if not (request.generation == batch and request.batch_digest and request.batch_digest == digest):
@@ -236,6 +291,62 @@ class Computation:
                     f"'lowwater reset {self.spec.name}'."
                 )
                 raise errors.Rewound(msg, metadata=self._about(generation=request.generation, committed=batch))
+
+    def _newest_order(self, request: ClaimRequest) -> tuple[int, int]:
+        """Return the order that a claim may not be below: that of the computation. Slices are owned one by one, so each counts its own.
+
+        Two that come with the same one are processes that have both owned the slice by one number, which a store has lost: who comes second has
+        to take a greater one, so it is told a greater one.
+        """
+        if not self.spec.slices:
+            return self.order
+        touched = [group for group, _, _ in self.map.overlapping(request.bounds[0], request.bounds[-1])]
+        newest = max(group.order for group in touched)
+        epoch = request.ordinal // CLAIMS_OF_ONE
+        owners = {group.host for group in touched if group.order[1] // CLAIMS_OF_ONE == epoch and group.host}
+        others = newest[1] // CLAIMS_OF_ONE == epoch and owners - {request.host}
+        return (newest[0], (epoch + 1) * CLAIMS_OF_ONE) if others else newest
+
+    def _check_span(self, start: bytes, end: bytes, what: str) -> None:
+        """A slice has the keys of its own, and what is cut has none but by its slices. Raises OtherSlice."""
+        own_start, own_end = self.spec.span
+        if start >= own_start and (not own_end or (end and end <= own_end)):
+            return
+        root, _, number = self.spec.name.rpartition(CUT)
+        msg = (
+            f"{self.spec.name} is slice {number} of {root}, [{own_start.hex()}, {own_end.hex()}): these keys are not all in it; {what} by {root}, "
+            "which says whose they are"
+        )
+        raise errors.OtherSlice(msg, metadata=self._about(slice_of=root))
+
+    def _check_cut(self, start: bytes, end: bytes, what: str) -> None:
+        """Of what is cut into slices, only these have key ranges. Raises OtherSlice."""
+        if not self.spec.slices:
+            return
+        over = self.spec.slices_over(start, end)
+        if len(over) == 1:
+            msg = f"{what} these keys of {over[0]}, the slice of {self.spec.name} that they are in"
+            raise errors.OtherSlice(msg, metadata=self._about(slice=over[0]))
+        msg = (
+            f"{self.spec.name} is cut into slices, and these keys lie in {len(over)} of them, {over[0]} to {over[-1]}: {what} the keys of one slice "
+            "at a time, as Client.slices lists them"
+        )
+        raise errors.OtherSlice(msg, metadata=self._about(first=over[0], last=over[-1]))
+
+    def _check_sliced(self, what: str, field: str, value: str) -> None:
+        """Only slices do what they do at what they are slices of. Raises InvalidArgument."""
+        if not self.spec.slices:
+            msg = f"{field} is {value}, by which a slice of {self.spec.name} {what}, and that is not cut into slices; leave it out"
+            raise errors.InvalidArgument(msg, metadata=self._about(field=field, fix="leave it out"))
+
+    def _check_slice(self, bounds: Sequence[bytes]) -> None:
+        """A slice has one range here, with the keys of the slice: who claims another one knows of another cut. Raises InvalidArgument."""
+        start, end = bounds[0], bounds[-1]
+        over = self.spec.slices_over(start, end)
+        if len(bounds) > 2 or len(over) > 1 or self.spec.span_of(over[0]) != (start, end):
+            fix = "read the graph again"
+            msg = f"[{start.hex()}, {end.hex()}) is no slice of {self.spec.name}, which is cut elsewhere; {fix}"
+            raise errors.InvalidArgument(msg, metadata=self._about(field="bounds", fix=fix))
 
     def _check_place(self, request: ClaimRequest) -> None:
         """A claim in place of another one is nobody's who has lost that: a zombie's, or a late one's."""
@@ -267,14 +378,19 @@ class Computation:
             worker=op.worker,
             host=op.host,
             request_id=op.request_id,
+            order=(op.generation, op.ordinal),
         )
         taken = self.map.claim(group, codec.int64s(op.bound_micros), now)
+        if self.spec.slices:
+            group.kept = dict(taken[0].group.kept)
         self._hand_over_arrivals(group, taken)
         self._hand_over_masses(group, taken, bounded=bool(op.bound_micros))
         group.finished = bool((self.map.columns.values[group.slots()] == MAX).all())
         self._regrouped(taken, group)
         self.last_sequencer = op.sequencer
-        self.identity = op.identity
+        self.input_version = self.input_version or op.input_version
+        if self.identity is None or not self.spec.slices or op.identity != slicing(self.spec.name):
+            self.identity = op.identity
         self.order = max(self.order, (op.generation, op.ordinal))
         if op.request_id:
             self.granted[op.request_id] = Granted(op.sequencer, op.asked)
@@ -347,8 +463,12 @@ class Computation:
     def change_layout(self, incarnation: int, expected: int, starts: Sequence[int], tasks: Sequence[int]) -> int:
         """Ask for another layout in place of the one of a version, and return the version that it has. A repeat of the newest change changes nothing.
 
-        Raises IncarnationChanged and LayoutConflict. O(ranges).
+        Raises IncarnationChanged, LayoutConflict, and InvalidArgument for one that is cut, whose slices stay as they are. O(ranges).
         """
+        if self.spec.slices:
+            fix = "ask for a layout of one of its slices, or drop it and register it with other slices"
+            msg = f"{self.spec.name} is cut into slices, which are not moved or cut again; {fix}"
+            raise errors.InvalidArgument(msg, metadata=self._about(field="computation", fix=fix))
         if incarnation != self.incarnation:
             msg = f"{self.spec.name} is in incarnation {self.incarnation}, not {incarnation}; look at its ranges again"
             raise errors.IncarnationChanged(msg, metadata=self._about(incarnation=self.incarnation))
@@ -400,6 +520,12 @@ class Computation:
         owned = [g for g in self.map.groups.values() if g.state is GroupState.OWNED and not g.finished]
         if not owned:
             return
+        if self.spec.slices:
+            msg = (
+                f"{self.spec.name} is cut into slices, and {len(owned)} of them are not finished; nobody looks for workers that own key ranges of "
+                "theirs. Stop these, and drop it with force."
+            )
+            raise errors.OwnedRanges(msg, metadata=self._about(workers=""))
         workers = sorted({group.worker or "unnamed" for group in owned})
         some = ", ".join(workers[:NAMED]) + (f" and {len(workers) - NAMED} more" if len(workers) > NAMED else "")
         heard = max(group.last_report for group in owned)
@@ -434,6 +560,10 @@ class Computation:
 
     def _apply_revoke(self, op: pb.Revoke, now: int) -> None:
         self.input_version = op.input_version
+        if self.spec.slice_of:
+            self.vouched = (
+                MIN  # what its root has not heard by now was acknowledged to nobody, and did not know of the new inputs
+            )
         for group in self.map.groups.values():
             group.state = GroupState.UNOWNED
             self.masses.changed(group)
@@ -454,11 +584,22 @@ class Computation:
             self._settle_finished(group)
         self._mass_changed = True
 
-    def retire(self, start: bytes, end: bytes, *, force: bool, now: int) -> tuple[int, list[Fenced]]:
+    def retire(
+        self, start: bytes, end: bytes, *, force: bool, now: int, sequencer: int = 0
+    ) -> tuple[int, list[Fenced]]:
         """Take an interval out until it is claimed again. Returns how many ranges left, and who lost what.
 
-        Raises OwnedRanges when a worker owns one of them, unless forced.
+        Raises OwnedRanges when a worker owns one of them, unless forced; OtherSlice. ``sequencer``: the claim that has the interval, all of it and
+        nothing else, and asks for that itself; StaleSequencer unless it has.
         """
+        self._check_span(start, end, "retire")
+        if sequencer:
+            self._check_sliced("retires", "sequencer", str(sequencer))
+            group = self._owned(sequencer)
+            if group.live_count != group.granted or (group.bounds[0], group.bounds[-1]) != (start, end):
+                raise errors.StaleSequencer(_STALE, metadata=self._about(sequencer=sequencer))
+        else:
+            self._check_cut(start, end, "retire")
         owners = {
             group.worker or "unnamed"
             for group, _, _ in self.map.overlapping(start, end)
@@ -480,6 +621,8 @@ class Computation:
 
     def _apply_retire(self, op: pb.Retire, now: int) -> list[Taken]:
         taken = self.map.retire(op.start, op.end, now)
+        if self.spec.slices:
+            next(self.map.overlapping(op.start, op.end))[0].kept = dict(taken[0].group.kept)
         self._hand_over_arrivals(None, taken)
         self._hand_over_masses(None, taken)
         self._regrouped(taken, *(group for group, _, _ in self.map.overlapping(op.start, op.end)))
@@ -533,17 +676,21 @@ class Computation:
         refused: list[Refused] = []
         if _was_reset(report.fold, required):
             values = np.full(len(values), MIN, dtype=np.int64)
-            mass = mass and replace(mass, frontiers=dict.fromkeys(mass.frontiers, MIN))
+            mass = mass and mass.at_unknown()
             late = late and replace(late, frontier=MIN)
             msg = "the report folds another incarnation of an input than the one in force, so it counts as unknown; fold anew"
             refused.append(Refused(group.sequencer, errors.IncarnationChanged.reason, msg, report.handles))
         elif 0 in report.fold.input_incarnations and (beyond := _beyond_unknown(values, mass)):
             values = np.full(len(values), MIN, dtype=np.int64)
-            mass = mass and replace(mass, frontiers=dict.fromkeys(mass.frontiers, MIN))
+            mass = mass and mass.at_unknown()
             late = late and replace(late, frontier=MIN)
             msg = f"{self._unregistered(report.fold)}, so {beyond} must be {MIN}, and the report counts as that; fold all inputs"
             refused.append(Refused(group.sequencer, errors.InvalidArgument.reason, msg, report.handles))
-        untold = self._take_lateness(group, late, now, wall) if late is not None and self.budgets else []
+        untold: list[Refused] = []
+        if late is not None and self.budgets:
+            untold = (
+                self._take_kept(group, late, wall) if self.spec.slices else self._take_lateness(group, late, now, wall)
+            )
         refused.extend(untold)
         # What is pending no more and was not counted either would be lost: a budget that goes by what is pending would spend it twice.
         if mass is not None and not (untold and self.spec.all_pending):
@@ -639,13 +786,15 @@ class Computation:
             problem = f"mass.pending has {len(mass.starts)} starts and {len(mass.counts)} counts; send as many of each"
         elif (mass.counts < 0).any() or (mass.starts[1:] <= mass.starts[:-1]).any():
             problem = "mass.pending must have ascending starts and counts below 2^63"
-        elif float(mass.counts.sum(dtype=np.float64)) + mass.recent > MOST_RECORDS:
+        elif (mass.others or mass.unknown) and not self.spec.slices:
+            problem = "mass.others and mass.unknown are for slices; send the mass of the claim"
+        elif float(mass.counts.sum(dtype=np.float64)) + sum(part.recent for part in mass.parts) > MOST_RECORDS:
             problem = f"mass counts more than {MOST_RECORDS} records; no claim has that many"
         if problem:
             return [Refused(group.sequencer, errors.InvalidArgument.reason, problem)]
         # A record from the far future is as far as any may be: one bad timestamp must not carry the computation off.
         mass = replace(mass, starts=np.minimum(mass.starts, limit))
-        for share, micros in mass.frontiers.items():
+        for share, micros in chain.from_iterable(part.frontiers.items() for part in mass.parts):
             if limit < micros != MAX:
                 msg = (
                     f"the frontier of the share {share} ppm is more than {self.spec.max_skew // 1_000_000} s ahead of the clock; "
@@ -653,6 +802,25 @@ class Computation:
                 )
                 return [Refused(group.sequencer, errors.TooFarAhead.reason, msg)]
         self._set_mass(group, mass)
+        return []
+
+    def _take_kept(self, group: Group, told: Lateness, wall: int) -> list[Refused]:
+        """Take over how a slice keeps the budgets: each by its watermark, and by how many of all records came behind it."""
+        kept = {
+            ppm: (told.behind[ppm][1], sum(told.counts.values()), told.behind[ppm][0])
+            for ppm in self.budgets
+            if ppm in told.behind
+        }
+        limit = wall + self.spec.max_skew
+        if far := [micros for micros, _, _ in kept.values() if limit < micros != MAX]:
+            msg = f"lateness.behind has {far[0]}, more than {self.spec.max_skew // 1_000_000} s ahead of the clock; nothing of it counts"
+            return [Refused(group.sequencer, errors.TooFarAhead.reason, msg)]
+        if wrong := [behind for _, records, behind in kept.values() if behind > records]:
+            msg = f"lateness.behind has {wrong[0]} of {sum(told.counts.values())} records; send how many of all came behind"
+            return [Refused(group.sequencer, errors.InvalidArgument.reason, msg)]
+        if kept != group.kept:
+            group.kept = kept
+            self._changes.setdefault(group.sequencer, _Changes()).kept = True
         return []
 
     def _take_lateness(self, group: Group, told: Lateness, now: int, wall: int) -> list[Refused]:
@@ -914,9 +1082,9 @@ class Computation:
             self.masses.changed(group)
 
     def _set_mass(self, group: Group, mass: Mass) -> None:
-        if group.mass_known and mass.same(group.mass):
+        if group.mass_known is not mass.unknown and mass.same(group.mass):
             return
-        group.mass, group.mass_known, group.stand_ins = mass, True, []
+        group.mass, group.mass_known, group.stand_ins = mass, not mass.unknown, []
         self.masses.changed(group)
         self._changes.setdefault(group.sequencer, _Changes()).mass = True
         self._mass_changed = True
@@ -943,6 +1111,7 @@ class Computation:
                         oldest_operation_micros=group.oldest_operation,
                         mass=codec.mass(group.mass) if changes.mass and group.mass is not None else None,
                         arrived=changes.arrived,
+                        kept=codec.kept(group.kept) if changes.kept else None,
                     )
                 )
             )
@@ -967,6 +1136,8 @@ class Computation:
             self._set_mass(group, codec.mass_from(op.mass))
         for arrived in op.arrived:
             self._apply_arrived(group, arrived)
+        if op.kept:
+            group.kept = codec.kept_from(op.kept)
         group.senders = codec.senders_from(op.senders)
         group.oldest_operation = op.oldest_operation_micros
         self.masses.changed(group)
@@ -985,8 +1156,10 @@ class Computation:
         low = self.map.minimum()
         # Nobody says that nothing will ever come where nobody is left to say it: a watermark holds without any range.
         self.raise_low(self.low if low == MAX and self.map.all_retired else max(self.low, low), now)
-        if self._came or self._mass_changed:
-            self._move_budgets({ppm: self._reached(ppm) for ppm in self.budgets}, self._pending())
+        if self.spec.slices:
+            self._move_least_budgets()
+        elif self._came or self._mass_changed:
+            self._move_budgets({ppm: self._arrived_at(ppm) for ppm in self.budgets}, self._pending())
         else:
             self._move_budgets({}, _NOTHING_KNOWN)
         self._move_heuristics()
@@ -1022,6 +1195,7 @@ class Computation:
 
     def _move_heuristics(self) -> None:
         moved: dict[int, int] = {}
+        self.mass_turns += self._mass_changed
         if self._mass_changed and self.heuristics:
             moved = self.masses.candidates()
             self.reference = self.masses.reference_time()
@@ -1029,7 +1203,31 @@ class Computation:
         for share, value in self.heuristics.items():
             self.heuristics[share] = max(value, self.low, moved.get(share, MIN))
 
-    def _reached(self, ppm: int) -> int:
+    def whole_mass(self) -> Mass:
+        """Return the mass of all claims, as one: a slice is one claim of what it is a slice of. O(claims + buckets).
+
+        Its claims' finished records are told by their frontiers, so that H(p) comes out as if each of them had told its own. Of more than
+        ``MOST_FRONTIERS`` neighbours are rounded down to the least of them, and so are pending records of too many times.
+        """
+        groups = [g for g in self.map.run_groups() if g.state is not GroupState.RETIRED and not g.finished]
+        masses = [mass for group in groups for mass in group.masses()]
+        starts, places = np.unique(np.concatenate([NO_RECORDS, *(m.starts for m in masses)]), return_inverse=True)
+        counts = np.zeros(len(starts), dtype=np.int64)
+        np.add.at(counts, places, np.concatenate([NO_RECORDS, *(m.counts for m in masses)]))
+        together = -(-len(starts) // MOST_TIMES)
+        if together > 1:
+            firsts = np.arange(0, len(starts), together)
+            starts, counts = starts[firsts], np.add.reduceat(counts, firsts)
+        finished: dict[tuple[tuple[int, int], ...], int] = {}
+        for mass in masses:
+            key = tuple(sorted(mass.frontiers.items()))
+            finished[key] = finished.get(key, 0) + mass.recent
+        by_frontier = sorted(finished.items(), key=lambda each: [micros for _, micros in each[0]])
+        together = -(-len(by_frontier) // MOST_FRONTIERS)
+        others = [_least(by_frontier[low : low + together]) for low in range(0, len(by_frontier), together or 1)]
+        return Mass(starts, counts, others=tuple(others), unknown=not all(group.mass_known for group in groups))
+
+    def _arrived_at(self, ppm: int) -> int:
         groups = (g for g in self.map.run_groups() if g.state is not GroupState.RETIRED and not g.finished)
         return reached((told for group in groups if (told := group.arrived()) is not None), ppm)
 
@@ -1053,6 +1251,17 @@ class Computation:
                 counts[reference] = seen_from(told, reference)
             budget.tick(counts[reference], late[ppm], reference, self.low, by_pending)
 
+    def _move_least_budgets(self) -> None:
+        """Let each budget go no further than the slowest of the slices, and have the records of all. Each of them keeps it by itself, so all together do."""
+        groups = self.map.run_groups()
+        open_ = [group for group in groups if group.state is not GroupState.RETIRED and not group.finished]
+        unknown = MIN, 0, 0
+        for ppm, budget in self.budgets.items():
+            least = min((group.kept.get(ppm, unknown)[0] for group in open_), default=MIN)
+            budget.value = max(budget.value, self.low, least if least != MAX else MIN)
+            budget.records = sum(group.kept.get(ppm, unknown)[1] for group in groups)
+            budget.behind = sum(group.kept.get(ppm, unknown)[2] for group in groups)
+
     def _pending(self) -> Pending:
         """Return all that is still to come, if the claims tell it; with an unknown frontier while any has not. O(buckets log buckets)."""
         if not self.spec.all_pending:
@@ -1065,7 +1274,10 @@ class Computation:
         """Move the budgets as a record says; what it published rules. Raises ValueError when one goes back."""
         stored = codec.shares_from(record.budgets)
         before = {ppm: budget.value for ppm, budget in self.budgets.items()}
-        self._move_budgets(codec.shares_from(record.budget_references), _NOTHING_KNOWN)
+        if self.spec.slices:
+            self._move_least_budgets()
+        else:
+            self._move_budgets(codec.shares_from(record.budget_references), _NOTHING_KNOWN)
         for ppm, budget in self.budgets.items():
             # A record of a release that knows no budgets has none.
             budget.value = stored.get(ppm, budget.value)
@@ -1171,7 +1383,16 @@ def _beyond_unknown(values: Int64s, mass: Mass | None) -> str:
     """Return the field that says more than an input that is unknown lets it, if one does."""
     if bool((values > MIN).any()):
         return "watermarks_micros"
-    return "mass.frontiers" if mass is not None and any(each > MIN for each in mass.frontiers.values()) else ""
+    told = () if mass is None else chain.from_iterable(part.frontiers.values() for part in mass.parts)
+    return "mass.frontiers" if any(each > MIN for each in told) else ""
+
+
+def _least(finished: Sequence[tuple[tuple[tuple[int, int], ...], int]]) -> Mass:
+    """Return the finished records of some claims at the least of each frontier; without those that any of them lacks."""
+    told = [dict(frontiers) for frontiers, _ in finished]
+    shares = set.intersection(*(set(each) for each in told))
+    frontiers = {share: min(each[share] for each in told) for share in sorted(shares)}
+    return Mass(NO_RECORDS, NO_RECORDS, sum(recent for _, recent in finished), frontiers)
 
 
 def _distinct(handles: npt.NDArray[np.uint32]) -> bool:

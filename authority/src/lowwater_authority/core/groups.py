@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from lowwater_authority.core.bounds import Bounds
+from lowwater_authority.core.times import MIN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,13 +35,26 @@ class Mass:
     """A claim's share of the record timestamps.
 
     ``starts`` and ``counts`` are the buckets of its pending records (least event time in microseconds, records),
-    ``recent`` its lately finished records, ``frontiers`` F(p) in microseconds by p in parts per million.
+    ``recent`` its lately finished records, ``frontiers`` F(p) in microseconds by p in parts per million. A slice has the finished records of many
+    claims: ``others`` are masses without pending records, one for each frontier, and ``unknown`` says that there are claims whose mass it does not know.
     """
 
     starts: Int64s
     counts: Int64s
     recent: int = 0
     frontiers: Mapping[int, int] = field(default_factory=dict)
+    others: tuple[Mass, ...] = ()
+    unknown: bool = False
+
+    @property
+    def parts(self) -> tuple[Mass, ...]:
+        """All masses that it is made of."""
+        return (self, *self.others)
+
+    def at_unknown(self) -> Mass:
+        """Return it with all frontiers at MIN."""
+        frontiers = dict.fromkeys(self.frontiers, MIN)
+        return replace(self, frontiers=frontiers, others=tuple(each.at_unknown() for each in self.others))
 
     def same(self, other: Mass | None) -> bool:
         """Whether another mass has equal content."""
@@ -50,6 +64,9 @@ class Mass:
             and self.frontiers == other.frontiers
             and np.array_equal(self.starts, other.starts)
             and np.array_equal(self.counts, other.counts)
+            and self.unknown == other.unknown
+            and len(self.others) == len(other.others)
+            and all(a.same(b) for a, b in zip(self.others, other.others, strict=True))
         )
 
 
@@ -137,6 +154,10 @@ class Group:
     """What it has told of the lateness of its records; None: nothing."""
     arrived_before: tuple[int, int] | None = None
     """Until it had as many records lately as those that it replaced: how far the last of them was, and how many they all had."""
+    order: tuple[int, int] = (0, 0)
+    """The highest (generation, ordinal) that any of its ranges was claimed with."""
+    kept: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    """Of a slice, by lateness budget in ppm: its watermark, all records that came, and those of them that came behind."""
     handles: npt.NDArray[np.intp] | None = None
     """The first handle of each place, ascending; None: place p is handle p."""
     granted: int = 0
@@ -240,7 +261,7 @@ class Group:
 
     def masses(self) -> list[Mass]:
         """Return the masses that stand for the group's records."""
-        return self.stand_ins if self.mass is None else [self.mass]
+        return self.stand_ins if self.mass is None else list(self.mass.parts)
 
 
 def before(key: bytes, end: bytes) -> bool:

@@ -79,7 +79,7 @@ class Range(NamedTuple):
 
 
 class IntervalMap:
-    """Covers the whole key space with ranges, each in one group, each with a value.
+    """Covers a key space, ``span``, with ranges, each in one group, each with a value. Nobody is to ask for keys outside of it.
 
     Structure is a sorted map of runs (a run is a stretch of ranges granted by one claim), so it costs by claims, not
     by ranges; values are numpy columns. A report is a vector assignment; a claim costs O(log runs + ranges touched +
@@ -88,15 +88,15 @@ class IntervalMap:
     Every operation keeps rule 1 (unknown holds): splits copy a value, merges take the least, what nobody claims stays.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, span: tuple[bytes, bytes] = (b"", b"")) -> None:
+        self.span = span
         self.columns = Columns()
         self.groups: dict[int, Group] = {}
         """By sequencer; only groups that were claimed."""
         self._runs: SortedDict[bytes, Run] = SortedDict()
         self._bases: list[int] = []
         self._placed: list[Group] = []
-        stretch = self._stretch(b"", b"", MIN, 0, GroupState.NEVER)
-        self._runs[b""] = Run(stretch, 0, 1)
+        self._runs[span[0]] = Run(self._stretch(*span, MIN, 0, GroupState.NEVER), 0, 1)
 
     # -- reading -------------------------------------------------------------------------------------------
 
@@ -205,7 +205,9 @@ class IntervalMap:
     def retire(self, start: bytes, end: bytes, now: int) -> list[Taken]:
         """Take an interval out: it counts as MAX until claimed. Returns what groups lost."""
         taken = self._carve(start, end)
-        self._runs[start] = Run(self._stretch(start, end, MAX, now, GroupState.RETIRED), 0, 1)
+        stretch = self._stretch(start, end, MAX, now, GroupState.RETIRED)
+        stretch.order = max(lost.group.order for lost in taken)
+        self._runs[start] = Run(stretch, 0, 1)
         self._compact()
         return taken
 
@@ -268,6 +270,7 @@ class IntervalMap:
         state = group.state if group.state in (GroupState.NEVER, GroupState.RETIRED) else GroupState.UNOWNED
         stretch = self._stretch(start, end, int(self.columns.values[slot]), int(self.columns.since[slot]), state)
         stretch.worker, stretch.host, stretch.last_report = group.worker, group.host, group.last_report
+        stretch.order = group.order
         stretch.finished = group.state is not GroupState.RETIRED and int(self.columns.values[slot]) == MAX
         self._runs[start] = Run(stretch, 0, 1)
         return stretch
@@ -307,9 +310,11 @@ class IntervalMap:
         self._bases, self._placed = [], []
 
     @classmethod
-    def restore(cls, groups: Sequence[tuple[Group, Int64s, Int64s]]) -> Generator[int, None, IntervalMap]:
+    def restore(
+        cls, groups: Sequence[tuple[Group, Int64s, Int64s]], span: tuple[bytes, bytes] = (b"", b"")
+    ) -> Generator[int, None, IntervalMap]:
         """Rebuild a map from groups with their values and since-times, step by step: yields about how many bytes each step took. O(n)."""
-        self = cls()
+        self = cls(span)
         self._runs.clear()
         self._clear_columns(sum(group.count for group, _, _ in groups))
         for group, values, since in groups:
@@ -338,7 +343,7 @@ class IntervalMap:
     def _check(self) -> None:
         """Assert every invariant. O(n)."""
         self.columns._check()
-        end = b""
+        end = self.span[0]
         live: dict[int, int] = {}
         groups: dict[int, Group] = {}
         for index, (start, run) in enumerate(self._runs.items()):
@@ -350,7 +355,7 @@ class IntervalMap:
             end = run.end
             live[id(run.group)] = live.get(id(run.group), 0) + run.high - run.low
             groups[id(run.group)] = run.group
-        assert end == b"", "the last run has no upper bound"
+        assert end == self.span[1], "the last run ends where the key space does"
         for key, group in groups.items():
             assert group.live_count == live[key] == (group.count if group.live is None else int(group.live.sum()))
             assert (group.sequencer == 0) == (group.sequencer not in self.groups)

@@ -6,6 +6,7 @@ the very functions that a live round runs, so that what holds on one path holds 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
@@ -23,6 +24,7 @@ from lowwater_authority.core.layout import Layout
 from lowwater_authority.core.requests import Granted
 from lowwater_authority.core.tasks import Tasks, restored, restored_task
 from lowwater_authority.core.times import MAX, MIN
+from lowwater_authority.core.topology import WHOLE
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
@@ -61,7 +63,10 @@ def steps(
     A step is a claim of the snapshot, or a part of a large one, or an operation of a record. At one go are still: the parsing of a claim or of a record, and
     the bounds of a claim, some 10 ms each for a hundred thousand ranges.
     """
-    computation = Computation(spec, epoch_base=epoch_base)
+    begun = spec
+    if snapshot is not None and spec.first > 1 and spec.span != WHOLE:
+        begun = _life(spec, incarnation(snapshot))
+    computation = Computation(begun, epoch_base=epoch_base)
     computation.incarnation = 0
     try:
         if snapshot is not None:
@@ -110,7 +115,7 @@ def _replay_steps(computation: Computation, spec: Spec, records: Iterable[bytes]
             msg = f"a record of {spec.name}'s incarnation {record.incarnation} follows its incarnation {computation.incarnation}"
             raise ReplayError(msg)
         if record.incarnation > computation.incarnation:
-            computation = restarted(computation, spec)
+            computation = restarted(computation, _life(spec, record.incarnation))
             computation.incarnation = record.incarnation
         yield from _replay(computation, record, len(payload))
     if computation.incarnation > spec.incarnation:
@@ -121,6 +126,14 @@ def _replay_steps(computation: Computation, spec: Spec, records: Iterable[bytes]
     computation.reference = computation.masses.reference_time()
     computation.publish()
     return computation
+
+
+def _life(spec: Spec, incarnation: int) -> Spec:
+    """Return by what an incarnation is read of which a log still tells.
+
+    Before it was dropped and registered anew a slice may have had other keys, which the graph does not know any more.
+    """
+    return spec if incarnation >= spec.first else replace(spec, span=WHOLE)
 
 
 def restarted(old: Computation, spec: Spec) -> Computation:
@@ -171,6 +184,7 @@ def pieces(computation: Computation) -> Iterator[bytes]:
     )
     if computation.vouched != MIN:
         message.vouched_micros = computation.vouched
+    message.input_version = computation.input_version
     if computation.layout.version:
         message.layout.CopyFrom(codec.layout(computation.layout))
     if computation.last_batch is not None:
@@ -210,6 +224,9 @@ def _group(group: Group, columns: Columns) -> tuple[bytes, bytes]:
         granted=0 if group.handles is None else group.granted,
         arrivals=None if group.arrivals is None else codec.arrivals(group.arrivals),
         arrived_before=codec.arrived_before(group.arrived_before),
+        generation=group.order[0],
+        ordinal=group.order[1],
+        kept=codec.kept(group.kept),
     )
     return message.SerializeToString(), group.bounds.encode(pb.Group.BOUNDS_FIELD_NUMBER)
 
@@ -228,8 +245,10 @@ def _restore(computation: Computation, snapshot: bytes) -> Iterator[int]:
             yield RANGE_BYTES * len(some)
         groups.append(_group_from(group, bounds))
         yield len(bounds) * RANGE_BYTES
-    computation.map = yield from IntervalMap.restore(groups)
-    computation.masses = yield from Masses.restore(computation.spec.heuristics, computation.map.run_groups())
+    # Whoever ends a log does not know the keys of the slice that begins with what is left: nobody has claimed any, so there are those of the graph.
+    if any(group.state is not GroupState.NEVER for group, _, _ in groups):
+        computation.map = yield from IntervalMap.restore(groups, computation.spec.span)
+        computation.masses = yield from Masses.restore(computation.spec.heuristics, computation.map.run_groups())
     computation.low = message.low_micros
     stored = codec.shares_from(message.heuristics)
     computation.heuristics = {share: stored.get(share, message.low_micros) for share in computation.spec.heuristics}
@@ -243,6 +262,7 @@ def _restore(computation: Computation, snapshot: bytes) -> Iterator[int]:
     computation.last_sequencer = message.last_sequencer
     computation.identity = message.identity if message.bound else None
     computation.order = (message.generation, message.ordinal)
+    computation.input_version = message.input_version
     computation.vouched = message.vouched_micros if message.HasField("vouched_micros") else MIN
     computation.layout = codec.layout_from(message.layout)
     computation.last_batch = (message.batch, message.batch_digest) if message.has_batch else None
@@ -284,6 +304,8 @@ def _group_from(message: pb.Group, bounds: list[bytes]) -> tuple[Group, Int64s, 
         arrived_before=codec.arrived_before_from(message.arrived_before)
         if message.HasField("arrived_before")
         else None,
+        order=(message.generation, message.ordinal),
+        kept=codec.kept_from(message.kept),
     )
     values = codec.int64s(message.micros)
     group.finished = group.state is not GroupState.RETIRED and bool((values == MAX).all())

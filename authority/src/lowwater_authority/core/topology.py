@@ -7,12 +7,15 @@ outputs to whom. All functions here are pure: a change returns a new graph, whic
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 from hashlib import blake2b
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from lowwater import errors
+from lowwater._core.text import counted
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core.budget import LEAST, MOST
 from lowwater_authority.core.heuristics import PPM
@@ -25,9 +28,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+CUT: Final = "~"
+"""Between the name of a computation and the number of one of its slices. No name that anybody registers has one, so nobody reads a slice."""
+
 NAME: Final = re.compile(r"(?:[A-Za-z0-9_.-]{1,128}/)?[A-Za-z0-9_.-]{1,128}")
 """[namespace/]name."""
 
+SLICE: Final = re.compile(rf"({NAME.pattern}){CUT}[0-9]{{1,3}}")
+"""The name of a slice."""
+
+MAX_SLICES: Final = 1000
+MAX_SLICE_KEY: Final = 1024
 MAX_INPUTS: Final = 1000
 MAX_HEURISTICS: Final = 16
 MAX_BUDGETS: Final = 4
@@ -41,6 +52,9 @@ DIGESTS: Final = (1 << 64) - 1
 
 NAMED: Final = 20
 """Most names that a refusal lists."""
+
+WHOLE: Final = (b"", b"")
+"""The whole key space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +79,40 @@ class Spec:
     """Lateness budgets in parts per million, least first."""
     all_pending: bool = False
     """Whether its workers tell of all records that are still to come before their frontiers."""
+    slices: tuple[bytes, ...] = ()
+    """Where its slices but the first begin, ascending; empty: it is not cut."""
+    span: tuple[bytes, bytes] = WHOLE
+    """Its key space, ``[start, end)``: that of a slice is a part."""
+
+    @property
+    def slice_of(self) -> str:
+        """The computation that it is a slice of; empty: it is none."""
+        return self.name.rpartition(CUT)[0] if CUT in self.name else ""
+
+    def slice_specs(self) -> dict[str, Spec]:
+        """Return its slices by name, in the order of their keys: registered as it is, each with a part of the key space."""
+        if not self.slices:
+            return {}
+        keys = (b"", *self.slices, b"")
+        names = [f"{self.name}{CUT}{number}" for number in range(len(keys) - 1)]
+        return {
+            name: replace(self, name=name, slices=(), span=span)
+            for name, span in zip(names, pairwise(keys), strict=True)
+        }
+
+    def span_of(self, name: str) -> tuple[bytes, bytes] | None:
+        """Return the key space of one of its slices; None when it has no slice of that name. O(slices)."""
+        root, _, number = name.rpartition(CUT)
+        if not self.slices or root != self.name or not number.isdecimal() or int(number) > len(self.slices):
+            return None
+        keys = (b"", *self.slices, b"")
+        return keys[int(number)], keys[int(number) + 1]
+
+    def slices_over(self, start: bytes, end: bytes) -> list[str]:
+        """Return the names of the slices that share keys with an interval. O(slices)."""
+        first = bisect_right(self.slices, start)
+        last = bisect_left(self.slices, end) if end else len(self.slices)
+        return [f"{self.name}{CUT}{number}" for number in range(first, max(first, last) + 1)]
 
     def same_registration(self, other: Spec) -> bool:
         """Whether another registration asks for the same."""
@@ -104,6 +152,11 @@ class Topology:
             object.__setattr__(self, field_name, known)
         return known
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether something in it is cut into slices: what is written of it then is for nobody who does not know slices. O(graph)."""
+        return any(spec.slices for spec in self.computations.values())
+
     def get(self, name: str) -> Spec:
         """Return a computation. Raises UnknownComputation."""
         spec = self.computations.get(name)
@@ -112,6 +165,15 @@ class Topology:
             if name in self.dropped:
                 msg = f"{name} was dropped; register it again to begin a new incarnation of it"
             raise errors.UnknownComputation(msg, metadata={"computation": name})
+        return spec
+
+    def _own(self, name: str) -> Spec:
+        """Return a computation that is no slice. Raises UnknownComputation, InvalidArgument."""
+        spec = self.get(name)
+        if spec.slice_of:
+            fix = f"do it to {spec.slice_of}, and its slices follow"
+            msg = f"{name} is a slice of {spec.slice_of}; {fix}"
+            raise errors.InvalidArgument(msg, metadata={"computation": name, "field": "computation", "fix": fix})
         return spec
 
     def required(self, name: str) -> Fold:
@@ -146,6 +208,13 @@ class Topology:
                 return self
             if unused and replace(known, estimated=True).same_registration(spec):
                 return self._with(replace(known, estimated=True))
+            if known.slices != spec.slices:
+                msg = (
+                    f"{spec.name} is registered with {counted(len(known.slices) + 1, 'slice')}, cut elsewhere than asked. Slices are fixed: "
+                    "register the same, or drop it and register it anew."
+                )
+                slices = str(len(known.slices) + 1)
+                raise errors.RegistrationConflict(msg, metadata={"computation": spec.name, "slices": slices})
             msg = (
                 f"{spec.name} is registered with inputs {list(known.inputs)}, heuristics {list(known.heuristics)} ppm, key hash "
                 f"{known.key_hash!r}, lateness budgets {list(known.budgets)} ppm{' by all that is pending' if known.all_pending else ''}, max skew {known.max_skew} us and history step {known.history_step} us, as "
@@ -165,7 +234,7 @@ class Topology:
 
     def drop(self, name: str) -> Topology:
         """Return the graph without a computation, but with its tombstone. Raises UnknownComputation, StillRead, Overloaded. O(graph)."""
-        known = self.get(name)
+        known = self._own(name)
         readers = sorted(each.name for each in self.computations.values() if name in each.inputs)
         if readers:
             some = ", ".join(readers[:NAMED]) + (f" and {len(readers) - NAMED} more" if len(readers) > NAMED else "")
@@ -174,15 +243,16 @@ class Topology:
                 "first."
             )
             raise errors.StillRead(msg, metadata={"computation": name, "consumers": ", ".join(readers[:NAMED])})
-        if self.tombstone_bytes + _tombstone_bytes(name) > TOMBSTONE_BYTES:
+        ended = {each.name: _tombstone(each) for each in (known, *known.slice_specs().values())}
+        if self.tombstone_bytes + sum(map(_tombstone_bytes, ended)) > TOMBSTONE_BYTES:
             msg = (
                 f"{len(self.dropped)} dropped computations are remembered, the most there can be: each keeps its name from beginning again with "
                 "values that were shown before. Register some of them again, and give a job one name for all of its runs."
             )
             metadata = {"computation": name, "bound": "tombstones", "limit": str(TOMBSTONE_BYTES)}
             raise errors.Overloaded(msg, metadata=metadata)
-        kept = {other: spec for other, spec in self.computations.items() if other != name}
-        return Topology(self.version + 1, kept, {**self.dropped, name: _tombstone(known)})
+        kept = {other: spec for other, spec in self.computations.items() if other not in ended}
+        return Topology(self.version + 1, kept, {**self.dropped, **ended})
 
     def set_inputs(self, name: str, inputs: Sequence[str]) -> Topology:
         """Return the graph with other inputs for a computation. Raises as register does.
@@ -190,7 +260,7 @@ class Topology:
         One that was registered as exact, and read an estimate, begins a new incarnation with all that reads it: what it has published was
         a guess.
         """
-        known = self.get(name)
+        known = self._own(name)
         spec = replace(known, inputs=tuple(inputs), input_version=known.input_version + 1)
         _validate(spec)
         changed = self._with(spec)
@@ -198,9 +268,14 @@ class Topology:
         return changed.reset(name)[0] if guessed else changed
 
     def reset(self, name: str) -> tuple[Topology, list[str]]:
-        """Return the graph with a new incarnation of a computation and of all that reads it, and their names in order."""
-        names = self.downstream(name)
-        fresh = {n: replace(self.computations[n], incarnation=self.computations[n].incarnation + 1) for n in names}
+        """Return the graph with a new incarnation of a computation and of all that reads it, and their names in order; slices follow."""
+        names = self.downstream(self._own(name).name)
+        fresh = dict(
+            chain.from_iterable(
+                _with_slices(replace(self.computations[n], incarnation=self.computations[n].incarnation + 1))
+                for n in names
+            )
+        )
         return Topology(self.version + 1, {**self.computations, **fresh}, self.dropped), names
 
     def merged(self, other: Topology) -> Topology:
@@ -256,10 +331,10 @@ class Topology:
             return list(reached)
 
     def _with(self, spec: Spec) -> Topology:
-        dropped = self.dropped
-        if spec.name in dropped:
-            dropped = {name: known for name, known in dropped.items() if name != spec.name}
-        computations = {**self.computations, spec.name: spec}
+        dropped, new = self.dropped, dict(_with_slices(spec))
+        if not new.keys().isdisjoint(dropped):
+            dropped = {name: known for name, known in dropped.items() if name not in new}
+        computations = {**self.computations, **new}
         changed = Topology(self.version + 1, computations, dropped)
         object.__setattr__(changed, "_guesses", self._guesses_with(spec))
         cycle = changed._cycle_through(spec.name)
@@ -430,6 +505,9 @@ def _message(spec: Spec, *, dropped: bool = False) -> pb.Computation:
         first=spec.first if spec.first > 1 else 0,
         lateness_budgets_ppm=spec.budgets,
         all_pending=spec.all_pending,
+        slices=spec.slices,
+        slice_start=spec.span[0],
+        slice_end=spec.span[1],
     )
 
 
@@ -447,6 +525,8 @@ def _spec(message: pb.Computation) -> Spec:
         message.first or 1,
         tuple(message.lateness_budgets_ppm),
         message.all_pending,
+        tuple(message.slices),
+        (message.slice_start, message.slice_end),
     )
 
 
@@ -457,6 +537,49 @@ def _tombstone(spec: Spec) -> Spec:
 
 def _tombstone_bytes(name: str) -> int:
     return len(name) + 24
+
+
+def whole(name: str) -> str:
+    """Return the computation that a name is a slice of; the name itself when it is none.
+
+    >>> whole("ns/hourly~12"), whole("hourly")
+    ('ns/hourly', 'hourly')
+    """
+    found = SLICE.fullmatch(name)
+    return name if found is None else found[1]
+
+
+def slicing(name: str, incarnation: int = 0, identity: str | None = None) -> str:
+    """Return the identity by which a slice of a computation claims its part of it.
+
+    With ``identity``: that by which a worker has claimed ranges of the slice, or is about to, in an incarnation. It binds the computation.
+    """
+    return f"{name}{CUT}" if identity is None else f"{name}{CUT}{incarnation}:{identity}"
+
+
+def is_slicing(name: str, identity: str) -> bool:
+    """Whether an identity is one of those by which slices of a computation claim.
+
+    >>> [is_slicing("hourly", each) for each in ("hourly~", slicing("hourly", 2, "job"), "hourly", "job", "daily~")]
+    [True, True, False, False, False]
+    """
+    whose, cut, rest = identity.partition(CUT)
+    number, carries, _ = rest.partition(":")
+    return bool(cut) and whose == name and (not rest or (bool(carries) and number.isdecimal()))
+
+
+def carried(name: str, incarnation: int, identity: str) -> str | None:
+    """Return the worker's identity that a slice's one carries; None: there is none, or it is of another incarnation.
+
+    >>> carried("hourly", 2, slicing("hourly", 2, "job")), carried("hourly", 3, slicing("hourly", 2, "job")), carried("hourly", 2, "hourly~")
+    ('job', None, None)
+    """
+    prefix = slicing(name, incarnation, "")
+    return identity.removeprefix(prefix) if identity.startswith(prefix) else None
+
+
+def _with_slices(spec: Spec) -> Iterable[tuple[str, Spec]]:
+    return [(spec.name, spec), *spec.slice_specs().items()]
 
 
 def _age(spec: Spec) -> tuple[int, int]:
@@ -491,6 +614,7 @@ def _validate(spec: Spec) -> None:
     if any(not 0 < share < PPM for share in spec.heuristics) or len(set(spec.heuristics)) != len(spec.heuristics):
         _refuse("heuristics_ppm", list(spec.heuristics), f"give different shares between 1 and {PPM - 1}")
     _validate_budgets(spec)
+    _validate_slices(spec)
     if len(spec.key_hash) > MAX_HASH:
         _refuse("key_hash", f"{len(spec.key_hash)} characters", f"give at most {MAX_HASH}")
     if not 0 < spec.max_skew < 2**62:
@@ -508,6 +632,22 @@ def _validate_budgets(spec: Spec) -> None:
         _refuse("lateness_budgets_ppm", list(spec.budgets), fix)
     if spec.all_pending and (spec.inputs or not spec.budgets or not spec.heuristics):
         fix = "leave it out, or register an injector, without inputs, with a lateness budget and a heuristic share"
+        _refuse("all_pending", value=True, fix=fix)
+
+
+def _validate_slices(spec: Spec) -> None:
+    if len(spec.slices) >= MAX_SLICES:
+        _refuse("slices", f"{len(spec.slices) + 1} slices", f"cut it into at most {MAX_SLICES}")
+    if any(not 0 < len(key) <= MAX_SLICE_KEY for key in spec.slices):
+        _refuse(
+            "slices",
+            "a key that is empty or too long",
+            f"give keys of 1 to {MAX_SLICE_KEY} bytes: where the second slice begins, and so on",
+        )
+    if any(a >= b for a, b in pairwise(spec.slices)):
+        _refuse("slices", [key.hex() for key in spec.slices[:NAMED]], "give ascending keys, each once")
+    if spec.slices and spec.all_pending:
+        fix = "leave one of the two out: a slice tells nobody of all records that are still to come"
         _refuse("all_pending", value=True, fix=fix)
 
 

@@ -9,6 +9,8 @@ from lowwater import errors
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from lowwater_authority.engine.slices import Above
+
 Lows = dict[str, tuple[int, int]]
 """Of computations that other shards serve: incarnation and published low watermark."""
 
@@ -41,6 +43,11 @@ class Placement(Protocol):
 
     async def lows(self, names: Sequence[str]) -> Lows:
         """Ask the shards that serve them how far computations are. Raises Unavailable."""
+        ...
+
+    @property
+    def above(self) -> Above | None:
+        """The way to what other shards serve; None: there are none."""
         ...
 
 
@@ -77,6 +84,11 @@ class Alone:
         """See Placement: there is nobody to ask."""
         del names
         return {}
+
+    @property
+    def above(self) -> None:
+        """See Placement."""
+        return
 
 
 def moved(name: str) -> errors.Moved:

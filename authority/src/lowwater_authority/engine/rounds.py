@@ -18,19 +18,21 @@ from lowwater_authority.engine.admission import Gate
 from lowwater_authority.journal import GRAPH, JournalError, JournalFailed, JournalFenced, JournalPosition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from lowwater_authority.core.computation import Computation
     from lowwater_authority.core.requests import Fenced
     from lowwater_authority.core.topology import Topology
     from lowwater_authority.engine.logs import Log
     from lowwater_authority.engine.shard import Shard
+    from lowwater_authority.engine.slices import Slice
     from lowwater_authority.journal import JournalCorrupt, JournalLost
 
 T = TypeVar("T")
 
-Without: TypeAlias = "Callable[[T, Collection[str]], T]"
-"""Makes of a request's result that of the same request when some computations that it has touched were not there."""
+Without: TypeAlias = "Callable[[T, Collection[str], Mapping[str, errors.Unavailable]], T]"
+"""Makes of a request's result that of the same request when some computations that it has touched were not there, and what others have durable is not to be
+acknowledged."""
 
 QUEUE_BOUND: Final = 65_536
 """Requests waiting for a round; one more is refused with Overloaded, and told when to come again."""
@@ -40,6 +42,9 @@ TOGETHER: Final = 100
 
 TOGETHER_SECONDS: Final = 0.01
 """They stop sharing it when it has taken the event loop for so long: in a large graph each takes a millisecond or more."""
+
+NOTHING: Final[Mapping[str, errors.Unavailable]] = {}
+"""Nobody is unheard of."""
 
 STOPPING: Final = "the authority is stopping; connect again"
 
@@ -109,18 +114,22 @@ class _Work(Generic[T]):
     without: Without[T] | None = None
     names: set[str] = field(default_factory=set)
     """What it has touched."""
+    waits: bool = True
+    """Whether its answer waits until what a slice says counts where that is a slice of."""
     refusal: errors.LowwaterError | None = None
     """Why it was refused; told with the round where it takes the store to know whether this process may still refuse anything."""
 
-    def end(self, result: T, dropped: Mapping[str, Exception]) -> None:
-        """Answer, as far as what was touched has not left the round."""
+    def end(
+        self, result: T, dropped: Mapping[str, Exception], unheard: Mapping[str, errors.Unavailable] = NOTHING
+    ) -> None:
+        """Answer, as far as what was touched has not left the round, and is not ``unheard`` of above."""
         gone = [name for name in dropped if name in self.names]
-        if not gone:
+        if not gone and not unheard:
             self.succeed(result)
         elif self.without is not None and self.refusal is None:
-            self.succeed(self.without(result, gone))
+            self.succeed(self.without(result, gone, unheard))
         else:
-            self.fail(dropped[gone[0]])
+            self.fail(dropped[gone[0]] if gone else next(iter(unheard.values())))
 
     def succeed(self, result: T) -> None:
         if self.refusal is not None:
@@ -142,6 +151,8 @@ class CommitLoop:
         self._reads: deque[_Work[Any]] = deque()
         self._arrived = asyncio.Event()
         self._stopping = False
+        self._answers: set[asyncio.Task[None]] = set()
+        """Those that wait for what is above a slice."""
         self._gate: Gate[None] = Gate("requests", QUEUE_BOUND, 0)
 
     def __len__(self) -> int:
@@ -154,14 +165,15 @@ class CommitLoop:
         *,
         alone: bool = False,
         together: bool = False,
+        waits: bool = True,
         without: Without[T] | None = None,
     ) -> asyncio.Future[T]:
         """Queue a change. ``alone``: nothing else shares its round, but with ``together`` others like it, up to ``TOGETHER``.
 
-        ``without`` gives the result when some of what it has touched leaves the round; without one, it fails as a whole.
+        ``waits``: as in _Work. ``without`` gives the result when some of what it has touched leaves the round; without one, it fails as a whole.
         """
         done = asyncio.get_running_loop().create_future()
-        return self._queue(self._writes, _Work(stage, done, alone, together, without))
+        return self._queue(self._writes, _Work(stage, done, alone, together, without, waits=waits))
 
     def read(self, read: Callable[[Round], T]) -> asyncio.Future[T]:
         """Queue a look at the staged state at a moment when all of it is durable."""
@@ -187,6 +199,7 @@ class CommitLoop:
                 work.fail(errors.ShuttingDown(STOPPING))
             self._writes.clear()
             self._reads.clear()
+            await asyncio.gather(*self._answers, return_exceptions=True)
 
     def _queue(self, queue: deque[_Work[Any]], work: _Work[T]) -> asyncio.Future[T]:
         if self._stopping:
@@ -233,9 +246,25 @@ class CommitLoop:
             return
         self._shard.publish(round_, len(staged))
         for work, result in staged:
-            work.end(result, round_.dropped)
+            open_ = (
+                self._shard.unsettled(work.names - round_.dropped.keys()) if work.waits and work.refusal is None else []
+            )
+            if not open_:
+                work.end(result, round_.dropped)
+                continue
+            task = asyncio.create_task(self._answer_settled(work, result, round_.dropped, open_))
+            self._answers.add(task)
+            task.add_done_callback(self._answers.discard)
         self._answer_reads(round_)
         await self._shard.tidy(round_)
+
+    async def _answer_settled(
+        self, work: _Work[Any], result: Any, dropped: Mapping[str, Exception], open_: Sequence[Slice]
+    ) -> None:
+        """Answer when all slices that it has touched stand no lower than they may count; others have their answers meanwhile."""
+        found = await asyncio.gather(*(each.settle() for each in open_))
+        unheard = {each.name: refusal for each, refusal in zip(open_, found, strict=True) if refusal is not None}
+        work.end(result, dropped, unheard)
 
     async def _append(self, round_: Round) -> Exception | None:
         """Make a round durable, or return why it has to be forgotten. Raises what ends this process."""

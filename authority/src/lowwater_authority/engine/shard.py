@@ -32,6 +32,7 @@ from lowwater_authority.engine.logs import Record
 from lowwater_authority.engine.placement import Alone, moved
 from lowwater_authority.engine.processing_time import ProcessingTime
 from lowwater_authority.engine.rounds import CommitLoop, GivenUp, GraphMoved, Round
+from lowwater_authority.engine.slices import Slice
 from lowwater_authority.engine.takeover import Taking
 from lowwater_authority.journal import (
     GRAPH,
@@ -121,6 +122,10 @@ class Shard:
         self._tick = ProcessingTime(clock, monotonic)
         self._observer = observer
         self._loop = CommitLoop(self)
+        self._slices: dict[str, Slice] = {}
+        """Those of other computations that are served here."""
+        self._withheld = 0
+        """Answers refused for the sake of what is above slices that are not served here any more."""
         self._registered = asyncio.Semaphore(TAKEN_AFTER_REGISTERING)
         self._confirming = Confirming(self._confirm)
         self._refreshing = Confirming(self._refresh)
@@ -169,6 +174,8 @@ class Shard:
             except JournalCorrupt as damage:
                 held.of(name).give_up(its)
                 self._taking.damaged(name, damage)
+            else:
+                self._follow(name)
         self._count()
         if not self.shared:
             self.end_dropped()
@@ -214,6 +221,8 @@ class Shard:
         It replaces what is damaged in the store. What has not changed is read and checked, and so is the graph, for this process may have
         the only good copy of it, in memory.
         """
+        for each in self._slices.values():
+            each.close()
         logs = self.held.logs
         mending = self.held.mending()
         for task in mending:
@@ -322,6 +331,7 @@ class Shard:
             try:
                 async with self._registered:
                     await self.serve(spec.name)
+                    await self.serve_those(registered.slice_specs())
             except errors.Unavailable as error:
                 msg = (
                     f"{spec.name} is registered, but it is not known yet whether this shard serves it: {error.message}"
@@ -409,10 +419,13 @@ class Shard:
 
         def stage(round_: Round) -> Grant:
             computation = self._computation(name)
+            if (known := self._unbound(name, asked)) is not None and not known.is_bound(asked.identity):
+                raise GivenUp
             request = self._bounded(name, asked, away)
             adopts = adopt and computation.identity not in (None, request.identity)
             if not adopts or request.request_id in computation.granted:
-                if request.request_id not in computation.granted:  # a repeat divides nothing
+                # A repeat divides nothing, and a claim of what is cut only says in which slice there has to be room.
+                if request.request_id not in computation.granted and not computation.spec.slices:
                     room(_ranges_with(computation.map, request.bounds))
                 round_.touch(name, computation)
                 grant = computation.claim(request, round_.now, round_.wall)
@@ -431,9 +444,21 @@ class Shard:
 
         inputs = (lambda: self.topology.get(name).inputs) if len(asked.bound_micros) else None
         before = self.topology.get(name).incarnation
-        grant = await self._write(stage, alone=adopt, lows_of=inputs, away=away)
+        bind = partial(self._bind, name, asked)
+        grant = await self._write(stage, alone=adopt, first=bind, lows_of=inputs, away=away)
         self._tell_claim(name, asked, grant, adopted=adopt and self.topology.get(name).incarnation > before)
         return grant
+
+    async def _bind(self, name: str, asked: ClaimRequest) -> None:
+        """Let the first worker of a slice bind what that is a slice of to its identity. Raises IdentityMismatch and Unavailable."""
+        if (known := self._unbound(name, asked)) is not None:
+            await known.bind(asked.identity)
+
+    def _unbound(self, name: str, asked: ClaimRequest) -> Slice | None:
+        """Return a slice that is served here, if a claim would be its first; else None."""
+        known, computation = self._slices.get(name), self.held.computation(name)
+        begins = known is not None and computation is not None and computation.begins(asked)
+        return known if begins else None
 
     def _tell_claim(self, name: str, asked: ClaimRequest, grant: Grant, *, adopted: bool) -> None:
         what = "adopted" if adopted else "taken_over" if grant.fenced else "claimed"
@@ -542,10 +567,13 @@ class Shard:
                 outrun.update((key, refusal) for refusal in found if refusal.reason == errors.OldStream.reason)
             return refused
 
-        def without(refused: list[tuple[str, Refused]], gone: Collection[str]) -> list[tuple[str, Refused]]:
+        def without(
+            refused: list[tuple[str, Refused]], gone: Collection[str], unheard: Mapping[str, errors.Unavailable]
+        ) -> list[tuple[str, Refused]]:
             stopped.update(gone)
             lost = [(name, _refusal(report, _elsewhere(name))) for name, report in reports if name in gone]
-            return [*((name, refusal) for name, refusal in refused if name not in gone), *lost]
+            again = [(name, _refusal(report, unheard[name])) for name, report in reports if name in unheard]
+            return [*((name, refusal) for name, refusal in refused if name not in gone), *lost, *again]
 
         return self._loop.write(stage, without=without)
 
@@ -554,11 +582,13 @@ class Shard:
         await self._write(lambda round_: self._touch(round_, name).release(sequencer))
         log.info("a claim of %s was released", name, extra=event("released", computation=name, sequencer=sequencer))
 
-    async def retire(self, name: str, start: bytes, end: bytes, *, force: bool) -> int:
-        """Take an interval out; returns how many ranges. Raises OwnedRanges."""
+    async def retire(self, name: str, start: bytes, end: bytes, *, force: bool, sequencer: int = 0) -> int:
+        """Take an interval out; returns how many ranges. ``sequencer``: of the claim that gives up all that it has. Raises as Computation.retire."""
 
         def stage(round_: Round) -> int:
-            ranges, fenced = self._touch(round_, name).retire(start, end, force=force, now=round_.now)
+            ranges, fenced = self._touch(round_, name).retire(
+                start, end, force=force, now=round_.now, sequencer=sequencer
+            )
             round_.fenced += fenced
             return ranges
 
@@ -674,6 +704,10 @@ class Shard:
             self._touch(round_, name).vouch(sequencer, through, fold, self.topology.required(name), round_.wall)
 
         await self._write(stage)
+        if self.topology.get(name).slice_of:
+            if (known := self._slices.get(name)) is None:
+                raise moved(name)
+            await known.vouched(through, fold.input_version)
 
     def wanted(self, name: str) -> Layout | None:
         """Return the layout that is wanted of a computation, durably; None when this shard does not serve it."""
@@ -836,8 +870,68 @@ class Shard:
             await self.held.ended(name)
 
     def _begin_to_serve(self, computation: Computation) -> None:
-        self.hub.publish([computation.published])
+        self._show([computation.published])
+        self._follow(computation.spec.name)
         self._count()
+
+    def _show(self, views: Iterable[View]) -> None:
+        """Let readers see what is durable of computations that are served here, and what they are slices of hear of it."""
+        shown = list(views)
+        self.hub.publish(shown)
+        for view in shown:
+            self._tell_above(view.name)
+
+    # -- slices ----------------------------------------------------------------------------------------------
+
+    def unsettled(self, names: Iterable[str]) -> list[Slice]:
+        """Return those slices of some computations of which nothing is to be acknowledged yet. O(names) where any slice is served."""
+        if not self._slices:
+            return []
+        return [
+            each for name in sorted(names) if (each := self._slices.get(name)) is not None and not each.is_settled()
+        ]
+
+    @property
+    def unheard_slices(self) -> int:
+        """How many slices are served here that what they are slices of does not hear of just now. O(slices); for other threads too."""
+        return sum(not each.reached for each in list(self._slices.values()))
+
+    @property
+    def answers_withheld(self) -> int:
+        """How many answers were refused because what a slice is a slice of had not heard of the change in time. As ``unheard_slices``."""
+        return self._withheld + sum(each.withheld for each in list(self._slices.values()))
+
+    def _follow(self, name: str) -> None:
+        """Begin to tell what a computation is a slice of, if it is one."""
+        computation = self.held.computation(name)
+        if computation is None or not computation.spec.slice_of:
+            return
+        before = self._slices.get(name)
+        self._unfollow(name)
+        made = Slice(self, computation, self.placement.above, before.asked if before is not None else 0)
+        self._slices[name] = made
+        made.follow()
+
+    def _unfollow(self, name: str) -> None:
+        if (known := self._slices.pop(name, None)) is not None:
+            self._withheld += known.withheld
+            known.close()
+
+    def _tell_above(self, name: str) -> None:
+        """All that was staged of a computation is durable: if it is a slice, that is what it says."""
+        known, computation = self._slices.get(name), self.held.computation(name)
+        if known is not None and computation is not None:
+            known.durable(computation)
+
+    async def follow_inputs(self, name: str, bound: int) -> None:
+        """Revoke the claims of a slice that go by older inputs than its root, and let none of its ranges stand beyond where the root has it."""
+
+        def stage(round_: Round) -> None:
+            computation, wanted = self._touch(round_, name), self.topology.get(name).input_version
+            if computation.input_version not in (0, wanted):
+                round_.fenced += computation.revoke(wanted, round_.now, bound=bound)
+
+        await self._write(stage, waits=False)
 
     async def refresh(self) -> None:
         """Read the graph, once for all that wait, and begin the incarnations that other processes have begun. Raises Unavailable."""
@@ -995,6 +1089,7 @@ class Shard:
     def replaced(self, owners: Mapping[str, tuple[int, int]]) -> None:
         """Other processes own these computations now, as JournalFenced says: forget them."""
         for name in self.held.let_go(owners):
+            self._unfollow(name)
             self.on_moved(name)
             self.hub.move(name)
         self._count()
@@ -1022,6 +1117,7 @@ class Shard:
         *,
         alone: bool = False,
         together: bool = False,
+        waits: bool = True,
         first: Callable[[], Awaitable[None]] | None = None,
         lows_of: Callable[[], Iterable[str]] | None = None,
         away: Lows | None = None,
@@ -1039,7 +1135,7 @@ class Shard:
                 # One that was registered a moment ago may be on its way here.
                 away.update(await self.placement.lows([n for n in asked if not await self.serve(n)]))
             try:
-                return await self._loop.write(stage, alone=alone, together=together)
+                return await self._loop.write(stage, alone=alone, together=together, waits=waits)
             except GraphMoved:
                 await self.refresh()
             except GivenUp:
@@ -1073,7 +1169,7 @@ class Shard:
         unchanged = [name for name in round_.touched if name not in changed] if self.shared else []
         if round_.topology is not None and not round_.read:
             graph = self.held.graph_record(round_.topology, whole=round_.merged)
-            records.append(Record(self.held.graph, graph, strong=True))
+            records.append(Record(self.held.graph, graph, strong=True, newest=round_.topology.is_cut))
         held = self.held
         apart = {GRAPH, *(n for n, computation in round_.touched.items() if held.computation(n) is not computation)}
         drop = partial(self._drop, round_) if self._divisible(round_) else None
@@ -1127,7 +1223,7 @@ class Shard:
         views = [computation.publish() for computation in kept.values()]
         if round_.topology is not None:
             views += self._use(round_.topology)
-        self.hub.publish(view for view in views if self.serves(view.name))
+        self._show(view for view in views if self.serves(view.name))
         self.on_published(round_.touched)
         losses = [fenced for fenced in round_.fenced if fenced.computation not in round_.dropped]
         for fenced in losses:
@@ -1162,6 +1258,7 @@ class Shard:
             if spec is None and name in before.computations:
                 self.held.drop(name)
                 self._taking.forget(name)
+                self._unfollow(name)
                 self.hub.move(name)
                 if self.placement.mine(name):
                     self.held.end(name)
@@ -1169,6 +1266,10 @@ class Shard:
                 computation.spec = spec
                 if computation.incarnation < spec.incarnation:
                     views.append(self.held.restart(computation, spec).publish())
+                    if (known := self._slices.get(name)) is not None and not known.is_of(spec):
+                        self._follow(name)  # it was dropped and registered anew in between
+                else:
+                    self._tell_above(name)
             if spec is not None and name not in before.computations:
                 self.hub.move(name)
         return views
@@ -1200,7 +1301,7 @@ class Shard:
                 else:
                     kept.update(healed)
                     if view is not None:
-                        self.hub.publish([view])
+                        self._show([view])
                     break
             if held.is_kept(name):
                 self._keep(name)
@@ -1256,7 +1357,7 @@ class Shard:
                 unwritten.changed.clear()
             else:
                 if view is not None:
-                    self.hub.publish([view])
+                    self._show([view])
                 if self.serves(name) and not self.held.is_unwritten(name):
                     log.info("%s is whole again, and goes on", name, extra=event("log_whole_again", computation=name))
 
@@ -1274,7 +1375,8 @@ class Shard:
             if holding.log.due(now) or (name in whole and holding.unwritten is None and holding.log.changed(now)):
                 await held.logs.snapshot(holding.log, partial(recovery.pieces, holding.computation), now)
         if round_.topology is not None and held.graph.due(now):
-            await held.logs.snapshot(held.graph, lambda: [self.topology.encode()], now)
+            graph = self.topology
+            await held.logs.snapshot(held.graph, lambda: [graph.encode()], now, newest=graph.is_cut)
 
     def _fence_ended_incarnations(self, round_: Round) -> None:
         assert round_.topology is not None

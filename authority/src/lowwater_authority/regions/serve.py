@@ -161,7 +161,7 @@ async def serve(args: argparse.Namespace) -> int:
         suspect_after=int(args.suspect_after * 1e6),
         lately=int(args.adopt_again_after * 1e6),
     )
-    guards = () if door is None else (door.guard(metrics, lambda _: True),)
+    guards = () if door is None else (door.guard(metrics, lambda _: True, lambda _: False),)
     server = grpc.aio.server(options=local.options_of(door), interceptors=(Decoding(metrics), *guards, Timing(metrics)))
     bound = local.listen_on(server, args, certificates)
     try:

@@ -20,7 +20,8 @@ from lowwater.layout import SLOTS, wrong
 from lowwater_authority.core.batches import MAX_PARTS
 from lowwater_authority.core.budget import BUCKETS, Kept, Lateness
 from lowwater_authority.core.codec import int64_bytes
-from lowwater_authority.core.groups import MOST_RECORDS, GroupState, Mass
+from lowwater_authority.core.computation import MOST_FRONTIERS
+from lowwater_authority.core.groups import MOST_RECORDS, NO_RECORDS, GroupState, Mass
 from lowwater_authority.core.heuristics import PPM
 from lowwater_authority.core.layout import Layout, Load, Told
 from lowwater_authority.core.requests import (
@@ -34,7 +35,7 @@ from lowwater_authority.core.requests import (
     TaskPart,
 )
 from lowwater_authority.core.times import DAY, MAX, MIN
-from lowwater_authority.core.topology import MAX_BUDGETS, MAX_HEURISTICS, Spec
+from lowwater_authority.core.topology import MAX_BUDGETS, MAX_HEURISTICS, Spec, is_slicing
 from lowwater_authority.rpc.refusals import MESSAGE_BYTES, bad_field
 
 if TYPE_CHECKING:
@@ -55,6 +56,9 @@ MAX_KEY: Final = 1024
 
 MAX_NAME: Final = 256
 """Longest worker, host or identity, in characters."""
+
+SLICING: Final = MAX_NAME + 32
+"""By how much the identity may be longer by which a slice claims: the name of what it is a slice of, and the incarnation."""
 
 CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 """What no name for people has: it would go on to terminals and logs, which obey it."""
@@ -116,6 +120,7 @@ def spec(message: topology_pb2.RegisterRequest) -> Spec:
         estimated=message.estimated,
         budgets=tuple(sorted(message.lateness_budgets_ppm)),
         all_pending=message.all_pending,
+        slices=tuple(message.slices),
     )
 
 
@@ -124,7 +129,8 @@ def claim(message: workers_pb2.ClaimRequest) -> Pieces[ClaimRequest]:
     bounds = yield from _bounds(message)
     _check_digest("batch_digest", message.batch_digest)
     for path in ("worker", "host", "identity"):
-        if len(getattr(message, path)) > MAX_NAME:
+        of_slice = path == "identity" and is_slicing(message.computation, message.identity)
+        if len(getattr(message, path)) > MAX_NAME + of_slice * SLICING:
             raise bad_field(path, "is too long", f"use at most {MAX_NAME} characters")
     for path in ("worker", "host"):
         if CONTROL.search(getattr(message, path)):
@@ -229,7 +235,16 @@ def _histogram(path: str, message: workers_pb2.Histogram) -> tuple[Int64s, Int64
 def mass(message: workers_pb2.Mass) -> Mass:
     """Decode a mass; the core checks its histogram. Raises InvalidArgument."""
     starts, counts = _histogram("mass.pending", message.pending)
-    return Mass(starts, counts, message.recent, frontiers("mass.frontiers", message.frontiers))
+    if len(message.others) > MOST_FRONTIERS:
+        raise bad_field(
+            "mass.others", f"has {len(message.others)}", f"send at most {MOST_FRONTIERS}, and round frontiers down"
+        )
+    others = (
+        Mass(NO_RECORDS, NO_RECORDS, each.recent, frontiers("mass.others.frontiers", each.frontiers))
+        for each in message.others
+    )
+    told = frontiers("mass.frontiers", message.frontiers)
+    return Mass(starts, counts, message.recent, told, tuple(others), unknown=message.unknown)
 
 
 def group(message: workers_pb2.GroupReport) -> GroupReport:
@@ -483,6 +498,10 @@ def computation_message(spec: Spec, topology: Topology) -> topology_pb2.Computat
         estimated=topology.is_estimated(spec.name),
         lateness_budgets_ppm=spec.budgets,
         all_pending=spec.all_pending,
+        slices=spec.slices,
+        slice_of=spec.slice_of,
+        slice_start=spec.span[0],
+        slice_end=spec.span[1],
     )
 
 

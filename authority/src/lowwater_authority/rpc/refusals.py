@@ -108,7 +108,8 @@ def tell_refusal(services: Services, method: str, error: errors.LowwaterError) -
 
     Names that nobody registered are the caller's own invention: they count as one.
     """
-    if isinstance(error, (*LATER, errors.Moved)):
+    followed = isinstance(error, errors.Moved) or (isinstance(error, errors.OtherSlice) and "slice" in error.metadata)
+    if followed or isinstance(error, LATER):
         return
     name = error.metadata.get("computation", "")
     known = name if name in services.shard.topology.computations else ""

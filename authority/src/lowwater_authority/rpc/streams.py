@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -14,14 +14,14 @@ from lowwater import errors
 from lowwater._core.events import shortened
 from lowwater._pb.lowwater.v1 import workers_pb2 as pb
 from lowwater_authority.core.requests import Refused
-from lowwater_authority.core.topology import NAME
+from lowwater_authority.core.topology import NAME, whole
 from lowwater_authority.engine.admission import MOST_DELAY, Admission
 from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.codec import MAX_RANGES
 from lowwater_authority.rpc.refusals import MESSAGE_BYTES as TEXT_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -365,6 +365,8 @@ class Outbox:
         self._acked = 0
         self._sending = 0
         """Bytes of the refusals that are being sent."""
+        self._line: deque[tuple[asyncio.Future[Any], Callable[[asyncio.Future[Any]], None]]] = deque()
+        """Reports that are not answered, and how each is."""
         self._fenced: list[pb.Fenced] = []
         self._changed = asyncio.Event()
 
@@ -393,6 +395,16 @@ class Outbox:
             self.close(errors.Overloaded(msg, metadata={"bound": "unread_refusals", "limit": str(UNREAD_BYTES)}))
         self._changed.set()
 
+    def answer(self, durable: asyncio.Future[Any], how: Callable[[asyncio.Future[Any]], None]) -> None:
+        """Answer a report as soon as it, and all in front of it, is durable: an acknowledgement covers these."""
+        self._line.append((durable, how))
+        durable.add_done_callback(lambda _: self._answer_next())
+
+    def _answer_next(self) -> None:
+        while self._line and self._line[0][0].done():
+            durable, how = self._line.popleft()
+            how(durable)
+
     def fence(self, fenced: Fenced) -> None:
         """Ranges were lost."""
         self._fenced = [*self._fenced[-(FENCED_BOUND - 1) :], codec.fenced_message(fenced)]
@@ -400,7 +412,7 @@ class Outbox:
 
     def deny(self, name: str) -> None:
         """Remember that a report of a computation was refused for who sent it. Raises Overloaded when that are too many."""
-        if name in self.denied or NAME.fullmatch(name) is None:  # no rule ever allows what is no name
+        if name in self.denied or NAME.fullmatch(whole(name)) is None:  # no rule ever allows what is no name
             return
         if len(self.denied) >= DENIED_BOUND:
             msg = (

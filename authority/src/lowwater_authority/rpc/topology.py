@@ -31,7 +31,7 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         """Register a computation."""
         shard, spec = self.services.shard, codec.spec(request)
         await shard.confirm(())  # what another shard knows of it decides whether it conflicts
-        spec = await shard.register(spec, room=room(spec.name))
+        spec = await shard.register(spec, room=room(spec.name, len(spec.slices) + bool(spec.slices)))
         return topology_pb2.RegisterResponse(
             server_token=self.services.token, computation=codec.computation_message(spec, shard.topology)
         )
@@ -78,7 +78,8 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         """Take a key range out of a computation."""
         start, end = codec.interval(request.start, request.end)
         await self.services.reach(request.computation)
-        ranges = await self.services.shard.retire(request.computation, start, end, force=request.force)
+        name, force = request.computation, request.force
+        ranges = await self.services.shard.retire(name, start, end, force=force, sequencer=request.sequencer)
         return topology_pb2.RetireResponse(ranges=ranges)
 
     @refusing

@@ -40,7 +40,7 @@ class Worker:
         self._owner: Runtime | None = None
         self._leases = _leases()
         self._reading: Reading | None = None
-        self._read_for = 0  # the sequencer of the claim whose answer said so
+        self._read_for = self.computation, 0  # the claim whose answer said so: the slice it is of, and its sequencer
         self._reader: InputReader | None = None
         self.closed: bool = False
 
@@ -65,8 +65,11 @@ class Worker:
         refused. ``generation`` is another one than the worker was made with, of a run that has gone on since. ``timeout`` is in seconds, if they are fewer
         than the client's. Read your own state only after the claim: until then its old owner may still write it.
 
-        Raises InvalidArgument, UnknownComputation, StaleSequencer, OlderClaim, IdentityMismatch, Rewound, Unavailable; Closed when the worker was
-        closed meanwhile: the ranges, if they were granted, hold until they are claimed again.
+        Of a computation that is cut into slices, all keys must lie in one slice: the lease is one on that, and its ``computation`` is the slice's name.
+        Claim a wider interval slice by slice; ``Client.slices`` has them.
+
+        Raises OtherSlice for keys of several slices; InvalidArgument, UnknownComputation, StaleSequencer, OlderClaim, IdentityMismatch, Rewound, Unavailable; Closed when
+        the worker was closed meanwhile: the ranges, if they were granted, hold until they are claimed again.
         Cancelled, it may have been granted: claim again, or leave the ranges holding.
         """
         runtime = self._open()
@@ -83,7 +86,7 @@ class Worker:
             generation=generation,
         )
         grant = await runtime.call(call, math.inf if timeout is None else checks.seconds("timeout", timeout))
-        self._read_as(runtime, grant.reading, grant.state.sequencer)
+        self._read_as(runtime, grant.reading, grant.state.computation, grant.state.sequencer)
         lease = Lease(runtime, grant)
         with runtime.reporter.guard:
             if self._owner is not runtime:  # those of the process that forked this one are its business
@@ -114,18 +117,22 @@ class Worker:
         """
         runtime = self._open()
         if self._reading is None:
-            self._read_as(runtime, await runtime.call(runtime.calls.reading(self.computation)))
+            self._read_as(runtime, await runtime.call(runtime.calls.reading(self.computation)), self.computation)
         if self._reader is None:
             raise no_inputs(self.computation)
         return await self._reader.read()
 
-    def _read_as(self, runtime: Runtime, reading: Reading, sequencer: int = 0) -> None:
-        """Read the inputs as a claim was told to, or as anybody is. Of several answers, in whatever order they come, the newest claim's counts."""
+    def _read_as(self, runtime: Runtime, reading: Reading, computation: str, sequencer: int = 0) -> None:
+        """Read the inputs as a claim was told to, or as anybody is. Of several answers, in whatever order they come, the newest claim's counts.
+
+        Sequencers of several slices say nothing of each other. Of their answers the one counts that knows the newest inputs.
+        """
         names = {name: name for name in reading.inputs}
         with runtime.reporter.guard:
-            if sequencer < self._read_for:
+            of, newest = self._read_for
+            if sequencer < newest if computation == of else reading.is_before(self._reading):
                 return
-            self._read_for = sequencer
+            self._read_for = computation, sequencer
             if reading == self._reading:
                 return
             before, self._reading = self._reader, reading

@@ -42,6 +42,8 @@ class Call(Generic[Result]):
     """Which it is about, by its full name: only that one's shard answers. Empty: any shard does."""
     repeatable: bool = True
     """Whether the authority may get it twice."""
+    in_slice: Callable[[str], Call[Result]] | None = None
+    """The same call for a slice of the computation, where the authority says that the keys are those of one."""
 
 
 @dataclass(frozen=True, slots=True)

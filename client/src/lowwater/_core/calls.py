@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
@@ -12,6 +12,8 @@ from lowwater import errors
 from lowwater._core import checks, wire
 from lowwater._core.call import Call, Gather
 from lowwater._core.fold import Reading
+from lowwater._core.slices import cut, slice_keys
+from lowwater._core.text import counted
 from lowwater._core.watches import WatchState
 from lowwater._pb.lowwater.v1 import cluster_pb2, topology_pb2, watermarks_pb2, workers_pb2
 from lowwater.histogram import Histogram
@@ -25,6 +27,7 @@ from lowwater.views import (
     Ranges,
     Refusal,
     Shards,
+    Slice,
     TaskAttempt,
     Topology,
     WatermarkView,
@@ -105,8 +108,13 @@ class Calls:
         estimated: bool,
         lateness_budget: float | Iterable[float],
         all_pending: bool = False,
+        slices: Iterable[bytes] = (),
     ) -> Call[Computation]:
         """Register a computation."""
+        keys = slice_keys(slices)
+        if keys and all_pending:
+            fix = "one of slices and all_pending: a slice tells nobody of all records that are still to come"
+            raise checks.refused("all_pending", all_pending, fix)
         request = topology_pb2.RegisterRequest(
             server_token=self._known.server_token,
             name=self.full(name),
@@ -118,6 +126,7 @@ class Calls:
             estimated=checks.flag("estimated", estimated),
             lateness_budgets_ppm=wire.budgets_ppm(lateness_budget),
             all_pending=checks.flag("all_pending", all_pending),
+            slices=keys,
         )
 
         def take(answer: topology_pb2.RegisterResponse) -> Computation:
@@ -133,6 +142,10 @@ class Calls:
             if all_pending and not registered.all_pending:
                 fix = "upgrade the authority, which does not go by what is pending, drop the computation, and register it again"
                 raise checks.refused("all_pending", all_pending, fix)
+            if keys and not registered.slices:
+                # It would be one piece, on one shard, while its workers count on many.
+                fix = "nothing here and upgrade the authority, which does not know slices: it has registered the computation in one piece, so drop that, and register it again"
+                raise checks.refused("slices", f"{counted(len(keys) + 1, 'slice')}", fix)
             return registered
 
         return Call(lambda stubs: stubs.graph.Register, request, take)
@@ -143,15 +156,21 @@ class Calls:
 
     def reading(self, computation: str) -> Call[Reading]:
         """Read which inputs a computation, by its full name, folds."""
+        return self._registered(computation, wire.reading)
 
-        def reading(answer: topology_pb2.GetTopologyResponse) -> Reading:
+    def slices(self, name: str) -> Call[tuple[Slice, ...]]:
+        """Read into which slices a computation is cut."""
+        return self._registered(self.full(name), lambda found: cut(wire.computation(found)))
+
+    def _registered(self, computation: str, become: Callable[[topology_pb2.Computation], Result]) -> Call[Result]:
+        def find(answer: topology_pb2.GetTopologyResponse) -> Result:
             for each in answer.computations:
                 if each.name == computation:
-                    return wire.reading(each)
+                    return become(each)
             msg = f"there is no computation {computation!r}; register it first"
             raise errors.UnknownComputation(msg, metadata={"computation": computation})
 
-        return self._graph(reading)
+        return self._graph(find)
 
     def _graph(self, become: Callable[[topology_pb2.GetTopologyResponse], Result]) -> Call[Result]:
         def take(answer: topology_pb2.GetTopologyResponse) -> Result:
@@ -183,21 +202,32 @@ class Calls:
         request = topology_pb2.ResetRequest(server_token=self._known.server_token, computation=self.full(name))
         return Call(lambda stubs: stubs.graph.Reset, request, take, repeatable=False)
 
-    def retire(self, name: str, start: bytes, end: bytes, *, force: bool) -> Call[int]:
-        """Take a key range out of a computation."""
+    def retire(self, name: str, start: bytes, end: bytes, *, force: bool, sequencer: int = 0) -> Call[int]:
+        """Take a key range out of a computation, or, of one that is cut, out of the slice that it lies in.
+
+        ``sequencer``: of the claim that has just these keys, and gives them up.
+        """
         request = topology_pb2.RetireRequest(
             server_token=self._known.server_token,
             computation=self.full(name),
             start=checks.key("start", start),
             end=checks.key("end", end),
             force=checks.flag("force", force),
+            sequencer=sequencer,
         )
 
         def take(answer: topology_pb2.RetireResponse) -> int:
             return answer.ranges
 
-        # A forced one may not be repeated by itself: an owner may have claimed in between.
-        return Call(lambda stubs: stubs.graph.Retire, request, take, request.computation, repeatable=not force)
+        def ask() -> Call[int]:
+            # A forced one may not be repeated by itself: an owner may have claimed in between.
+            return Call(lambda stubs: stubs.graph.Retire, request, take, request.computation, repeatable=not force)
+
+        def in_slice(part: str) -> Call[int]:
+            request.computation = part
+            return ask()
+
+        return replace(ask(), in_slice=in_slice)
 
     def layout(self, name: str) -> Call[LayoutView]:
         """Ask how a computation is laid out."""

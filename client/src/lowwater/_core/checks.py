@@ -10,6 +10,7 @@ from typing import Any, Final
 from lowwater import errors
 from lowwater._core.lateness import EDGES, Arrived
 from lowwater.histogram import MOST_RECORDS, Histogram
+from lowwater.views import slice_of
 from lowwater.watermark import MAX, MIN, to_micros
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "count",
     "counts",
     "flag",
+    "followed_name",
     "is_name",
     "is_number",
     "key",
@@ -74,9 +76,19 @@ def is_name(value: str) -> bool:
     return _NAME.fullmatch(value) is not None
 
 
+def followed_name(field: str, value: object) -> str:
+    """Return a full name of a computation, or of a slice of one."""
+    return str(value) if is_name(slice_of(text(field, value))) else known_name(field, value)
+
+
 def known_name(field: str, value: object) -> str:
     """Return a computation's full name; what nobody can register is refused."""
     if not is_name(text(field, value)):
+        root = slice_of(str(value))
+        if root:
+            raise refused(
+                field, value, f"{root}, of which it is a slice: what is complete in one slice may be missing in another"
+            )
         raise refused(field, value, f"[namespace/]name, each part {_PART_FIX}")
     return str(value)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, cast
 
 from lowwater import errors
@@ -15,6 +15,7 @@ from lowwater._core.fold import Reading
 from lowwater._core.lease import LeaseState
 from lowwater._core.surroundings import Surroundings
 from lowwater._pb.lowwater.v1 import workers_pb2
+from lowwater.views import slice_of
 from lowwater.watermark import EventTime, Watermarks, to_micros
 
 __all__ = ["CLOSE_TIMEOUT", "Claimant", "Grant", "closed_worker", "no_inputs"]
@@ -79,7 +80,11 @@ class Claimant:
         instead_of: int = 0,
         generation: int | None = None,
     ) -> Call[Grant]:
-        """Claim ``[start, end)`` or the ranges between ``bounds``. Raises InvalidArgument."""
+        """Claim ``[start, end)`` or the ranges between ``bounds``. Raises InvalidArgument.
+
+        Of a computation that is cut into slices, the keys are claimed of the slice that they all lie in, which the authority names; such a
+        claim folds what the computation does, and reports to the slice.
+        """
         keys = _bounds(start, end, bounds)
         request = workers_pb2.ClaimRequest(
             computation=self.computation,
@@ -97,10 +102,10 @@ class Claimant:
         )
 
         def grant(answer: workers_pb2.ClaimResponse) -> Grant:
-            reading = wire.reading_of_claim(self.computation, answer)
+            reading = wire.reading_of_claim(slice_of(self.computation) or self.computation, answer)
             watermarks = Watermarks(answer.watermarks_micros)
             state = LeaseState(
-                self.computation,
+                request.computation,
                 answer.sequencer,
                 Column.of(watermarks.micros),
                 incarnation=answer.incarnation,
@@ -112,7 +117,11 @@ class Claimant:
             )
             return Grant(state, tuple(keys), watermarks, reading)
 
-        return calls.claim(request, grant)
+        def in_slice(name: str) -> Call[Grant]:
+            request.computation = name
+            return calls.claim(request, grant)
+
+        return replace(calls.claim(request, grant), in_slice=in_slice)
 
 
 def no_inputs(computation: str) -> errors.InvalidArgument:

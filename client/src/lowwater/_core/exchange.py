@@ -16,6 +16,7 @@ from lowwater._core.call import Call, Gather, Stubs
 from lowwater._core.calls import Calls
 from lowwater._core.router import MOST_NAMES, Router
 from lowwater._core.surroundings import Surroundings
+from lowwater.views import slice_of
 
 __all__ = ["Attempt", "Exchange", "exchange_of"]
 
@@ -79,6 +80,10 @@ class Exchange(ABC, Generic[Result]):
     def _names(self) -> Iterable[str]:
         """Return the computations that are waited for."""
 
+    def _elsewhere(self, error: errors.LowwaterError) -> bool:
+        """Whether the call goes on about something else, as an error says."""
+        return False
+
     @abstractmethod
     def _took(self, answer: Any) -> float | None:
         """Take an answer to the call; as :meth:`take`."""
@@ -122,6 +127,9 @@ class Exchange(ABC, Generic[Result]):
         if self._side is not None and error.reason in _NOWHERE_ELSE:
             self._alive = self._address
             return self._asked()
+        if self._side is None and self._elsewhere(error):
+            self._alive, self._hops = self._address, 0
+            return self._attempts.pause(error, at_once=True)
         if not self._repeatable and self._side is None:
             raise error from None
         elsewhere = self._router.several and (
@@ -184,6 +192,14 @@ class _One(Exchange[Result]):
     def _took(self, answer: Any) -> float | None:
         self.result = self._what.take(answer)
         return None
+
+    def _elsewhere(self, error: errors.LowwaterError) -> bool:
+        """Go on with the slice of the computation whose keys these are. That was refused before anything was changed, so any call goes on."""
+        what, named = self._what, error.metadata.get("slice", "")
+        if not isinstance(error, errors.OtherSlice) or what.in_slice is None or slice_of(named) != what.computation:
+            return False
+        self._what = what.in_slice(named)  # which goes on no further
+        return True
 
 
 class _Several(Exchange[Result]):

@@ -28,6 +28,10 @@ class Reading:
     shares: tuple[int, ...]
     """The heuristic shares to fold, in parts per million."""
 
+    def is_before(self, other: Reading | None) -> bool:
+        """Whether another reading of the computation knows newer inputs: their versions and incarnations only grow."""
+        return other is not None and (self.input_version, self.incarnations) < (other.input_version, other.incarnations)
+
 
 @dataclass(frozen=True, slots=True)
 class Fold:

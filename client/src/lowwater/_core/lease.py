@@ -36,6 +36,10 @@ class Mass:
     counts: tuple[int, ...]
     recent: int
     frontiers: tuple[tuple[int, int], ...]
+    others: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
+    """Of a slice: more finished records, by their frontiers."""
+    unknown: bool = False
+    """Of a slice: whether it does not know of all its claims."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,6 +165,8 @@ class LeaseState:
         self._oldest_operation = 0
         self._waiting_for = ""
         self._pending: Histogram | None = None
+        self.whole_mass: Mass | None = None
+        """Of a slice: what is told in place of what is counted here."""
         self._recent = RecentSlots()
         self.arrivals: Arrivals | None = Arrivals(budgets) if budgets else None
         """How late its records were; None: the computation has no lateness budget."""
@@ -328,6 +334,8 @@ class LeaseState:
         return array("I", [next((h for h in itertools.chain([first], live) if h not in self.finished), first)])
 
     def _mass(self) -> Mass | None:
+        if self.whole_mass is not None:
+            return self.whole_mass
         if self._pending is None:
             return None
         self._pending.age(self.reference)

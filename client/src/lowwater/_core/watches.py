@@ -384,7 +384,7 @@ class WatchState:
 
         Raises InvalidArgument, and changes nothing: what the stream cannot carry would end every stream from now on.
         """
-        listed = tuple(checks.known_name("names", name) for name in checks.listed("names", names))
+        listed = tuple(checks.followed_name("names", name) for name in checks.listed("names", names))
         subscription = Subscription(listed, self._opened)
         followed = len(self._named) + len(set(subscription.names).difference(self._named))
         if subscription.names and followed > MOST_NAMES:
@@ -767,7 +767,7 @@ class Waiting:
     """
 
     def __init__(self, name: str, until: EventTime, timeout: float | None, *, registered: bool = False) -> None:
-        self.name = name
+        self.name = checks.known_name("name", name)
         self._target = Watermark.of(until)
         if timeout is not None:
             checks.seconds("timeout", timeout)
@@ -934,10 +934,12 @@ def _check_allowed(known: WatchState, names: Collection[str]) -> None:
 
 
 def check_followed(names: Sequence[str]) -> None:
-    """Raise InvalidArgument unless at least one computation is named."""
+    """Raise InvalidArgument unless at least one computation is named, by its full name, and no slice: only the whole says what is complete."""
     if not names:
         msg = "name at least one computation"
         raise errors.InvalidArgument(msg, metadata={"field": "names", "fix": 'inputs("flights")'})
+    for name in names:
+        checks.known_name("names", name)
 
 
 def closed_reader() -> errors.Closed:

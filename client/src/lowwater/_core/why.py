@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from operator import itemgetter
+from typing import Final
 
 from lowwater import errors
 from lowwater._core.causes import Cause, cause_of, cause_of_range, is_silent, seconds_since
-from lowwater._core.text import clock_time, describe_owner, describe_range, duration, lag, on_one_line
+from lowwater._core.slices import slices_of
+from lowwater._core.text import clock_time, counted, describe_owner, describe_range, duration, lag, on_one_line
 from lowwater.views import Promise, Ranges, RangeState, RangeView, WatermarkView
 from lowwater.watermark import Watermark
 
@@ -24,6 +27,7 @@ __all__ = [
     "find_absent",
     "find_culprits",
     "find_guilty",
+    "find_slices",
     "find_way",
     "held_words",
 ]
@@ -87,6 +91,19 @@ class Hop:
     """What keeps it where it is; None when that is its input alone."""
     holding: int = 0
     """How many key ranges hold it: those at its low watermark or below. Asked at the root cause alone; 0 on the way to it."""
+    slice_of: str = ""
+    """The computation that it is a slice of; empty: it is none."""
+    epoch: int = 0
+    """The ownership number of the shard that serves it; 0 when that is not known."""
+    since_micros: int = 0
+    """Processing time since which it has stood there; 0 when that is not known."""
+    in_flight: bool = False
+    """Whether it is cut into slices, and all of them are further: what they have told is on its way up to it."""
+
+    @property
+    def since(self) -> datetime | None:
+        """Since when it has stood there."""
+        return WatermarkView(self.computation, since_micros=self.since_micros).since
 
     def __str__(self) -> str:
         return self.sentence
@@ -165,6 +182,58 @@ class _Reach:
     furthest: tuple[float, str]
 
 
+class _Graph:
+    """What is published, and what each computation waits for: its inputs or, where it is cut, its slices, which wait for these inputs."""
+
+    def __init__(self, views: Mapping[str, WatermarkView]) -> None:
+        self.views = views
+        self.cut: Final = slices_of(views)
+        """The slices of each that is cut."""
+
+    def slices(self, view: WatermarkView) -> tuple[str, ...]:
+        """Return the slices of a computation; none when it is not cut."""
+        return self.cut.get(view.computation, ())
+
+    def lowest(self, view: WatermarkView) -> list[str]:
+        """Return what it waits for: the least of its slices or inputs."""
+        names = self.slices(view) or view.inputs
+        lows = [self.low(name) for name in names]
+        least = min(lows, default=None)
+        return [name for name, low in zip(names, lows, strict=True) if low == least]
+
+    def low(self, name: str) -> Watermark:
+        """Return what somebody who waits for a computation has of it."""
+        view = self.views.get(name)
+        if view is None:
+            return Watermark.UNKNOWN
+        root = self.views.get(view.slice_of)
+        if root is None:
+            return view.low
+        if view.incarnation != root.incarnation:  # one of them has not begun anew yet
+            return Watermark.UNKNOWN
+        # A slice tells where it is, even if it has been further.
+        return view.low if view.holder is None else min(view.low, view.holder.watermark)
+
+    def is_ahead(self, view: WatermarkView, lowest: list[str]) -> bool:
+        """Whether it does not wait for its inputs."""
+        estimated = view.estimated and not self.slices(view)
+        return estimated and bool(lowest) and view.low > self.low(lowest[0])
+
+    def holds_by_itself(self, view: WatermarkView, lowest: list[str]) -> bool:
+        """Whether it is not only its inputs that hold it."""
+        return not lowest or view.low < self.low(lowest[0]) or self.is_ahead(view, lowest)
+
+    def own_lag(self, view: WatermarkView, lowest: list[str], start: int) -> int | None:
+        """Return how far a computation is behind by its own doing, in microseconds; a source is behind ``start``. None when that has no measure."""
+        if view.registered and view.low.finished:
+            return 0
+        alone = not lowest or self.is_ahead(view, lowest)
+        least = Watermark(start) if alone else self.low(lowest[0])
+        if view.low >= least:
+            return 0
+        return None if _timeless(view.low) or _timeless(least) else least.micros - view.low.micros
+
+
 def find_way(name: str, views: Mapping[str, WatermarkView], now_micros: int) -> Way:
     """Walk from a computation upstream to who holds it.
 
@@ -177,28 +246,32 @@ def find_way(name: str, views: Mapping[str, WatermarkView], now_micros: int) -> 
     before somebody acts. One that is after it is named all the same when it is behind by more, and by more than an hour, which no
     rounding explains. And one that is at one long operation is named before an input that is less than ten times as far behind.
 
+    One that is cut into slices waits for the slowest of them, and these wait for its inputs: so the way goes on into that slice. It is behind
+    its slices by its own doing as long as what they have told is on its way up.
+
     All inputs that are equally low are followed. An estimate that is further than its inputs does not wait for them, so it holds by
     itself. ``views`` has every registered computation. O(computations + inputs), each with one operation on as many bits as there are
     ends; registered graphs have no cycles, and one that was read while it changed ends the walk.
     """
-    return _Walk(views, now_micros).way(name)
+    return _Walk(_Graph(views), now_micros).way(name)
 
 
 def find_culprits(
     names: Iterable[str], views: Mapping[str, WatermarkView], now_micros: int
 ) -> dict[str, WatermarkView]:
     """Return for each of some computations the one that holds it, as :func:`find_way` has it. All together cost what one does."""
-    walk = _Walk(views, now_micros)
+    walk = _Walk(_Graph(views), now_micros)
     return {name: views.get(guilty) or WatermarkView(guilty) for name in names for guilty in [walk.guilty(name)]}
 
 
 class _Walk:
     """The ways from computations upstream; what several share is walked once."""
 
-    def __init__(self, views: Mapping[str, WatermarkView], now_micros: int) -> None:
-        self._views = views
+    def __init__(self, graph: _Graph, now_micros: int) -> None:
+        self._graph = graph
+        self._views = graph.views
         self._now_micros = now_micros
-        self._starts = _starts(views, now_micros)
+        self._starts = _starts(graph.views, now_micros)
         self._met: list[_End] = []
         """The ends, by their bits."""
         self._lags: dict[str, int | None] = {}
@@ -219,7 +292,7 @@ class _Walk:
         others = [end for bit, end in enumerate(self._met) if reach.ends >> bit & 1 and end.computation != names[-1]]
         others.sort(key=lambda end: end.weight, reverse=True)
         end = names[-1]
-        ahead = end in self._views and _is_ahead(self._views[end], self._lowest[end], self._views)
+        ahead = end in self._views and self._graph.is_ahead(self._views[end], self._lowest[end])
         waited = [] if ahead else self._lowest[end]
         beyond = [self._reached[each].furthest for each in waited if each in self._reached]
         _, furthest = max(beyond, key=_LAG, default=(0, ""))
@@ -235,7 +308,7 @@ class _Walk:
             if here not in self._lowest:
                 view = self._views.get(here)
                 unheld = view is None or not view.registered or view.low.finished
-                self._lowest[here] = [] if view is None or unheld else _lowest_inputs(view, self._views)
+                self._lowest[here] = [] if view is None or unheld else self._graph.lowest(view)
                 missing = [each for each in self._lowest[here] if each not in self._lowest]
                 if missing:
                     pending += reversed(missing)
@@ -246,13 +319,15 @@ class _Walk:
     def _end_or_go_on(self, here: str) -> _Reach:
         view, lowest = self._views.get(here) or WatermarkView(here), self._lowest[here]
         ways = [(self._reached[each], each) for each in lowest if each in self._reached]
-        lag = _own_lag(view, lowest, self._views, self._starts.get(here, self._now_micros))
+        lag = self._graph.own_lag(view, lowest, self._starts.get(here, self._now_micros))
         cause = cause_of(self._views.get(here), self._now_micros)
+        if self._graph.slices(view) and cause is Cause.BUSY:  # that is said by a slice, of whom it is one
+            cause = Cause.MOVING
         weight = cause.trouble, float("inf") if lag is None else lag
         own = _End(here, *weight, weight)
         self._lags[here] = lag
         furthest = max((own.lag, here), *(reach.furthest for reach, _ in ways), key=_LAG) if ways else (own.lag, here)
-        if _is_ahead(view, lowest, self._views):
+        if self._graph.is_ahead(view, lowest):
             ways = []
         elif own.lag:
             ways = [(reach, each) for reach, each in ways if _goes_on(own, cause, reach.best)]
@@ -270,6 +345,12 @@ def find_guilty(name: str, views: Mapping[str, WatermarkView], now_micros: int) 
     """Return the computation that is the root cause of another's watermark; None when it has no key ranges to blame."""
     guilty = views.get(find_way(name, views, now_micros).names[-1])
     return None if guilty is None or not guilty.registered or guilty.low.finished else guilty.computation
+
+
+def find_slices(views: Mapping[str, WatermarkView]) -> dict[str, tuple[tuple[str, ...], str]]:
+    """Return of each computation that is cut its slices, and the slowest of them; of those that are equally slow the first."""
+    graph = _Graph(views)
+    return {root: (names, graph.lowest(views[root])[0]) for root, names in graph.cut.items() if root in views}
 
 
 def find_absent(name: str, views: Mapping[str, WatermarkView], now_micros: int) -> str | None:
@@ -291,13 +372,15 @@ def explain(
     names none. When nobody answered that, ``unknown`` says why, and no worker is blamed: what is known is who held it before. PermissionDenied
     for one that is not among ``views`` says that the caller may not read it; else it is not registered.
     """
-    way = find_way(name, views, now_micros)
-    hops = [_passed(*pair, views, now_micros) for pair in zip(way.names, way.names[1:], strict=False)]
-    hops.append(_end(views.get(way.names[-1]) or WatermarkView(way.names[-1]), views, now_micros, found, unknown))
+    graph = _Graph(views)
+    way = _Walk(graph, now_micros).way(name)
+    hops = [_passed(*pair, graph, now_micros) for pair in zip(way.names, way.names[1:], strict=False)]
+    hops.append(_end(views.get(way.names[-1]) or WatermarkView(way.names[-1]), graph, now_micros, found, unknown))
+    hops = [_placed(hop, graph) for hop in hops]
     guilty = views.get(way.names[-1])
     return Why(
         tuple(hops),
-        _cause_sentence(hops, way, views, now_micros, unknown),
+        _cause_sentence(hops, way, graph, now_micros, unknown),
         way.others,
         None if guilty is None else guilty.promise,
     )
@@ -315,37 +398,6 @@ def _answers(guilty: Hop, promise: Promise) -> str:
     if logs and "{" not in logs:
         found.append(f"logs: {on_one_line(logs)}")
     return "; ".join(found)
-
-
-def _lowest_inputs(view: WatermarkView, views: Mapping[str, WatermarkView]) -> list[str]:
-    lows = [_low(name, views).micros for name in view.inputs]
-    least = min(lows, default=None)
-    return [name for name, low in zip(view.inputs, lows, strict=True) if low == least]
-
-
-def _low(name: str, views: Mapping[str, WatermarkView]) -> Watermark:
-    view = views.get(name)
-    return Watermark.UNKNOWN if view is None else view.low
-
-
-def _holds_by_itself(view: WatermarkView, lowest: list[str], views: Mapping[str, WatermarkView]) -> bool:
-    return not lowest or view.low < _low(lowest[0], views) or _is_ahead(view, lowest, views)
-
-
-def _is_ahead(view: WatermarkView, lowest: list[str], views: Mapping[str, WatermarkView]) -> bool:
-    """Whether it does not wait for its inputs."""
-    return view.estimated and bool(lowest) and view.low > _low(lowest[0], views)
-
-
-def _own_lag(view: WatermarkView, lowest: list[str], views: Mapping[str, WatermarkView], start: int) -> int | None:
-    """Return how far a computation is behind by its own doing, in microseconds; a source is behind ``start``. None when that has no measure."""
-    if view.registered and view.low.finished:
-        return 0
-    alone = not lowest or _is_ahead(view, lowest, views)
-    least = Watermark(start) if alone else _low(lowest[0], views)
-    if view.low >= least:
-        return 0
-    return None if _timeless(view.low) or _timeless(least) else least.micros - view.low.micros
 
 
 def _goes_on(own: _End, cause: Cause, end: _End) -> bool:
@@ -377,7 +429,7 @@ def _starts(views: Mapping[str, WatermarkView], now_micros: int) -> dict[str, in
 
     newest: dict[str, int] = {}
     for view in views.values():
-        for each in view.inputs:
+        for each in (*view.inputs, *filter(None, [view.slice_of])):
             pipeline[of(each)] = of(view.computation)
     for view in views.values():
         for watermark in (view.low, *(each for _, each in view.shares)):
@@ -388,17 +440,26 @@ def _starts(views: Mapping[str, WatermarkView], now_micros: int) -> dict[str, in
     return {name: old[of(name)] for name in views if of(name) in old}
 
 
-def _passed(here: str, onward: str, views: Mapping[str, WatermarkView], now_micros: int) -> Hop:
-    """Return a hop from which the way goes on to an input."""
-    view = views[here]
-    lowest = _lowest_inputs(view, views)
-    low = _low(onward, views)
-    where = _where(view, now_micros)
-    if _holds_by_itself(view, lowest, views):
+def _placed(hop: Hop, graph: _Graph) -> Hop:
+    """Return a hop with where it is, and since when."""
+    view = graph.views.get(hop.computation)
+    if view is None:
+        return hop
+    lowest = graph.lowest(view) if graph.slices(view) else []
+    in_flight = bool(lowest) and not view.low.finished and view.low < graph.low(lowest[0])
+    return replace(hop, slice_of=view.slice_of, epoch=view.epoch, since_micros=view.since_micros, in_flight=in_flight)
+
+
+def _passed(here: str, onward: str, graph: _Graph, now_micros: int) -> Hop:
+    """Return a hop from which the way goes on to an input, or into a slice."""
+    view = graph.views[here]
+    lowest = graph.lowest(view)
+    low = graph.low(onward)
+    where = _where(view, graph, now_micros)
+    if graph.holds_by_itself(view, lowest):
         behind = _behind(view, low)
-        distance = f"{duration(behind)} behind" if behind is not None else "behind"
         held = f"; {held_words(view.holder, now_micros)}" if view.holder is not None else ""
-        sentence = f"{where}, {distance} its input {onward}, which {_stands(low)}{held}."
+        sentence = f"{where}, {_distance(behind, view, onward, graph)}{held}."
         return Hop(
             here,
             view.low,
@@ -408,9 +469,13 @@ def _passed(here: str, onward: str, views: Mapping[str, WatermarkView], now_micr
             sentence,
             cause_of(view, now_micros),
         )
-    inputs = [onward, *(each for each in lowest if each != onward)]
-    allow = f"inputs {_listed(inputs)} allow" if inputs[1:] else f"input {onward} allows"
-    sentence = f"{where}; that is as far as its {allow}"
+    waited = [onward, *(each for each in lowest if each != onward)]
+    slices = graph.slices(view)
+    if slices:
+        sentence = f"{where}; the slowest of its {counted(len(slices), 'slice')} {'are' if waited[1:] else 'is'} {_listed(waited)}"
+    else:
+        allow = f"inputs {_listed(waited)} allow" if waited[1:] else f"input {onward} allows"
+        sentence = f"{where}; that is as far as its {allow}"
     cause = cause_of(view, now_micros)
     if cause.trouble and view.holder is not None:
         # An input's holding hides this one's: it has to be known before the input moves.
@@ -426,13 +491,24 @@ def _passed(here: str, onward: str, views: Mapping[str, WatermarkView], now_micr
     return Hop(here, view.low, 0.0, onward, (), f"{sentence}.")
 
 
+def _distance(behind: float | None, view: WatermarkView, onward: str, graph: _Graph) -> str:
+    """Return in words how far it is behind what it waits for."""
+    distance = f"{duration(behind)} behind" if behind is not None else "behind"
+    slices, stands = graph.slices(view), _stands(graph.low(onward))
+    if not slices:
+        return f"{distance} its input {onward}, which {stands}"
+    return (
+        f"{distance} the slowest of its {counted(len(slices), 'slice')}, {onward}, which {stands} and is on its way up"
+    )
+
+
 def _holders(holder: RangeView | None) -> tuple[RangeView, ...]:
     return () if holder is None else (holder,)
 
 
 def _end(
     view: WatermarkView,
-    views: Mapping[str, WatermarkView],
+    graph: _Graph,
     now_micros: int,
     found: Ranges,
     unknown: errors.LowwaterError | None,
@@ -447,14 +523,13 @@ def _end(
     if view.low.finished:
         sentence = f"{view.computation} is finished: nothing will ever come."
         return Hop(view.computation, view.low, None, None, (), sentence, Cause.FINISHED)
-    where, behind = _where(view, now_micros), None
-    lowest = _lowest_inputs(view, views)
+    where, behind = _where(view, graph, now_micros), None
+    lowest = graph.lowest(view)
     if lowest:
-        low = _low(lowest[0], views)
+        low = graph.low(lowest[0])
         behind = _behind(view, low)
         if view.low < low:
-            distance = f"{duration(behind)} behind its input" if behind is not None else "behind its input"
-            where += f", {distance} {lowest[0]}, which {_stands(low)}"
+            where += f", {_distance(behind, view, lowest[0], graph)}"
     if unknown is not None:
         last = f" Before, it was held by {held_words(view.holder, now_micros)}." if view.holder else ""
         sentence = f"{where}: {_untold(unknown)}.{last}"
@@ -483,8 +558,12 @@ def _stands(watermark: Watermark) -> str:
     return f"is {watermark}" if _timeless(watermark) else f"stands at {watermark}"
 
 
-def _where(view: WatermarkView, now_micros: int) -> str:
+def _where(view: WatermarkView, graph: _Graph, now_micros: int) -> str:
     where = f"{view.computation}{', which is only estimated,' if view.estimated else ''} {_stands(view.low)}"
+    if view.slice_of or graph.slices(view):
+        # Two levels, which shards tell of that are not the same: how old each answer is says where it lags.
+        stood = f", for {duration(seconds_since(view.since_micros, now_micros))}" if view.since_micros else ""
+        where += f" (epoch {view.epoch}{stood})"
     return where if _timeless(view.low) else f"{where}, {lag(view.low, now_micros)} behind the clock"
 
 
@@ -533,11 +612,11 @@ def _listed(names: list[str]) -> str:
 def _cause_sentence(
     hops: list[Hop],
     way: Way,
-    views: Mapping[str, WatermarkView],
+    graph: _Graph,
     now_micros: int,
     unknown: errors.LowwaterError | None,
 ) -> str:
-    first, root = hops[0], hops[-1]
+    first, root, views = hops[0], hops[-1], graph.views
     if first is root and root.cause in {Cause.FINISHED, Cause.NOT_REGISTERED}:
         return root.sentence
     estimated = (
@@ -545,8 +624,8 @@ def _cause_sentence(
     )
     at = f"is at {clock_time(first.watermark, now_micros)}, {lag(first.watermark, now_micros)} behind"
     about = f"{first.computation}{estimated} {'is unknown' if first.watermark.unknown else at}"
-    sentence = f"{about}: {_root_words(root, views, now_micros, unknown)}"
-    sentence += "".join(f"; {_adds(each, way.lags[each], views, now_micros)}" for each in _also(way, root))
+    sentence = f"{about}: {_root_words(root, graph, now_micros, unknown)}"
+    sentence += "".join(f"; {_adds(each, way.lags[each], graph, now_micros)}" for each in _also(way, root))
     if way.others:
         sentence += f"; and just as much by {_listed([_briefly(views.get(each), each) for each in way.others])}"
     return f"{sentence}."
@@ -563,15 +642,15 @@ def _also(way: Way, root: Hop) -> list[str]:
     return found
 
 
-def _adds(name: str, own_lag: int | None, views: Mapping[str, WatermarkView], now_micros: int) -> str:
+def _adds(name: str, own_lag: int | None, graph: _Graph, now_micros: int) -> str:
     """Return in words how far a computation is behind by its own doing."""
-    view = views[name]
+    view = graph.views[name]
     cause = cause_of(view, now_micros)
     doing = "in trouble as well" if cause.trouble else "alive"
     if cause is Cause.BUSY:
         doing = f"at one operation for {duration(seconds_since(view.oldest_operation_micros, now_micros))}"
     against = "the clock" if own_lag == now_micros - view.low.micros else "the newest data"
-    behind = "its input" if view.inputs else against
+    behind = "its slices" if graph.slices(view) else "its input" if view.inputs else against
     return f"{name} itself is {duration((own_lag or 0) / 1e6)} behind {behind}, and {doing}"
 
 
@@ -605,15 +684,14 @@ def _still_behind(root: Hop, views: Mapping[str, WatermarkView]) -> str:
     return "" if views[root.computation].inputs else ": the data is old"
 
 
-def _root_words(
-    root: Hop, views: Mapping[str, WatermarkView], now_micros: int, unknown: errors.LowwaterError | None
-) -> str:
-    if root.cause in _ABSENT:
-        return f"held by {root.computation}, which {_ABSENT[root.cause]}"
-    if unknown is not None:
-        return f"held by {root.computation}, but {_untold(unknown)}"
-    if not root.holders:
-        return f"held by {root.computation}, whose workers have just moved on{_still_behind(root, views)}"
+def _root_words(root: Hop, graph: _Graph, now_micros: int, unknown: errors.LowwaterError | None) -> str:
+    views = graph.views
+    if (
+        not root.holders
+        or unknown is not None
+        or (root.in_flight and root.cause is not None and not root.cause.trouble)
+    ):
+        return f"held by {root.computation}, {_without_range(root, graph, unknown)}"
     holder = root.holders[0]
     held = f"held by {root.computation} {describe_range(holder.start, holder.end)}{_on(holder)}"
     more = f", and by {root.holding - 1} more of its key ranges" if root.holding > 1 else ""
@@ -640,6 +718,18 @@ def _root_words(
             waits = "nothing newer came in" if not views[root.computation].inputs else "it has work left from then"
             words = f", alive, but standing there for {stood}: {waits}"
     return held + _in_its_own(words, root.cause, holder.waiting_for) + more
+
+
+def _without_range(root: Hop, graph: _Graph, unknown: errors.LowwaterError | None) -> str:
+    """Say of the root cause what keeps it there, where none of its key ranges is to be named."""
+    if root.cause in _ABSENT:
+        return f"which {_ABSENT[root.cause]}"
+    if unknown is not None:
+        return f"but {_untold(unknown)}"
+    if root.in_flight:
+        slowest = graph.lowest(graph.views[root.computation])[0]
+        return f"all of whose slices are further: what the slowest of them, {slowest}, has told is on its way up"
+    return f"whose workers have just moved on{_still_behind(root, graph.views)}"
 
 
 def _in_its_own(words: str, cause: Cause | None, waiting_for: str) -> str:

@@ -144,6 +144,8 @@ def _mass(mass: Mass) -> workers_pb2.Mass:
         pending=workers_pb2.Histogram(starts_micros=mass.starts, counts=mass.counts),
         recent=mass.recent,
         frontiers=frontiers(mass.frontiers),
+        others=[workers_pb2.FinishedAt(recent=recent, frontiers=frontiers(at)) for recent, at in mass.others],
+        unknown=mass.unknown,
     )
 
 
@@ -307,13 +309,17 @@ def computation(message: topology_pb2.Computation) -> Computation:
         estimated=message.estimated,
         lateness_budgets=tuple(ppm / PPM for ppm in message.lateness_budgets_ppm),
         all_pending=message.all_pending,
+        slices=tuple(message.slices),
+        slice_of=message.slice_of,
+        slice_start=message.slice_start,
+        slice_end=message.slice_end,
     )
 
 
 def reading(message: topology_pb2.Computation) -> Reading:
-    """Return what a registered computation folds."""
+    """Return what a registered computation folds; a slice folds what the whole does."""
     return Reading(
-        message.name,
+        message.slice_of or message.name,
         tuple(message.inputs),
         message.input_version,
         tuple(message.input_incarnations),

@@ -15,6 +15,7 @@ from lowwater._core.calls import Published, full_name
 from lowwater._core.claims import CLOSE_TIMEOUT, Claimant
 from lowwater._core.intervals import Closings, Gap, Interval, IntervalView, bounds_of, gap_of, upstream_below
 from lowwater._core.settings import Settings
+from lowwater._core.slices import parts_of
 from lowwater._core.statistics import ClientStatistics
 from lowwater._core.surroundings import REAL, Surroundings
 from lowwater._core.watches import Changes, Waiting, check_followed
@@ -35,6 +36,7 @@ from lowwater.views import (
     Ranges,
     Refusal,
     Shards,
+    Slice,
     TaskAttempt,
     Topology,
     WatermarkView,
@@ -75,6 +77,7 @@ class Client:
         estimated: bool = False,
         lateness_budget: float | Iterable[float] = (),
         all_pending: bool = False,
+        slices: Iterable[bytes] = (),
     ) -> Computation:
         """Register a computation; repeating it is harmless. ``inputs`` must name every writer of what it reads.
 
@@ -85,6 +88,8 @@ class Client:
         records comes, as far as its workers tell the event times of what they have finished (:meth:`Lease.advance`).
         ``all_pending``: of an injector, whose workers tell with ``pending`` of all records that are still to come before their frontier. Its budgets then go by these: exact
         from the first record on, and earlier.
+        ``slices``: where each slice but the first begins, ascending: n keys cut the key space into n + 1 slices, at most 1,000. The shards share them
+        out, so that a computation may have more key ranges than one of them can serve; see :meth:`slices`. They stay as they are for good.
         Raises RegistrationConflict when the name is registered with something else, Cycle, EstimatedInput, InvalidArgument.
         """
         runtime = self._runtime()
@@ -98,8 +103,22 @@ class Client:
             estimated=estimated,
             lateness_budget=lateness_budget,
             all_pending=all_pending,
+            slices=slices,
         )
         return runtime.call(call)
+
+    def slices(self, name: str) -> tuple[Slice, ...]:
+        """Return the slices of a computation, ``(name, start, end)`` each, in the order of their keys. Raises UnknownComputation.
+
+        Whoever works on an interval that may be wider than a slice claims slice by slice, and each claim is a lease of its own::
+
+            for each in lw.slices("hourly"):
+                leases.append(worker.claim(each.start, each.end))
+
+        One that is not cut is one slice, under its own name, so that this does for any computation.
+        """
+        runtime = self._runtime()
+        return runtime.call(runtime.calls.slices(name))
 
     def topology(self) -> Topology:
         """Return the whole graph."""
@@ -125,10 +144,18 @@ class Client:
     def retire(self, name: str, start: bytes, end: bytes, force: bool = False) -> int:
         """Take ``[start, end)`` out of a computation until it is claimed again: nobody waits for it. Returns how many ranges.
 
-        Raises OwnedRanges when a worker owns part of it and ``force`` is not set.
+        Of one that is cut, it is taken out of each slice that it touches, one after the other. Raises OwnedRanges when a worker owns part of it and
+        ``force`` is not set; the slices before that one have lost their parts then, and it may be repeated.
         """
         runtime = self._runtime()
-        return runtime.call(runtime.calls.retire(name, start, end, force=force))
+        try:
+            return runtime.call(runtime.calls.retire(name, start, end, force=force))
+        except errors.OtherSlice as error:
+            if "first" not in error.metadata:
+                raise
+        slices = runtime.call(runtime.calls.slices(name))
+        parts = parts_of(slices, start, end)
+        return sum([runtime.call(runtime.calls.retire(*part, force=force)) for part in parts])
 
     def layout(self, name: str) -> LayoutView:
         """Return how the key space of a computation is to be cut, how its owner cuts it, and what its hottest ranges cost. Raises UnknownComputation."""
@@ -164,10 +191,11 @@ class Client:
         return published.views
 
     def inputs(self, *names: str) -> InputReader:
-        """Follow some computations and fold them locally. Raises InvalidArgument without names."""
+        """Follow some computations and fold them locally. Raises InvalidArgument without names, and for a slice."""
         self._runtimes.check_open()
-        check_followed(names)
-        return InputReader(self._runtimes, {name: self._full(name, "names") for name in names})
+        full = {name: self._full(name, "names") for name in names}
+        check_followed(tuple(full.values()))
+        return InputReader(self._runtimes, full)
 
     def watch(self, *names: str) -> Iterator[WatermarkView]:
         """Yield the watermarks of some computations, or of all, and again whenever they change. Conflated.

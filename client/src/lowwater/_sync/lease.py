@@ -45,6 +45,7 @@ class Lease:
 
     def __init__(self, runtime: Runtime, grant: Grant) -> None:
         self.computation: str = grant.state.computation
+        """What was claimed: the computation of the worker or, of one that is cut, the slice that the keys lie in."""
         self.sequencer: int = grant.state.sequencer
         """Names the claim. Grows from claim to claim of a computation."""
         self.incarnation: int = grant.state.incarnation
@@ -205,7 +206,7 @@ class Lease:
         nobody would hear of it, and who claims again and again would keep them all.
         """
         state = self._state
-        if self._ended_here or newer.sequencer <= self.sequencer:
+        if self._ended_here or newer.computation != self.computation or newer.sequencer <= self.sequencer:
             return
         taken = self._overlapping(newer.bounds[0], newer.bounds[-1])
         with self._runtime.reporter.guard:
@@ -279,10 +280,10 @@ class Lease:
         given: object = seen
         if (
             not isinstance(given, Inputs)
-            or given.computation != self.computation
+            or given.computation != reading.computation
             or tuple(given.each) != reading.inputs
         ):
-            msg = f"pass the snapshot that worker.inputs() of {self.computation} returned before its data was read"
+            msg = f"pass the snapshot that worker.inputs() of {reading.computation} returned before its data was read"
             raise errors.InvalidArgument(msg, metadata={"field": "seen", "fix": "seen = worker.inputs()"})
         return fold_of(given)
 

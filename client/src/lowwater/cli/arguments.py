@@ -196,10 +196,12 @@ def parser() -> CommandParser:
     status.add_argument(
         "--names", dest="names_only", action="store_true", help="only the names of what is registered, a line each"
     )
+    _slices(status)
 
     watch = _command(commands, "watch", "follow watermarks: a live table on a terminal, else a line per change")
     _names(watch)
     _unregistered(watch)
+    _slices(watch)
 
     why = _command(commands, "why", "who holds a computation: the root cause in a sentence, then one per hop upstream")
     _name(why)
@@ -516,6 +518,10 @@ def _name(command: argparse.ArgumentParser) -> None:
 
 def _range(command: argparse.ArgumentParser, name: str, what: str) -> None:
     command.add_argument(name, type=parse_slot, metavar=name.upper(), help=what)
+
+
+def _slices(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--slices", action="store_true", help="also the slices of computations that are cut")
 
 
 def _unregistered(command: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +19,9 @@ from lowwater._core.causes import Cause
 from lowwater._core.checks import is_name
 from lowwater._core.file_settings import FileSettings
 from lowwater._core.settings import address_of, with_port
+from lowwater._core.slices import slices_of
 from lowwater._core.text import counted, duration, on_one_line
-from lowwater._core.why import find_culprits
+from lowwater._core.why import find_culprits, find_slices
 from lowwater._sync.client import Client
 from lowwater.cli import render
 from lowwater.cli.failures import AWAY, fail, say, unknown
@@ -89,21 +90,23 @@ def _now_micros() -> int:
 def status(lw: Client, args: argparse.Namespace) -> int:
     """Where computations stand."""
     found = _found(lw, args)
-    views, now = [each for each in found.values() if _is_wanted(each.computation, args)], _now_micros()
-    for view in views:
+    for view in found.values() if args.names else ():
         _require_registered(view)
-    promised, views = views, [each for each in views if _is_answered_for(each, args)]
+    every, now = {**lw.get(), **found} if args.names else found, _now_micros()
+    slices = find_slices(every)
+    promised = _wanted(found, every, args, slices=args.slices)
+    views = [each for each in promised if _is_answered_for(every.get(each.slice_of, each), args)]
     if args.names_only:
         # For a shell's completion: nothing that is no name may get there, whatever answers at the address.
-        print("\n".join(view.computation for view in views if is_name(view.computation)))
+        print("\n".join(view.computation for view in views if is_name(view.slice_of or view.computation)))
         return 0
-    views.sort(key=lambda view: render.severity(view, now))
-    guilty = _guilty(lw, args, found)
+    views = _sorted(views, now)
+    guilty = find_culprits([each.computation for each in views], every, now)
     if args.json:
-        records = [render.view_record(each, now, guilty.get(each.computation)) for each in views]
+        records = [render.view_record(each, now, guilty.get(each.computation), slices) for each in views]
         print(to_json({"server_token": lw.server_token, "computations": records}))
     elif views:
-        print(render.status_table(views, now, guilty, coloured=_coloured()))
+        print(render.status_table(views, now, guilty, slices=slices, coloured=_coloured()))
     elif promised:
         print(_nobody(args, promised))
     else:
@@ -134,9 +137,21 @@ def _found(lw: Client, args: argparse.Namespace) -> dict[str, WatermarkView]:
     return {view.computation: view for view in lw.get(*args.names).values()}
 
 
-def _guilty(lw: Client, args: argparse.Namespace, found: dict[str, WatermarkView]) -> render.Guilty:
-    """Return who holds what was found, as `lowwater why` has it. It may be one that was not asked for, so all are looked at."""
-    return find_culprits(found, {**lw.get(), **found} if args.names else found, _now_micros())
+def _wanted(
+    found: Mapping[str, WatermarkView], every: Mapping[str, WatermarkView], args: argparse.Namespace, *, slices: bool
+) -> list[WatermarkView]:
+    """Return what is to be shown of what was found: slices only where they are asked for, with what they are slices of, or by their names."""
+    views = [each for each in found.values() if _is_wanted(each.computation, args)]
+    shown = {each.computation: each for each in views if args.names or not each.slice_of}
+    below = {name: view for name, view in every.items() if slices and view.slice_of in shown}
+    return list({**shown, **below}.values())
+
+
+def _sorted(views: Iterable[WatermarkView], now: int) -> list[WatermarkView]:
+    """Return computations, the worst first; each slice right behind its computation, if that is there."""
+    views = sorted(views, key=lambda view: render.severity(view, now))
+    places = {view.computation: place for place, view in enumerate(views)}
+    return sorted(views, key=lambda view: (places.get(view.slice_of, places[view.computation]), bool(view.slice_of)))
 
 
 def _is_wanted(name: str, args: argparse.Namespace) -> bool:
@@ -190,8 +205,8 @@ def watch(lw: Client, args: argparse.Namespace) -> int:
     _tell_of_silence_of(lw, "watch")
     known: set[str] = set()
     blame = _Blame(lw)
-    for view in lw.watch(*args.names):
-        if not _is_wanted(view.computation, args):
+    for view in lw.watch(*_with_slices(lw, args)):
+        if not _is_wanted(view.computation, args) or (view.slice_of and not (args.names or args.slices)):
             continue
         if args.names and view.computation not in known and not args.even_unregistered:
             _require_registered(view)
@@ -203,6 +218,15 @@ def watch(lw: Client, args: argparse.Namespace) -> int:
     if left.is_set():
         raise BrokenPipeError
     return 0
+
+
+def _with_slices(lw: Client, args: argparse.Namespace) -> list[str]:
+    """Return the names that were given; with the slices of these, if they are asked for."""
+    if not (args.names and args.slices):
+        return list(args.names)
+    found = [each.computation for each in lw.get(*args.names).values()]
+    slices = slices_of(lw.get())
+    return [name for each in found for name in (each, *slices.get(each, ()))]
 
 
 class _Blame:
@@ -263,8 +287,11 @@ def _tell_of_silence(lw: Client, command: str) -> None:
 
 
 def _get(lw: Client, args: argparse.Namespace) -> tuple[list[WatermarkView], render.Guilty]:
+    """Return what is to be shown and the slices of it, and who holds each."""
     found = _found(lw, args)
-    return [view for view in found.values() if _is_wanted(view.computation, args)], _guilty(lw, args, found)
+    every = {**lw.get(), **found} if args.names else found
+    views = _wanted(found, every, args, slices=True)
+    return views, find_culprits([each.computation for each in views], every, _now_micros())
 
 
 def _live(lw: Client, args: argparse.Namespace) -> int:
@@ -277,7 +304,7 @@ def _live(lw: Client, args: argparse.Namespace) -> int:
     try:
         from lowwater.cli import terminal
 
-        terminal.show(lw, lambda: _get(lw, args))
+        terminal.show(lw, lambda: _get(lw, args), slices=args.slices)
     except ImportError:
         return _live_table(lw, args)
     return 0
@@ -287,9 +314,14 @@ def _live_table(lw: Client, args: argparse.Namespace) -> int:
     body, heard = "no answer yet", time.monotonic()
     while True:
         try:
-            (views, guilty), now = _get(lw, args), _now_micros()
-            views.sort(key=lambda view: render.severity(view, now))
-            body = render.status_table(views, now, guilty, coloured=_coloured()) if views else _nothing(args, ())
+            (found, guilty), now = _get(lw, args), _now_micros()
+            slices = find_slices({view.computation: view for view in found})
+            views = _sorted([view for view in found if args.slices or view.slice_of not in slices], now)
+            body = (
+                render.status_table(views, now, guilty, slices=slices, coloured=_coloured())
+                if views
+                else _nothing(args, ())
+            )
             heard, note = time.monotonic(), "Ctrl-C ends this."
         except AWAY as error:
             note = f"No answer for {duration(time.monotonic() - heard)}: {on_one_line(str(error))}"

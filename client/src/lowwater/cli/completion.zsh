@@ -682,6 +682,7 @@ _shtab_lowwater_status_options=(
   "--team[only those with a promise of this team]:TEAM:"
   "--owner[only those with a promise of this owner]:OWNER:"
   "--names[only the names of what is registered, a line each]"
+  "--slices[also the slices of computations that are cut]"
   "(*)::which computations (default\: all):_lowwater_names"
 )
 
@@ -886,6 +887,7 @@ _shtab_lowwater_watch_options=(
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
   "--even-unregistered[wait also for a name that nobody has registered yet, which is an error otherwise]"
+  "--slices[also the slices of computations that are cut]"
   "(*)::which computations (default\: all):_lowwater_names"
 )
 

@@ -42,8 +42,11 @@ examples:
   lowwater status --json --address lowwater-0:7420,lowwater-1:7420
   lowwater status --names                    the names alone, a line each
   lowwater status --namespace prod           only what is in the namespace
+  lowwater status hourly --slices            with its slices, the worst on top
 
-The worst is on top: what nobody works on, then what is furthest behind.
+The worst is on top: what nobody works on, then what is furthest behind. A
+computation that is cut has one line, with the number of its slices and the
+slowest of them; --slices has a line for each.
 NO_COLOR in the environment turns colours off.
 """
 
@@ -54,7 +57,8 @@ examples:
   lowwater watch --json                      a JSON object per change
 
 On a terminal it stays until q: the furthest behind is on top, with who holds
-it. Arrows or j and k select, Enter says why, / filters, s sorts differently.
+it. Arrows or j and k select, Enter says why, / filters, s sorts differently, x
+shows the slices of what is cut, as --slices does from the start.
 NO_COLOR in the environment turns colours off.
 """
 

@@ -14,7 +14,8 @@ from types import MappingProxyType
 from typing import Final
 
 from lowwater._core.causes import Cause, cause_of, seconds_since
-from lowwater._core.text import clock_time, describe_range, duration, lag, on_one_line
+from lowwater._core.slices import slices_of
+from lowwater._core.text import clock_time, counted, describe_range, duration, lag, on_one_line
 from lowwater.views import RangeState, WatermarkView
 from lowwater.watermark import MIN
 
@@ -34,6 +35,8 @@ _NARROW: Final = 70
 """Fewer characters than that have no room for all columns."""
 
 _KEYS: Final = "q quit  arrows select  Enter why  / filter  s sort"
+_KEYS_OF_SLICES: Final = "  x slices"
+"""Where there are some."""
 
 
 _STEPS: Final = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -10, "pagedown": 10}
@@ -86,6 +89,8 @@ class State:
     selected: str = ""
     why: tuple[str, str] | None = None
     """A computation, and the answer of why, or that it is awaited."""
+    slices: bool = False
+    """Whether the slices of computations that are cut have lines of their own."""
     done: bool = False
 
 
@@ -100,13 +105,20 @@ def seen(
 
 
 def shown(state: State) -> list[WatermarkView]:
-    """Return the computations that pass the filter, in order. The furthest behind comes first: what is unknown, then by time."""
-    found = [view for view in state.views.values() if state.search.lower() in view.computation.lower()]
+    """Return the computations that pass the filter, in order. The furthest behind comes first: what is unknown, then by time.
+
+    Slices are left out behind what they are slices of, unless they are asked for.
+    """
+    found = [view for view in _listed(state) if state.search.lower() in view.computation.lower()]
     if state.order == "name":
         return sorted(found, key=lambda view: view.computation)
     if state.order == "stood":
         return sorted(found, key=lambda view: (view.low.finished, view.since_micros or state.now, view.computation))
     return sorted(found, key=lambda view: (view.low.micros if view.registered else MIN, view.computation))
+
+
+def _listed(state: State) -> list[WatermarkView]:
+    return [view for view in state.views.values() if state.slices or view.slice_of not in state.views]
 
 
 def press(state: State, key: str) -> State:
@@ -122,6 +134,8 @@ def press(state: State, key: str) -> State:
             return replace(state, typing=True)
         case "s":
             return replace(state, order=ORDERS[(ORDERS.index(state.order) + 1) % len(ORDERS)])
+        case "x":
+            return replace(state, slices=not state.slices)
         case "escape":
             return replace(state, why=None) if state.why is not None else replace(state, search="")
         case "enter" if names := [view.computation for view in shown(state)]:
@@ -160,11 +174,12 @@ def draw(state: State, width: int, height: int) -> list[Line]:
     views = shown(state)
     pane = _pane(state, width, height)
     head = [_title(state, len(views)), *_away(state)]
-    foot = [Line(f"/{state.search}_" if state.typing else _KEYS, Style.FAINT)]
+    cut = slices_of(state.views)
+    foot = [Line(f"/{state.search}_" if state.typing else _KEYS + (_KEYS_OF_SLICES if cut else ""), Style.FAINT)]
     room = max(0, height - len(head) - len(pane) - len(foot) - 1)
     first = _scrolled(state, [view.computation for view in views], room)
     visible = views[first : first + room]
-    headings, *rows = [_wanted(row, width) for row in (_HEADINGS, *(_row(view, state) for view in visible))]
+    headings, *rows = [_wanted(row, width) for row in (_HEADINGS, *(_row(view, state, cut) for view in visible))]
     widths = _widths([headings, *rows], width)
     body = [Line(_laid(headings, widths), Style.HEADING)]
     for view, row in zip(visible, rows, strict=True):
@@ -180,7 +195,7 @@ def draw(state: State, width: int, height: int) -> list[Line]:
 
 def _title(state: State, count: int) -> Line:
     time = f"{datetime.fromtimestamp(state.now / 1e6, UTC):%H:%M:%S} UTC"
-    some = f"{count} of {len(state.views)}" if state.search else f"{count}"
+    some = f"{count} of {len(_listed(state))}" if state.search else f"{count}"
     found = f', with "{state.search}" in the name' if state.search else ""
     what = "computation" if some == "1" else "computations"
     return Line(f"lowwater at {time}: {some} {what}{found}, by {state.order}", Style.HEADING)
@@ -209,12 +224,14 @@ def _scrolled(state: State, names: list[str], room: int) -> int:
     return max(0, names.index(state.selected) - room + 1)
 
 
-def _row(view: WatermarkView, state: State) -> tuple[str, ...]:
+def _row(view: WatermarkView, state: State, cut: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     if not view.registered:
         return (view.computation, "not registered", "-", "", "")
     low = clock_time(view.low, state.now) + (" (estimated)" if view.estimated else "")
     stood = "" if view.low.finished or not view.since_micros else duration(seconds_since(view.since_micros, state.now))
-    return (view.computation, low, lag(view.low, state.now), stood, _held(view, state))
+    slices = cut.get(view.computation, ())
+    name = f"{view.computation} ({counted(len(slices), 'slice')})" if slices and not state.slices else view.computation
+    return (name, low, lag(view.low, state.now), stood, _held(view, state))
 
 
 def _held(view: WatermarkView, state: State) -> str:

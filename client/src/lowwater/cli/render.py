@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, Final
 
 from lowwater._core.causes import cause_of
 from lowwater._core.lag import late_by
-from lowwater._core.text import describe_key, describe_owner, describe_range, duration, lag, on_one_line
+from lowwater._core.text import counted, describe_key, describe_owner, describe_range, duration, lag, on_one_line
 from lowwater._core.why import Why
 from lowwater.cli.live import Style, style_of
 from lowwater.views import PPM, Completeness, LatenessBudget, Promise, Ranges, RangeState, RangeView, WatermarkView
@@ -17,6 +18,7 @@ from lowwater.watermark import Watermark
 
 __all__ = [
     "Guilty",
+    "Slices",
     "completeness_record",
     "held",
     "holder",
@@ -34,6 +36,11 @@ __all__ = [
     "why_record",
 ]
 
+
+Slices = Mapping[str, tuple[tuple[str, ...], str]]
+"""By computation that is cut its slices, and the slowest of them."""
+
+_UNCUT: Final[Slices] = MappingProxyType({})
 
 _COLOURS: Final = {Style.TROUBLE: "31", Style.STILL: "33", Style.FAINT: "2"}
 """Of a terminal; a computation that is in order has none."""
@@ -62,8 +69,16 @@ Guilty = Mapping[str, WatermarkView]
 """By computation the one that holds it."""
 
 
-def status_table(views: Sequence[WatermarkView], now_micros: int, guilty: Guilty, *, coloured: bool = False) -> str:
-    """Return where computations stand, in the order given."""
+def status_table(
+    views: Sequence[WatermarkView],
+    now_micros: int,
+    guilty: Guilty,
+    *,
+    slices: Slices = _UNCUT,
+    coloured: bool = False,
+) -> str:
+    """Return where computations stand, in the order given. A slice below its computation is indented."""
+    names_shown = {view.computation for view in views}
     shares = sorted({share for view in views for share, _ in view.shares}, reverse=True)
     names = (f"{share / 10_000:g} % LATELY SEEN" for share in shares)
     budgets = sorted({each.share for view in views for each in view.budgets})
@@ -75,14 +90,14 @@ def status_table(views: Sequence[WatermarkView], now_micros: int, guilty: Guilty
     for view, promise in zip(views, promises, strict=True):
         rows.append(
             (
-                view.computation,
+                "  " * (view.slice_of in names_shown) + view.computation,
                 _state(view, guilty.get(view.computation), now_micros),
                 _low(view),
                 lag(view.low, now_micros),
                 *(_late(view, now_micros) for _ in late),
                 *(_seen(view, share, now_micros) for share in shares),
                 *(_spent(view, view.budget.get(share), now_micros) for share in budgets),
-                str(view.ranges),
+                _ranges(view, slices),
                 held(view, guilty.get(view.computation)),
                 *(", ".join(each for each in (promise.owner, promise.team) if each) for _ in who),
             )
@@ -91,6 +106,14 @@ def status_table(views: Sequence[WatermarkView], now_micros: int, guilty: Guilty
     if coloured:
         lines = [_painted(line, style_of(view, now_micros)) for line, view in zip(lines, views, strict=True)]
     return "\n".join([head, *lines])
+
+
+def _ranges(view: WatermarkView, slices: Slices) -> str:
+    """Return how many key ranges it has; of one that is cut, how many slices."""
+    if view.computation not in slices:
+        return str(view.ranges)
+    names, slowest = slices[view.computation]
+    return f"{counted(len(names), 'slice')}, the slowest {slowest}"
 
 
 def _painted(line: str, style: Style) -> str:
@@ -214,9 +237,12 @@ def _date(value: datetime | None) -> str | None:
     return None if value is None else value.isoformat().replace("+00:00", "Z")
 
 
-def view_record(view: WatermarkView, now_micros: int, guilty: WatermarkView | None = None) -> dict[str, Any]:
-    """Return the watermarks of a computation for JSON; ``guilty``: the one that holds it, None when nobody can tell."""
+def view_record(
+    view: WatermarkView, now_micros: int, guilty: WatermarkView | None = None, slices: Slices = _UNCUT
+) -> dict[str, Any]:
+    """Return the watermarks of a computation for JSON; ``guilty``: the one that holds it, None when nobody can tell. Only who is or has a slice says so."""
     low = view.low
+    names, slowest = slices.get(view.computation, ((), ""))
     return {
         "computation": view.computation,
         "registered": view.registered,
@@ -246,6 +272,8 @@ def view_record(view: WatermarkView, now_micros: int, guilty: WatermarkView | No
         "guilty": None if guilty is None else guilty.computation,
         "promise": None if view.promise is None else promise_record(view.promise),
         "late_by_seconds": late_by(view, now_micros),
+        **({"slices": len(names), "slowest_slice": slowest} if names else {}),
+        **({"slice_of": view.slice_of} if view.slice_of else {}),
     }
 
 
@@ -311,6 +339,10 @@ def why_record(why: Why) -> dict[str, Any]:
                 "upstream": hop.upstream,
                 "cause": None if hop.cause is None else hop.cause.value,
                 "holding": hop.holding,
+                "epoch": hop.epoch,
+                "since": _date(hop.since),
+                "slice_of": hop.slice_of or None,
+                "in_flight": hop.in_flight,
                 "holders": [range_record(each) for each in hop.holders],
                 "sentence": hop.sentence,
             }

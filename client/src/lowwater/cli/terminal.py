@@ -50,7 +50,7 @@ Views = Callable[[], "tuple[Sequence[WatermarkView], Mapping[str, WatermarkView]
 """Asks the authority for all that is to be shown, and by computation for the one that holds it."""
 
 
-def show(lw: Client, ask: Views) -> None:
+def show(lw: Client, ask: Views, *, slices: bool = False) -> None:
     """Show computations until q is pressed. Raises ImportError without curses, and curses.error on a terminal that is too simple."""
     import curses
 
@@ -62,7 +62,7 @@ def show(lw: Client, ask: Views) -> None:
     try:
         # Ctrl-C ends it like q.
         with suppress(KeyboardInterrupt):
-            _on_screen(curses, lambda screen: _loop(screen, lw, news))
+            _on_screen(curses, lambda screen: _loop(screen, lw, news, State(slices=slices)))
     finally:
         ended.set()
 
@@ -106,14 +106,13 @@ def _explain(lw: Client, name: str, news: queue.SimpleQueue[News]) -> None:
     news.put(told)
 
 
-def _loop(screen: curses.window, lw: Client, news: queue.SimpleQueue[News]) -> None:
+def _loop(screen: curses.window, lw: Client, news: queue.SimpleQueue[News], state: State) -> None:
     import curses
 
     looks = _looks(curses)
     with suppress(curses.error):
         curses.curs_set(0)
     screen.timeout(TICK_MILLIS)
-    state = State()
     while not state.done:
         with suppress(queue.Empty):
             while True:

@@ -3,6 +3,7 @@
 import { html } from "./html.js";
 import { Live, clockOf, seenAt } from "./live.js";
 import { parse, format } from "./model/route.js";
+import { wholes } from "./model/slices.js";
 import { sorted, matches } from "./model/table.js";
 import { judge } from "./model/verdict.js";
 import { duration, zoneName } from "./model/time.js";
@@ -65,7 +66,8 @@ function App() {
     document.title = route.name ? `${route.name} · lowwater` : "lowwater";
   }, [route.name]);
   const first = () => {
-    const found = sorted([...verdicts.values()].filter((each) => matches(each, route.query)), route.sort);
+    const searched = route.query.includes("~") ? verdicts : wholes(verdicts);
+    const found = sorted([...searched.values()].filter((each) => matches(each, route.query)), route.sort);
     if (found.length > 0) go({ ...route, name: found[0].computation.name, query: "" });
   };
   if (state.link === "out") return html`<${Door} signIn=${(/** @type {string} */ token) => live.signIn(token)} />`;

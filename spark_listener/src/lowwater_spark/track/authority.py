@@ -131,14 +131,17 @@ class Authority:
         """Register the stage. Raises LowwaterError."""
         asked = self.registration
         with self._noticing():
-            self.registered = self._quick.register(
-                asked.name,
-                inputs=asked.inputs,
-                heuristics=asked.heuristics,
-                key_hash=KEY_HASH,
-                estimated=asked.estimated,
-                lateness_budget=asked.lateness_budgets,
-            )
+            try:
+                self.registered = self._quick.register(
+                    asked.name,
+                    inputs=asked.inputs,
+                    heuristics=asked.heuristics,
+                    key_hash=KEY_HASH,
+                    estimated=asked.estimated,
+                    lateness_budget=asked.lateness_budgets,
+                )
+            except errors.RegistrationConflict as refused:
+                raise _uncut(asked.name, refused) from None
         return self.registered
 
     def enter(
@@ -522,3 +525,13 @@ class Authority:
         if self._worker is not None:
             self._worker.close()
         self._quick.close()
+
+
+def _uncut(name: str, refused: errors.RegistrationConflict) -> errors.LowwaterError:
+    """Return why a stage cannot be registered: where that is so, that it is cut into slices, which no stage can be."""
+    slices = refused.metadata.get("slices", "1")
+    if slices == "1":
+        return refused
+    fix = "give the stage another name, or drop the computation (lowwater drop) and let the stage register it"
+    msg = f"{name} is registered in {slices} slices, and a stage commits its claim on all of its key ranges as one, so that it cannot be cut: {fix}"
+    return errors.RegistrationConflict(msg, metadata={**refused.metadata, "fix": fix})

@@ -2,6 +2,7 @@
 
 import { duration } from "./time.js";
 import { REPLAY_SECONDS, SILENT_SECONDS, newest, silent } from "./lag.js";
+import { sliceOf, slicesOf } from "./slices.js";
 
 /** @type {import("./types.js").Watermark} */
 const UNKNOWN = { micros: null, state: "unknown" };
@@ -38,7 +39,8 @@ export function order(watermark) {
  * For every computation the one that holds it, as `find_way` of the client has it, which says the rule in full. One that has come as far as the
  * least of its inputs is held by that input. One that has not is behind by its own doing, as far as it is behind them; a source, as far as it is
  * behind the clock. The one that adds most is to blame, but what is in trouble comes first, and one at a long operation before an input that is
- * less than ten times as far behind. An input that is not registered holds by its name.
+ * less than ten times as far behind. An input that is not registered holds by its name. One that is cut into slices waits for the slowest of them,
+ * and these for its inputs.
  *
  * Whoever leads to somebody leads to the same end whoever asks, so one end for each is enough: O(computations + edges) for all of
  * them. A circle, as two versions of a graph may make for a moment, is cut where the walk comes back.
@@ -49,6 +51,7 @@ export function order(watermark) {
  */
 export function culprits(computations, now) {
   const start = starts(computations, now);
+  const slices = slicesOf(computations.keys());
   /** @type {Map<string, Culprit>} */
   const found = new Map();
   /** @type {Set<string>} */
@@ -62,7 +65,7 @@ export function culprits(computations, now) {
         continue;
       }
       const each = computations.get(here);
-      const { lowest, ahead, lag } = inputsOf(each, computations, start(here));
+      const { lowest, ahead, lag } = inputsOf(each, slices.get(here), computations, start(here));
       if (!begun.has(here)) {
         begun.add(here);
         const missing = lowest.filter((input) => !begun.has(input));
@@ -74,7 +77,7 @@ export function culprits(computations, now) {
       let end = own;
       for (const input of ahead ? [] : lowest) {
         const other = found.get(input);
-        if (other === undefined || (lag > 0 && !goesOn(own, why === "busy", other))) continue;
+        if (other === undefined || (lag > 0 && !goesOn(own, why === "busy" && !slices.has(here), other))) continue;
         if (end === own || heavier(other, end)) end = { ...other, by: input };
       }
       found.set(here, end);
@@ -129,7 +132,7 @@ function starts(computations, now) {
     return top;
   };
   for (const { name, inputs } of computations.values()) {
-    for (const input of inputs) {
+    for (const input of [...inputs, sliceOf(name)].filter(Boolean)) {
       const [a, b] = [of(input), of(name)];
       if (a !== b) pipeline.set(a, b);
     }
@@ -147,23 +150,39 @@ function starts(computations, now) {
 }
 
 /**
- * The inputs that allow no more, and how far a computation is behind by its own doing.
+ * The inputs or slices that allow no more, and how far a computation is behind by its own doing.
  *
  * @param {import("./types.js").Computation | undefined} each
+ * @param {string[] | undefined} slices Its own, where it is cut.
  * @param {Map<string, import("./types.js").Computation>} computations
  * @param {number} start What a source is compared with.
  * @returns {{lowest: string[], ahead: boolean, lag: number}} `ahead`: an estimate that does not wait for them. `lag` in microseconds.
  */
-function inputsOf(each, computations, start) {
+function inputsOf(each, slices, computations, start) {
   if (each === undefined || !each.registered) return { lowest: [], ahead: false, lag: Infinity };
   if (each.low.state === "finished") return { lowest: [], ahead: false, lag: 0 };
-  const lows = each.inputs.map((input) => order(computations.get(input)?.low ?? UNKNOWN));
+  const waited = slices ?? each.inputs;
+  const lows = waited.map((name) => has(computations.get(name), slices && each));
   const least = lows.reduce((a, b) => Math.min(a, b), Infinity);
   const own = order(each.low);
-  const lowest = each.inputs.filter((_, index) => lows[index] === least);
-  const ahead = each.estimated && lowest.length > 0 && own > least;
+  const lowest = waited.filter((_, index) => lows[index] === least);
+  const ahead = each.estimated && slices === undefined && lowest.length > 0 && own > least;
   const allowed = ahead || lowest.length === 0 ? start : least;
   return { lowest, ahead, lag: own >= allowed ? 0 : allowed - own };
+}
+
+/**
+ * How far somebody who waits for a computation can count on it. A slice tells where it is, even if it has been further; and nothing while one of the
+ * two has not begun anew yet.
+ *
+ * @param {import("./types.js").Computation | undefined} each
+ * @param {import("./types.js").Computation | undefined} whole What it is a slice of.
+ * @returns {number}
+ */
+function has(each, whole) {
+  if (each === undefined || (whole && whole.incarnation !== each.incarnation)) return order(UNKNOWN);
+  const low = order(each.low);
+  return whole && each.holder !== null ? Math.min(low, order(each.holder.watermark)) : low;
 }
 
 /**

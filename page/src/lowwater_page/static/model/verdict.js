@@ -2,6 +2,7 @@
 
 import { behind, level, reference } from "./lag.js";
 import { culprits, holding, keeps } from "./culprit.js";
+import { slicesOf } from "./slices.js";
 import { duration } from "./time.js";
 
 /** Seconds that a low watermark stands still, when its worker has left it, until it is called stuck: others take over within them. */
@@ -9,9 +10,10 @@ const STUCK_SECONDS = 15;
 
 /**
  * Why a computation stands where it stands. `waits`: for an input. `stuck`: nobody works on what holds it. `long`: at one operation for more
- * than a minute. `source`: an injector at work, whose data is that old. `behind`: at work on data that old. `unclaimed`: it never began.
+ * than a minute. `source`: an injector at work, whose data is that old. `behind`: at work on data that old. `above`: it is cut, and its slices
+ * are further. `unclaimed`: it never began.
  *
- * @typedef {"" | "waits" | "stuck" | "long" | "source" | "behind" | "unclaimed"} Cause
+ * @typedef {"" | "waits" | "stuck" | "long" | "source" | "behind" | "above" | "unclaimed"} Cause
  */
 
 /**
@@ -47,6 +49,7 @@ export function judge(board, now, settings) {
   const from = reference(board.computations.values(), now, settings.from);
   const clock = reference([], now, "clock");
   const found = culprits(board.computations, now);
+  const slices = slicesOf(board.computations.keys());
   const verdicts = new Map();
   for (const computation of board.computations.values()) {
     const { guilty: name, by, trouble } = /** @type {import("./culprit.js").Culprit} */ (found.get(computation.name));
@@ -69,7 +72,7 @@ export function judge(board, now, settings) {
       trouble,
       missing: !holder?.registered,
       range: holder?.holder ?? null,
-      cause: cause(computation, name, at, now),
+      cause: cause(computation, name, at, now, slices.has(computation.name)),
     });
   }
   return { verdicts, from };
@@ -88,9 +91,10 @@ export function percent(share) {
  * @param {string} guilty
  * @param {import("./lag.js").Level} at
  * @param {number} now
+ * @param {boolean} cut Whether it has slices.
  * @returns {Cause}
  */
-function cause(computation, guilty, at, now) {
+function cause(computation, guilty, at, now, cut) {
   const { name, holder, inputs, since_micros } = computation;
   if (at === "finished") return "";
   if (guilty !== name) return "waits";
@@ -98,6 +102,7 @@ function cause(computation, guilty, at, now) {
   const why = keeps(computation, now);
   if (why === "never claimed") return "unclaimed";
   if (why === "silent" || (why === "unowned" && now - since_micros > STUCK_SECONDS * 1e6)) return "stuck";
+  if (cut) return at === "ontime" ? "" : "above";
   if (why === "busy") return "long";
   if (at === "ontime") return "";
   return inputs.length === 0 ? "source" : "behind";
@@ -121,6 +126,8 @@ export function because({ cause: why, guilty }) {
       return "at one long operation";
     case "behind":
       return "works on old data";
+    case "above":
+      return "behind its slices";
     case "unclaimed":
       return "never claimed";
     default:

@@ -6,6 +6,7 @@ import { readers } from "../model/graph.js";
 import { columns, extended, spanOf } from "../model/history.js";
 import { behind } from "../model/lag.js";
 import { format } from "../model/route.js";
+import { sliceOf, slicesOf, wholes } from "../model/slices.js";
 import { same } from "../model/strip.js";
 import { ago, duration, lag, parted } from "../model/time.js";
 import { heldBy, percent } from "../model/verdict.js";
@@ -18,6 +19,7 @@ import { Mark, Name, State, Symbol, Time, far } from "./parts.js";
 import { RangeTable } from "./ranges.js";
 import { Spans } from "./spans.js";
 import { Facts, Strip } from "./strip.js";
+import { Table } from "./table.js";
 
 /** @typedef {import("../model/verdict.js").Verdict} Verdict */
 /** @typedef {import("../model/types.js").Range} Range */
@@ -40,9 +42,14 @@ export function Computation({ verdict, verdicts, route, go, now, changes }) {
   const ranges = useAnswer(`/api/ranges?${query}&limit=${RANGES}`, changes);
   const found = ranges.value?.ranges ?? [];
   const own = verdict.guilty === name ? verdict.range : null;
+  const root = sliceOf(name);
+  const slices = (slicesOf(verdicts.keys()).get(name) ?? []).map((each) => /** @type {Verdict} */ (verdicts.get(each)));
   const guilty = found.find((range) => same(range, own)) ?? own;
   return html`<main id="main">
-    <p class="crumbs"><a href=${format({ ...route, name: "" })}>← All computations</a></p>
+    <p class="crumbs">
+      <a href=${format({ ...route, name: "" })}>← All computations</a>
+      ${verdicts.has(root) && html` / <a href=${format({ ...route, name: root })}>${root}</a>, of which this is a slice`}
+    </p>
     <section class="lead tone-${verdict.cause === "stuck" ? "stuck" : verdict.level}" aria-label="Summary">
       <${Symbol} level=${verdict.level} />
       <div>
@@ -57,8 +64,9 @@ export function Computation({ verdict, verdicts, route, go, now, changes }) {
       </div>
     </section>
     <${Why} verdict=${verdict} why=${why} verdicts=${verdicts} route=${route} from=${from} now=${now} />
+    ${slices.length > 0 && html`<${Table} title="Slices" verdicts=${slices} total=${slices.length} route=${{ ...route, query: "" }} go=${go} now=${now} />`}
     <section class="panel" aria-labelledby="ranges-title">
-      <header class="panel-head"><h2 id="ranges-title">Key ranges</h2><${Trouble} answer=${ranges} /></header>
+      <header class="panel-head"><h2 id="ranges-title">${slices.length > 0 ? "What its slices have told" : "Key ranges"}</h2><${Trouble} answer=${ranges} /></header>
       ${found.length > 0
         ? html`<${Strip} key=${name} ranges=${found} total=${ranges.value?.total ?? 0} guilty=${guilty} promise=${computation.promise} from=${from} late=${verdict.late} now=${now} />
             <${RangeTable} ranges=${found} total=${ranges.value?.total ?? 0} guilty=${guilty} promise=${computation.promise} from=${from} late=${verdict.late} now=${now} />`
@@ -147,7 +155,7 @@ function Numbers({ verdict, now }) {
  * @param {{computation: import("../model/types.js").Computation, verdicts: Map<string, Verdict>, route: Route}} props
  */
 function Neighbours({ computation, verdicts, route }) {
-  const computations = new Map([...verdicts].map(([name, verdict]) => [name, verdict.computation]));
+  const computations = new Map([...wholes(verdicts)].map(([name, verdict]) => [name, verdict.computation]));
   const reading = readers(computations).get(computation.name) ?? [];
   const link = (/** @type {string} */ name) => {
     const verdict = verdicts.get(name);

@@ -7,6 +7,7 @@ import { gather, inShort } from "../model/groups.js";
 import { WORDS } from "../model/lag.js";
 import { layered } from "../model/layers.js";
 import { format } from "../model/route.js";
+import { sliceOf } from "../model/slices.js";
 import { brief, mark } from "../model/time.js";
 import { because, way } from "../model/verdict.js";
 import { Bar } from "./bar.js";
@@ -47,10 +48,11 @@ const LETTERS = 11;
 const DOTS = 0.28;
 
 /**
- * @param {{verdicts: Map<string, Verdict>, wanted: string[], dimmed: Set<string>, route: Route, go: (route: Route) => void, now: number,
- *   worst: string}} props `wanted`: searched. `dimmed`: what is drawn for the sake of others.
+ * @param {{verdicts: Map<string, Verdict>, slices: Map<string, string[]>, wanted: string[], dimmed: Set<string>, route: Route,
+ *   go: (route: Route) => void, now: number, worst: string}} props `slices`: not drawn, but counted, of what is cut. `wanted`: searched. `dimmed`: what
+ *   is drawn for the sake of others.
  */
-export function Graph({ verdicts, wanted, dimmed, route, go, now, worst }) {
+export function Graph({ verdicts, slices, wanted, dimmed, route, go, now, worst }) {
   const down = useMedia("(max-width: 640px)");
   const [frame, room] = useWidth();
   const kind = wanted.length > 0 && (route.graph === "" || route.graph === "worst") ? "worst" : drawing(route.graph, verdicts.size);
@@ -64,7 +66,8 @@ export function Graph({ verdicts, wanted, dimmed, route, go, now, worst }) {
   const zoom = useZoom(frame, firstScale(count, placed.width, box.height, room, whole, down), whole);
   const { scale } = zoom;
   const blamed = new Set((worst ? [worst, ...way(worst, verdicts)] : []).map((name) => at.get(name)));
-  const guilty = at.get((worst && verdicts.get(worst)?.guilty) || "");
+  const holds = (worst && verdicts.get(worst)?.guilty) || "";
+  const guilty = at.get(sliceOf(holds) || holds);
   useCentred(frame, guilty, placed, box, room, scale);
   const close = useClose(frame, scale, count > MANY);
   const wide = placed.width * scale;
@@ -108,6 +111,7 @@ export function Graph({ verdicts, wanted, dimmed, route, go, now, worst }) {
               ? html`<${Node}
                   key=${name}
                   verdict=${verdicts.get(name)}
+                  slices=${slices.get(name)?.length ?? 0}
                   place=${place}
                   route=${route}
                   now=${now}
@@ -305,10 +309,10 @@ function useChosen(verdicts, wanted, some) {
 }
 
 /**
- * @param {{verdict: Verdict, place: Record<string, string>, route: Route, now: number, blamed: boolean, dimmed: boolean, flat: boolean,
- *   brief: boolean}} props `flat`: there is no room for times. `brief`: it says its name alone.
+ * @param {{verdict: Verdict, slices: number, place: Record<string, string>, route: Route, now: number, blamed: boolean, dimmed: boolean, flat: boolean,
+ *   brief: boolean}} props `slices`: how many it is cut into. `flat`: there is no room for times. `brief`: it says its name alone.
  */
-function Node({ verdict, place, route, now, blamed, dimmed, flat, brief: short }) {
+function Node({ verdict, slices, place, route, now, blamed, dimmed, flat, brief: short }) {
   const zone = useZone();
   const { computation, level, most, mostName } = verdict;
   const { name } = computation;
@@ -333,7 +337,7 @@ function Node({ verdict, place, route, now, blamed, dimmed, flat, brief: short }
             <span>${mark(computation.low, now, zone)}</span>
             <span class="node-most" title=${most === null ? "" : `${mostName} of the records lately seen`}>${most !== null && `${mostName} ${brief(Math.max(0, most))}`}</span>
           </span>`}
-          <span class="node-why ${verdict.cause === "stuck" ? "ink-stuck strong" : ""}">${why || about(computation)}</span>`}
+          <span class="node-why ${verdict.cause === "stuck" ? "ink-stuck strong" : ""}">${[slices > 0 && `${slices.toLocaleString("en")} slices`, why || about(computation)].filter(Boolean).join(" · ")}</span>`}
   </a>`;
 }
 

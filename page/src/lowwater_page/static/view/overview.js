@@ -4,6 +4,7 @@ import { html } from "../html.js";
 import { format } from "../model/route.js";
 import { LATE_SECONDS } from "../model/lag.js";
 import { known, owned } from "../model/promise.js";
+import { slicesOf, wholes } from "../model/slices.js";
 import { matches } from "../model/table.js";
 import { duration } from "../model/time.js";
 import { kind, summary, way } from "../model/verdict.js";
@@ -21,12 +22,15 @@ import { Table } from "./table.js";
  *   now: number}} props
  */
 export function Overview({ verdicts, from, route, go, now }) {
-  const mine = new Map([...verdicts].filter(([, { computation }]) => owned(computation, route)));
+  const whole = wholes(verdicts);
+  const mine = new Map([...whole].filter(([, { computation }]) => owned(computation, route)));
   const said = summary(mine, now, verdicts);
   const asked = route.query !== "" || route.only !== "";
-  const found = [...mine.values()].filter((verdict) => matches(verdict, route.query) && (!route.only || kind(verdict) === route.only));
-  const names = found.map(({ computation }) => computation.name);
-  const drawn = withHolders(mine, verdicts);
+  // A slice is found by its own name alone.
+  const searched = route.query.includes("~") ? verdicts : mine;
+  const found = [...searched.values()].filter((verdict) => matches(verdict, route.query) && (!route.only || kind(verdict) === route.only));
+  const names = found.map(({ computation }) => computation.name).filter((name) => whole.has(name));
+  const drawn = withHolders(mine, whole, verdicts);
   const worst = said.held ? said.worst : "";
   return html`<main id="main">
     <section class="lead tone-${said.tone}" aria-label="Summary">
@@ -41,11 +45,12 @@ export function Overview({ verdicts, from, route, go, now }) {
     ${verdicts.size === 0
       ? html`<${Empty} />`
       : html`<${Views} route=${route} />
-          ${found.length > 0 &&
+          ${names.length > 0 &&
           (route.view === "heat"
             ? html`<${Heat} verdicts=${new Map(found.map((each) => [each.computation.name, each]))} route=${route} go=${go} now=${now} />`
             : html`<${Graph}
-                verdicts=${asked ? verdicts : drawn}
+                verdicts=${asked ? whole : drawn}
+                slices=${slicesOf(verdicts.keys())}
                 wanted=${asked ? names : []}
                 dimmed=${new Set([...drawn.keys()].filter((name) => !mine.has(name)))}
                 route=${route}
@@ -62,11 +67,12 @@ export function Overview({ verdicts, from, route, go, now }) {
  *
  * @param {Map<string, Verdict>} mine
  * @param {Map<string, Verdict>} all
+ * @param {Map<string, Verdict>} verdicts Of these and of their slices.
  * @returns {Map<string, Verdict>} In the order of all.
  */
-function withHolders(mine, all) {
+function withHolders(mine, all, verdicts) {
   if (mine.size === all.size) return all;
-  const found = new Set([...mine.keys()].flatMap((name) => [name, ...way(name, all)]));
+  const found = new Set([...mine.keys()].flatMap((name) => [name, ...way(name, verdicts)]));
   return new Map([...all].filter(([name]) => found.has(name)));
 }
 

@@ -29,9 +29,9 @@ const NOTHING = {
 };
 
 /**
- * @param {{verdicts: Verdict[], total: number, route: Route, go: (route: Route) => void, now: number}} props
+ * @param {{verdicts: Verdict[], total: number, route: Route, go: (route: Route) => void, now: number, title?: string}} props `title`: what they are.
  */
-export function Table({ verdicts, total, route, go, now }) {
+export function Table({ verdicts, total, route, go, now, title: heading = "Computations" }) {
   const rows = sorted(verdicts, route.sort);
   const shares = new Set(rows.map(({ mostName }) => mostName).filter(Boolean));
   const [share] = shares.size === 1 ? shares : [""];
@@ -52,7 +52,7 @@ export function Table({ verdicts, total, route, go, now }) {
   const shown = rows.slice(first, last);
   return html`<section class="panel" aria-labelledby="table-title">
     <header class="panel-head">
-      <h2 id="table-title">Computations</h2>
+      <h2 id="table-title">${heading}</h2>
       <p class="quiet" role="status">
         ${rows.length === total ? total.toLocaleString("en") : `${rows.length.toLocaleString("en")} of ${total.toLocaleString("en")} found`}
       </p>

@@ -105,6 +105,9 @@ class ErrorInfo(google.protobuf.message.Message):
       MOVED                  another shard serves the computation: metadata has
                              computation, address and epoch, as in Redirect
       OLD_STREAM             open a report stream with a greater number
+      OTHER_SLICE            the keys are those of a slice: claim, or retire, them
+                             of that one; metadata has slice, its name, and, of keys of several
+                             slices, none
       INPUT_VERSION          the inputs changed: claim again, fold the new ones
       INCARNATION_CHANGED    a reset began another one: claim or wait anew
       UNCONFIRMED            the region has to confirm its adoption numbers first

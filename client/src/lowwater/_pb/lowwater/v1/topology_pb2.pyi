@@ -38,6 +38,10 @@ class Computation(google.protobuf.message.Message):
     ESTIMATED_FIELD_NUMBER: builtins.int
     LATENESS_BUDGETS_PPM_FIELD_NUMBER: builtins.int
     ALL_PENDING_FIELD_NUMBER: builtins.int
+    SLICES_FIELD_NUMBER: builtins.int
+    SLICE_OF_FIELD_NUMBER: builtins.int
+    SLICE_START_FIELD_NUMBER: builtins.int
+    SLICE_END_FIELD_NUMBER: builtins.int
     name: builtins.str
     """[namespace/]name, each part 1 to 128 of A-Z a-z 0-9 _ . -"""
     key_hash: builtins.str
@@ -64,6 +68,12 @@ class Computation(google.protobuf.message.Message):
     """Whether its workers tell of all their pending records, so that its budgets
     go by these and not by how late records were before.
     """
+    slice_of: builtins.str
+    """Of a slice: the computation that it is a slice of; else empty."""
+    slice_start: builtins.bytes
+    """Of a slice: its first key."""
+    slice_end: builtins.bytes
+    """Of a slice: the first key after it; empty means no upper bound."""
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The names it reads; every writer of what it reads must be named. Empty for
@@ -86,6 +96,14 @@ class Computation(google.protobuf.message.Message):
     def lateness_budgets_ppm(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Its lateness budgets, in parts per million, least first. At most 4."""
 
+    @property
+    def slices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """Where each of its slices but the first begins, ascending: n keys cut its key
+        space into n + 1 slices. A slice is served like a computation of its own, by
+        whichever shard it falls to, under the name of the computation, "~" and its
+        number from 0; workers claim ranges of slices. Empty: it is not cut.
+        """
+
     def __init__(
         self,
         *,
@@ -102,8 +120,12 @@ class Computation(google.protobuf.message.Message):
         estimated: builtins.bool = ...,
         lateness_budgets_ppm: collections.abc.Iterable[builtins.int] | None = ...,
         all_pending: builtins.bool = ...,
+        slices: collections.abc.Iterable[builtins.bytes] | None = ...,
+        slice_of: builtins.str = ...,
+        slice_start: builtins.bytes = ...,
+        slice_end: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["all_pending", b"all_pending", "dropped", b"dropped", "estimated", b"estimated", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "incarnation", b"incarnation", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "lateness_budgets_ppm", b"lateness_budgets_ppm", "max_skew_micros", b"max_skew_micros", "name", b"name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["all_pending", b"all_pending", "dropped", b"dropped", "estimated", b"estimated", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "incarnation", b"incarnation", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "lateness_budgets_ppm", b"lateness_budgets_ppm", "max_skew_micros", b"max_skew_micros", "name", b"name", "slice_end", b"slice_end", "slice_of", b"slice_of", "slice_start", b"slice_start", "slices", b"slices"]) -> None: ...
 
 Global___Computation: typing_extensions.TypeAlias = Computation
 
@@ -123,6 +145,7 @@ class RegisterRequest(google.protobuf.message.Message):
     ESTIMATED_FIELD_NUMBER: builtins.int
     LATENESS_BUDGETS_PPM_FIELD_NUMBER: builtins.int
     ALL_PENDING_FIELD_NUMBER: builtins.int
+    SLICES_FIELD_NUMBER: builtins.int
     name: builtins.str
     """The name, as in Computation."""
     key_hash: builtins.str
@@ -156,6 +179,13 @@ class RegisterRequest(google.protobuf.message.Message):
         authority of release 0.1 passes them over.
         """
 
+    @property
+    def slices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """Where each slice but the first begins, as in Computation: at most 999 keys of
+        at most 1,024 bytes. An authority that does not know it leaves it out of its
+        answer.
+        """
+
     def __init__(
         self,
         *,
@@ -169,8 +199,9 @@ class RegisterRequest(google.protobuf.message.Message):
         estimated: builtins.bool = ...,
         lateness_budgets_ppm: collections.abc.Iterable[builtins.int] | None = ...,
         all_pending: builtins.bool = ...,
+        slices: collections.abc.Iterable[builtins.bytes] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["all_pending", b"all_pending", "estimated", b"estimated", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "inputs", b"inputs", "key_hash", b"key_hash", "lateness_budgets_ppm", b"lateness_budgets_ppm", "max_skew_micros", b"max_skew_micros", "name", b"name", "server_token", b"server_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["all_pending", b"all_pending", "estimated", b"estimated", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "inputs", b"inputs", "key_hash", b"key_hash", "lateness_budgets_ppm", b"lateness_budgets_ppm", "max_skew_micros", b"max_skew_micros", "name", b"name", "server_token", b"server_token", "slices", b"slices"]) -> None: ...
 
 Global___RegisterRequest: typing_extensions.TypeAlias = RegisterRequest
 
@@ -347,6 +378,7 @@ class RetireRequest(google.protobuf.message.Message):
     END_FIELD_NUMBER: builtins.int
     FORCE_FIELD_NUMBER: builtins.int
     SERVER_TOKEN_FIELD_NUMBER: builtins.int
+    SEQUENCER_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """The computation."""
     start: builtins.bytes
@@ -357,6 +389,10 @@ class RetireRequest(google.protobuf.message.Message):
     """Retire even ranges that a worker owns."""
     server_token: builtins.str
     """The deployment the caller means; empty accepts any."""
+    sequencer: builtins.int
+    """The claim that has exactly these ranges, and gives them up by this; refused
+    with STALE_SEQUENCER once it has not. 0: whoever has them.
+    """
     def __init__(
         self,
         *,
@@ -365,8 +401,9 @@ class RetireRequest(google.protobuf.message.Message):
         end: builtins.bytes = ...,
         force: builtins.bool = ...,
         server_token: builtins.str = ...,
+        sequencer: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["computation", b"computation", "end", b"end", "force", b"force", "server_token", b"server_token", "start", b"start"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computation", b"computation", "end", b"end", "force", b"force", "sequencer", b"sequencer", "server_token", b"server_token", "start", b"start"]) -> None: ...
 
 Global___RetireRequest: typing_extensions.TypeAlias = RetireRequest
 

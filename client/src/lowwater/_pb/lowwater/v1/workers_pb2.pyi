@@ -272,10 +272,14 @@ class Mass(google.protobuf.message.Message):
     PENDING_FIELD_NUMBER: builtins.int
     RECENT_FIELD_NUMBER: builtins.int
     FRONTIERS_FIELD_NUMBER: builtins.int
+    OTHERS_FIELD_NUMBER: builtins.int
+    UNKNOWN_FIELD_NUMBER: builtins.int
     recent: builtins.int
     """Records finished in the last ten one-minute slots that had any. With the
     pending ones at most 2^40.
     """
+    unknown: builtins.bool
+    """Of a slice alone: the mass of some of its claims is not known."""
     @property
     def pending(self) -> Global___Histogram:
         """Records not finished yet, at their timestamps. Any buckets will do; what is
@@ -289,17 +293,49 @@ class Mass(google.protobuf.message.Message):
         Shares that are not registered are passed over.
         """
 
+    @property
+    def others(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___FinishedAt]:
+        """Of a slice alone: more finished records, those of its claims whose frontiers
+        are others. At most 256.
+        """
+
     def __init__(
         self,
         *,
         pending: Global___Histogram | None = ...,
         recent: builtins.int = ...,
         frontiers: collections.abc.Iterable[lowwater._pb.lowwater.v1.types_pb2.Heuristic] | None = ...,
+        others: collections.abc.Iterable[Global___FinishedAt] | None = ...,
+        unknown: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["pending", b"pending"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["frontiers", b"frontiers", "pending", b"pending", "recent", b"recent"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["frontiers", b"frontiers", "others", b"others", "pending", b"pending", "recent", b"recent", "unknown", b"unknown"]) -> None: ...
 
 Global___Mass: typing_extensions.TypeAlias = Mass
+
+@typing.final
+class FinishedAt(google.protobuf.message.Message):
+    """Finished records of some claims of a slice."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RECENT_FIELD_NUMBER: builtins.int
+    FRONTIERS_FIELD_NUMBER: builtins.int
+    recent: builtins.int
+    """How many, as in Mass."""
+    @property
+    def frontiers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater._pb.lowwater.v1.types_pb2.Heuristic]:
+        """Where they stand, as in Mass."""
+
+    def __init__(
+        self,
+        *,
+        recent: builtins.int = ...,
+        frontiers: collections.abc.Iterable[lowwater._pb.lowwater.v1.types_pb2.Heuristic] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["frontiers", b"frontiers", "recent", b"recent"]) -> None: ...
+
+Global___FinishedAt: typing_extensions.TypeAlias = FinishedAt
 
 @typing.final
 class Lateness(google.protobuf.message.Message):

@@ -181,6 +181,7 @@ class Claim(google.protobuf.message.Message):
     REQUEST_ID_FIELD_NUMBER: builtins.int
     BOUND_MICROS_FIELD_NUMBER: builtins.int
     ASKED_FIELD_NUMBER: builtins.int
+    INPUT_VERSION_FIELD_NUMBER: builtins.int
     sequencer: builtins.int
     """The sequencer it got."""
     worker: builtins.str
@@ -199,6 +200,8 @@ class Claim(google.protobuf.message.Message):
     """The starting bounds: none, one, or n."""
     asked: builtins.bytes
     """Digest of all that was asked; a repeat must ask the same. Empty: not known."""
+    input_version: builtins.int
+    """Of a slice: the version of the inputs that the log knew then; else 0."""
     @property
     def bounds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """n + 1 bounds of n ranges."""
@@ -216,8 +219,9 @@ class Claim(google.protobuf.message.Message):
         request_id: builtins.bytes = ...,
         bound_micros: builtins.bytes = ...,
         asked: builtins.bytes = ...,
+        input_version: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["asked", b"asked", "bound_micros", b"bound_micros", "bounds", b"bounds", "generation", b"generation", "host", b"host", "identity", b"identity", "ordinal", b"ordinal", "request_id", b"request_id", "sequencer", b"sequencer", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["asked", b"asked", "bound_micros", b"bound_micros", "bounds", b"bounds", "generation", b"generation", "host", b"host", "identity", b"identity", "input_version", b"input_version", "ordinal", b"ordinal", "request_id", b"request_id", "sequencer", b"sequencer", "worker", b"worker"]) -> None: ...
 
 Global___Claim: typing_extensions.TypeAlias = Claim
 
@@ -235,6 +239,7 @@ class Values(google.protobuf.message.Message):
     OLDEST_OPERATION_MICROS_FIELD_NUMBER: builtins.int
     MASS_FIELD_NUMBER: builtins.int
     ARRIVED_FIELD_NUMBER: builtins.int
+    KEPT_FIELD_NUMBER: builtins.int
     sequencer: builtins.int
     """The claim."""
     handles: builtins.bytes
@@ -257,6 +262,10 @@ class Values(google.protobuf.message.Message):
     def arrived(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Arrived]:
         """What came since, as each report told it."""
 
+    @property
+    def kept(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Kept]:
+        """Of a slice: how it keeps its lateness budgets, when that changed."""
+
     def __init__(
         self,
         *,
@@ -268,11 +277,42 @@ class Values(google.protobuf.message.Message):
         oldest_operation_micros: builtins.int = ...,
         mass: Global___Mass | None = ...,
         arrived: collections.abc.Iterable[Global___Arrived] | None = ...,
+        kept: collections.abc.Iterable[Global___Kept] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["mass", b"mass"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["arrived", b"arrived", "handles", b"handles", "lowers", b"lowers", "mass", b"mass", "micros", b"micros", "oldest_operation_micros", b"oldest_operation_micros", "senders", b"senders", "sequencer", b"sequencer"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["arrived", b"arrived", "handles", b"handles", "kept", b"kept", "lowers", b"lowers", "mass", b"mass", "micros", b"micros", "oldest_operation_micros", b"oldest_operation_micros", "senders", b"senders", "sequencer", b"sequencer"]) -> None: ...
 
 Global___Values: typing_extensions.TypeAlias = Values
+
+@typing.final
+class Kept(google.protobuf.message.Message):
+    """How a slice keeps a lateness budget."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PPM_FIELD_NUMBER: builtins.int
+    MICROS_FIELD_NUMBER: builtins.int
+    RECORDS_FIELD_NUMBER: builtins.int
+    BEHIND_FIELD_NUMBER: builtins.int
+    ppm: builtins.int
+    """The budget, in parts per million."""
+    micros: builtins.int
+    """Its watermark, microseconds."""
+    records: builtins.int
+    """All records that came to the slice."""
+    behind: builtins.int
+    """Those of them that came behind."""
+    def __init__(
+        self,
+        *,
+        ppm: builtins.int = ...,
+        micros: builtins.int = ...,
+        records: builtins.int = ...,
+        behind: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["behind", b"behind", "micros", b"micros", "ppm", b"ppm", "records", b"records"]) -> None: ...
+
+Global___Kept: typing_extensions.TypeAlias = Kept
 
 @typing.final
 class Arrived(google.protobuf.message.Message):
@@ -476,15 +516,23 @@ class Mass(google.protobuf.message.Message):
     COUNTS_FIELD_NUMBER: builtins.int
     RECENT_FIELD_NUMBER: builtins.int
     FRONTIERS_FIELD_NUMBER: builtins.int
+    OTHERS_FIELD_NUMBER: builtins.int
+    UNKNOWN_FIELD_NUMBER: builtins.int
     starts: builtins.bytes
     """Bucket starts, ascending, 64-bit."""
     counts: builtins.bytes
     """Bucket counts, 64-bit."""
     recent: builtins.int
     """Recently finished records."""
+    unknown: builtins.bool
+    """Of a slice: the mass of some of its claims is not known."""
     @property
     def frontiers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Share]:
         """Where the finished ones stand."""
+
+    @property
+    def others(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___FinishedAt]:
+        """Of a slice: more finished records, of other frontiers."""
 
     def __init__(
         self,
@@ -493,10 +541,36 @@ class Mass(google.protobuf.message.Message):
         counts: builtins.bytes = ...,
         recent: builtins.int = ...,
         frontiers: collections.abc.Iterable[Global___Share] | None = ...,
+        others: collections.abc.Iterable[Global___FinishedAt] | None = ...,
+        unknown: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["counts", b"counts", "frontiers", b"frontiers", "recent", b"recent", "starts", b"starts"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["counts", b"counts", "frontiers", b"frontiers", "others", b"others", "recent", b"recent", "starts", b"starts", "unknown", b"unknown"]) -> None: ...
 
 Global___Mass: typing_extensions.TypeAlias = Mass
+
+@typing.final
+class FinishedAt(google.protobuf.message.Message):
+    """Finished records of some claims of a slice."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RECENT_FIELD_NUMBER: builtins.int
+    FRONTIERS_FIELD_NUMBER: builtins.int
+    recent: builtins.int
+    """How many."""
+    @property
+    def frontiers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Share]:
+        """Where they stand."""
+
+    def __init__(
+        self,
+        *,
+        recent: builtins.int = ...,
+        frontiers: collections.abc.Iterable[Global___Share] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["frontiers", b"frontiers", "recent", b"recent"]) -> None: ...
+
+Global___FinishedAt: typing_extensions.TypeAlias = FinishedAt
 
 @typing.final
 class Release(google.protobuf.message.Message):
@@ -1055,6 +1129,7 @@ class Snapshot(google.protobuf.message.Message):
     LAYOUT_FIELD_NUMBER: builtins.int
     BUDGETS_FIELD_NUMBER: builtins.int
     PASSED_FIELD_NUMBER: builtins.int
+    INPUT_VERSION_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """Its name."""
     incarnation: builtins.int
@@ -1083,6 +1158,10 @@ class Snapshot(google.protobuf.message.Message):
     """The claim that the last micro-batch was committed under."""
     vouched_micros: builtins.int
     """Present when an output was let say how far it is complete: the furthest."""
+    input_version: builtins.int
+    """The version of its inputs that its claims were revoked for last, or, of a
+    slice, granted by first; 0: none in this incarnation, or not known.
+    """
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Group]:
         """The claims and the unclaimed stretches that make up the key space."""
@@ -1142,9 +1221,10 @@ class Snapshot(google.protobuf.message.Message):
         layout: Global___Layout | None = ...,
         budgets: collections.abc.Iterable[Global___Budget] | None = ...,
         passed: collections.abc.Iterable[Global___Passed] | None = ...,
+        input_version: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_layout", b"_layout", "_vouched_micros", b"_vouched_micros", "layout", b"layout", "vouched_micros", b"vouched_micros"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_layout", b"_layout", "_vouched_micros", b"_vouched_micros", "batch", b"batch", "batch_digest", b"batch_digest", "batch_sequencer", b"batch_sequencer", "bound", b"bound", "budgets", b"budgets", "computation", b"computation", "generation", b"generation", "granted", b"granted", "groups", b"groups", "has_batch", b"has_batch", "heuristics", b"heuristics", "history", b"history", "identity", b"identity", "incarnation", b"incarnation", "last_sequencer", b"last_sequencer", "layout", b"layout", "low_micros", b"low_micros", "ordinal", b"ordinal", "passed", b"passed", "since_micros", b"since_micros", "tasks", b"tasks", "vouched_micros", b"vouched_micros"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_layout", b"_layout", "_vouched_micros", b"_vouched_micros", "batch", b"batch", "batch_digest", b"batch_digest", "batch_sequencer", b"batch_sequencer", "bound", b"bound", "budgets", b"budgets", "computation", b"computation", "generation", b"generation", "granted", b"granted", "groups", b"groups", "has_batch", b"has_batch", "heuristics", b"heuristics", "history", b"history", "identity", b"identity", "incarnation", b"incarnation", "input_version", b"input_version", "last_sequencer", b"last_sequencer", "layout", b"layout", "low_micros", b"low_micros", "ordinal", b"ordinal", "passed", b"passed", "since_micros", b"since_micros", "tasks", b"tasks", "vouched_micros", b"vouched_micros"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_layout", b"_layout"]) -> typing.Literal["layout"] | None: ...
     @typing.overload
@@ -1328,6 +1408,9 @@ class Group(google.protobuf.message.Message):
     GRANTED_FIELD_NUMBER: builtins.int
     ARRIVALS_FIELD_NUMBER: builtins.int
     ARRIVED_BEFORE_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    ORDINAL_FIELD_NUMBER: builtins.int
+    KEPT_FIELD_NUMBER: builtins.int
     sequencer: builtins.int
     """Its sequencer; 0 for a stretch that no claim names any more."""
     live: builtins.bytes
@@ -1354,6 +1437,10 @@ class Group(google.protobuf.message.Message):
     """The first handle of each range, 32-bit, when ranges that it has lost side by side are one; empty: each is a handle."""
     granted: builtins.int
     """Then the number of handles that its claim was granted; else 0."""
+    generation: builtins.int
+    """Highest claim order that any of its ranges was claimed with."""
+    ordinal: builtins.int
+    """Highest ordinal of that generation."""
     @property
     def bounds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """n + 1 bounds."""
@@ -1382,6 +1469,10 @@ class Group(google.protobuf.message.Message):
     def arrived_before(self) -> Global___ArrivedBefore:
         """Where the groups stood that it replaced, until it had as many records lately."""
 
+    @property
+    def kept(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Kept]:
+        """Of a slice: how it keeps its lateness budgets."""
+
     def __init__(
         self,
         *,
@@ -1405,9 +1496,12 @@ class Group(google.protobuf.message.Message):
         granted: builtins.int = ...,
         arrivals: Global___Arrivals | None = ...,
         arrived_before: Global___ArrivedBefore | None = ...,
+        generation: builtins.int = ...,
+        ordinal: builtins.int = ...,
+        kept: collections.abc.Iterable[Global___Kept] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["arrivals", b"arrivals", "arrived_before", b"arrived_before", "mass", b"mass"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["arrivals", b"arrivals", "arrived_before", b"arrived_before", "bounds", b"bounds", "granted", b"granted", "handles", b"handles", "host", b"host", "last_report_micros", b"last_report_micros", "live", b"live", "mass", b"mass", "mass_known", b"mass_known", "micros", b"micros", "oldest_operation_micros", b"oldest_operation_micros", "recent", b"recent", "request_id", b"request_id", "senders", b"senders", "sequencer", b"sequencer", "since", b"since", "stand_ins", b"stand_ins", "state", b"state", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["arrivals", b"arrivals", "arrived_before", b"arrived_before", "bounds", b"bounds", "generation", b"generation", "granted", b"granted", "handles", b"handles", "host", b"host", "kept", b"kept", "last_report_micros", b"last_report_micros", "live", b"live", "mass", b"mass", "mass_known", b"mass_known", "micros", b"micros", "oldest_operation_micros", b"oldest_operation_micros", "ordinal", b"ordinal", "recent", b"recent", "request_id", b"request_id", "senders", b"senders", "sequencer", b"sequencer", "since", b"since", "stand_ins", b"stand_ins", "state", b"state", "worker", b"worker"]) -> None: ...
 
 Global___Group: typing_extensions.TypeAlias = Group
 
@@ -1487,6 +1581,9 @@ class Computation(google.protobuf.message.Message):
     FIRST_FIELD_NUMBER: builtins.int
     LATENESS_BUDGETS_PPM_FIELD_NUMBER: builtins.int
     ALL_PENDING_FIELD_NUMBER: builtins.int
+    SLICES_FIELD_NUMBER: builtins.int
+    SLICE_START_FIELD_NUMBER: builtins.int
+    SLICE_END_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Its name."""
     key_hash: builtins.str
@@ -1511,6 +1608,10 @@ class Computation(google.protobuf.message.Message):
     """
     all_pending: builtins.bool
     """Whether all pending records are told of."""
+    slice_start: builtins.bytes
+    """Of a slice: its first key."""
+    slice_end: builtins.bytes
+    """Of a slice: the first key after it; empty means no upper bound."""
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """What it reads."""
@@ -1522,6 +1623,10 @@ class Computation(google.protobuf.message.Message):
     @property
     def lateness_budgets_ppm(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Lateness budgets in parts per million, least first."""
+
+    @property
+    def slices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """Where its slices but the first begin."""
 
     def __init__(
         self,
@@ -1539,8 +1644,11 @@ class Computation(google.protobuf.message.Message):
         first: builtins.int = ...,
         lateness_budgets_ppm: collections.abc.Iterable[builtins.int] | None = ...,
         all_pending: builtins.bool = ...,
+        slices: collections.abc.Iterable[builtins.bytes] | None = ...,
+        slice_start: builtins.bytes = ...,
+        slice_end: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["all_pending", b"all_pending", "dropped", b"dropped", "estimated", b"estimated", "first", b"first", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "incarnation", b"incarnation", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "lateness_budgets_ppm", b"lateness_budgets_ppm", "max_skew_micros", b"max_skew_micros", "name", b"name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["all_pending", b"all_pending", "dropped", b"dropped", "estimated", b"estimated", "first", b"first", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "incarnation", b"incarnation", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "lateness_budgets_ppm", b"lateness_budgets_ppm", "max_skew_micros", b"max_skew_micros", "name", b"name", "slice_end", b"slice_end", "slice_start", b"slice_start", "slices", b"slices"]) -> None: ...
 
 Global___Computation: typing_extensions.TypeAlias = Computation
 

@@ -1,0 +1,133 @@
+"""The client on a computation that is cut into slices, against a real ``lowwater serve``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import lowwater
+from lowwater import Slice
+from lowwater.cli import main
+from tests.kit.eventually import eventually
+from tests.kit.times import at, mark
+from tests.process.serving import Serving
+
+KEYS = [b"\x40", b"\x80", b"\xc0"]
+
+
+@pytest.fixture
+def cut(lw: lowwater.Client) -> lowwater.Client:
+    """Flights, and hourly that reads it, in four slices."""
+    lw.register("flights")
+    lw.register("hourly", inputs=["flights"], slices=KEYS)
+    return lw
+
+
+def test_it_is_registered_as_it_is_cut_and_its_slices_are_listed(cut: lowwater.Client) -> None:
+    assert cut.register("hourly", inputs=["flights"], slices=KEYS).slices == tuple(KEYS)
+    assert cut.slices("hourly") == (
+        Slice("hourly~0", b"", b"\x40"),
+        Slice("hourly~1", b"\x40", b"\x80"),
+        Slice("hourly~2", b"\x80", b"\xc0"),
+        Slice("hourly~3", b"\xc0", b""),
+    )
+    assert cut.slices("hourly~2") == (Slice("hourly~2", b"\x80", b"\xc0"),)
+    assert cut.slices("flights") == (Slice("flights", b"", b""),)
+    found = cut.topology().computations["hourly~2"]
+    assert (found.slice_of, found.slice_start, found.slice_end, found.slices) == ("hourly", b"\x80", b"\xc0", ())
+    with pytest.raises(lowwater.RegistrationConflict, match="registered with 4 slices"):
+        cut.register("hourly", inputs=["flights"])
+
+
+def test_a_worker_claims_of_the_slice_and_reports_to_it(cut: lowwater.Client) -> None:
+    flights = cut.worker("flights").claim()
+    worker = cut.worker("hourly", name="exec-7")
+    leases = [worker.claim(each.start, each.end) for each in cut.slices("hourly")]
+    assert [lease.computation for lease in leases] == ["hourly~0", "hourly~1", "hourly~2", "hourly~3"]
+    flights.advance(None, oldest=None, frontier=at(14))
+    eventually(lambda: worker.inputs().low == mark(14))
+    seen = worker.inputs()
+    assert seen.computation == "hourly"
+    for lease in leases[:3]:
+        lease.advance(seen, oldest=None)
+        lease.flush()
+    leases[3].advance(seen, oldest=at(13))
+    leases[3].flush()
+    lows = {name: each.low for name, each in cut.get("hourly~0", "hourly~3").items()}
+    assert lows == {"hourly~0": mark(14), "hourly~3": mark(13)}
+    [held] = cut.ranges("hourly~3")
+    assert (held.start, held.end, held.worker) == (b"\xc0", b"", "exec-7")
+    leases[3].release()
+    assert [each.state for each in cut.ranges("hourly~3")] == [lowwater.RangeState.UNOWNED]
+
+
+def test_several_claims_in_one_slice_meet_each_other_alone(cut: lowwater.Client) -> None:
+    worker = cut.worker("hourly")
+    first = worker.claim(b"\x41", b"\x50")
+    other = worker.claim(b"\x80", b"\x90")
+    newer = worker.claim(b"\x41", b"\x50")
+    assert (first.computation, other.computation) == ("hourly~1", "hourly~2")
+    assert (tuple(first.live), tuple(other.live), tuple(newer.live)) == ((), (0,), (0,))
+
+
+def test_keys_of_several_slices_are_refused_with_what_to_do(cut: lowwater.Client) -> None:
+    with pytest.raises(lowwater.OtherSlice, match="one slice at a time") as refused:
+        cut.worker("hourly").claim(b"\x41", b"\x90")
+    assert (refused.value.metadata["first"], refused.value.metadata["last"]) == ("hourly~1", "hourly~2")
+    with pytest.raises(lowwater.OtherSlice, match="not all in it"):
+        cut.worker("hourly~1").claim(b"\x00", b"\x50")
+
+
+def test_a_slice_is_nobodys_input(cut: lowwater.Client) -> None:
+    with pytest.raises(lowwater.InvalidArgument, match="hourly, of which it is a slice"):
+        cut.inputs("hourly~1")
+    with pytest.raises(lowwater.InvalidArgument):
+        cut.register("daily", inputs=["hourly~1"])
+
+
+def test_a_part_is_retired_in_every_slice_that_it_touches(cut: lowwater.Client) -> None:
+    assert cut.retire("hourly", b"\x41", b"\x50") == 1
+    worker = cut.worker("hourly", name="exec-7")
+    worker.claim(b"\x80", b"\x90")
+    with pytest.raises(lowwater.OwnedRanges):
+        cut.retire("hourly", b"\x48", b"\x90")
+    assert cut.retire("hourly", b"\x48", b"\x90", force=True) == 2
+    assert {each.state.value for each in cut.ranges("hourly~2", below=None)} == {"never claimed", "retired"}
+    with pytest.raises(lowwater.UnknownComputation):
+        cut.retire("daily", b"", b"")
+
+
+def test_why_goes_into_the_slice(cut: lowwater.Client, server: Serving, capsys: pytest.CaptureFixture[str]) -> None:
+    worker = cut.worker("hourly", name="exec-7")
+    cut.worker("flights").claim().advance(None, oldest=None, frontier=at(14))
+    for each in cut.slices("hourly")[1:]:
+        worker.claim(each.start, each.end)
+    why = cut.why("hourly")
+    assert why.hops[-1].computation == "hourly~0"
+    assert why.hops[-1].slice_of == "hourly"
+    assert "held by hourly~0 [.., @), which no worker ever claimed; and just as much by hourly~1" in why.sentence
+    assert main(["why", "hourly", "--address", server.address, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["root"]["computation"], told["hops"][-1]["slice_of"]) == ("hourly~0", "hourly")
+
+
+def test_status_has_one_line_for_what_is_cut_or_one_a_slice(
+    cut: lowwater.Client, server: Serving, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lines(*flags: str) -> list[str]:
+        assert main(["status", "--address", server.address, *flags]) == 0
+        return capsys.readouterr().out.splitlines()[1:]
+
+    cut.worker("hourly", name="exec-7").claim(b"\x40", b"\x80")
+    assert [line.split()[0] for line in lines()] == ["flights", "hourly"]
+    assert "4 slices, the slowest hourly~0" in lines("hourly")[0]
+    with_slices = lines("hourly", "--slices")
+    assert [line.split()[0] for line in with_slices] == ["hourly", "hourly~0", "hourly~2", "hourly~3", "hourly~1"]
+    assert with_slices[1].startswith("  hourly~0  ")
+    assert lines("hourly~1")[0].startswith("hourly~1  ")
+    assert main(["status", "--address", server.address, "--json", "--slices"]) == 0
+    records = {each["computation"]: each for each in json.loads(capsys.readouterr().out)["computations"]}
+    assert (records["hourly"]["slices"], records["hourly"]["slowest_slice"]) == (4, "hourly~0")
+    assert (records["hourly~3"]["slice_of"], "slices" in records["flights"]) == ("hourly", False)
+    assert len(records) == 6
