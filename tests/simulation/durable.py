@@ -285,9 +285,10 @@ class Durable:
         if any(op.revoke.HasField("bound_micros") for op in record.ops):
             self._sim.reach("a new input lowered a range")
         computation = self._computation(who, log)
+        if computation is not None:
+            self._stands(computation)  # also when another has taken over since: it has read this
         # The news of a write may come late, and find that another has taken over: what this one has in memory is not published any more.
         if computation is not None and self._owns(who, log):
-            self._stands(computation)
             self._sound(log, computation)
             self._counts(computation)
 

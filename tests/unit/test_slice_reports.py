@@ -10,6 +10,7 @@ import pytest
 
 from lowwater import errors
 from lowwater_authority.core.requests import Fold
+from lowwater_authority.core.times import MIN
 from lowwater_authority.engine.rounds import GivenUp
 from lowwater_authority.engine.slices import Asked, RangeHere, Told
 
@@ -17,13 +18,14 @@ TOLD = Told(
     incarnation=1,
     fold=Fold(0, ()),
     current=True,
+    vouched=MIN,
     low=5,
     retired=False,
     kept=(),
     oldest_operation=0,
     waiting_for="",
 )
-ASKED = Asked("hourly", "hourly~0", (b"", b"\x80"), "", 1, 0, b"id")
+ASKED = Asked("hourly", "hourly~0", (b"", b"\x80"), host="", epoch=1, claims=1, bound=0, request_id=b"id")
 
 
 async def test_a_root_that_another_process_takes_meanwhile_is_a_reason_to_try_again() -> None:
