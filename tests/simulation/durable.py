@@ -76,6 +76,8 @@ class Durable:
         """Computations whose log was damaged in the store: it may be written again, from memory or for an incarnation after a drop."""
         self._stood: dict[tuple[str, int], int] = {}
         """By slice and incarnation: the greatest value that it has ever stood at, durably."""
+        self._held_by_workers: set[tuple[str, int]] = set()
+        """Cells of slices that a worker was granted since they were retired last, if they were: none of them is taken out of a root."""
         self._grown: dict[str, int] = {}
         """The incarnation in which a computation was given another input: nobody has waited for that in older ones."""
         self._input_versions: dict[str, int] = {}
@@ -240,11 +242,16 @@ class Durable:
         """Keys that are retired, or claimed again, in the order of the record. What a slice does counts, and not what its root hears of it."""
         node = self._pipeline.whole(log)
         if log == node.name and node.cuts:
+            for op in (op.retire for op in record.ops if op.HasField("retire")):
+                held = [index for index in node.covered(op.start, op.end) if (log, index) in self._held_by_workers]
+                self._expect(not held, f"{log} has taken out its slice of the cells {held}, which workers have claimed")
             return
         for op in record.ops:
             match op.WhichOneof("kind"):
                 case "retire":
-                    self._pipeline.retire(log, node.covered(op.retire.start, op.retire.end))
+                    cells = node.covered(op.retire.start, op.retire.end)
+                    self._held_by_workers -= {(node.name, index) for index in cells}
+                    self._pipeline.retire(log, cells)
                 case "claim":
                     self._pipeline.revive(log, node.covered(op.claim.bounds[0], op.claim.bounds[-1]))
                 case _:
@@ -261,6 +268,7 @@ class Durable:
             if each.owner.state is not GroupState.RETIRED:
                 self._pipeline.revive(name, cells)
             elif not all(node.cells[index].retired for index in cells):
+                self._held_by_workers -= {(node.name, index) for index in cells}
                 self._pipeline.retire(name, cells)
 
     # -- writes ----------------------------------------------------------------------------------------------------

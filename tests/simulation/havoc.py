@@ -19,6 +19,7 @@ from tests.simulation.upheaval import Upheaval
 
 if TYPE_CHECKING:
     from lowwater._async.client import Client
+    from tests.simulation.deployment import Seat
     from tests.simulation.world import Slot, World
 
 UNREAD = GROWING
@@ -279,17 +280,23 @@ class Havoc:
             covered = {seat.name: seat.authority.shard.held.covered for seat in seats if seat.authority}
             known = any(each >= place for each in covered.values())
             silent = silent + 1 if unread and not known else 0
-            well = {name: each for name, each in covered.items() if self._reaches_the_store(name)}
-            waits = unread and 0 in well.values() and any(each >= place for each in well.values())
-            waited = waited + 1 if waits else 0
+            well = [name for name, each in covered.items() if each >= place and self._reaches_the_store(name)]
+            waiting = [seat.name for seat in self._world.deployment.seats if self._is_waiting(seat)]
+            waited = waited + 1 if unread and well and waiting else 0
             if waited == HEALED_WITHIN:
                 self._world.oracle.fail(
-                    f"the graph is damaged at {place}, and for {waited} s nobody could start, though others have all of it in memory: {well}"
+                    f"the graph is damaged at {place}, and {waiting} cannot start for {waited} s, though {well} have all of it in memory"
                 )
             if stored is not None and silent == PATIENCE_SECONDS:
                 self._world.sim.reach("a damaged graph was restored from a copy")
                 stored.records[place] = whole
                 silent = 0
+
+    def _is_waiting(self, seat: Seat) -> bool:
+        """Whether a shard should serve by now, and has not read the graph."""
+        if not seat.wanted or seat.away or seat.process.paused or not self._reaches_the_store(seat.name):
+            return False
+        return not seat.serving or seat.authority is None or not seat.authority.shard.held.covered
 
     def _reaches_the_store(self, name: str) -> bool:
         """Whether nothing keeps a shard from reading and writing."""

@@ -262,6 +262,9 @@ class Oracle(Durable):
             self._sim.reach("a claim was granted twice")
             return
         claim.sequencer, claim.granted_at = message.sequencer, self._sim.now
+        node = self._pipeline.whole(claim.name)
+        if claim.name != node.name:
+            self._held_by_workers.update((node.name, i) for i in claim.cells if not node.cells[i].retired)
         for other in self._claims.values():
             if other.name != claim.name or other is claim or not other.sequencer:
                 continue
