@@ -510,6 +510,7 @@ SLICED: Final = (
     slice_switches.any_life_fits,
     slice_switches.versions_are_echoed,
     slice_switches.one_order,
+    slice_switches.sequencers_go_down_in_a_move,
     slice_switches.retired_is_told_as_finished,
     slice_switches.retirements_name_no_claim,
     slice_switches.logs_name_the_keys,
