@@ -242,8 +242,10 @@ class Durable:
         """Keys that are retired, or claimed again, in the order of the record. What a slice does counts, and not what its root hears of it."""
         node = self._pipeline.whole(log)
         if log == node.name and node.cuts:
-            for op in (op.retire for op in record.ops if op.HasField("retire")):
-                held = [index for index in node.covered(op.start, op.end) if (log, index) in self._held_by_workers]
+            for retire in (op.retire for op in record.ops if op.HasField("retire")):
+                held = [
+                    index for index in node.covered(retire.start, retire.end) if (log, index) in self._held_by_workers
+                ]
                 self._expect(not held, f"{log} has taken out its slice of the cells {held}, which workers have claimed")
             return
         for op in record.ops:
