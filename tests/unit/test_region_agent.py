@@ -164,6 +164,8 @@ class Center:
         self.views: dict[str, pb.ReferenceView] = {}
         self.asked: list[tuple[str, Any]] = []
         self.away = False
+        self.deaf_to = ""
+        """A method that has no answer."""
 
     def own(self, name: str, number: int, owner: str = "A", moving_to: str = "", step: str = "") -> None:
         record = json.dumps({"owner": owner, "number": number})
@@ -177,7 +179,7 @@ class Center:
 
         async def call(request: Any, **_: Any) -> pb.RegionResponse:
             self.asked.append((method, request))
-            if self.away:
+            if self.away or method == self.deaf_to:
                 raise Away
             return pb.RegionResponse(store_token="token", references=self.views.values())
 
@@ -242,6 +244,18 @@ async def test_a_fresh_number_is_asked_of_the_global_authority(world: World) -> 
     world.center.away = False
     await world.agent.once()
     assert world.center.asked[-1][0] == "Confirm", "a request had no answer"
+
+
+async def test_what_was_confirmed_counts_though_a_registration_behind_it_has_no_answer(world: World) -> None:
+    await world.agent.once()
+    world.agent._registered.clear()  # as where it is refused at each try
+    world.center.away = True
+    await world.agent.once()
+    assert world.reason() == "", "cut off, it goes on"
+    world.center.away, world.center.deaf_to = False, "RegisterReference"
+    world.center.own("hourly", 2, owner="B")
+    await world.agent.once()
+    assert world.reason() == "STALE_ADOPTION"
 
 
 async def test_what_was_read_before_the_own_computation_was_reset_is_not_reported(world: World) -> None:

@@ -265,6 +265,8 @@ class RegionAgent:
             records = list(self.folder.state.records.values())
             answer = await self._call(self._stub.Enrol, pb.EnrolRequest(records=records))
             log.warning("enrolled %d references", len(records), extra=event("region_enrolled", references=len(records)))
+            for each in answer.references:
+                self._stand_by(each)
             if not answer.serving:
                 raise
             self._belong(
@@ -273,11 +275,13 @@ class RegionAgent:
                 )
             )
             answer = await self._call(self._stub.Confirm, pb.ConfirmRequest(numbers=numbers))
+        # Taken at once: a registration below may have no answer, and the region goes on by what it was told last.
+        await self._take(answer)
         for each in self.kept.values():
             if each.name in self._registered:
                 continue
             try:
-                answer = await self._call(self._stub.RegisterReference, _registration(each))
+                await self._take(await self._call(self._stub.RegisterReference, _registration(each)))
                 self._registered.add(each.name)
                 self.refusals.pop(f"{each.name}, registration", None)
             except (
@@ -289,7 +293,6 @@ class RegionAgent:
                 self._refuse(f"{each.name}, registration", error.reason, error.message)
         self.linked, self._away_for = True, ""
         log.info("confirmed by the global authority", extra=event("region_confirmed", region=self.name))
-        await self._take(answer)
 
     def _belong(self, error: errors.ServerTokenMismatch) -> None:
         """Belong to the store that an operator has put in the place of the one that was lost. Raises the error for any other."""
@@ -408,15 +411,8 @@ class RegionAgent:
             )
         )
         for name, view in views.items():
-            mine = view.owner == self.name
             self._over(name, view)
-            if self.views.get(name) is not None and self.views[name].owner == self.name and not mine:
-                log.warning(
-                    "%s is owned by %s now: standing by",
-                    name,
-                    view.owner,
-                    extra=event("stand_by", reference=name, region=view.owner),
-                )
+            self._stand_by(view)
         # Of what is not ready the older record stays, by which the next run knows that it has to be made ready.
         state.records.update(
             {
@@ -436,6 +432,19 @@ class RegionAgent:
                 self.refusals.pop(name, None)
             if not view.moving_to:
                 self.refusals.pop(f"{name}, move", None)
+
+    def _stand_by(self, view: pb.ReferenceView) -> None:
+        """Hand out nothing more of a reference that is another's now, whichever answer said so. This gives the region nothing that it had not."""
+        before = self.views.get(view.name)
+        if before is None or before.owner != self.name or view.owner == self.name:
+            return
+        self.views[view.name] = view
+        log.warning(
+            "%s is owned by %s now: standing by",
+            view.name,
+            view.owner or "nobody",
+            extra=event("stand_by", reference=view.name, region=view.owner),
+        )
 
     def _over(self, name: str, view: pb.ReferenceView) -> None:
         """What was said for a move that is over says nothing about the next one."""
