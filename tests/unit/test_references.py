@@ -922,6 +922,38 @@ def test_a_reset_at_home_is_noticed_over_a_recovery(world: World) -> None:
     assert (world.hourly.incarnation, world.hourly.published) == (2, 10)
 
 
+@pytest.mark.parametrize("recoveries", [1, 2])
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_reset_at_home_is_noticed_over_a_recovery_without_a_region(
+    world: World, reset: bool, recoveries: int
+) -> None:
+    """The owner resets its computation once by itself, for the number has jumped; another reset is meant for those who read it."""
+    world.report("A", 1, 50, life=3)
+    world.mirror("B", 40)
+    assert world.hourly.published == 40
+    for at_ in range(recoveries):
+        world.do(world.core.recover(f"new {at_}", "", ["A"], ["B"]))
+        world.do(world.core.enrol(world.caller("A"), [], world.now))
+        world.callers = {region: each._replace(token=world.core.store.token) for region, each in world.callers.items()}
+    world.confirm("A")
+    world.confirm("B")
+    world.mirror("B", 50)
+    assert world.hourly.published == 40, "L is of before the recovery, and may have been reset since"
+    world.report("A", world.hourly.number, MIN, life=5 if reset else 4)
+    found = world.hourly
+    assert (found.incarnation, found.published) == ((2, MIN) if reset else (1, 40))
+
+
+def test_a_reset_behind_a_release_is_noticed_when_the_owner_gets_it_back(world: World) -> None:
+    world.report("A", 1, 50, life=3)
+    world.mirror("B", 40)
+    found = replace(world.hourly, move=references.Move("B", references.RELEASED))
+    world.do(Change((found,)))
+    world.do(world.core.adopt(HOURLY, "A", "ops", 0, world.now))
+    world.report("A", world.hourly.number, MIN, life=4)
+    assert (world.hourly.incarnation, world.hourly.published) == (2, MIN)
+
+
 def test_a_region_of_another_store_does_not_enrol(world: World) -> None:
     world.do(world.core.recover("new", "", ["A", "B"], []))
     world.callers["A"] = world.callers["A"]._replace(token="foreign")

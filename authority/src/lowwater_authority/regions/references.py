@@ -176,6 +176,8 @@ class Reference:
     incarnation: int = 1
     life: int = 0
     """The incarnation of the computation at the owner's local authority; 0: not told since the last adoption."""
+    jumped: bool = False
+    """Whether the number has jumped since the owner told of it. The owner then resets its own computation, and ``life`` counts that reset already."""
     low: int = MIN
     """L, as the owner has told it."""
     published: int = MIN
@@ -580,7 +582,7 @@ class References:
             found = replace(found, incarnation=found.incarnation + 1, published=MIN)
         if told.batch >= 0:
             found = replace(found, batch=told.batch, digest=told.digest, batch_number=found.number)
-        return replace(found, life=told.life, low=told.low, positions=told.positions or found.positions)
+        return replace(found, life=told.life, jumped=False, low=told.low, positions=told.positions or found.positions)
 
     def fenced(self, caller: Caller, name: str, number: int, sink: str, cut: str, now: int, position: int) -> Change:
         """The owner has raised its number at a sink, or knows where readers cut the lost region's topic."""
@@ -896,8 +898,8 @@ class References:
             # Above the greatest that anybody has; of an absent region one may be missing.
             more = 1 + GAP * len(store.fenced)
             best = {name: replace(each, number=each.number + more, move=None) for name, each in best.items()}
-            if self.store.fenced:  # so far a jump makes the owner begin its own computation anew
-                best = {name: replace(each, life=0) for name, each in best.items()}
+            if self.store.fenced:
+                best = {name: _jumped(each) for name, each in best.items()}
             store = Store(store.token, recovers=store.recovers)
         return Change(tuple(each for each in best.values() if each != self.references.get(each.name)), store=store)
 
@@ -988,7 +990,10 @@ class References:
     def _owned_by(self, found: Reference, region: str) -> Reference:
         """Return the record under its next owner. What it publishes stays; what only the owner could tell is unknown again."""
         replicas = tuple(each for each in found.replicas if each.region != region)
-        return replace(found, owner=region, number=found.number + 1, life=0, low=MIN, move=None, replicas=replicas)
+        owned = replace(found, owner=region, number=found.number + 1, move=None, replicas=replicas)
+        if found.owner == region:
+            return owned  # as after a move that was not claimed: it goes on, and a reset of it is to be seen
+        return replace(owned, life=0, jumped=False, low=MIN)
 
     def adopted(self, name: str, now: int) -> None:
         """Remember when it was adopted, for whoever asks whether that was lately."""
@@ -1126,6 +1131,16 @@ def _holds_of(found: Reference, region: str) -> tuple[list[Hold], tuple[Hold, ..
             "there is nothing to decide: adopt first",
         )
     return over, tuple(each for each in found.holds if each not in over)
+
+
+def _jumped(found: Reference) -> Reference:
+    """Return a record whose number jumps so far that the owner begins its own computation anew.
+
+    That reset is not meant for those who read it; any other one is, and begins a new incarnation. After several jumps that the owner
+    has not heard of it makes one reset.
+    """
+    life = found.life + 1 if found.life and not found.jumped else found.life
+    return replace(found, life=life, jumped=True, low=MIN)
 
 
 def _better(known: Reference | None, told: Reference) -> Reference:
