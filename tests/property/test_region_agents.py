@@ -25,7 +25,7 @@ from lowwater_authority.core.times import MIN
 from lowwater_authority.regions import agent as agents
 from lowwater_authority.regions.agent import RegionAgent, Told
 from lowwater_authority.regions.config import Kept, StateFolder
-from lowwater_authority.regions.references import GAP, LOCAL, SERVING, Sink, Store
+from lowwater_authority.regions.references import ENROLLING, LOCAL, SERVING, Sink
 from lowwater_authority.regions.registry import LOG, Registry
 from lowwater_authority.rpc.regions import RegionServicer
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
@@ -178,7 +178,9 @@ class World:
         self.folder = folder
         self.copy: MemoryDisk | None = None
         self.stores = 0
-        self.recovering: Store | None = None
+        self.fenced: dict[str, tuple[str, ...]] = {}
+        """By store that an operator has begun: the regions that were absent."""
+        self.enrolling = False
 
     async def begin(self) -> None:
         await self.start_center()
@@ -196,6 +198,7 @@ class World:
             lately=0,
         )
         await self.registry.open()
+        self.enrolling = self.registry.references.store.state == ENROLLING
         self.servicer = RegionServicer(self.registry)
 
     def new_token(self) -> str:
@@ -239,6 +242,7 @@ class World:
         elif what == "put the copy back" and self.copy is not None:
             await self.registry.close()
             self.disk = self.copy.backup()
+            self.published.clear()  # what the store has before it is found out; what is told is checked where it is relayed
             await self.start_center()
         elif what == "lose the store":
             await self.registry.close()
@@ -257,18 +261,19 @@ class World:
         there = [each.name for each in self.sites.values() if each not in absent]
         lost, fenced = site.folder.state.store, [each.name for each in absent]
         await self.registry.change(lambda core: core.recover(self.new_token(), lost, there, fenced))
-        self.recovering = self.registry.references.store
+        self.fenced[self.registry.references.store.token] = tuple(fenced)
+        self.enrolling = True
 
     def recovered(self) -> None:
         """When all have enrolled, the owner goes on under the next number. What nobody was told may be forgotten."""
-        core, begun = self.registry.references, self.recovering
-        if begun is None or core.store.token != begun.token or core.store.state != SERVING:
+        core = self.registry.references
+        if not self.enrolling or core.store.state != SERVING:
             return
-        self.recovering = None
+        self.enrolling = False
         self.published.clear()
         if NAME in core.references:
             number = core.get(NAME).number
-            before = set() if begun.fenced else self.commits.get(number - 1, set())
+            before = set() if self.fenced[core.store.token] else self.commits.get(number - 1, set())
             self.commits[number] = set(before)
 
     def work(self, site: Site) -> None:

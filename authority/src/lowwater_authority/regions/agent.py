@@ -33,7 +33,7 @@ from lowwater._pb.lowwater.v1 import regions_pb2 as pb
 from lowwater.aio import Client, Lease
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.regions.config import Kept, StateFolder
-from lowwater_authority.regions.references import relayed_name
+from lowwater_authority.regions.references import MOST_NUMBER, relayed_name
 
 RELAY_IDENTITY: Final = "lowwater-region"
 
@@ -253,7 +253,9 @@ class RegionAgent:
             await self._move()
             return
         # All that it was ever told, whoever owned it: a store that knows less is an old copy.
-        numbers = {name: json.loads(record)["number"] for name, record in self.folder.state.records.items()}
+        numbers = {
+            name: told[1] for name, record in self.folder.state.records.items() if (told := _told_before(record))
+        }
         try:
             answer = await self._call(self._stub.Confirm, pb.ConfirmRequest(numbers=numbers))
         except errors.ServerTokenMismatch as error:
@@ -262,11 +264,13 @@ class RegionAgent:
         except errors.Recovering as error:
             if error.metadata.get("state") != "enrolling" or error.metadata.get("recovers") != self.folder.state.store:
                 raise
-            records = list(self.folder.state.records.values())
+            records = self.folder.state.records
             answer = await self._call(self._stub.Enrol, pb.EnrolRequest(records=records))
             log.warning("enrolled %d references", len(records), extra=event("region_enrolled", references=len(records)))
             for each in answer.references:
                 self._stand_by(each)
+            for refusal in answer.refused:
+                self._refuse(f"{refusal.reference}, enrolment", refusal.reason, refusal.message)
             if not answer.serving:
                 raise
             self._belong(
@@ -284,6 +288,15 @@ class RegionAgent:
                 await self._take(await self._call(self._stub.RegisterReference, _registration(each)))
                 self._registered.add(each.name)
                 self.refusals.pop(f"{each.name}, registration", None)
+                view = self.views.get(each.name)
+                if view is not None and view.policy != each.policy:
+                    log.info(
+                        "%s: the policy in force is %s, as an operator has decided; the file has %s",
+                        each.name,
+                        view.policy,
+                        each.policy,
+                        extra=event("policy_decided", reference=each.name, policy=view.policy),
+                    )
             except (
                 errors.RegistrationConflict,
                 errors.InvalidArgument,
@@ -603,6 +616,7 @@ class RegionAgent:
                 name: {
                     "owner": view.owner,
                     "number": view.number,
+                    "policy": view.policy,
                     "published_micros": view.published_micros,
                     "accepted_micros": view.accepted_micros,
                     "written_off": view.written_off,
@@ -628,8 +642,18 @@ def _goes_on(record: str | None, view: pb.ReferenceView, region: str) -> bool:
     """Whether nobody else can have owned a reference since the record: another owner and the way back are two numbers."""
     if record is None:
         return view.number == 1
-    before = json.loads(record)
-    return before["owner"] == region and view.number - before["number"] in (0, 1)
+    before = _told_before(record)
+    return before is not None and before[0] == region and view.number - before[1] in (0, 1)
+
+
+def _told_before(record: str) -> tuple[str, int] | None:
+    """Return owner and number of a record that was kept; None for one that cannot be read, which keeps no other reference from anything."""
+    try:
+        told = json.loads(record)
+        owner, number = told["owner"], told["number"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return (owner, number) if type(number) is int and 0 < number < MOST_NUMBER else None
 
 
 def _registration(each: Kept) -> pb.RegisterReferenceRequest:

@@ -24,7 +24,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from lowwater import errors
@@ -189,6 +188,8 @@ class Reference:
     sinks: tuple[Sink, ...] = ()
     replicas: tuple[Replica, ...] = ()
     automatic: bool = False
+    decided: bool = False
+    """Whether an operator has decided on the policy: the one in the regions' files was the first one, and says nothing any more."""
     holds: tuple[Hold, ...] = ()
     """One for each lost region of which nobody has said what becomes of its rows."""
     write_offs: tuple[WriteOff, ...] = ()
@@ -293,6 +294,8 @@ class Store(NamedTuple):
     enrolled: tuple[str, ...] = ()
     fenced: tuple[str, ...] = ()
     """Regions that do not, because an operator has fenced their sinks."""
+    unread: tuple[str, ...] = ()
+    """References of which a region that enrolled has a record that cannot be read: it may be the newest, so that no other one counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +305,8 @@ class Change:
     put: tuple[Reference, ...] = ()
     forget: Mapping[str, Tombstone] = field(default_factory=dict)
     store: Store | None = None
+    unread: Mapping[str, Any] = field(default_factory=dict)
+    """By reference what is written down as it was found, though it cannot be read."""
     refused: Mapping[str, errors.LowwaterError] = field(default_factory=dict)
     """By reference: what became of the rest of a request is not touched by it."""
     raises: errors.LowwaterError | None = None
@@ -310,13 +315,13 @@ class Change:
     @property
     def empty(self) -> bool:
         """Whether there is nothing to write."""
-        return not self.put and not self.forget and self.store is None
+        return not self.put and not self.forget and self.store is None and not self.unread
 
-    def encode(self, unread: Mapping[str, Any] = MappingProxyType({})) -> bytes:
-        """Return it as a journal record; ``unread`` are records that are kept as they were found."""
+    def encode(self) -> bytes:
+        """Return it as a journal record."""
         record: dict[str, Any] = {"format": FORMAT}
-        if self.put or unread:
-            record["put"] = {**unread, **{each.name: asdict(each) for each in self.put}}
+        if self.put or self.unread:
+            record["put"] = {**self.unread, **{each.name: asdict(each) for each in self.put}}
         if self.forget:
             record["forget"] = self.forget
         if self.store is not None:
@@ -462,6 +467,8 @@ class References:
             raise ValueError(msg)
         for name, fields in told.get("put", {}).items():
             try:
+                if isinstance(fields, dict) and "unread" in fields:
+                    raise ValueError(fields["unread"])
                 found = decode(fields)
                 if found.name != name:
                     raise ValueError(f"it is called {found.name}")
@@ -489,7 +496,7 @@ class References:
 
     def snapshot(self) -> bytes:
         """Return everything that is durable as one record, also what cannot be read."""
-        return Change(tuple(self.references.values()), self.forgotten, self.store).encode(self._unread)
+        return Change(tuple(self.references.values()), self.forgotten, self.store, self._unread).encode()
 
     # -- what regions ask -----------------------------------------------------------------------------------------------
 
@@ -512,14 +519,17 @@ class References:
             self.get(wanted.name)
         found = self.references.get(wanted.name)
         if found is not None:
-            same = ("policy", "regions")
+            same = ("regions",) if found.decided else ("policy", "regions")
             differ = [each for each in same if getattr(found, each) != getattr(wanted, each)]
             if tuple((each.name, each.fences) for each in found.sinks) != tuple(
                 (each.name, each.fences) for each in wanted.sinks
             ):
                 differ.append("sinks")
             if differ:
-                msg = f"{wanted.name} is registered with other {', '.join(differ)}: give all regions the same, or forget it first"
+                fix = "give all regions the same, or forget it first"
+                if differ == ["policy"]:
+                    fix = f"{found.policy} is in force; give all regions the same, or decide with `lowwater references policy`"
+                msg = f"{wanted.name} is registered with other {', '.join(differ)}: {fix}"
                 raise errors.RegistrationConflict(msg, metadata={"reference": wanted.name, "fields": " ".join(differ)})
             return Change()
         for other in self.references.values():
@@ -837,7 +847,7 @@ class References:
     def set_policy(self, name: str, policy: str) -> Change:
         """Say what is published: min(L, R), or L."""
         self._check_serving()
-        found = replace(self.get(name), policy=policy)
+        found = replace(self.get(name), policy=policy, decided=True)
         _check(found)
         return self._publish(found)
 
@@ -877,8 +887,12 @@ class References:
             raise errors.InvalidArgument(msg, metadata={"field": "regions"})
         return Change(store=Store(token, ENROLLING, "an operator recovers it", recovers or lost, expected, (), fenced))
 
-    def enrol(self, caller: Caller, records: Iterable[str], now: int) -> Change:
-        """A region tells what it was told last. When all have, numbers go on above the greatest of them."""
+    def enrol(self, caller: Caller, records: Mapping[str, str], now: int) -> Change:
+        """A region tells what it was told last, by reference. When all have, numbers go on above the greatest of them.
+
+        A record that cannot be read makes its reference a damaged one, whatever others have: it may have had the greatest number, and a hold
+        that nobody else knows. The rest of the region enrols.
+        """
         if self.store.state != ENROLLING:
             return Change()  # said again; what it has to do next is to confirm
         if caller.token not in (self.store.recovers, self.store.token):
@@ -888,12 +902,23 @@ class References:
             raise _no(caller.region, "the recovery does not name this region", "recover again, with all regions")
         self._listen(caller, now)
         best = dict(self.references)
-        for record in records:
-            told = decode(json.loads(record))
-            _check(told)
-            if told.number > self.forgotten.get(told.name, Tombstone(0, 0)).number:
-                best[told.name] = _better(best.get(told.name), told)
-        store = self.store._replace(enrolled=tuple(sorted({*self.store.enrolled, caller.region})))
+        refused: dict[str, errors.LowwaterError] = {}
+        unread: dict[str, Any] = {}
+        for name, record in records.items():
+            try:
+                told = _enrolled(name, record)
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError, errors.InvalidArgument) as error:
+                what = f"the record that {caller.region} has of it cannot be read ({type(error).__name__}: {error})"
+                fix = f"stop the agent of {caller.region}, remove its --state folder, and recover with {caller.region} as --fenced"
+                refused[name], unread[name] = _no(name, what, fix), {"unread": what, "record": record}
+            else:
+                if told.number > self.forgotten.get(name, Tombstone(0, 0)).number:
+                    best[name] = _better(best.get(name), told)
+        spoiled = {*self.store.unread, *unread}
+        best = {name: each for name, each in best.items() if name not in spoiled}
+        store = self.store._replace(
+            enrolled=tuple(sorted({*self.store.enrolled, caller.region})), unread=tuple(sorted(spoiled))
+        )
         if set(store.enrolled) >= set(store.expected):
             # Above the greatest that anybody has; of an absent region one may be missing.
             more = 1 + GAP * len(store.fenced)
@@ -901,7 +926,8 @@ class References:
             if self.store.fenced:
                 best = {name: _jumped(each) for name, each in best.items()}
             store = Store(store.token, recovers=store.recovers)
-        return Change(tuple(each for each in best.values() if each != self.references.get(each.name)), store=store)
+        put = tuple(each for each in best.values() if each != self.references.get(each.name))
+        return Change(put, store=store, unread=unread, refused=refused)
 
     # -- inside ---------------------------------------------------------------------------------------------------------
 
@@ -1131,6 +1157,15 @@ def _holds_of(found: Reference, region: str) -> tuple[list[Hold], tuple[Hold, ..
             "there is nothing to decide: adopt first",
         )
     return over, tuple(each for each in found.holds if each not in over)
+
+
+def _enrolled(name: str, record: str) -> Reference:
+    """Return a record that a region has kept. Raises as decode does, and InvalidArgument."""
+    told = decode(json.loads(record))
+    _check(told)
+    if told.name != name:
+        raise ValueError(f"it is called {told.name}")
+    return told
 
 
 def _jumped(found: Reference) -> Reference:
