@@ -356,7 +356,7 @@ def test_agents_hand_out_what_they_were_told_and_relay_what_is_published() -> No
 
 
 def test_so_they_do_over_losses_of_the_global_store() -> None:
-    search(300, LOSSES)
+    search(200, LOSSES)
 
 
 def test_an_agent_that_was_restarted_knows_an_old_store_by_its_numbers(tmp_path: Path) -> None:
@@ -412,6 +412,25 @@ def test_who_enrols_is_told_whose_it_is_now() -> None:
     assert world.registry.references.store.state == "enrolling"
     assert world.sites["A"].number() == 0, "A waits for B to enrol, and was told that B owns it"
     assert world.sites["B"].number() == 2
+
+
+def test_who_is_refused_at_a_sink_is_told_whose_it_is_now(tmp_path: Path) -> None:
+    async def run() -> None:
+        world = World(tmp_path)
+        await world.begin()
+        await world.take_over(world.sites["B"])
+        agent = world.sites["A"].agent
+        assert agent.owned(NAME).number == 1, "it has heard nothing yet"
+        with pytest.raises(errors.StaleAdoption):
+            await agent.raised(NAME, 1, "lake", "")
+        with pytest.raises(errors.StaleAdoption, match="B owns hourly:clicks, by 2"):
+            agent.owned(NAME)
+        for site in world.sites.values():
+            await site.agent.close()
+            site.folder.close()
+        await world.registry.close()
+
+    asyncio.run(run())
 
 
 def test_a_move_comes_to_its_end() -> None:

@@ -602,6 +602,11 @@ class RegionAgent:
             error = error_of_call(failure, self._where)
             if isinstance(error, (errors.Unavailable, errors.Timeout)):
                 self.linked = False  # no answer: whether it was heard nobody knows
+            elif isinstance(error, errors.StaleAdoption):
+                said = error.metadata
+                self._stand_by(
+                    pb.ReferenceView(name=said["reference"], owner=said["owner"], number=int(said["number"]))
+                )
             raise error from None
         return answer
 
