@@ -337,7 +337,7 @@ def test_row_a_global_store_from_a_backup_reissues_no_number(world: World) -> No
     backup = list(world.log)
     world.lose("A")
     world.adopt("B")
-    records = {region: [references.encode(world.hourly)] for region in "AB"}
+    records = {region: {HOURLY: references.encode(world.hourly)} for region in "AB"}
     seen = len(world.log)
     world.log = backup
     world.restart()
@@ -562,8 +562,8 @@ def test_a_damaged_reference_keeps_its_number_over_snapshots(world: World, from_
         world.register()
     world.do(world.core.recover("new", "", ["A", "B"], []))
     good = references.encode(Reference("hourly", ("clicks",), ("A", "B"), REPLICATED, "A", number=7, sinks=LAKE))
-    world.do(world.core.enrol(world.caller("A"), [good], world.now))
-    world.do(world.core.enrol(world.caller("B"), [], world.now))
+    world.do(world.core.enrol(world.caller("A"), {HOURLY: good}, world.now))
+    world.do(world.core.enrol(world.caller("B"), {}, world.now))
     world.restart(from_snapshot=True)
     assert (world.hourly.number, world.core.damaged) == (8, {})
 
@@ -587,6 +587,19 @@ def test_another_definition_is_refused_and_the_same_one_is_not(world: World) -> 
     with pytest.raises(errors.RegistrationConflict, match="other policy"):
         world.register(policy=LOCAL)
     with pytest.raises(errors.RegistrationConflict, match="other sinks"):
+        world.register(sinks=())
+
+
+def test_the_policy_that_an_operator_has_decided_takes_the_place_of_the_one_in_the_files(world: World) -> None:
+    with pytest.raises(errors.RegistrationConflict, match=r"replicated is in force; .*references policy"):
+        world.register(policy=LOCAL)
+    for policy in (LOCAL, REPLICATED):
+        world.do(world.core.set_policy(HOURLY, policy))
+        world.restart()
+        for said in (LOCAL, REPLICATED):
+            world.register(policy=said)
+        assert world.hourly.policy == policy
+    with pytest.raises(errors.RegistrationConflict, match="forget"):
         world.register(sinks=())
 
 
@@ -871,11 +884,11 @@ def test_a_lost_store_is_made_again_from_what_the_regions_were_told(world: World
     lost.do(lost.core.recover("new", "store", ["A", "B"], []))
     for region in "AB":
         lost.callers[region] = lost.callers[region]._replace(token="store")
-    lost.do(lost.core.enrol(lost.caller("A"), [], lost.now))
+    lost.do(lost.core.enrol(lost.caller("A"), {}, lost.now))
     with pytest.raises(errors.Recovering, match="waits for B"):
         lost.confirm("A")
     for _ in range(2):
-        lost.do(lost.core.enrol(lost.caller("B"), [known], lost.now))
+        lost.do(lost.core.enrol(lost.caller("B"), {HOURLY: known}, lost.now))
     assert (lost.hourly.owner, lost.hourly.number) == ("B", 3)
     assert lost.hourly.write_offs == world.hourly.write_offs
     with pytest.raises(errors.ServerTokenMismatch):
@@ -889,7 +902,7 @@ def test_a_recovery_leaves_no_region_out_but_those_that_are_fenced(world: World)
     with pytest.raises(errors.InvalidArgument, match="leaves out B"):
         world.core.recover("new", "", ["A"], [])
     world.do(world.core.recover("new", "", ["A"], ["B"]))
-    world.do(world.core.enrol(world.caller("A"), [], world.now))
+    world.do(world.core.enrol(world.caller("A"), {}, world.now))
     assert world.hourly.number > 1000  # B may have had a number that nobody reports
 
 
@@ -897,7 +910,7 @@ def test_what_was_forgotten_stays_so_over_a_recovery(world: World) -> None:
     """Each region still has its record, by which it would come back with its old owner, and hold for it."""
     world.register("daily", LOCAL)
     world.report("A", 1, 30, name=DAILY)
-    known = [references.encode(world.hourly), references.encode(world.core.get(DAILY))]
+    known = {each: references.encode(world.core.get(each)) for each in (HOURLY, DAILY)}
     world.lose("A")
     world.do(world.core.forget(HOURLY, world.now))
     before = world.core.watermarks()
@@ -915,25 +928,82 @@ def test_a_reset_at_home_is_noticed_over_a_recovery(world: World) -> None:
     world.report("A", 1, 50, life=3)
     world.do(world.core.recover("new", "", ["A", "B"], []))
     for region in "AB":
-        world.do(world.core.enrol(world.caller(region), [], world.now))
+        world.do(world.core.enrol(world.caller(region), {}, world.now))
     world.callers = {region: caller._replace(token="new") for region, caller in world.callers.items()}
     world.confirm("A", hourly=1)
     world.report("A", 2, 10, life=4)
     assert (world.hourly.incarnation, world.hourly.published) == (2, 10)
 
 
+@pytest.mark.parametrize("recoveries", [1, 2])
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_reset_at_home_is_noticed_over_a_recovery_without_a_region(
+    world: World, reset: bool, recoveries: int
+) -> None:
+    """The owner resets its computation once by itself, for the number has jumped; another reset is meant for those who read it."""
+    world.report("A", 1, 50, life=3)
+    world.mirror("B", 40)
+    assert world.hourly.published == 40
+    for at_ in range(recoveries):
+        world.do(world.core.recover(f"new {at_}", "", ["A"], ["B"]))
+        world.do(world.core.enrol(world.caller("A"), {}, world.now))
+        world.callers = {region: each._replace(token=world.core.store.token) for region, each in world.callers.items()}
+    world.confirm("A")
+    world.confirm("B")
+    world.mirror("B", 50)
+    assert world.hourly.published == 40, "L is of before the recovery, and may have been reset since"
+    world.report("A", world.hourly.number, MIN, life=5 if reset else 4)
+    found = world.hourly
+    assert (found.incarnation, found.published) == ((2, MIN) if reset else (1, 40))
+
+
+def test_a_reset_behind_a_release_is_noticed_when_the_owner_gets_it_back(world: World) -> None:
+    world.report("A", 1, 50, life=3)
+    world.mirror("B", 40)
+    found = replace(world.hourly, move=references.Move("B", references.RELEASED))
+    world.do(Change((found,)))
+    world.do(world.core.adopt(HOURLY, "A", "ops", 0, world.now))
+    world.report("A", world.hourly.number, MIN, life=4)
+    assert (world.hourly.incarnation, world.hourly.published) == (2, MIN)
+
+
+@pytest.mark.parametrize("damaged", ["{", "[]", '{"number": 9}', "null", "another"])
+@pytest.mark.parametrize("order", ["AB", "BA"])
+def test_a_record_that_cannot_be_read_is_refused_alone_when_a_region_enrols(
+    world: World, damaged: str, order: str
+) -> None:
+    """It may be the newest one, with a greater number and a hold that nobody else knows: no other record of the reference counts."""
+    world.register("daily", LOCAL)
+    hourly, daily = references.encode(world.hourly), references.encode(world.core.get(DAILY))
+    told = {
+        "A": {HOURLY: daily if damaged == "another" else damaged, DAILY: daily},
+        "B": {HOURLY: hourly, DAILY: daily},
+    }
+    world.do(world.core.recover("new", "", ["A", "B"], []))
+    for region in order:
+        change = world.do(world.core.enrol(world.caller(region), told[region], world.now))
+        assert list(change.refused) == ([HOURLY] if region == "A" else [])
+        world.restart(from_snapshot=region == "B")
+    assert (world.core.store.state, world.core.get(DAILY).number) == ("serving", 2)
+    with pytest.raises(errors.RegionRefused, match="the record that A has of it cannot be read"):
+        world.core.get(HOURLY)
+    world.do(world.core.recover("newer", "store", ["B"], ["A"]))
+    world.do(world.core.enrol(world.caller("B"), told["B"], world.now))
+    assert world.hourly.number == 1 + 1 + references.GAP, "its folder was removed, and its sinks are fenced"
+
+
 def test_a_region_of_another_store_does_not_enrol(world: World) -> None:
     world.do(world.core.recover("new", "", ["A", "B"], []))
     world.callers["A"] = world.callers["A"]._replace(token="foreign")
     with pytest.raises(errors.ServerTokenMismatch):
-        world.core.enrol(world.caller("A"), [], world.now)
+        world.core.enrol(world.caller("A"), {}, world.now)
 
 
 def test_two_that_own_it_by_one_number_own_nothing_after_a_recovery(world: World) -> None:
     mine = world.hourly
     world.do(world.core.recover("new", "", ["A", "B"], []))
-    world.do(world.core.enrol(world.caller("A"), [references.encode(mine)], world.now))
-    world.do(world.core.enrol(world.caller("B"), [references.encode(replace(mine, owner="B"))], world.now))
+    world.do(world.core.enrol(world.caller("A"), {HOURLY: references.encode(mine)}, world.now))
+    world.do(world.core.enrol(world.caller("B"), {HOURLY: references.encode(replace(mine, owner="B"))}, world.now))
     assert world.hourly.owner == ""
     world.callers = {region: caller._replace(token="new") for region, caller in world.callers.items()}
     world.confirm("A", hourly=1)

@@ -45,10 +45,11 @@ def view(number: int) -> pb.ReferenceView:
         (("A", 3), 5, False),  # another owner, and the way back
         (("B", 3), 4, False),
         (("A", 3), 1030, False),
+        (("A", "3"), 3, False),  # it cannot be read
     ],
 )
 def test_an_own_computation_goes_on_only_if_nobody_else_can_have_owned_it(
-    record: tuple[str, int] | None, number: int, goes_on: bool
+    record: tuple[str, object] | None, number: int, goes_on: bool
 ) -> None:
     before = None if record is None else json.dumps({"owner": record[0], "number": record[1]})
     assert _goes_on(before, view(number), "A") is goes_on
@@ -164,6 +165,8 @@ class Center:
         self.views: dict[str, pb.ReferenceView] = {}
         self.asked: list[tuple[str, Any]] = []
         self.away = False
+        self.deaf_to = ""
+        """A method that has no answer."""
 
     def own(self, name: str, number: int, owner: str = "A", moving_to: str = "", step: str = "") -> None:
         record = json.dumps({"owner": owner, "number": number})
@@ -177,7 +180,7 @@ class Center:
 
         async def call(request: Any, **_: Any) -> pb.RegionResponse:
             self.asked.append((method, request))
-            if self.away:
+            if self.away or method == self.deaf_to:
                 raise Away
             return pb.RegionResponse(store_token="token", references=self.views.values())
 
@@ -242,6 +245,40 @@ async def test_a_fresh_number_is_asked_of_the_global_authority(world: World) -> 
     world.center.away = False
     await world.agent.once()
     assert world.center.asked[-1][0] == "Confirm", "a request had no answer"
+
+
+async def test_what_was_confirmed_counts_though_a_registration_behind_it_has_no_answer(world: World) -> None:
+    await world.agent.once()
+    world.agent._registered.clear()  # as where it is refused at each try
+    world.center.away = True
+    await world.agent.once()
+    assert world.reason() == "", "cut off, it goes on"
+    world.center.away, world.center.deaf_to = False, "RegisterReference"
+    world.center.own("hourly", 2, owner="B")
+    await world.agent.once()
+    assert world.reason() == "STALE_ADOPTION"
+
+
+async def test_a_record_that_cannot_be_read_keeps_no_other_reference_from_being_confirmed(world: World) -> None:
+    world.folder.state.records = {"hourly:clicks": '{"number": "x"}', "daily:clicks": '{"owner": "A", "number": 1}'}
+    await world.agent.once()
+    method, request = world.center.asked[0]
+    assert (method, dict(request.numbers)) == ("Confirm", {"daily:clicks": 1})
+    assert world.reason("daily:clicks") == world.reason() == ""
+    assert world.local.views["hourly"].incarnation == 2, "nobody knows who had it, so it begins anew"
+
+
+async def test_the_policy_in_force_is_told_where_the_file_has_another(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    for each in world.center.views.values():
+        each.policy = "replicated"
+    world.center.views["daily:clicks"].policy = "local"
+    await world.agent.once()
+    [said] = [each.message for each in caplog.records if "in force" in each.message]
+    assert said.startswith("daily:clicks: the policy in force is local, as an operator has decided")
+    assert world.agent.status()["references"]["daily:clicks"]["policy"] == "local"
 
 
 async def test_what_was_read_before_the_own_computation_was_reset_is_not_reported(world: World) -> None:

@@ -33,7 +33,7 @@ from lowwater._pb.lowwater.v1 import regions_pb2 as pb
 from lowwater.aio import Client, Lease
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.regions.config import Kept, StateFolder
-from lowwater_authority.regions.references import relayed_name
+from lowwater_authority.regions.references import MOST_NUMBER, relayed_name
 
 RELAY_IDENTITY: Final = "lowwater-region"
 
@@ -253,7 +253,9 @@ class RegionAgent:
             await self._move()
             return
         # All that it was ever told, whoever owned it: a store that knows less is an old copy.
-        numbers = {name: json.loads(record)["number"] for name, record in self.folder.state.records.items()}
+        numbers = {
+            name: told[1] for name, record in self.folder.state.records.items() if (told := _told_before(record))
+        }
         try:
             answer = await self._call(self._stub.Confirm, pb.ConfirmRequest(numbers=numbers))
         except errors.ServerTokenMismatch as error:
@@ -262,9 +264,13 @@ class RegionAgent:
         except errors.Recovering as error:
             if error.metadata.get("state") != "enrolling" or error.metadata.get("recovers") != self.folder.state.store:
                 raise
-            records = list(self.folder.state.records.values())
+            records = self.folder.state.records
             answer = await self._call(self._stub.Enrol, pb.EnrolRequest(records=records))
             log.warning("enrolled %d references", len(records), extra=event("region_enrolled", references=len(records)))
+            for each in answer.references:
+                self._stand_by(each)
+            for refusal in answer.refused:
+                self._refuse(f"{refusal.reference}, enrolment", refusal.reason, refusal.message)
             if not answer.serving:
                 raise
             self._belong(
@@ -273,13 +279,24 @@ class RegionAgent:
                 )
             )
             answer = await self._call(self._stub.Confirm, pb.ConfirmRequest(numbers=numbers))
+        # Taken at once: a registration below may have no answer, and the region goes on by what it was told last.
+        await self._take(answer)
         for each in self.kept.values():
             if each.name in self._registered:
                 continue
             try:
-                answer = await self._call(self._stub.RegisterReference, _registration(each))
+                await self._take(await self._call(self._stub.RegisterReference, _registration(each)))
                 self._registered.add(each.name)
                 self.refusals.pop(f"{each.name}, registration", None)
+                view = self.views.get(each.name)
+                if view is not None and view.policy != each.policy:
+                    log.info(
+                        "%s: the policy in force is %s, as an operator has decided; the file has %s",
+                        each.name,
+                        view.policy,
+                        each.policy,
+                        extra=event("policy_decided", reference=each.name, policy=view.policy),
+                    )
             except (
                 errors.RegistrationConflict,
                 errors.InvalidArgument,
@@ -289,7 +306,6 @@ class RegionAgent:
                 self._refuse(f"{each.name}, registration", error.reason, error.message)
         self.linked, self._away_for = True, ""
         log.info("confirmed by the global authority", extra=event("region_confirmed", region=self.name))
-        await self._take(answer)
 
     def _belong(self, error: errors.ServerTokenMismatch) -> None:
         """Belong to the store that an operator has put in the place of the one that was lost. Raises the error for any other."""
@@ -408,15 +424,8 @@ class RegionAgent:
             )
         )
         for name, view in views.items():
-            mine = view.owner == self.name
             self._over(name, view)
-            if self.views.get(name) is not None and self.views[name].owner == self.name and not mine:
-                log.warning(
-                    "%s is owned by %s now: standing by",
-                    name,
-                    view.owner,
-                    extra=event("stand_by", reference=name, region=view.owner),
-                )
+            self._stand_by(view)
         # Of what is not ready the older record stays, by which the next run knows that it has to be made ready.
         state.records.update(
             {
@@ -436,6 +445,19 @@ class RegionAgent:
                 self.refusals.pop(name, None)
             if not view.moving_to:
                 self.refusals.pop(f"{name}, move", None)
+
+    def _stand_by(self, view: pb.ReferenceView) -> None:
+        """Hand out nothing more of a reference that is another's now, whichever answer said so. This gives the region nothing that it had not."""
+        before = self.views.get(view.name)
+        if before is None or before.owner != self.name or view.owner == self.name:
+            return
+        self.views[view.name] = view
+        log.warning(
+            "%s is owned by %s now: standing by",
+            view.name,
+            view.owner or "nobody",
+            extra=event("stand_by", reference=view.name, region=view.owner),
+        )
 
     def _over(self, name: str, view: pb.ReferenceView) -> None:
         """What was said for a move that is over says nothing about the next one."""
@@ -580,6 +602,11 @@ class RegionAgent:
             error = error_of_call(failure, self._where)
             if isinstance(error, (errors.Unavailable, errors.Timeout)):
                 self.linked = False  # no answer: whether it was heard nobody knows
+            elif isinstance(error, errors.StaleAdoption):
+                said = error.metadata
+                self._stand_by(
+                    pb.ReferenceView(name=said["reference"], owner=said["owner"], number=int(said["number"]))
+                )
             raise error from None
         return answer
 
@@ -594,6 +621,7 @@ class RegionAgent:
                 name: {
                     "owner": view.owner,
                     "number": view.number,
+                    "policy": view.policy,
                     "published_micros": view.published_micros,
                     "accepted_micros": view.accepted_micros,
                     "written_off": view.written_off,
@@ -619,8 +647,18 @@ def _goes_on(record: str | None, view: pb.ReferenceView, region: str) -> bool:
     """Whether nobody else can have owned a reference since the record: another owner and the way back are two numbers."""
     if record is None:
         return view.number == 1
-    before = json.loads(record)
-    return before["owner"] == region and view.number - before["number"] in (0, 1)
+    before = _told_before(record)
+    return before is not None and before[0] == region and view.number - before[1] in (0, 1)
+
+
+def _told_before(record: str) -> tuple[str, int] | None:
+    """Return owner and number of a record that was kept; None for one that cannot be read, which keeps no other reference from anything."""
+    try:
+        told = json.loads(record)
+        owner, number = told["owner"], told["number"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return (owner, number) if type(number) is int and 0 < number < MOST_NUMBER else None
 
 
 def _registration(each: Kept) -> pb.RegisterReferenceRequest:

@@ -24,7 +24,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from lowwater import errors
@@ -176,6 +175,8 @@ class Reference:
     incarnation: int = 1
     life: int = 0
     """The incarnation of the computation at the owner's local authority; 0: not told since the last adoption."""
+    jumped: bool = False
+    """Whether the number has jumped since the owner told of it. The owner then resets its own computation, and ``life`` counts that reset already."""
     low: int = MIN
     """L, as the owner has told it."""
     published: int = MIN
@@ -187,6 +188,8 @@ class Reference:
     sinks: tuple[Sink, ...] = ()
     replicas: tuple[Replica, ...] = ()
     automatic: bool = False
+    decided: bool = False
+    """Whether an operator has decided on the policy: the one in the regions' files was the first one, and says nothing any more."""
     holds: tuple[Hold, ...] = ()
     """One for each lost region of which nobody has said what becomes of its rows."""
     write_offs: tuple[WriteOff, ...] = ()
@@ -291,6 +294,8 @@ class Store(NamedTuple):
     enrolled: tuple[str, ...] = ()
     fenced: tuple[str, ...] = ()
     """Regions that do not, because an operator has fenced their sinks."""
+    unread: tuple[str, ...] = ()
+    """References of which a region that enrolled has a record that cannot be read: it may be the newest, so that no other one counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +305,8 @@ class Change:
     put: tuple[Reference, ...] = ()
     forget: Mapping[str, Tombstone] = field(default_factory=dict)
     store: Store | None = None
+    unread: Mapping[str, Any] = field(default_factory=dict)
+    """By reference what is written down as it was found, though it cannot be read."""
     refused: Mapping[str, errors.LowwaterError] = field(default_factory=dict)
     """By reference: what became of the rest of a request is not touched by it."""
     raises: errors.LowwaterError | None = None
@@ -308,13 +315,13 @@ class Change:
     @property
     def empty(self) -> bool:
         """Whether there is nothing to write."""
-        return not self.put and not self.forget and self.store is None
+        return not self.put and not self.forget and self.store is None and not self.unread
 
-    def encode(self, unread: Mapping[str, Any] = MappingProxyType({})) -> bytes:
-        """Return it as a journal record; ``unread`` are records that are kept as they were found."""
+    def encode(self) -> bytes:
+        """Return it as a journal record."""
         record: dict[str, Any] = {"format": FORMAT}
-        if self.put or unread:
-            record["put"] = {**unread, **{each.name: asdict(each) for each in self.put}}
+        if self.put or self.unread:
+            record["put"] = {**self.unread, **{each.name: asdict(each) for each in self.put}}
         if self.forget:
             record["forget"] = self.forget
         if self.store is not None:
@@ -460,6 +467,8 @@ class References:
             raise ValueError(msg)
         for name, fields in told.get("put", {}).items():
             try:
+                if isinstance(fields, dict) and "unread" in fields:
+                    raise ValueError(fields["unread"])
                 found = decode(fields)
                 if found.name != name:
                     raise ValueError(f"it is called {found.name}")
@@ -487,7 +496,7 @@ class References:
 
     def snapshot(self) -> bytes:
         """Return everything that is durable as one record, also what cannot be read."""
-        return Change(tuple(self.references.values()), self.forgotten, self.store).encode(self._unread)
+        return Change(tuple(self.references.values()), self.forgotten, self.store, self._unread).encode()
 
     # -- what regions ask -----------------------------------------------------------------------------------------------
 
@@ -510,14 +519,17 @@ class References:
             self.get(wanted.name)
         found = self.references.get(wanted.name)
         if found is not None:
-            same = ("policy", "regions")
+            same = ("regions",) if found.decided else ("policy", "regions")
             differ = [each for each in same if getattr(found, each) != getattr(wanted, each)]
             if tuple((each.name, each.fences) for each in found.sinks) != tuple(
                 (each.name, each.fences) for each in wanted.sinks
             ):
                 differ.append("sinks")
             if differ:
-                msg = f"{wanted.name} is registered with other {', '.join(differ)}: give all regions the same, or forget it first"
+                fix = "give all regions the same, or forget it first"
+                if differ == ["policy"]:
+                    fix = f"{found.policy} is in force; give all regions the same, or decide with `lowwater references policy`"
+                msg = f"{wanted.name} is registered with other {', '.join(differ)}: {fix}"
                 raise errors.RegistrationConflict(msg, metadata={"reference": wanted.name, "fields": " ".join(differ)})
             return Change()
         for other in self.references.values():
@@ -580,7 +592,7 @@ class References:
             found = replace(found, incarnation=found.incarnation + 1, published=MIN)
         if told.batch >= 0:
             found = replace(found, batch=told.batch, digest=told.digest, batch_number=found.number)
-        return replace(found, life=told.life, low=told.low, positions=told.positions or found.positions)
+        return replace(found, life=told.life, jumped=False, low=told.low, positions=told.positions or found.positions)
 
     def fenced(self, caller: Caller, name: str, number: int, sink: str, cut: str, now: int, position: int) -> Change:
         """The owner has raised its number at a sink, or knows where readers cut the lost region's topic."""
@@ -835,7 +847,7 @@ class References:
     def set_policy(self, name: str, policy: str) -> Change:
         """Say what is published: min(L, R), or L."""
         self._check_serving()
-        found = replace(self.get(name), policy=policy)
+        found = replace(self.get(name), policy=policy, decided=True)
         _check(found)
         return self._publish(found)
 
@@ -875,8 +887,12 @@ class References:
             raise errors.InvalidArgument(msg, metadata={"field": "regions"})
         return Change(store=Store(token, ENROLLING, "an operator recovers it", recovers or lost, expected, (), fenced))
 
-    def enrol(self, caller: Caller, records: Iterable[str], now: int) -> Change:
-        """A region tells what it was told last. When all have, numbers go on above the greatest of them."""
+    def enrol(self, caller: Caller, records: Mapping[str, str], now: int) -> Change:
+        """A region tells what it was told last, by reference. When all have, numbers go on above the greatest of them.
+
+        A record that cannot be read makes its reference a damaged one, whatever others have: it may have had the greatest number, and a hold
+        that nobody else knows. The rest of the region enrols.
+        """
         if self.store.state != ENROLLING:
             return Change()  # said again; what it has to do next is to confirm
         if caller.token not in (self.store.recovers, self.store.token):
@@ -886,20 +902,32 @@ class References:
             raise _no(caller.region, "the recovery does not name this region", "recover again, with all regions")
         self._listen(caller, now)
         best = dict(self.references)
-        for record in records:
-            told = decode(json.loads(record))
-            _check(told)
-            if told.number > self.forgotten.get(told.name, Tombstone(0, 0)).number:
-                best[told.name] = _better(best.get(told.name), told)
-        store = self.store._replace(enrolled=tuple(sorted({*self.store.enrolled, caller.region})))
+        refused: dict[str, errors.LowwaterError] = {}
+        unread: dict[str, Any] = {}
+        for name, record in records.items():
+            try:
+                told = _enrolled(name, record)
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError, errors.InvalidArgument) as error:
+                what = f"the record that {caller.region} has of it cannot be read ({type(error).__name__}: {error})"
+                fix = f"stop the agent of {caller.region}, remove its --state folder, and recover with {caller.region} as --fenced"
+                refused[name], unread[name] = _no(name, what, fix), {"unread": what, "record": record}
+            else:
+                if told.number > self.forgotten.get(name, Tombstone(0, 0)).number:
+                    best[name] = _better(best.get(name), told)
+        spoiled = {*self.store.unread, *unread}
+        best = {name: each for name, each in best.items() if name not in spoiled}
+        store = self.store._replace(
+            enrolled=tuple(sorted({*self.store.enrolled, caller.region})), unread=tuple(sorted(spoiled))
+        )
         if set(store.enrolled) >= set(store.expected):
             # Above the greatest that anybody has; of an absent region one may be missing.
             more = 1 + GAP * len(store.fenced)
             best = {name: replace(each, number=each.number + more, move=None) for name, each in best.items()}
-            if self.store.fenced:  # so far a jump makes the owner begin its own computation anew
-                best = {name: replace(each, life=0) for name, each in best.items()}
+            if self.store.fenced:
+                best = {name: _jumped(each) for name, each in best.items()}
             store = Store(store.token, recovers=store.recovers)
-        return Change(tuple(each for each in best.values() if each != self.references.get(each.name)), store=store)
+        put = tuple(each for each in best.values() if each != self.references.get(each.name))
+        return Change(put, store=store, unread=unread, refused=refused)
 
     # -- inside ---------------------------------------------------------------------------------------------------------
 
@@ -988,7 +1016,10 @@ class References:
     def _owned_by(self, found: Reference, region: str) -> Reference:
         """Return the record under its next owner. What it publishes stays; what only the owner could tell is unknown again."""
         replicas = tuple(each for each in found.replicas if each.region != region)
-        return replace(found, owner=region, number=found.number + 1, life=0, low=MIN, move=None, replicas=replicas)
+        owned = replace(found, owner=region, number=found.number + 1, move=None, replicas=replicas)
+        if found.owner == region:
+            return owned  # as after a move that was not claimed: it goes on, and a reset of it is to be seen
+        return replace(owned, life=0, jumped=False, low=MIN)
 
     def adopted(self, name: str, now: int) -> None:
         """Remember when it was adopted, for whoever asks whether that was lately."""
@@ -1126,6 +1157,25 @@ def _holds_of(found: Reference, region: str) -> tuple[list[Hold], tuple[Hold, ..
             "there is nothing to decide: adopt first",
         )
     return over, tuple(each for each in found.holds if each not in over)
+
+
+def _enrolled(name: str, record: str) -> Reference:
+    """Return a record that a region has kept. Raises as decode does, and InvalidArgument."""
+    told = decode(json.loads(record))
+    _check(told)
+    if told.name != name:
+        raise ValueError(f"it is called {told.name}")
+    return told
+
+
+def _jumped(found: Reference) -> Reference:
+    """Return a record whose number jumps so far that the owner begins its own computation anew.
+
+    That reset is not meant for those who read it; any other one is, and begins a new incarnation. After several jumps that the owner
+    has not heard of it makes one reset.
+    """
+    life = found.life + 1 if found.life and not found.jumped else found.life
+    return replace(found, life=life, jumped=True, low=MIN)
 
 
 def _better(known: Reference | None, told: Reference) -> Reference:

@@ -16,6 +16,7 @@ from lowwater_authority.regions.references import (
     AUTOMATIC,
     LOCAL,
     MOST_NAME,
+    MOST_REFERENCES,
     REPLICATED,
     SERVING,
     Agent,
@@ -167,15 +168,10 @@ class RegionServicer(regions_pb2_grpc.RegionServiceServicer):
     @_refusing
     async def Enrol(self, request: pb.EnrolRequest, context: Context) -> pb.RegionResponse:  # noqa: N802
         """Take back what a region was told."""
-        who, records = _caller(request), list(request.records)
-
-        def plan(core: References, now: int, _: int) -> Change:
-            try:
-                return core.enrol(who, records, now)
-            except (ValueError, TypeError, KeyError, RecursionError) as error:
-                raise bad_field("records", f"cannot be read ({error})", "send them as they came") from None
-
-        return await self._region(who, plan)
+        who, records = _caller(request), dict(request.records)
+        if len(records) > MOST_REFERENCES:
+            raise bad_field("records", f"has more than {MOST_REFERENCES}", "send each once")
+        return await self._region(who, lambda core, now, _: core.enrol(who, records, now))
 
     @_refusing
     async def ListReferences(self, request: pb.ListReferencesRequest, context: Context) -> pb.ListReferencesResponse:  # noqa: N802

@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 2c036bc53d31f5baf92eb15b794ca838e283a6860390902601da1a364b295735
+Made from: sha256 14091bcb43de44eafdc22fdc47c2e0ed3ca161f5cdf1ebe176b75546296e96ff
 """

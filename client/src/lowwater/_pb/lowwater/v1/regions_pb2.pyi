@@ -52,9 +52,14 @@ class _DecisionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     DECISION_CANCEL_MOVE: _Decision.ValueType  # 3
     """It is taken back, before the release."""
     DECISION_WRITE_OFF: _Decision.ValueType  # 4
-    """What only a lost region has is given up. How many rows that is nobody knows."""
+    """What only a lost region has is given up. How many rows that is nobody knows.
+    What is published says so (written_off) until the computation was reset, has
+    read them, and an operator says ARRIVED. A reset alone does not say it.
+    """
     DECISION_ARRIVED: _Decision.ValueType  # 5
-    """What the lost region had is all here: nothing is given up."""
+    """What the lost region had is all here: nothing is given up. What was given up
+    in an earlier incarnation has been read by now; in this one it is refused.
+    """
     DECISION_ALLOW_AUTOMATIC: _Decision.ValueType  # 6
     """It may be adopted without an operator."""
     DECISION_FORBID_AUTOMATIC: _Decision.ValueType  # 7
@@ -80,9 +85,14 @@ DECISION_MOVE: Decision.ValueType  # 2
 DECISION_CANCEL_MOVE: Decision.ValueType  # 3
 """It is taken back, before the release."""
 DECISION_WRITE_OFF: Decision.ValueType  # 4
-"""What only a lost region has is given up. How many rows that is nobody knows."""
+"""What only a lost region has is given up. How many rows that is nobody knows.
+What is published says so (written_off) until the computation was reset, has
+read them, and an operator says ARRIVED. A reset alone does not say it.
+"""
 DECISION_ARRIVED: Decision.ValueType  # 5
-"""What the lost region had is all here: nothing is given up."""
+"""What the lost region had is all here: nothing is given up. What was given up
+in an earlier incarnation has been read by now; in this one it is refused.
+"""
 DECISION_ALLOW_AUTOMATIC: Decision.ValueType  # 6
 """It may be adopted without an operator."""
 DECISION_FORBID_AUTOMATIC: Decision.ValueType  # 7
@@ -349,7 +359,8 @@ class ReferenceView(google.protobuf.message.Message):
     """Up to where all that any region has accepted is included."""
     written_off: builtins.bool
     """Whether rows were written off, or were lost after they had counted as
-    complete. Whoever reads it is tainted by that.
+    complete. Whoever reads it is tainted by that, until the computation was
+    reset, has read them, and an operator says ARRIVED.
     """
     complete_of: builtins.str
     """Of what it is complete, for people."""
@@ -847,6 +858,22 @@ class EnrolRequest(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class RecordsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     CALLER_FIELD_NUMBER: builtins.int
     RECORDS_FIELD_NUMBER: builtins.int
     @property
@@ -854,14 +881,17 @@ class EnrolRequest(google.protobuf.message.Message):
         """Who asks; store_token is that of the store which was lost."""
 
     @property
-    def records(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """ReferenceView.record of each."""
+    def records(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """By reference ReferenceView.record. One that cannot be read is among
+        RegionResponse.refused: its reference is damaged until the next Recover,
+        and the others enrol.
+        """
 
     def __init__(
         self,
         *,
         caller: Global___RegionCaller | None = ...,
-        records: collections.abc.Iterable[builtins.str] | None = ...,
+        records: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["caller", b"caller"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["caller", b"caller", "records", b"records"]) -> None: ...
