@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from examples.flights.data import HOUR, moment
 from examples.regions.clients import Click
 from examples.regions.sink import Commit, Written
-from lowwater.watermark import MAX, MIN
+from lowwater.watermark import MAX
 
 WRITE_OFF: Final = "written off"
 ARRIVED: Final = "arrived"
@@ -136,5 +136,3 @@ def _numbers(run: Run) -> Iterator[str]:
         yield "B has committed nothing"
     if run.written_off != (run.how == WRITE_OFF):
         yield f"the record says that rows are{'' if run.written_off else ' not'} written off, and they were {run.how}"
-    if run.how == MOVE and run.commits and run.commits[-1].until < MIN:
-        yield "the move has lost its end"

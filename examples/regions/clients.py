@@ -93,7 +93,8 @@ class Clients:
 
     def _run(self) -> None:
         clients = {
-            region: lowwater.connect(place.authority, timeout=60) for region, place in self.setup.regions.items()
+            region: lowwater.connect(place.authority, timeout=ACKNOWLEDGED_WITHIN)
+            for region, place in self.setup.regions.items()
         }
         leases = {}
         for region, lw in clients.items():
@@ -124,23 +125,25 @@ class Clients:
             for click in burst:
                 self._put(self._region(click), click, waiting)
             self._strike(number, SENDING)
-            while waiting:
-                if self._stopped.is_set():
-                    return
-                for region in self.setup.regions:
-                    if region in self.lost and region in self._producers:
-                        # Nothing of this may arrive there later, when the region is back.
-                        producer = self._producers.pop(region)
-                        producer.purge()
-                        producer.poll(0)
-                        for click in [each for each in waiting.values() if each.home == region]:
-                            self._put(self._region(click), click, waiting)
-                    elif region in self._producers:
-                        self._producers[region].poll(LOOK)
+            while waiting and not self._stopped.is_set():
+                self._wait(waiting)
+            if waiting:
+                return
             self.sent += len(burst)
             self._strike(number, ACKNOWLEDGED)
-        for lease in leases.values():
-            lease.finish()  # a region that is away is told when it is back
+        for _, lease in sorted(leases.items(), key=lambda each: each[0] in self.lost):
+            lease.finish()  # waits for a region that is away
+
+    def _wait(self, waiting: dict[int, Click]) -> None:
+        """Wait a little for acknowledgements. What nobody has acknowledged in a region that is lost is said again in the other one."""
+        for region in self.lost & self._producers.keys():
+            producer = self._producers.pop(region)
+            producer.purge()  # nothing of it may arrive there later, when the region is back
+            producer.poll(0)
+            for click in [each for each in waiting.values() if each.home == region]:
+                self._put(self._region(click), click, waiting)
+        for producer in self._producers.values():
+            producer.poll(LOOK)
 
     def _strike(self, burst: int, phase: str) -> None:
         for each in self.strikes:

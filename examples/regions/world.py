@@ -14,7 +14,7 @@ from random import Random
 from typing import Final
 
 import lowwater
-from examples.regions.answer import ARRIVED, MOVE, WRITE_OFF, Run, Seen
+from examples.regions.answer import MOVE, WRITE_OFF, Run, Seen
 from examples.regions.clients import ACKNOWLEDGED, SENDING, Clients, Strike, bursts, made
 from examples.regions.mirror import next_offset
 from examples.regions.processes import LOWWATER, SERVING, Part, Region, together
@@ -183,7 +183,7 @@ def _running(out: Path, found: Run, behind: int) -> Iterator[World]:
 
         clients = Clients(setup, found.clicks, ahead)
         world = World(regions, sink, operator, recorder, clients, found)
-        world.until(lambda: sink.raised(), "A has raised its number")
+        world.until(sink.raised, "A has raised its number")
         yield world
 
 
