@@ -26,6 +26,7 @@ from examples.regions.sink import TABLE, Commit, Fenced, Hour, Sink
 from lowwater import errors
 from lowwater.regions import Adoption, Position, Token
 from lowwater.watermark import MAX, MIN
+from lowwater_spark.sources.sink_log import SINK_LOG, list_sink
 
 EVERY: Final = 0.05
 
@@ -38,7 +39,7 @@ class Closed(NamedTuple):
 
 
 class Folder:
-    """What Spark has closed in a region; each batch is read once."""
+    """What Spark has closed in a region; each file is read once."""
 
     def __init__(self, folder: Path, own: str, other: str) -> None:
         self._folder, self._columns = folder, {own: "own", other: "others"}
@@ -46,13 +47,15 @@ class Folder:
         self.hours: dict[int, Closed] = {}
 
     def look(self) -> None:
-        """Read what is new."""
-        for batch in set(self._folder.glob("batch=*")) - self._read:
-            for row in (row for file in batch.glob("*.parquet") for row in pq.ParquetFile(file).read().to_pylist()):
+        """Read what is new, by the log of Spark's sink: what an attempt has left that did not count stands beside it."""
+        if not (self._folder / SINK_LOG).exists():
+            return
+        for path in {Path(each.path) for each in list_sink(str(self._folder))} - self._read:
+            for row in pq.ParquetFile(path).read().to_pylist():
                 start = micros(row["start"].replace(tzinfo=UTC))  # Spark writes it in UTC
                 behind = {each: row[column] or 0 for each, column in self._columns.items()}
                 self.hours[start] = Closed(Hour(start, tuple(row["ids"])), behind)
-            self._read.add(batch)
+            self._read.add(path)
 
 
 def ready(hours: Iterable[Closed], since: int, until: int) -> list[Closed]:

@@ -10,15 +10,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import lowwater_spark as lws
 from examples.regions.setup import CLICKS, MIRROR, MIRRORED, READY, SOURCE, WINDOWS, Setup
 from examples.session import QUICK, spark_session
 from scripts.jars import jars
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+from tests.spark.session import QUICK as LEAN
 
 
 def closed(folder: Path) -> Path:
@@ -33,6 +30,7 @@ def main(setup: Setup, region: str) -> None:
 
     settings = {
         **QUICK,
+        **LEAN,
         "spark.driver.extraClassPath": os.pathsep.join(str(jar) for jar in jars("kafka")),
         "spark.local.dir": str(place.folder / "spark"),
     }
@@ -76,10 +74,8 @@ def main(setup: Setup, region: str) -> None:
             .select(sf.col("window.start").alias("start"), "ids", "own", "others")
         )
 
-        def write(frame: DataFrame, batch: lws.Batch) -> None:
-            batch.write(frame, closed(place.folder))
-
-        query = stage.foreach_batch(hours, write, checkpoint=place.folder / "checkpoint")
+        folder = closed(place.folder)
+        query = stage.start(hours, checkpoint=place.folder / "checkpoint", format="parquet", path=folder)
         print(READY, flush=True)
         query.await_termination()
 

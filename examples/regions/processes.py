@@ -52,8 +52,8 @@ class Part:
         return self._path.read_bytes()[self._begins :].decode(errors="replace")
 
     def check(self) -> None:
-        """Raise RuntimeError when it has ended by itself."""
-        if self._process is not None and self._process.poll() is not None:
+        """Raise RuntimeError when it has failed. A mirror ends where nothing more can come."""
+        if self._process is not None and self._process.poll():
             raise RuntimeError(f"{self._path} has ended with {self._process.returncode}:\n{self.log()[-3000:]}")
 
     def kill(self) -> None:

@@ -31,7 +31,7 @@ from tests.process.regions import Operator
 
 PATIENCE: Final = 240.0
 """Seconds after which a step gives up."""
-AHEAD: Final = 90
+AHEAD: Final = 75
 """Clicks that the clients are ahead of the sink at most: so a region is killed in the middle of its work."""
 EVERY: Final = "200ms"
 SUSPECT_AFTER: Final = "2s"
@@ -114,7 +114,7 @@ class World:
             region.check()
 
 
-def run(out: Path, how: str, seed: int, *, count: int = 400, hours: int = 12) -> Run:
+def run(out: Path, how: str, seed: int, *, count: int = 300, hours: int = 9) -> Run:
     """Kill region A, or move from it, at a random point of the work, and go on to the end. Raises TooLate when it does not go on."""
     chance = Random(seed)
     found = Run(how, seed, made(chance, count, hours))
