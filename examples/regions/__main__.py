@@ -22,6 +22,8 @@ STEPS: Final = {
     "committed": "B has committed by it",
     "decided": "the operator has decided about what only A had",
     "above": "B has closed an hour above R",
+    "returned": "A is started again",
+    "published": "readers are told of more than R: with two regions, A has to be back and keep a replica",
 }
 """Of a take-over, in the order in which they come, counted from the kill."""
 

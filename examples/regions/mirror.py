@@ -71,7 +71,7 @@ class Mirror:
         )
         self._partition = TopicPartition(CLICKS, 0)
         self._copied = next_offset(own.broker)
-        self._behind = setup.behind
+        self._behind = setup.behind if region == "B" else 0
         self._ends: deque[int] = deque()
         self._seen = Replicated()
         self._token = Token(REFERENCE, own.agent)
@@ -107,34 +107,36 @@ class Mirror:
         self._say(self._seen.frontier(self._copied))
 
     def _copy(self, end: int) -> None:
-        """Copy up to an end, and return when it is acknowledged."""
-        copied, failed = self._copied, []
+        """Copy up to an end, and return when it is acknowledged; if the other region goes away meanwhile, what was read."""
+        failed: list[object] = []
 
         def delivered(error: object, _: Message) -> None:
             if error is not None:
                 failed.append(error)
 
-        deadline = time.monotonic() + ASKED_FOR
-        while copied < end and time.monotonic() < deadline:
-            for message in self._source.consume(end - copied, timeout=0.1):
-                if message.error() is not None:
-                    raise KafkaException(message.error())
-                assert message.offset() == copied, f"{message.offset()} is not what comes behind {copied}"
-                source = json.dumps([self._other.cluster, message.offset()])
-                self._there.produce(
-                    MIRRORED,
-                    message.value(),
-                    message.key(),
-                    0,
-                    on_delivery=delivered,
-                    timestamp=message.timestamp()[1],
-                    headers=[(SOURCE, source.encode())],
-                )
-                copied += 1
-        left = self._there.flush(ANSWERS_WITHIN)
-        assert not left, f"{left} clicks were not acknowledged"
-        assert not failed, failed
-        self._copied = copied
+        copied, deadline = self._copied, time.monotonic() + ASKED_FOR
+        try:
+            while copied < end and time.monotonic() < deadline:
+                for message in self._source.consume(end - copied, timeout=0.1):
+                    if message.error() is not None:
+                        raise KafkaException(message.error())
+                    assert message.offset() == copied, f"{message.offset()} is not what comes behind {copied}"
+                    source = json.dumps([self._other.cluster, copied])
+                    self._there.produce(
+                        MIRRORED,
+                        message.value(),
+                        message.key(),
+                        0,
+                        on_delivery=delivered,
+                        timestamp=message.timestamp()[1],
+                        headers=[(SOURCE, source.encode())],
+                    )
+                    copied += 1
+        finally:  # what was read before the other region went away is copied, and not read again
+            left = self._there.flush(ANSWERS_WITHIN)
+            assert not left, f"{left} clicks were not acknowledged"
+            assert not failed, failed
+            self._copied = copied
 
     def _tell(self) -> None:
         with contextlib.suppress(errors.LowwaterError):  # the agent is told again with the next look

@@ -35,8 +35,8 @@ AHEAD: Final = 75
 """Clicks that the clients are ahead of the sink at most: so a region is killed in the middle of its work."""
 EVERY: Final = "200ms"
 SUSPECT_AFTER: Final = "2s"
-MOST_BEHIND: Final = 12
-"""Looks by which a mirror is late at most, of which it takes some twenty a second."""
+MOST_BEHIND: Final = 60
+"""Looks by which the mirror of A in B is late at most, of which it takes some twenty a second."""
 
 GLOBAL: Final = f"global/{HOURLY}"
 
@@ -148,6 +148,9 @@ def run(out: Path, how: str, seed: int, *, count: int = 300, hours: int = 9) -> 
         found.written_off = world.reference.written_off
         found.accepted, found.hours, found.commits = world.clients.accepted, world.sink.hours(), world.sink.commits()
     found.seen = world.recorder.seen
+    above = [each.at for each in found.seen if (each.region, each.name) == ("B", GLOBAL) and each.low > found.hold]
+    if above:
+        found.times["published"] = min(above)
     return found
 
 
