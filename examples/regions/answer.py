@@ -31,41 +31,52 @@ class Seen(NamedTuple):
 
 
 @dataclass(slots=True)
-class Run:
-    """What has happened."""
+class Take:
+    """A take-over."""
 
     how: str
+    owner: str
+    """The region that is killed, or moved from."""
+    to: str
+    number: int
+    """By which the next owner commits."""
+    hold: int = MAX
+    """R of the region that took over, which what is published may not pass before somebody has decided."""
+    cut: int = 0
+    """The first offset of the lost region that was not in the other one then."""
+    times: dict[str, float] = field(default_factory=dict[str, float])
+    """Its steps, seconds since the epoch."""
+    tries: int = 0
+    """Of the region that returned, and of its old number: each was refused."""
+
+
+@dataclass(slots=True)
+class Run:
+    """What has happened in a world."""
+
     seed: int
     clicks: Sequence[Click]
+    takes: list[Take]
     accepted: dict[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
     """By click the region that has acknowledged it, and the offset there."""
     hours: dict[int, Written] = field(default_factory=dict[int, Written])
     commits: list[Commit] = field(default_factory=list[Commit])
     seen: list[Seen] = field(default_factory=list[Seen])
-    hold: int = MAX
-    """R of the region that took over, which what is published may not pass before somebody has decided."""
-    cut: int = 0
-    """The first offset of A that is not in B then."""
     wrong: list[str] = field(default_factory=list[str])
     """What was found while it ran: a number that was handed out, a commit that was taken."""
-    times: dict[str, float] = field(default_factory=dict[str, float])
-    """Steps of the take-over, seconds since the epoch."""
     written_off: bool = False
     """What the global record says at the end."""
-    tries: int = 0
-    """Of the region that returned, and of its old number: each was refused."""
 
-    @property
-    def lost(self) -> set[int]:
+    def lost(self, take: Take) -> set[int]:
         """Clicks that only the lost region had acknowledged, and that were given up."""
-        if self.how != WRITE_OFF:
+        if take.how != WRITE_OFF:
             return set()
-        return {click for click, (region, offset) in self.accepted.items() if region == "A" and offset >= self.cut}
+        return {click for click, (region, at) in self.accepted.items() if region == take.owner and at >= take.cut}
 
-    @property
-    def kept(self) -> set[int]:
-        """Those of them that stand in hours that the lost region had closed before."""
-        return self.lost & {click for each in self.hours.values() if each.number == 1 for click in each.hour.ids}
+    def kept(self, take: Take) -> set[int]:
+        """Those of them that stand in hours that were closed before."""
+        before = (each for each in self.hours.values() if each.number < take.number)
+        return self.lost(take) & {click for each in before for click in each.hour.ids}
 
 
 def batch(clicks: Iterable[Click]) -> dict[int, tuple[int, ...]]:
@@ -90,17 +101,19 @@ def _hours(run: Run) -> Iterator[str]:
     missing = {click.id for click in run.clicks} - run.accepted.keys()
     if missing:
         yield f"{len(missing)} clicks were acknowledged by nobody"
-    for click in run.clicks:
-        if click.id in run.lost and click.at < run.hold:
-            yield f"R led: click {click.id} of {moment(click.at)} was not in B, whose R was {moment(run.hold)}"
-    everything = batch(run.clicks)
-    survived = batch(click for click in run.clicks if click.id not in run.lost)
-    # What the lost region has closed, it has closed with all that it had.
-    wanted = {
-        start: everything[start] if start in run.hours and run.hours[start].number == 1 else survived.get(start, ())
-        for start in everything
-    }
-    for start in sorted(wanted.keys() | run.hours.keys()):
+    wanted = everything = batch(run.clicks)
+    for take in run.takes:
+        for click in run.clicks:
+            region, offset = run.accepted.get(click.id, ("", 0))
+            if region == take.owner and offset >= take.cut and click.at < take.hold < MAX:
+                yield f"R led: click {click.id} of {moment(click.at)} was not in {take.to}, whose R was {moment(take.hold)}"
+        survived = batch(click for click in run.clicks if click.id not in run.lost(take))
+        # What was closed before has all that the lost region had.
+        wanted = {
+            start: ids if start in run.hours and run.hours[start].number < take.number else survived.get(start, ())
+            for start, ids in wanted.items()
+        }
+    for start in sorted(everything.keys() | run.hours.keys()):
         want, have = wanted.get(start, ()), run.hours[start].hour.ids if start in run.hours else ()
         if want != have:
             who = f" by {run.hours[start].number}" if start in run.hours else ""
@@ -109,7 +122,7 @@ def _hours(run: Run) -> Iterator[str]:
 
 
 def _watermarks(run: Run) -> Iterator[str]:
-    """None goes back; and what is published for all leads neither the sink nor the hold."""
+    """None goes back; and what is published for all leads neither the sink nor a hold."""
     readers = {(each.region, each.name) for each in run.seen}
     for region, name in sorted(readers):
         seen = [each for each in run.seen if (each.region, each.name) == (region, name)]
@@ -120,8 +133,9 @@ def _watermarks(run: Run) -> Iterator[str]:
     for each in shown:
         if each.low > each.until:
             yield f"{each.name} in {each.region} led the sink: {each}"
-        if each.at < run.times.get("decided", 0.0) and each.low > run.hold:
-            yield f"{each.name} in {each.region} passed the hold before anybody had decided: {each}"
+        for take in run.takes:
+            if each.at < take.times.get("decided", 0.0) and each.low > take.hold:
+                yield f"{each.name} in {each.region} passed the hold before anybody had decided: {each}"
     for region in ("A", "B"):
         ends = [each.low for each in shown if each.region == region]
         if not ends or ends[-1] != MAX:
@@ -132,7 +146,9 @@ def _numbers(run: Run) -> Iterator[str]:
     numbers = [each.number for each in run.commits]
     if numbers != sorted(numbers):
         yield f"an older number has committed behind a newer one: {numbers}"
-    if not numbers or numbers[-1] != 2:
-        yield "B has committed nothing"
-    if run.written_off != (run.how == WRITE_OFF):
-        yield f"the record says that rows are{'' if run.written_off else ' not'} written off, and they were {run.how}"
+    for take in run.takes:
+        if take.number not in numbers:
+            yield f"{take.to} has committed nothing by {take.number}"
+    wanted = any(take.how == WRITE_OFF for take in run.takes)
+    if run.written_off != wanted:
+        yield f"the record says that rows are{'' if run.written_off else ' not'} written off, and that is not what was decided"

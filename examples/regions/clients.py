@@ -74,7 +74,9 @@ class Clients:
     accepted: dict[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
     """By click the region that has acknowledged it, and the offset there."""
     lost: set[str] = field(default_factory=set[str])
-    """Regions whose clients have gone to the other one, for good."""
+    """Regions whose clients have gone to the other one."""
+    limit: int = 0
+    """The burst that has to wait until it is raised."""
     sent: int = 0
     failure: BaseException | None = None
     _stopped: threading.Event = field(default_factory=threading.Event)
@@ -100,10 +102,6 @@ class Clients:
         for region, lw in clients.items():
             lw.register(CLICKS)
             leases[region] = lw.worker(CLICKS, name="clients").claim()
-        for region, place in self.setup.regions.items():
-            self._producers[region] = Producer(
-                {"bootstrap.servers": place.broker, "log_level": 0, "acks": "all", "enable.idempotence": True}
-            )
         try:
             self._send(leases)
         finally:
@@ -115,7 +113,7 @@ class Clients:
     def _send(self, leases: Mapping[str, lowwater.Lease]) -> None:
         plan = list(bursts(self.clicks))
         for number, burst in enumerate(plan):
-            while self.ahead():
+            while number >= self.limit or self.ahead():
                 if self._stopped.wait(LOOK):
                     return
             # What is not acknowledged by anybody yet may come in either region.
@@ -136,7 +134,7 @@ class Clients:
 
     def _wait(self, waiting: dict[int, Click]) -> None:
         """Wait a little for acknowledgements. What nobody has acknowledged in a region that is lost is said again in the other one."""
-        for region in self.lost & self._producers.keys():
+        for region in {*self.lost} & self._producers.keys():
             producer = self._producers.pop(region)
             producer.purge()  # nothing of it may arrive there later, when the region is back
             producer.poll(0)
@@ -159,5 +157,8 @@ class Clients:
                 del waiting[click.id]
                 self.accepted[click.id] = (region, message.offset() or 0)
 
+        if region not in self._producers:
+            told = {"acks": "all", "enable.idempotence": True, "log_level": 0}
+            self._producers[region] = Producer({"bootstrap.servers": self.setup.regions[region].broker, **told})
         said = json.dumps({"id": click.id, "at": moment(click.at).isoformat()})
         self._producers[region].produce(CLICKS, said.encode(), partition=0, on_delivery=delivered)

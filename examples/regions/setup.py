@@ -40,7 +40,7 @@ class Setup:
     regions: dict[str, Place]
     sink: Path
     behind: int = 0
-    """Looks by which the mirror in B is late."""
+    """Looks by which the mirrors are late."""
 
     @staticmethod
     def other(region: str) -> str:

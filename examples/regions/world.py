@@ -6,15 +6,16 @@ import json
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Final
 
 import lowwater
-from examples.regions.answer import MOVE, WRITE_OFF, Run, Seen
+from examples.regions.answer import MOVE, WRITE_OFF, Run, Seen, Take
 from examples.regions.clients import ACKNOWLEDGED, SENDING, Clients, Strike, bursts, made
 from examples.regions.mirror import next_offset
 from examples.regions.processes import LOWWATER, SERVING, Part, Region, together
@@ -35,8 +36,13 @@ AHEAD: Final = 75
 """Clicks that the clients are ahead of the sink at most: so a region is killed in the middle of its work."""
 EVERY: Final = "200ms"
 SUSPECT_AFTER: Final = "2s"
-MOST_BEHIND: Final = 60
-"""Looks by which the mirror of A in B is late at most, of which it takes some twenty a second."""
+MOST_BEHIND: Final = 40
+"""Looks by which a mirror is late at most, of which it takes some twenty a second."""
+
+HOURS_AROUND: Final = 6
+"""Of work before the first take-over and behind the last one, in event time; and around each of them."""
+HOURS_EACH: Final = 4
+CLICKS_AN_HOUR: Final = 33
 
 GLOBAL: Final = f"global/{HOURLY}"
 
@@ -99,10 +105,6 @@ class World:
         """The global record."""
         return self.operator.reference(REFERENCE)
 
-    def mark(self, step: str) -> None:
-        """Note that a step was done."""
-        self.run.times[step] = time.time()
-
     def until(self, look: Callable[[], object], what: str) -> None:
         """Wait. Raises what has ended a part, or the clients."""
         eventually(look, what, seconds=PATIENCE, check=self._check, seen=lambda: self.reference)
@@ -114,32 +116,45 @@ class World:
             region.check()
 
 
-def run(out: Path, how: str, seed: int, *, count: int = 300, hours: int = 9) -> Run:
-    """Kill region A, or move from it, at a random point of the work, and go on to the end. Raises TooLate when it does not go on."""
+def run(out: Path, hows: Sequence[str], seed: int) -> Run:
+    """Take over as often as said, each time from the region that owns the reference, at random points of the work, and go on to the end.
+
+    What is written off is the last one: its region has no part in this incarnation any more. Raises TooLate when it does not go on.
+    """
+    assert WRITE_OFF not in hows[:-1], "a region whose rows are written off takes no part any more"
     chance = Random(seed)
-    found = Run(how, seed, made(chance, count, hours))
+    owners = [REGIONS[number % 2] for number in range(len(hows) + 1)]
+    takes = [Take(how, owners[number], owners[number + 1], number + 2) for number, how in enumerate(hows)]
+    hours = HOURS_AROUND + HOURS_EACH * len(takes)
+    found = Run(seed, made(chance, hours * CLICKS_AN_HOUR, hours), takes)
     plan = list(bursts(found.clicks))
-    burst = chance.randrange(len(plan) // 6, len(plan) * 3 // 4)
-    phase = chance.choice((SENDING, ACKNOWLEDGED))
-    behind = chance.randrange(MOST_BEHIND + 1)
-    struck = threading.Event()
-    with _running(out, found, behind) as world:
+    first, each = len(plan) * HOURS_AROUND // 2 // hours, len(plan) * HOURS_EACH // hours
+    points = [chance.randrange(first + number * each, first + (number + 1) * each) for number in range(len(takes))]
+    struck = [threading.Event() for _ in takes]
+    with _running(out, found, behind=chance.randrange(MOST_BEHIND + 1)) as world:
 
-        def strike() -> None:
-            if how == MOVE:
-                world.operator.decide(pb.DECISION_MOVE, "B", REFERENCE)
+        def strike(take: Take) -> None:
+            take.times["struck"] = time.time()
+            if take.how == MOVE:
+                world.operator.decide(pb.DECISION_MOVE, take.to, REFERENCE)
             else:
-                world.regions["A"].kill()
-                world.clients.lost.add("A")
-            world.mark("struck")
-            struck.set()
+                world.regions[take.owner].kill()
+                world.clients.lost.add(take.owner)
+            struck[take.number - 2].set()
 
-        world.clients.strikes = [Strike(burst, phase, strike)]
+        world.clients.strikes = [
+            Strike(point, chance.choice((SENDING, ACKNOWLEDGED)), partial(strike, take))
+            for point, take in zip(points, takes, strict=True)
+        ]
         clients = threading.Thread(target=world.clients.run)
         clients.start()
         try:
-            world.until(struck.is_set, f"burst {burst} is {phase}")
-            (_moved if how == MOVE else _lost)(world)
+            for take, point, event in zip(takes, points, struck, strict=True):
+                world.clients.limit = point + 1
+                world.until(event.is_set, f"burst {point} is sent")
+                world.clients.limit = len(plan) if take is takes[-1] else points[take.number - 1]
+                (_moved if take.how == MOVE else _lost)(world, take)
+            world.clients.limit = len(plan)
             world.until(lambda: all(world.recorder.low(each) == MAX for each in REGIONS), "all is complete for all")
             clients.join()
         finally:
@@ -148,14 +163,17 @@ def run(out: Path, how: str, seed: int, *, count: int = 300, hours: int = 9) -> 
         found.written_off = world.reference.written_off
         found.accepted, found.hours, found.commits = world.clients.accepted, world.sink.hours(), world.sink.commits()
     found.seen = world.recorder.seen
-    above = [each.at for each in found.seen if (each.region, each.name) == ("B", GLOBAL) and each.low > found.hold]
-    if above:
-        found.times["published"] = min(above)
+    for take in takes:
+        above = [
+            each.at for each in found.seen if (each.region, each.name) == (take.to, GLOBAL) and each.low > take.hold
+        ]
+        if above:
+            take.times["published"] = min(above)
     return found
 
 
 @contextmanager
-def _running(out: Path, found: Run, behind: int) -> Iterator[World]:
+def _running(out: Path, found: Run, *, behind: int) -> Iterator[World]:
     """Start everything, and kill it at the end."""
     with ExitStack() as stack:
         address = f"127.0.0.1:{free_port()}"
@@ -190,103 +208,103 @@ def _running(out: Path, found: Run, behind: int) -> Iterator[World]:
         yield world
 
 
-def _lost(world: World) -> None:
-    """B takes over; what only A had is given up, or A comes back with it."""
-    run = world.run
-    _adopt(world)
-    [hold] = decode(json.loads(world.reference.record)).holds
-    run.hold, run.cut = hold.at, next((each.offset for each in hold.positions), 0)
-    world.until(lambda: 2 in world.sink.raised(), "B has raised its number")
-    run.times["raised"] = world.sink.raised()[2]
-    _try_old_number(world)
-    world.until(lambda: world.sink.commits()[-1].number == 2, "B has committed")
-    run.times["committed"] = next(each.at for each in world.sink.commits() if each.number == 2)
-    if run.how == WRITE_OFF:
-        world.mark("decided")
+def _lost(world: World, take: Take) -> None:
+    """The other region takes over; what only the lost one had is given up, or it comes back with it."""
+    _adopt(world, take)
+    hold = next(each for each in decode(json.loads(world.reference.record)).holds if each.region == take.owner)
+    take.hold, take.cut = hold.at, next((each.offset for each in hold.positions), 0)
+    _begun(world, take)
+    if take.how == WRITE_OFF:
+        take.times["decided"] = time.time()
         world.operator.decide(pb.DECISION_WRITE_OFF, reference=REFERENCE)
-        _above(world)
-        _return(world)
-    else:
-        _return(world)
-        a, b = world.regions["A"], world.regions["B"]
-        ended = a.kafka.end(CLICKS)
-        world.until(lambda: next_offset(b.place.broker) >= ended, "all that A has accepted is mirrored")
-        world.mark("decided")
-        world.operator.decide(pb.DECISION_ARRIVED, reference=REFERENCE)
-        _above(world)
+        _above(world, take)
+        _return(world, take)
+        return
+    _return(world, take)
+    lost, other = world.regions[take.owner], world.regions[take.to]
+    ended = lost.kafka.end(CLICKS)
+    world.until(lambda: next_offset(other.place.broker) >= ended, "all that the lost region has accepted is mirrored")
+    take.times["decided"] = time.time()
+    world.operator.decide(pb.DECISION_ARRIVED, reference=REFERENCE)
+    world.clients.lost.discard(take.owner)
+    _above(world, take)
+    # The next one is taken over from a region that is whole, by one that stands by.
+    lost.wait()
+    world.until(lambda: all(world.recorder.low(each) > take.hold for each in REGIONS), "more is published than R")
 
 
-def _adopt(world: World) -> None:
+def _adopt(world: World, take: Take) -> None:
     def adopted() -> bool:
         try:
-            world.operator.decide(pb.DECISION_ADOPT, "B", REFERENCE)
+            world.operator.decide(pb.DECISION_ADOPT, take.to, REFERENCE)
         except errors.RegionRefused:
             return False
         return True
 
-    world.until(adopted, "A is suspect")
-    world.mark("adopted")
+    world.until(adopted, f"{take.owner} is suspect")
+    take.times["adopted"] = time.time()
 
 
-def _above(world: World) -> None:
-    """Wait for the first hour of B that no copy of A alone could have closed."""
+def _begun(world: World, take: Take) -> None:
+    """Wait until the next owner has raised its number, and committed by it."""
+    world.until(lambda: take.number in world.sink.raised(), f"{take.to} has raised {take.number}")
+    take.times["raised"] = world.sink.raised()[take.number]
+    _try_old_number(world, take)
+    world.until(lambda: world.sink.commits()[-1].number == take.number, f"{take.to} has committed by {take.number}")
+    take.times["committed"] = min(each.at for each in world.sink.commits() if each.number == take.number)
+
+
+def _above(world: World, take: Take) -> None:
+    """Wait for the first hour of the next owner that no copy of the lost region alone could have closed."""
 
     def closed() -> float:
-        above = [each.at for each in world.sink.commits() if each.number == 2 and each.until > world.run.hold]
-        return min(above, default=0.0)
+        own = [each for each in world.sink.commits() if each.number == take.number]
+        return min((each.at for each in own if each.until > take.hold), default=0.0)
 
-    world.until(closed, "B has closed an hour above R")
-    world.run.times["above"] = closed()
+    world.until(closed, f"{take.to} has closed an hour above R")
+    take.times["above"] = closed()
 
 
-def _return(world: World) -> None:
-    """A comes back. It gets no number, its old one counts nowhere, and its readers see what everybody sees."""
-    a, run = world.regions["A"], world.run
-    world.mark("returned")
-    a.start_again()
-    token = Token(REFERENCE, a.place.agent)
-    reasons: list[str] = []
+def _return(world: World, take: Take) -> None:
+    """The lost region comes back. It gets no number, its old one counts nowhere, and its readers see what everybody sees."""
+    region, old = world.regions[take.owner], take.number - 1
+    take.times["returned"] = time.time()
+    region.start_again()
+    token = Token(REFERENCE, region.place.agent)
 
     def refused() -> bool:
         try:
             token.read()
-        except errors.LowwaterError as error:
-            if error.reason not in reasons:
-                reasons.append(error.reason)
+        except errors.LowwaterError as error:  # Unavailable and Unconfirmed at first
             return isinstance(error, errors.StaleAdoption)
-        run.wrong.append("the region that returned was given a number")
+        world.run.wrong.append(f"{take.owner}, which returned, was given a number")
         return True
 
-    world.until(refused, "A is told that it owns nothing")
-    run.tries += 1
+    world.until(refused, f"{take.owner} is told that it owns nothing")
+    take.tries += 1
     try:
-        token.committed(Adoption(REFERENCE, 1, stop=False, stale_seconds=0.0, batch=-1, positions=()), 99, "old", [])
-        run.wrong.append("the agent of the region that returned took a commit by the old number")
+        token.committed(Adoption(REFERENCE, old, stop=False, stale_seconds=0.0, batch=-1, positions=()), 99, "old", [])
+        world.run.wrong.append(f"the agent of {take.owner}, which returned, took a commit by {old}")
     except errors.StaleAdoption:
-        run.tries += 1
-    _try_old_number(world)
+        take.tries += 1
+    _try_old_number(world, take)
 
 
-def _try_old_number(world: World) -> None:
-    """Commit as a pipeline of A does that was paused before its commit."""
+def _try_old_number(world: World, take: Take) -> None:
+    """Commit as a pipeline of the last owner does that was paused before its commit."""
     last = world.sink.last()
     assert last is not None
     try:
-        world.sink.commit(1, 1_000_000, last.until, [], last.positions)
-        world.run.wrong.append("the sink took a commit by the old number")
+        world.sink.commit(take.number - 1, 1_000_000, last.until, [], last.positions)
+        world.run.wrong.append(f"the sink took a commit by {take.number - 1}, which is old")
     except Fenced:
-        world.run.tries += 1
+        take.tries += 1
 
 
-def _moved(world: World) -> None:
+def _moved(world: World, take: Take) -> None:
     """The owner stops, the state arrives, the other one claims."""
-    run = world.run
-    world.until(lambda: world.reference.owner == "B", "B owns the reference")
-    world.mark("adopted")
-    world.until(lambda: 2 in world.sink.raised(), "B has raised its number")
-    run.times["raised"] = world.sink.raised()[2]
-    world.until(lambda: world.sink.commits()[-1].number == 2, "B has committed")
-    run.times["committed"] = next(each.at for each in world.sink.commits() if each.number == 2)
-    _try_old_number(world)
+    world.until(lambda: world.reference.number == take.number, f"{take.to} owns the reference")
+    take.times["adopted"] = time.time()
+    _begun(world, take)
     if world.reference.holds_for:
-        run.wrong.append("something holds behind a planned move")
+        world.run.wrong.append("something holds behind a planned move")
