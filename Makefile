@@ -29,7 +29,7 @@ help:
 	@echo "make demo-dedup  a Kafka topic with copies through the deduplicator, which is killed while it works (about a minute)"
 	@echo "make demo-zeitgeist   dips and spikes of real departures: a feed that is late, and a blizzard (about four minutes)"
 	@echo "make demo-billing   Kafka in, bills in a Delta table out, while the driver, the authority and the broker are killed (about three minutes)"
-	@echo "make demo-regions   two regions, each with broker, Redis and Spark; one is killed, twice, and then moved from (about four minutes)"
+	@echo "make demo-regions   two regions, each with broker, Redis and Spark: a planned move, and two kills (about four minutes)"
 	@echo "make demo-year   the whole year through plain Python workers, every window checked"
 	@echo "make daily-close a day of event time is closed once, whoever sleeps over it (some seconds)"
 	@echo "make two-partitions   what Spark's own watermark drops, attached and driven (about a minute)"

@@ -28,7 +28,7 @@ from lowwater.regions import Adoption, Position, Token
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.sources.sink_log import SINK_LOG, list_sink
 
-EVERY: Final = 0.05
+EVERY: Final = 0.1
 
 
 class Closed(NamedTuple):

@@ -32,12 +32,12 @@ from tests.process.regions import Operator
 
 PATIENCE: Final = 240.0
 """Seconds after which a step gives up."""
-AHEAD: Final = 75
+AHEAD: Final = 120
 """Clicks that the clients are ahead of the sink at most: so a region is killed in the middle of its work."""
 EVERY: Final = "200ms"
 SUSPECT_AFTER: Final = "2s"
-MOST_BEHIND: Final = 40
-"""Looks by which a mirror is late at most, of which it takes some twenty a second."""
+MOST_BEHIND: Final = 25
+"""Looks by which a mirror is late at most, of which it takes about ten a second."""
 
 HOURS_AROUND: Final = 6
 """Of work before the first take-over and behind the last one, in event time; and around each of them."""
