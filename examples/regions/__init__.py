@@ -12,6 +12,9 @@ commit, and the sink compares the number in the commit itself: so only the owner
                   |                          ^                    ^ number
                   +-> mirror of the other -> broker (mirrored)    `lowwater region` <-> `lowwater global`
 
-The mirror is thirty lines of our own, and not MirrorMaker 2: R needs the order "read W, then the source's ends, then mirror past them", and positions in the
-coordinates of the source. MirrorMaker translates offsets loosely and tells neither, and would be two more JVMs.
+The mirror is a small consumer and producer of our own, and not MirrorMaker 2. R needs the order "read W, then the source's end, then mirror past it", and
+positions in the coordinates of the source. MirrorMaker tells neither: its translation of offsets is lossy. It would also be two more JVMs.
+
+In the time of a take-over is what passes from the kill on: the silence until the region is suspect, the operator's word, the new number at the agent, its raise in the
+sink, the first commit. The Spark of the region that stands by is not in it, for it runs already; that of the lost region is killed, and started again.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ STEPS: Final = {
 """Of a take-over, counted from the kill, seconds."""
 
 
-IN_ONE: Final = 4
+IN_ONE: Final = 3
 """Take-overs in one world at most."""
 
 
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return summed(options.sum)
     out = options.out.resolve()
     clear(out, "regions", parser)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # so that all processes end with this one
     seed = options.seed if options.seed is not None else time.time_ns() % 1_000_000
     print(f"seed {seed}; a region is suspect after {SUSPECT_AFTER}, and the operator adopts then\n", flush=True)
     told: list[dict[str, Any]] = []
@@ -75,7 +77,7 @@ def worlds(kills: int, moves: int) -> list[list[str]]:
     """Return the take-overs of each world. The last kill of a world is written off, which nobody returns from within it.
 
     >>> worlds(5, 1)
-    [['moved', 'arrived', 'arrived', 'written off'], ['arrived', 'written off']]
+    [['moved', 'arrived', 'written off'], ['arrived', 'arrived', 'written off']]
     """
     plan = [MOVE] * moves + [ARRIVED] * kills
     found = [plan[first : first + IN_ONE] for first in range(0, len(plan), IN_ONE)]

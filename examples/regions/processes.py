@@ -53,16 +53,17 @@ class Part:
 
     def check(self) -> None:
         """Raise RuntimeError when it has failed. A mirror ends where nothing more can come."""
-        if self._process is not None and self._process.poll():
-            raise RuntimeError(f"{self._path} has ended with {self._process.returncode}:\n{self.log()[-3000:]}")
+        process = self._process
+        if process is not None and process.poll() and process is self._process:  # it was not killed meanwhile
+            raise RuntimeError(f"{self._path} has ended with {process.returncode}:\n{self.log()[-3000:]}")
 
     def kill(self) -> None:
         """SIGKILL for all of its processes."""
-        if self._process is not None:
+        process, self._process = self._process, None
+        if process is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            self._process = None
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 class Region:
