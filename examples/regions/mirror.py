@@ -174,8 +174,9 @@ def next_offset(broker: str) -> int:
         assert message is not None, "the broker has not answered"
         if message.error() is not None:
             raise KafkaException(message.error())
-        headers = dict(message.headers() or ())
-        return int(json.loads(headers[SOURCE])[1]) + 1
+        source = dict(message.headers() or ())[SOURCE]
+        assert source is not None, "a row of somebody else"
+        return int(json.loads(source)[1]) + 1
     finally:
         consumer.close()
 

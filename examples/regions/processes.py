@@ -78,8 +78,8 @@ class Region:
         self.place = Place(folder, authority, agent, self.kafka.address, self.kafka.cluster)
         (folder / "region.toml").write_text(config, "utf-8")
         serve = ("serve", "--store", self.redis.url, "--listen", authority, "--advertise", authority, "--http", "off")
-        speak = ("region", "--name", name, "--authority", authority, "--global", center, "--listen", agent)
-        speak += ("--config", str(folder / "region.toml"), "--state", str(folder / "state"), "--every", every)
+        speak = ["region", "--name", name, "--authority", authority, "--global", center, "--listen", agent]
+        speak += ["--config", str(folder / "region.toml"), "--state", str(folder / "state"), "--every", every]
         own = {part: (sys.executable, "-m", f"examples.regions.{module}", str(setup), name) for part, module in _OWN}
         self.parts = {
             AUTHORITY: Part(folder / "authority.log", (LOWWATER, *serve), SERVING),
