@@ -41,7 +41,9 @@ MOST_BEHIND: Final = 25
 
 HOURS_AROUND: Final = 6
 """Of work before the first take-over and behind the last one, in event time; and around each of them."""
-HOURS_EACH: Final = 4
+HOURS_EACH: Final = 5
+SPREAD: Final = 2
+"""Hours within which each of them may come. The rest is needed behind it, for the sink is two hours behind the clients when these wait for the next one."""
 CLICKS_AN_HOUR: Final = 33
 
 GLOBAL: Final = f"global/{HOURLY}"
@@ -129,7 +131,8 @@ def run(out: Path, hows: Sequence[str], seed: int) -> Run:
     found = Run(seed, made(chance, hours * CLICKS_AN_HOUR, hours), takes)
     plan = list(bursts(found.clicks))
     first, each = len(plan) * HOURS_AROUND // 2 // hours, len(plan) * HOURS_EACH // hours
-    points = [chance.randrange(first + number * each, first + (number + 1) * each) for number in range(len(takes))]
+    spread = len(plan) * SPREAD // hours
+    points = [first + number * each + chance.randrange(spread) for number in range(len(takes))]
     struck = [threading.Event() for _ in takes]
     with _running(out, found, behind=chance.randrange(MOST_BEHIND + 1)) as world:
 
