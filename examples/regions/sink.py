@@ -60,6 +60,8 @@ class Sink:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        with self._reading() as db:
+            db.execute("PRAGMA journal_mode = WAL")  # who reads keeps nobody from writing
         with self._transaction() as db:
             db.execute("CREATE TABLE IF NOT EXISTS token (number INTEGER)")
             db.execute("INSERT INTO token SELECT 0 WHERE NOT EXISTS (SELECT * FROM token)")
@@ -72,8 +74,13 @@ class Sink:
             )
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def _reading(self) -> Iterator[sqlite3.Connection]:
         with closing(sqlite3.connect(self._path, timeout=60, isolation_level=None)) as db:
+            yield db
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._reading() as db:
             db.execute("PRAGMA synchronous = FULL")
             db.execute("BEGIN IMMEDIATE")
             yield db
@@ -109,7 +116,7 @@ class Sink:
 
     def last(self) -> Commit | None:
         """What was committed last."""
-        with self._transaction() as db:
+        with self._reading() as db:
             return _last(db)
 
     @property
@@ -120,17 +127,17 @@ class Sink:
 
     def raised(self) -> dict[int, float]:
         """When each number was raised."""
-        with self._transaction() as db:
+        with self._reading() as db:
             return dict(db.execute("SELECT number, at FROM raised").fetchall())
 
     def commits(self) -> list[Commit]:
         """All of them, in their order."""
-        with self._transaction() as db:
+        with self._reading() as db:
             return [_commit(row) for row in db.execute("SELECT * FROM commits ORDER BY rowid").fetchall()]
 
     def hours(self) -> dict[int, Written]:
         """All hours, by their start."""
-        with self._transaction() as db:
+        with self._reading() as db:
             rows = db.execute(f"SELECT start, ids, number, at FROM {TABLE} ORDER BY start").fetchall()
         return {start: Written(Hour(start, tuple(json.loads(ids))), number, at) for start, ids, number, at in rows}
 
