@@ -63,6 +63,15 @@ def ready(hours: Iterable[Closed], since: int, until: int) -> list[Closed]:
     return sorted(each for each in hours if each.hour.start >= since and ends(each.hour) <= until)
 
 
+def read_on(hours: Iterable[Closed], until: int, home: str) -> int:
+    """Return the offset from which the clicks of a region rebuild what ends behind ``until``: they come in order of time, hour by hour.
+
+    It is of what was read *here*. What the last owner has closed may have clicks that never came here, and that are written off: whoever took over its
+    positions would say that it has read them.
+    """
+    return max((each.behind[home] for each in hours if ends(each.hour) <= until), default=0)
+
+
 def ends(hour: Hour) -> int:
     """Return the end of an hour."""
     return hour.start + HOUR
@@ -130,7 +139,7 @@ class Committer:
         until = max(since, low if low in (MIN, MAX) else low // HOUR * HOUR)
         if until > since or owning.batch < 0:
             found = ready(self._folder.hours.values(), since, until)
-            behind = self._positions(owning.last, found)
+            behind = self._positions(until)
             self._sink.commit(owning.adoption.number, owning.batch + 1, until, [each.hour for each in found], behind)
             owning.batch += 1
             owning.last = self._sink.last()
@@ -142,12 +151,10 @@ class Committer:
         if last is not None:
             self._token.committed(owning.adoption, last.batch, last.digest, last.positions, stopped=stopped)
 
-    def _positions(self, last: Commit | None, found: Iterable[Closed]) -> Iterator[Position]:
-        """Where the sources are read on: clicks come in order of time, so behind the last one of what is closed."""
-        told = {cluster: offset for cluster, _, _, offset in last.positions} if last is not None else {}
+    def _positions(self, until: int) -> Iterator[Position]:
+        hours = self._folder.hours.values()
         for name, cluster in self._clusters.items():
-            offset = max([told.get(cluster, 0), *(each.behind[name] for each in found)])
-            yield cluster, CLICKS, 0, offset
+            yield cluster, CLICKS, 0, read_on(hours, until, name)
 
     def _stand_by(self, error: Exception) -> None:
         reason = getattr(error, "reason", type(error).__name__)

@@ -71,7 +71,7 @@ class Mirror:
         )
         self._partition = TopicPartition(CLICKS, 0)
         self._copied = next_offset(own.broker)
-        self._behind = setup.behind
+        self._behind = setup.behind.get(region, 0)
         self._ends: deque[int] = deque()
         self._seen = Replicated()
         self._token = Token(REFERENCE, own.agent)

@@ -39,8 +39,8 @@ class Setup:
 
     regions: dict[str, Place]
     sink: Path
-    behind: int = 0
-    """Looks by which the mirrors are late."""
+    behind: dict[str, int]
+    """By region the looks by which the mirror there is late."""
 
     @staticmethod
     def other(region: str) -> str:

@@ -36,9 +36,8 @@ AHEAD: Final = 120
 """Clicks that the clients are ahead of the sink at most: so a region is killed in the middle of its work."""
 EVERY: Final = "200ms"
 SUSPECT_AFTER: Final = "2s"
-MOST_BEHIND: Final = 25
-"""Looks by which a mirror is late at most, of which it takes about ten a second."""
-
+MOST_BEHIND: Final = 60
+"""Looks by which the mirror in B is late at most, of which it takes about ten a second. So A may have closed hours that are above R when it is lost."""
 HOURS_AROUND: Final = 6
 """Of work before the first take-over and behind the last one, in event time; and around each of them."""
 HOURS_EACH: Final = 5
@@ -134,7 +133,7 @@ def run(out: Path, hows: Sequence[str], seed: int) -> Run:
     spread = len(plan) * SPREAD // hours
     points = [first + number * each + chance.randrange(spread) for number in range(len(takes))]
     struck = [threading.Event() for _ in takes]
-    with _running(out, found, behind=chance.randrange(MOST_BEHIND + 1)) as world:
+    with _running(out, found, behind={"B": chance.randrange(MOST_BEHIND + 1)}) as world:
 
         def strike(take: Take) -> None:
             take.times["struck"] = time.time()
@@ -176,7 +175,7 @@ def run(out: Path, hows: Sequence[str], seed: int) -> Run:
 
 
 @contextmanager
-def _running(out: Path, found: Run, *, behind: int) -> Iterator[World]:
+def _running(out: Path, found: Run, *, behind: dict[str, int]) -> Iterator[World]:
     """Start everything, and kill it at the end."""
     with ExitStack() as stack:
         address = f"127.0.0.1:{free_port()}"
@@ -258,11 +257,12 @@ def _begun(world: World, take: Take) -> None:
 
 
 def _above(world: World, take: Take) -> None:
-    """Wait for the first hour of the next owner that no copy of the lost region alone could have closed."""
+    """Wait for the first hour that the next owner closes above R, and above what the last one had closed."""
 
     def closed() -> float:
-        own = [each for each in world.sink.commits() if each.number == take.number]
-        return min((each.at for each in own if each.until > take.hold), default=0.0)
+        commits = world.sink.commits()
+        bound = max([take.hold, *(each.until for each in commits if each.number < take.number)])
+        return min((each.at for each in commits if each.number == take.number and each.until > bound), default=0.0)
 
     world.until(closed, f"{take.to} has closed an hour above R")
     take.times["above"] = closed()

@@ -12,7 +12,7 @@ import pytest
 from examples.flights.data import HOUR
 from examples.regions.answer import ARRIVED, MOVE, WRITE_OFF, Run, Seen, Take, batch, wrong
 from examples.regions.clients import BURST, FIRST, Click, bursts, made
-from examples.regions.committer import Closed, ready
+from examples.regions.committer import Closed, read_on, ready
 from examples.regions.mirror import Replicated
 from examples.regions.sink import Commit, Fenced, Hour, Sink, Written
 from lowwater.watermark import MAX, MIN
@@ -80,6 +80,14 @@ def test_what_was_committed_is_not_committed_again() -> None:
     assert [each.hour.start // HOUR for each in ready(hours, MIN, 2 * HOUR)] == [0, 1]
     assert ready(hours, MAX, MAX) == []
     assert len(ready(hours, MIN, MAX)) == 5
+
+
+def test_positions_are_of_what_was_read_here() -> None:
+    hours = [Closed(Hour(start * HOUR, ()), {"A": 10 * (start + 1), "B": start}) for start in (1, 0, 2)]
+    assert [read_on(hours, until * HOUR, "A") for until in (0, 1, 2, 9)] == [0, 10, 20, 30]
+    assert read_on(hours, 2 * HOUR, "B") == 1
+    assert read_on(hours, MAX, "B") == 2
+    assert read_on([], MAX, "A") == 0
 
 
 def test_clicks_are_known_and_sent_in_order() -> None:
