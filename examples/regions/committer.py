@@ -168,6 +168,7 @@ class Committer:
 
     def _arrive(self) -> None:
         """Say that the state of the last batch is here, once what it has closed is closed here as well."""
+        self._folder.look()  # so that a take-over need not
         try:
             low = self._lw.get(WINDOWS)[WINDOWS].low.micros
             last = self._sink.last()

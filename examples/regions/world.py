@@ -38,9 +38,10 @@ EVERY: Final = "200ms"
 SUSPECT_AFTER: Final = "2s"
 MOST_BEHIND: Final = 60
 """Looks by which the mirror in B is late at most, of which it takes about ten a second. So A may have closed hours that are above R when it is lost."""
-HOURS_AROUND: Final = 6
-"""Of work before the first take-over and behind the last one, in event time; and around each of them."""
+HOURS_AROUND: Final = 8
+"""Of work before the first take-over and behind the last one, in event time."""
 HOURS_EACH: Final = 5
+"""From one to the next."""
 SPREAD: Final = 2
 """Hours within which each of them may come. The rest is needed behind it, for the sink is two hours behind the clients when these wait for the next one."""
 CLICKS_AN_HOUR: Final = 33
