@@ -267,8 +267,8 @@ class RegionAgent:
             records = self.folder.state.records
             answer = await self._call(self._stub.Enrol, pb.EnrolRequest(records=records))
             log.warning("enrolled %d references", len(records), extra=event("region_enrolled", references=len(records)))
-            for each in answer.references:
-                self._stand_by(each)
+            for view in answer.references:
+                self._stand_by(view)
             for refusal in answer.refused:
                 self._refuse(f"{refusal.reference}, enrolment", refusal.reason, refusal.message)
             if not answer.serving:
@@ -288,14 +288,14 @@ class RegionAgent:
                 await self._take(await self._call(self._stub.RegisterReference, _registration(each)))
                 self._registered.add(each.name)
                 self.refusals.pop(f"{each.name}, registration", None)
-                view = self.views.get(each.name)
-                if view is not None and view.policy != each.policy:
+                known = self.views.get(each.name)
+                if known is not None and known.policy != each.policy:
                     log.info(
                         "%s: the policy in force is %s, as an operator has decided; the file has %s",
                         each.name,
-                        view.policy,
+                        known.policy,
                         each.policy,
-                        extra=event("policy_decided", reference=each.name, policy=view.policy),
+                        extra=event("policy_decided", reference=each.name, policy=known.policy),
                     )
             except (
                 errors.RegistrationConflict,
