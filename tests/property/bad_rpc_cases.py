@@ -183,6 +183,9 @@ CASES: Final[dict[str, Case]] = {
         "Retire", put(computation="a", start=b"", end=b"", sequencer=lambda _, p: p.sequencers["a"]), field="sequencer"
     ),
     "a claim as that of a slice of what is not cut": Case("Claim", put(identity=slicing("spare")), field="identity"),
+    "a claim as that of a slice elsewhere": Case(
+        "Claim", put(computation="cut", identity=slicing("cut"), bounds=[b"a", b"g"], bound_micros=[]), field="bounds"
+    ),
     "a slice as an input": Case("Register", put(inputs=["a", "a~0"]), field="inputs[1]"),
     "a slice by its name": Case("Register", put(name="a~0"), field="name"),
     "a long key hash": Case("Register", put(key_hash=text(65, 20_000)), field="key_hash"),
