@@ -340,9 +340,9 @@ def lose_a_change_by_compaction(planted: Planted) -> None:
         self.logs.__dict__["older"] = self.topology
         return record(self, graph, whole=whole)
 
-    async def older(self: Logs, log: Log, take: Callable[[], Iterable[bytes]], now: int = 0) -> None:
+    async def older(self: Logs, log: Log, take: Callable[[], Iterable[bytes]], now: int = 0, **how: bool) -> None:
         known = log.name == GRAPH and "older" in self.__dict__
-        await snapshot(self, log, (lambda: [self.__dict__["older"].encode()]) if known else take, now)
+        await snapshot(self, log, (lambda: [self.__dict__["older"].encode()]) if known else take, now, **how)
 
     planted.setattr(holdings.Holdings, "graph_record", remembering)
     planted.setattr(Logs, "snapshot", older)
@@ -508,7 +508,6 @@ SLICED: Final = (
     slice_switches.lowerings_are_acknowledged_at_once,
     slice_switches.new_owners_answer_at_once,
     slice_switches.any_life_fits,
-    slice_switches.versions_are_echoed,
     slice_switches.one_order,
     slice_switches.sequencers_go_down_in_a_move,
     slice_switches.retired_is_told_as_finished,
