@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from lowwater import errors
@@ -176,7 +177,7 @@ class Registry:
                     await self.journal.confirm([LOG])
                 else:
                     entry = Entry(LOG, self.position + 1, record, strong=True)
-                    await self._until_known(lambda entry=entry: self.journal.append([entry]))  # type: ignore[misc]
+                    await self._until_known(partial(self.journal.append, [entry]))
                     self.position += 1
                     self._behind += 1
             except JournalLost as error:
@@ -184,17 +185,17 @@ class Registry:
                     "%s; putting it back from memory", error, extra=event("store_lost_records", reason=str(error))
                 )
                 payload = self.references.snapshot()
-                await self._until_known(lambda payload=payload: self.journal.restore(LOG, self.position + 1, payload))  # type: ignore[misc]
+                await self._until_known(partial(self.journal.restore, LOG, self.position + 1, payload))
                 self.position, self._behind = self.position + 1, 0
             else:
                 return
 
-    async def _until_known(self, write: Callable[[], object]) -> None:
+    async def _until_known(self, write: Callable[[], Awaitable[object]]) -> None:
         """Repeat a write of unknown outcome as it is; nothing is shown meanwhile."""
         backoff = Backoff(*RETRY_SECONDS)
         while True:
             try:
-                await write()  # type: ignore[misc]
+                await write()
             except JournalUnknown as error:
                 if self.stopping:
                     raise
