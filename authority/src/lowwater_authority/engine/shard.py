@@ -32,7 +32,7 @@ from lowwater_authority.engine.logs import Record
 from lowwater_authority.engine.placement import Alone, moved
 from lowwater_authority.engine.processing_time import ProcessingTime
 from lowwater_authority.engine.rounds import CommitLoop, GivenUp, GraphMoved, Round
-from lowwater_authority.engine.slices import Slice
+from lowwater_authority.engine.slices import Slice, inputs_of
 from lowwater_authority.engine.takeover import Taking
 from lowwater_authority.journal import (
     GRAPH,
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from lowwater_authority.engine.holding import Holding
     from lowwater_authority.engine.holdings import ReadGraph
     from lowwater_authority.engine.placement import Lows, Placement
+    from lowwater_authority.engine.slices import Inputs
     from lowwater_authority.journal import Journal
     from lowwater_authority.ops.observer import Observer
 
@@ -923,13 +924,23 @@ class Shard:
         if known is not None and computation is not None:
             known.durable(computation)
 
-    async def follow_inputs(self, name: str, bound: int) -> None:
-        """Revoke the claims of a slice that go by older inputs than its root, and let none of its ranges stand beyond where the root has it."""
+    async def follow_inputs(self, name: str, wanted: int, bound: int, known: Inputs | None) -> None:
+        """Revoke the claims of a slice that go by older inputs than its root.
+
+        ``wanted``: the version of the inputs by which the root has it at ``bound``. Nothing is done where the graph has gone on: that place knows
+        nothing of what was added since, so the root is to be asked again. No range may stand beyond it, unless all inputs are among those that
+        the claims went by, ``known``: a range that is finished has no owner who would finish it once more. None: nobody knows these.
+        """
 
         def stage(round_: Round) -> None:
-            computation, wanted = self._touch(round_, name), self.topology.get(name).input_version
-            if computation.input_version not in (0, wanted):
-                round_.fenced += computation.revoke(wanted, round_.now, bound=bound)
+            computation, spec = self._touch(round_, name), self.topology.get(name)
+            if self.topology.required(name).input_version != wanted or computation.input_version in (
+                0,
+                spec.input_version,
+            ):
+                return
+            added = known is None or not inputs_of(self.topology, name) <= known
+            round_.fenced += computation.revoke(spec.input_version, round_.now, bound=bound if added else None)
 
         await self._write(stage, waits=False)
 

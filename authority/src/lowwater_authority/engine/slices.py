@@ -20,7 +20,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -59,6 +59,9 @@ LOOK_SECONDS: Final = 0.5
 
 AGAIN_SECONDS: Final = (0.05, 2.0)
 """First and longest wait until a root is asked again that did not answer, or refused."""
+
+Inputs: TypeAlias = "frozenset[tuple[str, int]]"
+"""Names and incarnations."""
 
 log = logging.getLogger(__name__)
 
@@ -170,6 +173,11 @@ def told_of(computation: Computation, topology: Topology) -> Told:
     )
 
 
+def inputs_of(topology: Topology, name: str) -> Inputs:
+    """Return what a computation reads now, each with its incarnation."""
+    return frozenset(zip(topology.get(name).inputs, topology.required(name).input_incarnations, strict=True))
+
+
 class Slice:
     """One slice that this process serves: what is durable of it, and how much of that counts at the root.
 
@@ -187,6 +195,8 @@ class Slice:
         self._of = computation
         """What is served of it: another object after it was read back, or when it begins a new incarnation."""
         self._told = told_of(computation, shard.topology)
+        self._inputs = inputs_of(shard.topology, spec.name) if self._told.current else None
+        """Those by which its log goes, however old; None: this process has not known them."""
         self._above = above
         self._range: Range | None = None
         self._counts = MAX
@@ -255,6 +265,8 @@ class Slice:
             self._news.set()
         if told.incarnation != self._told.incarnation or (self._told.current and not told.current):
             self._give_up()
+        if told.current:
+            self._inputs = inputs_of(self._shard.topology, self.name)
         if told != self._told:
             self._told = told
             self._news.set()
@@ -522,7 +534,7 @@ class Slice:
             found.close()
             if shard.shared:  # who is alone has all of it in memory
                 await shard.refresh()
-            await shard.follow_inputs(self.name, found.low)
+            await shard.follow_inputs(self.name, found.input_version, found.low, self._inputs)
             if not self._fits(self._told, found):
                 msg = f"the shards of {self.root} and {self.name} do not know the same graph yet"
                 raise errors.Unavailable(msg)
