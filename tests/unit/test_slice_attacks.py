@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
+import numpy as np
 import pytest
 
 from lowwater import errors
-from lowwater_authority.core.times import MAX, MIN
+from lowwater_authority.core.groups import Mass
+from lowwater_authority.core.requests import ClaimRequest, GroupReport
+from lowwater_authority.core.times import MAX
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine import slices
 from lowwater_authority.engine.shard import Shard
+from lowwater_authority.engine.slices import RangeHere
 from tests.kit.memory_journal import MemoryDisk
-from tests.kit.tree import Tree, rest, until
+from tests.kit.times import HOUR
+from tests.kit.tree import One, Tree, ids, numbers, rest, until
 
 KEY = b"\x80"
 
@@ -22,7 +28,7 @@ KEY = b"\x80"
 def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing waits for the machine."""
     monkeypatch.setattr(slices, "AGAIN_SECONDS", (0.0, 0.0))
-    monkeypatch.setattr(slices, "ANSWER_SECONDS", 600.0)
+    monkeypatch.setattr(slices, "ANSWER_SECONDS", 20.0)
 
 
 @pytest.fixture
@@ -36,6 +42,105 @@ async def reader(disk: MemoryDisk) -> AsyncIterator[Tree]:
         assert await made.top.report(name, grant, hour) == []
     yield made
     await made.stop()
+
+
+@pytest.fixture
+async def tree(disk: MemoryDisk) -> AsyncIterator[Tree]:
+    made = await Tree(disk).start()
+    yield made
+    await made.stop()
+
+
+async def claim_as(one: One, name: str, identity: str, bound: int | None = None) -> None:
+    """Claim all of a slice. Raises as Shard.claim does."""
+    span, bounds = list(one.shard.topology.get(name).span), [] if bound is None else [bound]
+    asked = ClaimRequest(
+        span, identity=identity, request_id=next(ids).to_bytes(16), bound_micros=np.array(bounds, dtype=np.int64)
+    )
+    await one.shard.claim(name, asked)
+
+
+# -- whose it is ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_claim_that_is_refused_for_its_bound_binds_nothing(tree: Tree) -> None:
+    with pytest.raises(errors.TooFarAhead):
+        await claim_as(tree.below, "a~0", "X", bound=5_000 * HOUR)
+    await claim_as(tree.below, "a~0", "Y")
+
+
+async def test_a_claim_for_which_there_is_no_room_binds_nothing(tree: Tree) -> None:
+    def none(ranges: int) -> None:
+        msg = f"there is no room for {ranges}"
+        raise errors.Overloaded(msg)
+
+    asked = ClaimRequest([b"", KEY], identity="X", request_id=next(ids).to_bytes(16))
+    with pytest.raises(errors.Overloaded):
+        await tree.below.shard.claim("a~0", asked, room=none)
+    await claim_as(tree.below, "a~0", "Y")
+
+
+async def test_who_is_refused_as_another_does_not_have_the_slice_claimed_anew(tree: Tree) -> None:
+    await claim_as(tree.below, "a~0", "X")
+    await rest()
+    before, asked = tree.root.last_sequencer, len(tree.way.sent("claim"))
+    for _ in range(5):
+        with pytest.raises(errors.IdentityMismatch):
+            await claim_as(tree.below, "a~1", "Y")
+    await rest()
+    assert tree.root.last_sequencer == before, "nothing was granted"
+    assert len(tree.way.sent("claim")) == asked + 5, "each was asked for once"
+    await claim_as(tree.below, "a~1", "X")
+
+
+# -- the task of a slice ----------------------------------------------------------------------------------------------
+
+
+async def test_a_slice_goes_on_when_what_it_lets_go_of_fails_too(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _ = await tree.both(10, 10)
+    fails = [True]
+    say = RangeHere.say
+
+    async def failing(self: RangeHere, *what: Any) -> None:
+        if fails:
+            fails.clear()
+            raise ZeroDivisionError
+        await say(self, *what)
+
+    def close(self: RangeHere) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(RangeHere, "say", failing)
+    monkeypatch.setattr(RangeHere, "close", close)
+    assert await tree.below.report("a~0", first, 11) == []
+    await until(lambda: not fails)
+    monkeypatch.undo()
+    await until(lambda: tree.stands(0) == 11)
+
+
+async def test_masses_are_told_no_more_often_because_a_slice_is_read_back(
+    disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that refuses one write after the other has a slice read back each time, while it tells of what was there before."""
+    monkeypatch.setattr(slices, "MASS_SECONDS", 600.0)
+    tree = await Tree(disk).start(heuristics=(500_000,))
+    first, _ = await tree.both(10, 10)
+    told = tree.below.slice("a~0")
+    tree.way.hold("say")
+    pending = Mass(np.array([10 * HOUR]), np.array([5]), 10, {500_000: 10 * HOUR})
+    report = GroupReport(first.sequencer, np.array([10 * HOUR], dtype=np.int64), mass=pending)
+    before = len(tree.way.sent("say"))
+    told._mass_due = 0.0
+    assert await tree.below.shard.report([("a~0", report)], sender=b"s" * 16, number=(1, next(numbers))) == []
+    await until(lambda: len(tree.way.sent("say")) > before)
+    view, _ = await tree.below.shard.held.of("a~0").reload()
+    assert view is not None
+    tree.below.shard._show([view])
+    tree.way.let("say")
+    await rest()
+    assert told._mass_said != told._mass_turns, "of what was read back nothing was told yet"
+    assert told._mass_due > asyncio.get_running_loop().time(), "and it has its turn later"
+    await tree.stop()
 
 
 # -- inputs -----------------------------------------------------------------------------------------------------------

@@ -207,12 +207,13 @@ class Computation:
         fenced = tuple(self._fenced(taken, "a newer claim took it over"))
         return Grant(group.sequencer, watermarks, self.reference, fenced)
 
-    def begins(self, request: ClaimRequest) -> bool:
-        """Whether a claim would be the first of this incarnation: it decides whose the computation is. Not one that is refused, but for its bounds."""
+    def begins(self, request: ClaimRequest, wall: int) -> bool:
+        """Whether a claim would be the first of this incarnation: it decides whose the computation is. Not one that is refused."""
         if self.identity is not None or request.request_id in self.granted:
             return False
         try:
             self._check_claim(request)
+            self._check_bounds(request, wall)
         except errors.LowwaterError:
             return False
         return True

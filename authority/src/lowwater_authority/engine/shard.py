@@ -417,17 +417,20 @@ class Shard:
         With ``adopt``, take the computation over from another identity by a new incarnation, as far as ``permit`` lets it.
         """
         away: Lows = {}
+        binds = False
 
         def stage(round_: Round) -> Grant:
+            nonlocal binds
             computation = self._computation(name)
-            if (known := self._unbound(name, asked)) is not None and not known.is_bound(asked.identity):
-                raise GivenUp
             request = self._bounded(name, asked, away)
             adopts = adopt and computation.identity not in (None, request.identity)
             if not adopts or request.request_id in computation.granted:
                 # A repeat divides nothing, and a claim of what is cut only says in which slice there has to be room.
                 if request.request_id not in computation.granted and not computation.spec.slices:
                     room(_ranges_with(computation.map, request.bounds))
+                binds = self._is_unbound(name, request, round_.wall)
+                if binds:
+                    raise GivenUp
                 round_.touch(name, computation)
                 grant = computation.claim(request, round_.now, round_.wall)
                 round_.fenced += grant.fenced
@@ -445,21 +448,22 @@ class Shard:
 
         inputs = (lambda: self.topology.get(name).inputs) if len(asked.bound_micros) else None
         before = self.topology.get(name).incarnation
-        bind = partial(self._bind, name, asked)
+
+        async def bind() -> None:
+            # Not before it is known that nothing else stands against the claim: who is granted nothing is to bind nothing.
+            if binds and (known := self._slices.get(name)) is not None:
+                await known.bind(asked.identity)
+
         grant = await self._write(stage, alone=adopt, first=bind, lows_of=inputs, away=away)
         self._tell_claim(name, asked, grant, adopted=adopt and self.topology.get(name).incarnation > before)
         return grant
 
-    async def _bind(self, name: str, asked: ClaimRequest) -> None:
-        """Let the first worker of a slice bind what that is a slice of to its identity. Raises IdentityMismatch and Unavailable."""
-        if (known := self._unbound(name, asked)) is not None:
-            await known.bind(asked.identity)
-
-    def _unbound(self, name: str, asked: ClaimRequest) -> Slice | None:
-        """Return a slice that is served here, if a claim would be its first; else None."""
+    def _is_unbound(self, name: str, request: ClaimRequest, wall: int) -> bool:
+        """Whether a claim would be the first of a slice, and what that is a slice of is not known to be bound to its worker's identity."""
         known, computation = self._slices.get(name), self.held.computation(name)
-        begins = known is not None and computation is not None and computation.begins(asked)
-        return known if begins else None
+        if known is None or computation is None or known.is_bound(request.identity):
+            return False
+        return computation.begins(request, wall)
 
     def _tell_claim(self, name: str, asked: ClaimRequest, grant: Grant, *, adopted: bool) -> None:
         what = "adopted" if adopted else "taken_over" if grant.fenced else "claimed"

@@ -270,6 +270,8 @@ class Slice:
         if told != self._told:
             self._told = told
             self._news.set()
+        if told.identity is not None and self._binds is not None and not self._binds[1].done():
+            self._binds[1].set_result(None)  # whose it is by now, the slice says itself
         self._settle()
 
     async def settle(self) -> errors.Unavailable | None:
@@ -321,7 +323,7 @@ class Slice:
                 done = asyncio.get_running_loop().create_future()
                 self._binds = identity, done
                 try:
-                    self._give_up()
+                    self._news.set()
                     await done
                 finally:
                     self._binds = None
@@ -341,11 +343,12 @@ class Slice:
 
     def _give_up(self) -> None:
         """What the root knows is not known any more."""
-        if self._range is not None:
-            self._range.close()
+        known = self._range
         self._range, self._said, self._counts, self._vouched, self._mass_said = None, None, MAX, MIN, -1
         self._bound = None
         self._news.set()
+        if known is not None:
+            known.close()
 
     # -- its task --------------------------------------------------------------------------------------------
 
@@ -380,7 +383,8 @@ class Slice:
                     backoff.seconds,
                     extra=event("slice_failed", computation=self.name, root=self.root),
                 )
-                self._give_up()
+                with suppress(Exception):  # what it lets go of may be what has failed
+                    self._give_up()
             await backoff.wait()
 
     async def _look_again(self, error: errors.LowwaterError) -> None:
@@ -405,15 +409,18 @@ class Slice:
 
     async def _tell(self) -> None:
         """Tell the root what it does not know yet, or wait until there is something."""
-        wanted = self._wanted()
-        if self._range is not None and (self._range.lost or wanted not in (None, self._bound)):
+        if self._range is not None and self._range.lost:
             self._give_up()
-        if self._range is not None:
+        if self._range is not None and self._goes_on(self._range):
             await self._tell_by(self._range)
         elif self._binds is None and self._told.retired and self._said is not None and self._said.retired:
             await self._wait()
         else:
             await self._claim()
+
+    def _goes_on(self, known: Range) -> bool:
+        """Whether the range is still the one to speak by: nobody has to be bound first, by a claim in place of it."""
+        return self._range is known and self._wanted() in (None, self._bound)
 
     async def _tell_by(self, known: Range) -> None:
         mass, turns, of = None, self._mass_said, self._of
@@ -421,11 +428,11 @@ class Slice:
             mass, turns, of = await self._shard.ask(
                 self.name, lambda found, _: (found.whole_mass(), found.mass_turns, found)
             )
-            if self._range is not known:
+            if not self._goes_on(known):
                 return
         if self._told.vouched > self._vouched and self._fits(self._told, known):
             await self._vouch(self._told, known)
-            if self._range is not known:
+            if not self._goes_on(known):
                 return
         told = self._told  # of now: no less may have been acknowledged since
         if not self._fits(told, known):
@@ -449,8 +456,9 @@ class Slice:
             self.reached = True
             if self._range is known:
                 self._counts, self._said = told.low, told
-                if mass is not None and of is self._of:
-                    self._mass_said, self._mass_due = turns, asyncio.get_running_loop().time() + MASS_SECONDS
+                if mass is not None:
+                    self._mass_due = asyncio.get_running_loop().time() + MASS_SECONDS
+                    self._mass_said = turns if of is self._of else -1  # else they are counted anew, and told again
                 self._settle()
 
     async def _vouch(self, told: Told, known: Range) -> None:
@@ -525,7 +533,9 @@ class Slice:
                 binds[1].set_exception(error)
             if self._binds is binds:
                 self._binds = None
-            return
+            return  # a refused claim has changed nothing: what it has, it still has
+        if self._range is not None:
+            self._give_up()  # this one has taken its place
         if asked.epoch != shard.epoch(self.name):
             found.close()
             return
