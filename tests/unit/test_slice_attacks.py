@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from lowwater import errors
-from lowwater_authority.core.groups import Mass
+from lowwater_authority.core.groups import MOST_RECORDS, Mass
 from lowwater_authority.core.requests import ClaimRequest, GroupReport
 from lowwater_authority.core.times import MAX
-from lowwater_authority.core.topology import Spec
+from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine import slices
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.engine.slices import RangeHere
@@ -199,3 +199,64 @@ async def test_what_is_finished_stays_so_when_inputs_are_taken_away(reader: Tree
     assert await reader.below.report("a~0", second, 60) == []
     assert await reader.below.report("a~1", other, 60) == []
     await until(lambda: reader.low() == 60)
+
+
+# -- what of others reaches a slice -----------------------------------------------------------------------------------
+
+
+async def test_a_slice_moves_while_nobody_serves_what_it_reads(tree: Tree) -> None:
+    """Its workers have answers all the same: where none of its ranges was retired, its input has no part in where it stands."""
+    tree.top.placement.names = lambda name: "~" not in name and name != "x"
+    other = await tree.another("other:1", lambda name: name == "x")
+    await other.shard.register(Spec("x"))
+    assert await other.report("x", await other.claim("x"), 100) == []
+    await tree.top.shard.refresh()
+    await tree.top.shard.register(Spec("b", inputs=("x",), slices=(KEY,)))
+    await tree.below.shard.refresh()
+    assert await tree.below.shard.serve("b~0")
+    first = await tree.below.claim("b~0")
+    assert await tree.below.report("b~0", first, 40) == []
+    await until(lambda: tree.below.slice("b~0")._said is not None)
+    await other.stop()
+    new = await tree.fail_over()
+    late = new.report("b~0", first, 30)
+    await until(late.done)
+    assert await late == []
+
+
+async def test_more_records_than_one_claim_may_have_are_told_by_their_shares(disk: MemoryDisk) -> None:
+    """The root takes no more of one claim, and a slice is one: it would refuse the masses, and the slice would acknowledge nothing."""
+    tree = await Tree(disk).start(heuristics=(500_000,))
+    first = await tree.below.claim("a~0", b"", b"\x40")
+    second = await tree.below.claim("a~0", b"\x40", KEY)
+    for grant, hour in ((first, 10), (second, 20)):
+        mass = Mass(np.array([hour * HOUR]), np.array([MOST_RECORDS]), 0, {500_000: 30 * HOUR})
+        report = GroupReport(grant.sequencer, np.array([10 * HOUR], dtype=np.int64), mass=mass)
+        assert await tree.below.shard.report([("a~0", report)], sender=b"s" * 16, number=(1, next(numbers))) == []
+    told = tree.below.slice("a~0")
+    told._mass_due = 0.0
+    told._news.set()
+    await until(lambda: told._mass_said == told._mass_turns)
+    [[group, _, _]] = tree.root.map.overlapping(b"", KEY)
+    assert group.mass is not None
+    assert group.mass.counts.tolist() == [MOST_RECORDS // 2] * 2
+    await tree.stop()
+
+
+# -- a graph that a store has lost changes of -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", [(), (b"c",)])
+def test_a_graph_that_is_put_together_has_no_slices_but_of_what_is_cut(cut: tuple[bytes, ...]) -> None:
+    """Two processes have registered one name, each without knowing of the other: nobody could drop what is a slice of nothing."""
+    mine = Topology().register(Spec("a", slices=cut))
+    theirs = Topology().register(Spec("a", slices=(b"f", b"m", b"t")))
+    for merged in (mine.merged(theirs), mine.merged(theirs).merged(mine)):
+        registered = merged.computations["a"]
+        assert registered.slices == cut
+        assert {name: spec for name, spec in merged.computations.items() if name != "a"} == registered.slice_specs()
+        assert merged.dropped.keys() == {f"a~{n}" for n in range(4)} - merged.computations.keys()
+    ended = merged.drop("a")
+    again = ended.register(Spec("a", slices=(b"f", b"m", b"t")))
+    assert {spec.incarnation for spec in again.computations.values()} == {2}
+    assert not again.dropped

@@ -1208,7 +1208,8 @@ class Computation:
         """Return the mass of all claims, as one: a slice is one claim of what it is a slice of. O(claims + buckets).
 
         Its claims' finished records are told by their frontiers, so that H(p) comes out as if each of them had told its own. Of more than
-        ``MOST_FRONTIERS`` neighbours are rounded down to the least of them, and so are pending records of too many times.
+        ``MOST_FRONTIERS`` neighbours are rounded down to the least of them, and so are pending records of too many times. More than
+        ``MOST_RECORDS`` are told by their shares: no claim has that many.
         """
         groups = [g for g in self.map.run_groups() if g.state is not GroupState.RETIRED and not g.finished]
         masses = [mass for group in groups for mass in group.masses()]
@@ -1226,6 +1227,9 @@ class Computation:
         by_frontier = sorted(finished.items(), key=lambda each: [micros for _, micros in each[0]])
         together = -(-len(by_frontier) // MOST_FRONTIERS)
         others = [_least(by_frontier[low : low + together]) for low in range(0, len(by_frontier), together or 1)]
+        of = -(-(int(counts.sum()) + sum(each.recent for each in others)) // MOST_RECORDS)
+        if of > 1:
+            counts, others = counts // of, [replace(each, recent=each.recent // of) for each in others]
         return Mass(starts, counts, others=tuple(others), unknown=not all(group.mass_known for group in groups))
 
     def _arrived_at(self, ppm: int) -> int:

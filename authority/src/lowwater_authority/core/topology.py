@@ -296,6 +296,9 @@ class Topology:
             if known.first == spec.first:
                 newest[name] = replace(newest[name], estimated=known.estimated or spec.estimated)
         dropped = dict(self.dropped)
+        # Each may have cut one name in its own way. Its slices are those of the registration that stays: nobody could drop another one.
+        for name in [name for name, spec in newest.items() if spec.slice_of and not _is_listed(spec, newest)]:
+            dropped[name] = _tombstone(newest.pop(name))
         for name, spec in other.dropped.items():
             if name not in dropped or _age(dropped[name]) < _age(spec):
                 dropped[name] = spec
@@ -580,6 +583,12 @@ def carried(name: str, incarnation: int, identity: str) -> str | None:
 
 def _with_slices(spec: Spec) -> Iterable[tuple[str, Spec]]:
     return [(spec.name, spec), *spec.slice_specs().items()]
+
+
+def _is_listed(spec: Spec, among: Mapping[str, Spec]) -> bool:
+    """Whether a slice is one of what it is a slice of, by its keys."""
+    root = among.get(spec.slice_of)
+    return root is not None and root.span_of(spec.name) == spec.span
 
 
 def _age(spec: Spec) -> tuple[int, int]:

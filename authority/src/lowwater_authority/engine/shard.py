@@ -23,6 +23,7 @@ from lowwater._core.text import counted
 from lowwater_authority.access.caller import anything
 from lowwater_authority.core import recovery
 from lowwater_authority.core.batches import ALL_PART_BYTES, part_bytes
+from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.requests import Fenced, Refused
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.engine.backoff import Backoff
@@ -446,7 +447,9 @@ class Shard:
             round_.touch(name, fresh)
             return grant
 
-        inputs = (lambda: self.topology.get(name).inputs) if len(asked.bound_micros) else None
+        def inputs() -> Sequence[str]:
+            return self.topology.get(name).inputs if self._revives(name, asked) else ()
+
         before = self.topology.get(name).incarnation
 
         async def bind() -> None:
@@ -494,14 +497,22 @@ class Shard:
         """Let no bound lead what is published of the inputs.
 
         A retired range begins at its bound, and what its new owner knows may be older than a change of the inputs. The range of
-        an owner never stands beyond them anyway, so for all others this changes nothing.
+        an owner never stands beyond them anyway, so for all others this would change nothing, and they do not wait for the shards of the inputs.
         """
         inputs = self.topology.get(name).inputs
-        if not inputs or not len(asked.bound_micros):
+        if not inputs or not self._revives(name, asked):
             return asked
         low = min(self._low(each, away) for each in inputs)
         bounds = np.where(asked.bound_micros == MAX, MAX, np.minimum(asked.bound_micros, low))
         return replace(asked, bound_micros=bounds)
+
+    def _revives(self, name: str, asked: ClaimRequest) -> bool:
+        """Whether a claim has a bound, and takes what was retired. O(claims that it touches)."""
+        computation = self.held.computation(name)
+        if computation is None or not len(asked.bound_micros):
+            return False
+        touched = computation.map.overlapping(asked.bounds[0], asked.bounds[-1])
+        return any(group.state is GroupState.RETIRED for group, _, _ in touched)
 
     def _low(self, name: str, away: Lows) -> int:
         """Return how far a computation is, whoever serves it. Raises GivenUp when that has to be asked anew."""
