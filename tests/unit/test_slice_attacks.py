@@ -260,3 +260,23 @@ def test_a_graph_that_is_put_together_has_no_slices_but_of_what_is_cut(cut: tupl
     again = ended.register(Spec("a", slices=(b"f", b"m", b"t")))
     assert {spec.incarnation for spec in again.computations.values()} == {2}
     assert not again.dropped
+
+
+# -- keys of others ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"), [("a~0", (b"\xa0", b"\xb0")), ("a~1", (b"\x10", b"\x20")), ("a~1", (b"", KEY))]
+)
+@pytest.mark.parametrize("bound", [None, 5])
+async def test_a_claim_of_keys_before_or_behind_a_slice_is_refused_as_that(
+    tree: Tree, name: str, keys: tuple[bytes, bytes], bound: int | None
+) -> None:
+    """It changes nothing: no failure half way, by which the slice would have to be read back."""
+    await tree.both(10, 10)
+    before = tree.below.shard.held.computation(name)
+    with pytest.raises(errors.OtherSlice):
+        await tree.below.claim(name, *keys, bound=bound)
+    with pytest.raises(errors.OtherSlice):
+        await tree.below.shard.retire(name, *keys, force=True)
+    assert tree.below.shard.held.computation(name) is before

@@ -308,11 +308,16 @@ class Computation:
         others = newest[1] // CLAIMS_OF_ONE == epoch and owners - {request.host}
         return (newest[0], (epoch + 1) * CLAIMS_OF_ONE) if others else newest
 
+    def has_keys(self, start: bytes, end: bytes) -> bool:
+        """Whether an interval lies in its key space; nothing else is to be asked of its map about one that does not."""
+        own_start, own_end = self.spec.span
+        return start >= own_start and (not own_end or bool(end and end <= own_end))
+
     def _check_span(self, start: bytes, end: bytes, what: str) -> None:
         """A slice has the keys of its own, and what is cut has none but by its slices. Raises OtherSlice."""
-        own_start, own_end = self.spec.span
-        if start >= own_start and (not own_end or (end and end <= own_end)):
+        if self.has_keys(start, end):
             return
+        own_start, own_end = self.spec.span
         root, _, number = self.spec.name.rpartition(CUT)
         msg = (
             f"{self.spec.name} is slice {number} of {root}, [{own_start.hex()}, {own_end.hex()}): these keys are not all in it; {what} by {root}, "

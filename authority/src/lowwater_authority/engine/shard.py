@@ -426,8 +426,9 @@ class Shard:
             request = self._bounded(name, asked, away)
             adopts = adopt and computation.identity not in (None, request.identity)
             if not adopts or request.request_id in computation.granted:
-                # A repeat divides nothing, and a claim of what is cut only says in which slice there has to be room.
-                if request.request_id not in computation.granted and not computation.spec.slices:
+                # A repeat divides nothing, a claim of what is cut only says in which slice there has to be room, and one of others' keys is refused.
+                divides = request.request_id not in computation.granted and not computation.spec.slices
+                if divides and computation.has_keys(request.bounds[0], request.bounds[-1]):
                     room(_ranges_with(computation.map, request.bounds))
                 binds = self._is_unbound(name, request, round_.wall)
                 if binds:
@@ -509,10 +510,10 @@ class Shard:
     def _revives(self, name: str, asked: ClaimRequest) -> bool:
         """Whether a claim has a bound, and takes what was retired. O(claims that it touches)."""
         computation = self.held.computation(name)
-        if computation is None or not len(asked.bound_micros):
+        ends = asked.bounds[0], asked.bounds[-1]
+        if computation is None or not len(asked.bound_micros) or not computation.has_keys(*ends):
             return False
-        touched = computation.map.overlapping(asked.bounds[0], asked.bounds[-1])
-        return any(group.state is GroupState.RETIRED for group, _, _ in touched)
+        return any(group.state is GroupState.RETIRED for group, _, _ in computation.map.overlapping(*ends))
 
     def _low(self, name: str, away: Lows) -> int:
         """Return how far a computation is, whoever serves it. Raises GivenUp when that has to be asked anew."""
