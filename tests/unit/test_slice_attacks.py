@@ -178,6 +178,24 @@ async def test_inputs_that_change_again_before_a_slice_has_read_of_it_bound_it_a
     assert reader.low() <= 42
 
 
+async def test_an_input_that_comes_back_bounds_what_was_folded_without_it_meanwhile(reader: Tree) -> None:
+    """The slice has read of its going, and a worker goes by that, before the slice follows the one or the other."""
+    await reader.top.shard.set_inputs("a", ["x", "y"])
+    await reader.below.shard.refresh()
+    first, _ = await reader.both(40, 45)
+    reader.way.hold("claim")
+    await reader.top.shard.set_inputs("a", ["x"])
+    await reader.below.shard.refresh()
+    reader.below.report("a~0", first, 90)
+    await until(lambda: reader.low("a~0") == 90)
+    await reader.top.shard.set_inputs("a", ["x", "y"])
+    await reader.below.shard.refresh()
+    reader.way.let("claim")
+    await until(lambda: all(reader.below.slice(f"a~{n}").is_settled() for n in (0, 1)))
+    await rest()
+    assert reader.stands(0) <= 50
+
+
 @pytest.mark.parametrize("left", [["x"], []])
 async def test_what_is_finished_stays_so_when_inputs_are_taken_away(reader: Tree, left: list[str]) -> None:
     """Its worker has gone, so nobody would finish it again."""

@@ -196,7 +196,7 @@ class Slice:
         """What is served of it: another object after it was read back, or when it begins a new incarnation."""
         self._told = told_of(computation, shard.topology)
         self._inputs = inputs_of(shard.topology, spec.name) if self._told.current else None
-        """Those by which its log goes, however old; None: this process has not known them."""
+        """Those that all of its workers have gone by since its log followed any; None: this process has not known them."""
         self._above = above
         self._range: Range | None = None
         self._counts = MAX
@@ -265,14 +265,21 @@ class Slice:
             self._news.set()
         if told.incarnation != self._told.incarnation or (self._told.current and not told.current):
             self._give_up()
-        if told.current:
-            self._inputs = inputs_of(self._shard.topology, self.name)
+        if not (told.current and self._told.current and told.fold == self._told.fold):
+            self._follow_inputs(told)
         if told != self._told:
             self._told = told
             self._news.set()
         if told.identity is not None and self._binds is not None and not self._binds[1].done():
             self._binds[1].set_result(None)  # whose it is by now, the slice says itself
         self._settle()
+
+    def _follow_inputs(self, told: Told) -> None:
+        inputs = inputs_of(self._shard.topology, self.name)
+        if told.current:
+            self._inputs = inputs
+        elif self._inputs is not None:
+            self._inputs &= inputs  # workers may go by these from here on, whatever its log has followed yet
 
     async def settle(self) -> errors.Unavailable | None:
         """Wait until answers may leave, for ``ANSWER_SECONDS`` at most; returns the refusal when they may not yet."""
