@@ -458,7 +458,8 @@ class Shard:
             if binds and (known := self._slices.get(name)) is not None:
                 await known.bind(asked.identity)
 
-        grant = await self._write(stage, alone=adopt, first=bind, lows_of=inputs, away=away)
+        lows_of = inputs if len(asked.bound_micros) else None
+        grant = await self._write(stage, alone=adopt, first=bind, lows_of=lows_of, away=away)
         self._tell_claim(name, asked, grant, adopted=adopt and self.topology.get(name).incarnation > before)
         return grant
 
