@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from lowwater import errors
-from lowwater_authority.core.groups import MOST_RECORDS, Mass
+from lowwater_authority.core.budget import Lateness
+from lowwater_authority.core.groups import MOST_RECORDS, GroupState, Mass
 from lowwater_authority.core.requests import ClaimRequest, GroupReport
-from lowwater_authority.core.times import MAX
+from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine import slices
 from lowwater_authority.engine.shard import Shard
@@ -298,3 +299,54 @@ async def test_a_claim_of_keys_before_or_behind_a_slice_is_refused_as_that(
     with pytest.raises(errors.OtherSlice):
         await tree.below.shard.retire(name, *keys, force=True)
     assert tree.below.shard.held.computation(name) is before
+
+
+# -- a clock that is wrong --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("retired", [False, True])
+async def test_a_slice_that_stands_ahead_of_the_clock_is_claimed_anew_all_the_same(tree: Tree, retired: bool) -> None:
+    """As the range of a worker does, it stands where it did when the clock was set back; nothing is lifted by that but what was retired."""
+    first, _ = await tree.both(1_010, 10)
+    if retired:
+        await tree.below.shard.retire("a~0", b"", KEY, force=True)
+        await until(lambda: tree.state(0) is GroupState.RETIRED)
+    tree.now -= 500 * HOUR
+    tree.below = await tree.fail_over()
+    if retired:
+        with pytest.raises(errors.TooFarAhead):
+            await tree.below.claim("a~0", bound=1_010)
+        await tree.below.claim("a~0", bound=10)
+        assert tree.stands(0) == 10
+        return
+    for hour in (1_010, 20):
+        told = tree.below.report("a~0", first, hour)
+        await until(told.done)
+        assert await told == []
+        assert tree.stands(0) == hour
+
+
+async def test_masses_and_budgets_ahead_of_the_clock_hold_no_answer_back(disk: MemoryDisk) -> None:
+    """They count as far as any may be: refused, they would take what stands beside them along, for as long as the clock is behind."""
+    tree = await Tree(disk).start(heuristics=(500_000,), budgets=(10_000,))
+    first = await tree.below.claim("a~0")
+    pending = Mass(np.array([10 * HOUR]), np.array([5]), 10, {500_000: 1_020 * HOUR})
+    late = Lateness({0: 5}, 1_020 * HOUR, 1_020 * HOUR, {10_000: (0, MIN)})
+
+    async def say(hour: int, **more: Any) -> None:
+        report = GroupReport(first.sequencer, np.array([hour * HOUR], dtype=np.int64), **more)
+        told = tree.below.shard.report([("a~0", report)], sender=b"s" * 16, number=(1, next(numbers)))
+        await until(told.done)
+        assert await told == []
+
+    await say(1_010, mass=pending, lateness=late)
+    tree.now -= 500 * HOUR
+    tree.below = await tree.fail_over()
+    await say(20)
+    await until(lambda: tree.below.slice("a~0")._said is not None)
+    limit = tree.now + tree.top.shard.topology.get("a").max_skew
+    [[group, _, _]] = tree.root.map.overlapping(b"", KEY)
+    assert group.mass is not None
+    assert [part.frontiers for part in group.mass.others] == [{500_000: limit}]
+    assert all(micros <= limit for micros, _, _ in group.kept.values())
+    await tree.stop()

@@ -363,8 +363,10 @@ class Computation:
             raise errors.StaleSequencer(_STALE, metadata=self._about(sequencer=request.instead_of))
 
     def _check_bounds(self, request: ClaimRequest, wall: int) -> None:
-        """A retired range begins at its bound, so one bad timestamp must not lift it for ever."""
+        """A retired range begins at its bound, so one bad timestamp must not lift it for ever. A slice tells where it stands, which lifts nothing else."""
         bounds = request.bound_micros
+        if self.spec.slices and not self._revives(request):
+            return
         ahead = bounds[(bounds > wall + self.spec.max_skew) & (bounds != MAX)]
         if len(ahead):
             msg = (
@@ -373,6 +375,10 @@ class Computation:
             )
             fix = "event times up to max_skew ahead of the clock, or none"
             raise errors.TooFarAhead(msg, metadata=self._about(field="bound_micros", fix=fix))
+
+    def _revives(self, request: ClaimRequest) -> bool:
+        touched = self.map.overlapping(request.bounds[0], request.bounds[-1])
+        return any(group.state is GroupState.RETIRED for group, _, _ in touched)
 
     def _apply_claim(self, op: pb.Claim, now: int, bounds: Sequence[bytes] | None = None) -> tuple[Group, list[Taken]]:
         """Take over what a record says; ``bounds`` are its own, where the caller has them: millions take long to read."""
@@ -800,6 +806,8 @@ class Computation:
             return [Refused(group.sequencer, errors.InvalidArgument.reason, problem)]
         # A record from the far future is as far as any may be: one bad timestamp must not carry the computation off.
         mass = replace(mass, starts=np.minimum(mass.starts, limit))
+        if self.spec.slices:
+            mass = mass.at_most(limit)  # as in _take_kept
         for share, micros in chain.from_iterable(part.frontiers.items() for part in mass.parts):
             if limit < micros != MAX:
                 msg = (
@@ -812,15 +820,13 @@ class Computation:
 
     def _take_kept(self, group: Group, told: Lateness, wall: int) -> list[Refused]:
         """Take over how a slice keeps the budgets: each by its watermark, and by how many of all records came behind it."""
-        kept = {
-            ppm: (told.behind[ppm][1], sum(told.counts.values()), told.behind[ppm][0])
-            for ppm in self.budgets
-            if ppm in told.behind
-        }
+        # What it says of itself it was taken at its word for, when the clock was another. Refused, it would hold up what stands beside it.
         limit = wall + self.spec.max_skew
-        if far := [micros for micros, _, _ in kept.values() if limit < micros != MAX]:
-            msg = f"lateness.behind has {far[0]}, more than {self.spec.max_skew // 1_000_000} s ahead of the clock; nothing of it counts"
-            return [Refused(group.sequencer, errors.TooFarAhead.reason, msg)]
+        kept = {
+            ppm: (micros if micros == MAX else min(micros, limit), sum(told.counts.values()), behind)
+            for ppm, (behind, micros) in told.behind.items()
+            if ppm in self.budgets
+        }
         if wrong := [behind for _, records, behind in kept.values() if behind > records]:
             msg = f"lateness.behind has {wrong[0]} of {sum(told.counts.values())} records; send how many of all came behind"
             return [Refused(group.sequencer, errors.InvalidArgument.reason, msg)]
