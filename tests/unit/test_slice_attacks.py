@@ -9,15 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+import lowwater.aio
 from lowwater import errors
+from lowwater._core.claims import Grant
+from lowwater._core.columns import Column
+from lowwater._core.fold import Reading
+from lowwater._core.lease import LeaseState
+from lowwater_authority.cluster.peers import RangeThere
 from lowwater_authority.core.budget import Lateness
 from lowwater_authority.core.groups import MOST_RECORDS, GroupState, Mass
-from lowwater_authority.core.requests import ClaimRequest, GroupReport
+from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, GroupReport
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine import slices
 from lowwater_authority.engine.shard import Shard
-from lowwater_authority.engine.slices import RangeHere
+from lowwater_authority.engine.slices import RangeHere, Told
 from tests.kit.memory_journal import MemoryDisk
 from tests.kit.times import HOUR
 from tests.kit.tree import One, Tree, ids, numbers, rest, until
@@ -350,3 +356,26 @@ async def test_masses_and_budgets_ahead_of_the_clock_hold_no_answer_back(disk: M
     assert [part.frontiers for part in group.mass.others] == [{500_000: limit}]
     assert all(micros <= limit for micros, _, _ in group.kept.values())
     await tree.stop()
+
+
+# -- over the network ---------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_said_by_a_range_that_is_given_up_is_waited_for_no_more() -> None:
+    """No answer of it is read then: the slice would not claim anew for as long as it waits."""
+    async with lowwater.aio.connect("localhost:1") as lw:
+        state = LeaseState("a", 7, Column(1, MIN), reference=0)
+        reading = Reading("a", (), 0, (), ())
+        granted = lowwater.aio.Lease(lw._runtime(), Grant(state, (b"", KEY), lowwater.Watermarks([MIN]), reading))
+        lw._runtime().reporter.add(state)
+        known = RangeThere(lw.worker("a", name="a~0"), granted)
+        told = Told(
+            1, NO_FOLD, current=True, vouched=MIN, low=1, retired=False, kept=(), oldest_operation=0, waiting_for=""
+        )
+        says = asyncio.create_task(known.say(told, None))
+        await rest()
+        assert not says.done()
+        known.close()
+        await until(says.done)
+        assert isinstance(says.exception(), errors.StaleSequencer)
+        assert known.lost
