@@ -275,7 +275,7 @@ def test_slices_take_no_more_of_the_graph_than_others_can_read_beside_them() -> 
     """A graph of a gigabyte would be sent to nobody any more, whatever else is in it."""
     keys = tuple(number.to_bytes(2) for number in range(1, 1000))
     inputs = [f"i{number}" for number in range(101)]
-    with pytest.raises(errors.InvalidArgument, match="1000 slices with 101 inputs each.*may have 100000"):
+    with pytest.raises(errors.InvalidArgument, match=r"1000 slices with 101 inputs each.*may have 100000"):
         Topology().register(Spec("a", inputs=tuple(inputs), slices=keys))
     made = Topology().register(Spec("a", inputs=tuple(inputs[1:]), slices=keys))
     with pytest.raises(errors.InvalidArgument, match="cut fewer slices, or read fewer inputs"):
