@@ -84,6 +84,7 @@ def test_a_shard_with_another_token_is_told_apart_and_the_mistake_is_named(
 ) -> None:
     with deployment(tmp_path, monkeypatch, OLD, NEW) as (lw, [one, two]):
         spread(lw, one, two)
+        lw.retire("reader", b"", b"", force=True)  # only what was retired begins at its bound, which may not lead the inputs
         with lowwater.connect(two.address, token=TOKENS["admin"], timeout=3) as hasty:
             with pytest.raises(errors.Unavailable, match="LOWWATER_PEER_TOKEN must name the same token"):
                 hasty.worker("reader").claim(bound=3)
