@@ -164,6 +164,13 @@ CASES: Final[dict[str, Case]] = {
     "too many slices": Case(
         "Register", put(slices=lambda r, _: [n.to_bytes(2, "big") for n in range(1, r.randint(1001, 2000))]), field="slices"
     ),
+    "slices with too many inputs together": Case(
+        "Register",
+        put(
+            inputs=[f"i{number}" for number in range(101)], slices=[number.to_bytes(2, "big") for number in range(1, 1000)]
+        ),
+        field="slices",
+    ),
     "slices of one that tells of all that is pending": Case(
         "Register", put(inputs=[], slices=[b"m"], all_pending=True, lateness_budgets_ppm=[10_000]), field="all_pending"
     ),

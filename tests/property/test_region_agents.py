@@ -423,7 +423,7 @@ def test_who_is_refused_at_a_sink_is_told_whose_it_is_now(tmp_path: Path) -> Non
         assert agent.owned(NAME).number == 1, "it has heard nothing yet"
         with pytest.raises(errors.StaleAdoption):
             await agent.raised(NAME, 1, "lake", "")
-        with pytest.raises(errors.StaleAdoption, match="B owns hourly:clicks, by 2"):
+        with pytest.raises(errors.StaleAdoption, match="B owns hourly:clicks, by the adoption number 2"):
             agent.owned(NAME)
         for site in world.sites.values():
             await site.agent.close()

@@ -163,6 +163,10 @@ def test_a_shard_reports_where_a_computation_is_cut_and_nowhere_else() -> None:
         assert not shard.may_report(name)
         with pytest.raises(errors.PermissionDenied):
             shard.demand_report(name)
+    vouch = METHODS["/lowwater.v1.WorkerService/Vouch"]
+    vouch.check(shard, workers_pb2.VouchRequest(computation="n/cut"))
+    with pytest.raises(errors.PermissionDenied):
+        vouch.check(shard, workers_pb2.VouchRequest(computation="n/whole"))
     shard.check_ranges("n/cut", 1000)
     shard.become(Principal("peer"), Limits())
     assert not shard.may_report("n/cut")

@@ -384,6 +384,21 @@ def test_oldest_is_one_some_or_all() -> None:
     assert staged(made) == [2, 2, 2]
 
 
+def test_a_snapshot_of_newer_inputs_is_told_as_that() -> None:
+    """A worker of several slices has it from the first one that knows them: the authority judges by the version, and the worker does not fail."""
+    made, views = lease(), {"a": lowwater.WatermarkView("a", registered=True, incarnation=1, low=lowwater.Watermark(9))}
+
+    def folded(version: int) -> lowwater.Inputs:
+        return fold_inputs(("a", "b"), views, Reading("c", ("a", "b"), version, (1, 1), ()), 0.0)
+
+    with pytest.raises(lowwater.InvalidArgument, match="snapshot"):
+        made.advance(folded(1), oldest=None)
+    made.advance(folded(2), oldest=None)
+    group = made._state.take()
+    assert group is not None
+    assert (group.input_version, group.input_incarnations, group.values) == (2, (1, 0), lowwater.MIN)
+
+
 def test_an_injector_gives_its_frontier() -> None:
     made = lease(inputs=())
     made.advance(None, oldest=None, frontier=8)

@@ -228,13 +228,30 @@ def world(tmp_path: Path) -> Iterator[World]:
     made.folder.close()
 
 
+@pytest.mark.parametrize(
+    ("owner", "step", "says"),
+    [
+        ("A", "released", "region A has released hourly:clicks, number 1, to B: commit nothing more, and stand by"),
+        ("", "", "nobody owns hourly:clicks, by the adoption number 1, and region A does not: commit nothing"),
+    ],
+)
+async def test_who_may_not_commit_is_told_why(world: World, owner: str, step: str, says: str) -> None:
+    await world.agent.once()
+    told = world.agent.views["hourly:clicks"]
+    told.owner, told.move_step, told.moving_to = owner, step, "B"
+    with pytest.raises(errors.StaleAdoption, match=f"^{says}"):
+        world.agent.owned("hourly:clicks")
+
+
 async def test_a_fresh_number_is_asked_of_the_global_authority(world: World) -> None:
     """A region that wakes up goes by what it was told before; a sink that cannot fence would let it fence its successor."""
     await world.agent.once()
     assert (await world.agent.asked("hourly:clicks")).number == 1
     world.center.own("hourly", 2, owner="B")
     assert world.agent.owned("hourly:clicks").number == 1
-    with pytest.raises(errors.StaleAdoption):
+    with pytest.raises(
+        errors.StaleAdoption, match=r"region B owns hourly:clicks, by the adoption number 2, and region A does not"
+    ):
         await world.agent.asked("hourly:clicks")
     world.agent.linked = False
     assert (await world.agent.asked("daily:clicks")).number == 1

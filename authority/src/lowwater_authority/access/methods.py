@@ -37,6 +37,8 @@ class Method:
     of_slice: Callable[[Any], bool] = lambda _: False
     """From the request: whether it is one of a slice at the computation that it is a slice of. Then only a shard makes it, whatever it may do else, and the
     computation refuses it unless it is cut."""
+    reports: bool = False
+    """Whether it is a report by another name, so that a shard makes it for its slices where it reports for them."""
     everything: bool = False
     """Whether it takes operate on the deployment as a whole."""
     act: Callable[[Any], str] | None = None
@@ -57,7 +59,8 @@ class Method:
             caller.demand_slice(request.computation)
             return
         for action, name in self.needs(request):
-            caller.demand(action, name)
+            if not (self.reports and caller.may_report(name)):
+                caller.demand(action, name)
         for name in self.known(request):
             if not caller.may_any(name):
                 raise caller.denied(Action.READ, name)
@@ -104,7 +107,7 @@ METHODS: Final[dict[str, Method]] = {
     "/lowwater.v1.WorkerService/StageTask": Method(_own(Action.REPORT)),
     "/lowwater.v1.WorkerService/PrepareBatch": Method(_own(Action.REPORT)),
     "/lowwater.v1.WorkerService/CommitBatch": Method(_own(Action.REPORT)),
-    "/lowwater.v1.WorkerService/Vouch": Method(_own(Action.REPORT)),
+    "/lowwater.v1.WorkerService/Vouch": Method(_own(Action.REPORT), reports=True),
     "/lowwater.v1.WatermarkService/GetWatermarks": Method(_reads, most=_NAMED),
     "/lowwater.v1.WatermarkService/Watch": Method(_reads, most=_NAMED),
     "/lowwater.v1.WatermarkService/CheckComplete": Method(_own(Action.READ)),

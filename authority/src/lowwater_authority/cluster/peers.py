@@ -173,7 +173,11 @@ class RangeThere:
     def close(self) -> None:
         """See Range."""
         self._worker.closed = True  # without waiting for what it has said
-        self._lease._runtime.reporter.remove(self._lease._state)
+        state, reporter = self._lease._state, self._lease._runtime.reporter
+        with reporter.changed:
+            state.lose(None, "its slice says no more by it")
+            reporter.changed.notify_all()  # whoever waits for an answer to what it said would wait in vain
+        reporter.remove(state)
 
 
 def _told_mass(mass: Mass) -> lease.Mass:

@@ -207,12 +207,13 @@ class Computation:
         fenced = tuple(self._fenced(taken, "a newer claim took it over"))
         return Grant(group.sequencer, watermarks, self.reference, fenced)
 
-    def begins(self, request: ClaimRequest) -> bool:
-        """Whether a claim would be the first of this incarnation: it decides whose the computation is. Not one that is refused, but for its bounds."""
+    def begins(self, request: ClaimRequest, wall: int) -> bool:
+        """Whether a claim would be the first of this incarnation: it decides whose the computation is. Not one that is refused."""
         if self.identity is not None or request.request_id in self.granted:
             return False
         try:
             self._check_claim(request)
+            self._check_bounds(request, wall)
         except errors.LowwaterError:
             return False
         return True
@@ -307,11 +308,16 @@ class Computation:
         others = newest[1] // CLAIMS_OF_ONE == epoch and owners - {request.host}
         return (newest[0], (epoch + 1) * CLAIMS_OF_ONE) if others else newest
 
+    def has_keys(self, start: bytes, end: bytes) -> bool:
+        """Whether an interval lies in its key space; nothing else is to be asked of its map about one that does not."""
+        own_start, own_end = self.spec.span
+        return start >= own_start and (not own_end or bool(end and end <= own_end))
+
     def _check_span(self, start: bytes, end: bytes, what: str) -> None:
         """A slice has the keys of its own, and what is cut has none but by its slices. Raises OtherSlice."""
-        own_start, own_end = self.spec.span
-        if start >= own_start and (not own_end or (end and end <= own_end)):
+        if self.has_keys(start, end):
             return
+        own_start, own_end = self.spec.span
         root, _, number = self.spec.name.rpartition(CUT)
         msg = (
             f"{self.spec.name} is slice {number} of {root}, [{own_start.hex()}, {own_end.hex()}): these keys are not all in it; {what} by {root}, "
@@ -357,8 +363,10 @@ class Computation:
             raise errors.StaleSequencer(_STALE, metadata=self._about(sequencer=request.instead_of))
 
     def _check_bounds(self, request: ClaimRequest, wall: int) -> None:
-        """A retired range begins at its bound, so one bad timestamp must not lift it for ever."""
+        """A retired range begins at its bound, so one bad timestamp must not lift it for ever. A slice tells where it stands, which lifts nothing else."""
         bounds = request.bound_micros
+        if self.spec.slices and not self._revives(request):
+            return
         ahead = bounds[(bounds > wall + self.spec.max_skew) & (bounds != MAX)]
         if len(ahead):
             msg = (
@@ -367,6 +375,10 @@ class Computation:
             )
             fix = "event times up to max_skew ahead of the clock, or none"
             raise errors.TooFarAhead(msg, metadata=self._about(field="bound_micros", fix=fix))
+
+    def _revives(self, request: ClaimRequest) -> bool:
+        touched = self.map.overlapping(request.bounds[0], request.bounds[-1])
+        return any(group.state is GroupState.RETIRED for group, _, _ in touched)
 
     def _apply_claim(self, op: pb.Claim, now: int, bounds: Sequence[bytes] | None = None) -> tuple[Group, list[Taken]]:
         """Take over what a record says; ``bounds`` are its own, where the caller has them: millions take long to read."""
@@ -794,6 +806,8 @@ class Computation:
             return [Refused(group.sequencer, errors.InvalidArgument.reason, problem)]
         # A record from the far future is as far as any may be: one bad timestamp must not carry the computation off.
         mass = replace(mass, starts=np.minimum(mass.starts, limit))
+        if self.spec.slices:
+            mass = mass.at_most(limit)  # as in _take_kept
         for share, micros in chain.from_iterable(part.frontiers.items() for part in mass.parts):
             if limit < micros != MAX:
                 msg = (
@@ -806,15 +820,13 @@ class Computation:
 
     def _take_kept(self, group: Group, told: Lateness, wall: int) -> list[Refused]:
         """Take over how a slice keeps the budgets: each by its watermark, and by how many of all records came behind it."""
-        kept = {
-            ppm: (told.behind[ppm][1], sum(told.counts.values()), told.behind[ppm][0])
-            for ppm in self.budgets
-            if ppm in told.behind
-        }
+        # What it says of itself it was taken at its word for, when the clock was another. Refused, it would hold up what stands beside it.
         limit = wall + self.spec.max_skew
-        if far := [micros for micros, _, _ in kept.values() if limit < micros != MAX]:
-            msg = f"lateness.behind has {far[0]}, more than {self.spec.max_skew // 1_000_000} s ahead of the clock; nothing of it counts"
-            return [Refused(group.sequencer, errors.TooFarAhead.reason, msg)]
+        kept = {
+            ppm: (micros if micros == MAX else min(micros, limit), sum(told.counts.values()), behind)
+            for ppm, (behind, micros) in told.behind.items()
+            if ppm in self.budgets
+        }
         if wrong := [behind for _, records, behind in kept.values() if behind > records]:
             msg = f"lateness.behind has {wrong[0]} of {sum(told.counts.values())} records; send how many of all came behind"
             return [Refused(group.sequencer, errors.InvalidArgument.reason, msg)]
@@ -1207,7 +1219,8 @@ class Computation:
         """Return the mass of all claims, as one: a slice is one claim of what it is a slice of. O(claims + buckets).
 
         Its claims' finished records are told by their frontiers, so that H(p) comes out as if each of them had told its own. Of more than
-        ``MOST_FRONTIERS`` neighbours are rounded down to the least of them, and so are pending records of too many times.
+        ``MOST_FRONTIERS`` neighbours are rounded down to the least of them, and so are pending records of too many times. More than
+        ``MOST_RECORDS`` are told by their shares: no claim has that many.
         """
         groups = [g for g in self.map.run_groups() if g.state is not GroupState.RETIRED and not g.finished]
         masses = [mass for group in groups for mass in group.masses()]
@@ -1225,6 +1238,9 @@ class Computation:
         by_frontier = sorted(finished.items(), key=lambda each: [micros for _, micros in each[0]])
         together = -(-len(by_frontier) // MOST_FRONTIERS)
         others = [_least(by_frontier[low : low + together]) for low in range(0, len(by_frontier), together or 1)]
+        of = -(-(int(counts.sum()) + sum(each.recent for each in others)) // MOST_RECORDS)
+        if of > 1:
+            counts, others = counts // of, [replace(each, recent=each.recent // of) for each in others]
         return Mass(starts, counts, others=tuple(others), unknown=not all(group.mass_known for group in groups))
 
     def _arrived_at(self, ppm: int) -> int:

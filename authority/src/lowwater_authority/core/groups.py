@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowwater_authority.core.bounds import Bounds
-from lowwater_authority.core.times import MIN
+from lowwater_authority.core.times import MAX, MIN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,6 +55,11 @@ class Mass:
         """Return it with all frontiers at MIN."""
         frontiers = dict.fromkeys(self.frontiers, MIN)
         return replace(self, frontiers=frontiers, others=tuple(each.at_unknown() for each in self.others))
+
+    def at_most(self, limit: int) -> Mass:
+        """Return it with no frontier beyond a time, but MAX."""
+        frontiers = {share: each if each == MAX else min(each, limit) for share, each in self.frontiers.items()}
+        return replace(self, frontiers=frontiers, others=tuple(each.at_most(limit) for each in self.others))
 
     def same(self, other: Mass | None) -> bool:
         """Whether another mass has equal content."""

@@ -40,6 +40,8 @@ SLICE: Final = re.compile(rf"({NAME.pattern}){CUT}[0-9]{{1,3}}")
 MAX_SLICES: Final = 1000
 MAX_SLICE_KEY: Final = 1024
 MAX_INPUTS: Final = 1000
+MAX_SLICE_INPUTS: Final = 100_000
+"""Inputs of all slices of a computation together: each is written with all of them, and whoever reads the graph is sent them."""
 MAX_HEURISTICS: Final = 16
 MAX_BUDGETS: Final = 4
 MAX_HASH: Final = 64
@@ -296,6 +298,9 @@ class Topology:
             if known.first == spec.first:
                 newest[name] = replace(newest[name], estimated=known.estimated or spec.estimated)
         dropped = dict(self.dropped)
+        # Each may have cut one name in its own way. Its slices are those of the registration that stays: nobody could drop another one.
+        for name in [name for name, spec in newest.items() if spec.slice_of and not _is_listed(spec, newest)]:
+            dropped[name] = _tombstone(newest.pop(name))
         for name, spec in other.dropped.items():
             if name not in dropped or _age(dropped[name]) < _age(spec):
                 dropped[name] = spec
@@ -582,6 +587,12 @@ def _with_slices(spec: Spec) -> Iterable[tuple[str, Spec]]:
     return [(spec.name, spec), *spec.slice_specs().items()]
 
 
+def _is_listed(spec: Spec, among: Mapping[str, Spec]) -> bool:
+    """Whether a slice is one of what it is a slice of, by its keys."""
+    root = among.get(spec.slice_of)
+    return root is not None and root.span_of(spec.name) == spec.span
+
+
 def _age(spec: Spec) -> tuple[int, int]:
     """What grows with each change of a computation."""
     return spec.incarnation, spec.input_version
@@ -646,6 +657,9 @@ def _validate_slices(spec: Spec) -> None:
         )
     if any(a >= b for a, b in pairwise(spec.slices)):
         _refuse("slices", [key.hex() for key in spec.slices[:NAMED]], "give ascending keys, each once")
+    if spec.slices and (len(spec.slices) + 1) * len(spec.inputs) > MAX_SLICE_INPUTS:
+        fix = f"cut fewer slices, or read fewer inputs: each slice has all of them, and together they may have {MAX_SLICE_INPUTS}"
+        _refuse("slices", f"{len(spec.slices) + 1} slices with {len(spec.inputs)} inputs each", fix)
     if spec.slices and spec.all_pending:
         fix = "leave one of the two out: a slice tells nobody of all records that are still to come"
         _refuse("all_pending", value=True, fix=fix)

@@ -23,6 +23,7 @@ from lowwater._core.text import counted
 from lowwater_authority.access.caller import anything
 from lowwater_authority.core import recovery
 from lowwater_authority.core.batches import ALL_PART_BYTES, part_bytes
+from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.requests import Fenced, Refused
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.engine.backoff import Backoff
@@ -32,7 +33,7 @@ from lowwater_authority.engine.logs import Record
 from lowwater_authority.engine.placement import Alone, moved
 from lowwater_authority.engine.processing_time import ProcessingTime
 from lowwater_authority.engine.rounds import CommitLoop, GivenUp, GraphMoved, Round
-from lowwater_authority.engine.slices import Slice
+from lowwater_authority.engine.slices import Slice, inputs_of
 from lowwater_authority.engine.takeover import Taking
 from lowwater_authority.journal import (
     GRAPH,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from lowwater_authority.engine.holding import Holding
     from lowwater_authority.engine.holdings import ReadGraph
     from lowwater_authority.engine.placement import Lows, Placement
+    from lowwater_authority.engine.slices import Inputs
     from lowwater_authority.journal import Journal
     from lowwater_authority.ops.observer import Observer
 
@@ -416,17 +418,21 @@ class Shard:
         With ``adopt``, take the computation over from another identity by a new incarnation, as far as ``permit`` lets it.
         """
         away: Lows = {}
+        binds = False
 
         def stage(round_: Round) -> Grant:
+            nonlocal binds
             computation = self._computation(name)
-            if (known := self._unbound(name, asked)) is not None and not known.is_bound(asked.identity):
-                raise GivenUp
             request = self._bounded(name, asked, away)
             adopts = adopt and computation.identity not in (None, request.identity)
             if not adopts or request.request_id in computation.granted:
-                # A repeat divides nothing, and a claim of what is cut only says in which slice there has to be room.
-                if request.request_id not in computation.granted and not computation.spec.slices:
+                # A repeat divides nothing, a claim of what is cut only says in which slice there has to be room, and one of others' keys is refused.
+                divides = request.request_id not in computation.granted and not computation.spec.slices
+                if divides and computation.has_keys(request.bounds[0], request.bounds[-1]):
                     room(_ranges_with(computation.map, request.bounds))
+                binds = self._is_unbound(name, request, round_.wall)
+                if binds:
+                    raise GivenUp
                 round_.touch(name, computation)
                 grant = computation.claim(request, round_.now, round_.wall)
                 round_.fenced += grant.fenced
@@ -442,23 +448,27 @@ class Shard:
             round_.touch(name, fresh)
             return grant
 
-        inputs = (lambda: self.topology.get(name).inputs) if len(asked.bound_micros) else None
+        def inputs() -> Sequence[str]:
+            return self.topology.get(name).inputs if self._revives(name, asked) else ()
+
         before = self.topology.get(name).incarnation
-        bind = partial(self._bind, name, asked)
-        grant = await self._write(stage, alone=adopt, first=bind, lows_of=inputs, away=away)
+
+        async def bind() -> None:
+            # Not before it is known that nothing else stands against the claim: who is granted nothing is to bind nothing.
+            if binds and (known := self._slices.get(name)) is not None:
+                await known.bind(asked.identity)
+
+        lows_of = inputs if len(asked.bound_micros) else None
+        grant = await self._write(stage, alone=adopt, first=bind, lows_of=lows_of, away=away)
         self._tell_claim(name, asked, grant, adopted=adopt and self.topology.get(name).incarnation > before)
         return grant
 
-    async def _bind(self, name: str, asked: ClaimRequest) -> None:
-        """Let the first worker of a slice bind what that is a slice of to its identity. Raises IdentityMismatch and Unavailable."""
-        if (known := self._unbound(name, asked)) is not None:
-            await known.bind(asked.identity)
-
-    def _unbound(self, name: str, asked: ClaimRequest) -> Slice | None:
-        """Return a slice that is served here, if a claim would be its first; else None."""
+    def _is_unbound(self, name: str, request: ClaimRequest, wall: int) -> bool:
+        """Whether a claim would be the first of a slice, and what that is a slice of is not known to be bound to its worker's identity."""
         known, computation = self._slices.get(name), self.held.computation(name)
-        begins = known is not None and computation is not None and computation.begins(asked)
-        return known if begins else None
+        if known is None or computation is None or known.is_bound(request.identity):
+            return False
+        return computation.begins(request, wall)
 
     def _tell_claim(self, name: str, asked: ClaimRequest, grant: Grant, *, adopted: bool) -> None:
         what = "adopted" if adopted else "taken_over" if grant.fenced else "claimed"
@@ -489,14 +499,22 @@ class Shard:
         """Let no bound lead what is published of the inputs.
 
         A retired range begins at its bound, and what its new owner knows may be older than a change of the inputs. The range of
-        an owner never stands beyond them anyway, so for all others this changes nothing.
+        an owner never stands beyond them anyway, so for all others this would change nothing, and they do not wait for the shards of the inputs.
         """
         inputs = self.topology.get(name).inputs
-        if not inputs or not len(asked.bound_micros):
+        if not inputs or not self._revives(name, asked):
             return asked
         low = min(self._low(each, away) for each in inputs)
         bounds = np.where(asked.bound_micros == MAX, MAX, np.minimum(asked.bound_micros, low))
         return replace(asked, bound_micros=bounds)
+
+    def _revives(self, name: str, asked: ClaimRequest) -> bool:
+        """Whether a claim has a bound, and takes what was retired. O(claims that it touches)."""
+        computation = self.held.computation(name)
+        ends = asked.bounds[0], asked.bounds[-1]
+        if computation is None or not len(asked.bound_micros) or not computation.has_keys(*ends):
+            return False
+        return any(group.state is GroupState.RETIRED for group, _, _ in computation.map.overlapping(*ends))
 
     def _low(self, name: str, away: Lows) -> int:
         """Return how far a computation is, whoever serves it. Raises GivenUp when that has to be asked anew."""
@@ -923,13 +941,23 @@ class Shard:
         if known is not None and computation is not None:
             known.durable(computation)
 
-    async def follow_inputs(self, name: str, bound: int) -> None:
-        """Revoke the claims of a slice that go by older inputs than its root, and let none of its ranges stand beyond where the root has it."""
+    async def follow_inputs(self, name: str, wanted: int, bound: int, known: Inputs | None) -> None:
+        """Revoke the claims of a slice that go by older inputs than its root.
+
+        ``wanted``: the version of the inputs by which the root has it at ``bound``. Nothing is done where the graph has gone on: that place knows
+        nothing of what was added since, so the root is to be asked again. No range may stand beyond it, unless all inputs are among those that
+        the claims went by, ``known``: a range that is finished has no owner who would finish it once more. None: nobody knows these.
+        """
 
         def stage(round_: Round) -> None:
-            computation, wanted = self._touch(round_, name), self.topology.get(name).input_version
-            if computation.input_version not in (0, wanted):
-                round_.fenced += computation.revoke(wanted, round_.now, bound=bound)
+            computation, spec = self._touch(round_, name), self.topology.get(name)
+            if self.topology.required(name).input_version != wanted or computation.input_version in (
+                0,
+                spec.input_version,
+            ):
+                return
+            added = known is None or not inputs_of(self.topology, name) <= known
+            round_.fenced += computation.revoke(spec.input_version, round_.now, bound=bound if added else None)
 
         await self._write(stage, waits=False)
 

@@ -20,7 +20,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -59,6 +59,9 @@ LOOK_SECONDS: Final = 0.5
 
 AGAIN_SECONDS: Final = (0.05, 2.0)
 """First and longest wait until a root is asked again that did not answer, or refused."""
+
+Inputs: TypeAlias = "frozenset[tuple[str, int]]"
+"""Names and incarnations."""
 
 log = logging.getLogger(__name__)
 
@@ -170,6 +173,11 @@ def told_of(computation: Computation, topology: Topology) -> Told:
     )
 
 
+def inputs_of(topology: Topology, name: str) -> Inputs:
+    """Return what a computation reads now, each with its incarnation."""
+    return frozenset(zip(topology.get(name).inputs, topology.required(name).input_incarnations, strict=True))
+
+
 class Slice:
     """One slice that this process serves: what is durable of it, and how much of that counts at the root.
 
@@ -187,6 +195,8 @@ class Slice:
         self._of = computation
         """What is served of it: another object after it was read back, or when it begins a new incarnation."""
         self._told = told_of(computation, shard.topology)
+        self._inputs = inputs_of(shard.topology, spec.name) if self._told.current else None
+        """Those that all of its workers have gone by since its log followed any; None: this process has not known them."""
         self._above = above
         self._range: Range | None = None
         self._counts = MAX
@@ -255,10 +265,21 @@ class Slice:
             self._news.set()
         if told.incarnation != self._told.incarnation or (self._told.current and not told.current):
             self._give_up()
+        if not (told.current and self._told.current and told.fold == self._told.fold):
+            self._follow_inputs(told)
         if told != self._told:
             self._told = told
             self._news.set()
+        if told.identity is not None and self._binds is not None and not self._binds[1].done():
+            self._binds[1].set_result(None)  # whose it is by now, the slice says itself
         self._settle()
+
+    def _follow_inputs(self, told: Told) -> None:
+        inputs = inputs_of(self._shard.topology, self.name)
+        if told.current:
+            self._inputs = inputs
+        elif self._inputs is not None:
+            self._inputs &= inputs  # workers may go by these from here on, whatever its log has followed yet
 
     async def settle(self) -> errors.Unavailable | None:
         """Wait until answers may leave, for ``ANSWER_SECONDS`` at most; returns the refusal when they may not yet."""
@@ -309,7 +330,7 @@ class Slice:
                 done = asyncio.get_running_loop().create_future()
                 self._binds = identity, done
                 try:
-                    self._give_up()
+                    self._news.set()
                     await done
                 finally:
                     self._binds = None
@@ -329,11 +350,12 @@ class Slice:
 
     def _give_up(self) -> None:
         """What the root knows is not known any more."""
-        if self._range is not None:
-            self._range.close()
+        known = self._range
         self._range, self._said, self._counts, self._vouched, self._mass_said = None, None, MAX, MIN, -1
         self._bound = None
         self._news.set()
+        if known is not None:
+            known.close()
 
     # -- its task --------------------------------------------------------------------------------------------
 
@@ -368,7 +390,8 @@ class Slice:
                     backoff.seconds,
                     extra=event("slice_failed", computation=self.name, root=self.root),
                 )
-                self._give_up()
+                with suppress(Exception):  # what it lets go of may be what has failed
+                    self._give_up()
             await backoff.wait()
 
     async def _look_again(self, error: errors.LowwaterError) -> None:
@@ -393,15 +416,18 @@ class Slice:
 
     async def _tell(self) -> None:
         """Tell the root what it does not know yet, or wait until there is something."""
-        wanted = self._wanted()
-        if self._range is not None and (self._range.lost or wanted not in (None, self._bound)):
+        if self._range is not None and self._range.lost:
             self._give_up()
-        if self._range is not None:
+        if self._range is not None and self._goes_on(self._range):
             await self._tell_by(self._range)
         elif self._binds is None and self._told.retired and self._said is not None and self._said.retired:
             await self._wait()
         else:
             await self._claim()
+
+    def _goes_on(self, known: Range) -> bool:
+        """Whether the range is still the one to speak by: nobody has to be bound first, by a claim in place of it."""
+        return self._range is known and self._wanted() in (None, self._bound)
 
     async def _tell_by(self, known: Range) -> None:
         mass, turns, of = None, self._mass_said, self._of
@@ -409,11 +435,11 @@ class Slice:
             mass, turns, of = await self._shard.ask(
                 self.name, lambda found, _: (found.whole_mass(), found.mass_turns, found)
             )
-            if self._range is not known:
+            if not self._goes_on(known):
                 return
         if self._told.vouched > self._vouched and self._fits(self._told, known):
             await self._vouch(self._told, known)
-            if self._range is not known:
+            if not self._goes_on(known):
                 return
         told = self._told  # of now: no less may have been acknowledged since
         if not self._fits(told, known):
@@ -437,8 +463,9 @@ class Slice:
             self.reached = True
             if self._range is known:
                 self._counts, self._said = told.low, told
-                if mass is not None and of is self._of:
-                    self._mass_said, self._mass_due = turns, asyncio.get_running_loop().time() + MASS_SECONDS
+                if mass is not None:
+                    self._mass_due = asyncio.get_running_loop().time() + MASS_SECONDS
+                    self._mass_said = turns if of is self._of else -1  # else they are counted anew, and told again
                 self._settle()
 
     async def _vouch(self, told: Told, known: Range) -> None:
@@ -513,7 +540,9 @@ class Slice:
                 binds[1].set_exception(error)
             if self._binds is binds:
                 self._binds = None
-            return
+            return  # a refused claim has changed nothing: what it has, it still has
+        if self._range is not None:
+            self._give_up()  # this one has taken its place
         if asked.epoch != shard.epoch(self.name):
             found.close()
             return
@@ -522,7 +551,7 @@ class Slice:
             found.close()
             if shard.shared:  # who is alone has all of it in memory
                 await shard.refresh()
-            await shard.follow_inputs(self.name, found.low)
+            await shard.follow_inputs(self.name, found.input_version, found.low, self._inputs)
             if not self._fits(self._told, found):
                 msg = f"the shards of {self.root} and {self.name} do not know the same graph yet"
                 raise errors.Unavailable(msg)

@@ -141,7 +141,13 @@ class RegionAgent:
             msg = f"region {self.name} has not been confirmed since its agent was started: commit nothing until it is"
             raise errors.Unconfirmed(msg, metadata=metadata)
         if view.owner != self.name or view.move_step == "released":
-            msg = f"{view.owner or 'nobody'} owns {reference}, by {view.number}, and not {self.name}: stand by, and commit nothing"
+            if view.owner == self.name:
+                msg = f"region {self.name} has released {reference}, number {view.number}, to {view.moving_to}: commit nothing more, and stand by"
+            else:
+                msg = (
+                    f"{f'region {view.owner}' if view.owner else 'nobody'} owns {reference}, by the adoption number {view.number}, and region {self.name} does not: "
+                    "commit nothing, and stand by until it is moved or adopted here"
+                )
             raise errors.StaleAdoption(msg, metadata={**metadata, "owner": view.owner, "number": str(view.number)})
         if view.move_step in ("stopped", "arrived"):
             fix = "commit nothing more; the move may still be cancelled"

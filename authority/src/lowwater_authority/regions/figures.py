@@ -42,6 +42,12 @@ DAMAGED: Final = Figure("gauge", "lowwater_damaged_references", "References whos
 SERVES: Final = Figure(
     "gauge", "lowwater_global_serving", "0 while the store has to be recovered, and nobody is answered."
 )
+REFUSED: Final = Figure(
+    "counter",
+    "lowwater_region_refusals_total",
+    "Calls refused, and single references refused within calls that were taken, by the name of the error.",
+    ("method", "reason"),
+)
 
 FIGURES: Final = (
     PUBLISHED,
@@ -53,6 +59,7 @@ FIGURES: Final = (
     REGION_SUSPECT,
     DAMAGED,
     SERVES,
+    REFUSED,
 )
 """As docs/metrics.md has them. ``region`` of a reference is its owner."""
 
@@ -69,17 +76,19 @@ class ReferenceFigures(Collector):
         families = {figure: figure.family() for figure in FIGURES}
         references, sessions = list(core.references.values()), dict(core.sessions)
         for each in references:
-            told = (each.name, each.owner)
+            owned = (each.name, each.owner)
             if MIN < each.published < MAX:
-                families[PUBLISHED].add_metric(told, each.published / 1e6)
-            families[NUMBER].add_metric(told, each.number)
-            families[SUSPECT].add_metric(told, core.is_suspect(each.owner, now))
-            families[HOLDS].add_metric(told, len(each.holds))
-            families[WRITTEN_OFF].add_metric(told, each.written_off)
+                families[PUBLISHED].add_metric(owned, each.published / 1e6)
+            families[NUMBER].add_metric(owned, each.number)
+            families[SUSPECT].add_metric(owned, core.is_suspect(each.owner, now))
+            families[HOLDS].add_metric(owned, len(each.holds))
+            families[WRITTEN_OFF].add_metric(owned, each.written_off)
         for region in sorted({*sessions, *(region for each in references for region in each.regions)}):
             if region in sessions:
                 families[REGION_HEARD].add_metric((region,), (date - (now - sessions[region].heard)) / 1e6)
             families[REGION_SUSPECT].add_metric((region,), core.is_suspect(region, now))
+        for told, count in sorted(self._registry.refused.copy().items()):
+            families[REFUSED].add_metric(told, count)
         families[DAMAGED].add_metric((), len(core.damaged))
         families[SERVES].add_metric((), core.store.state == SERVING)
         yield from families.values()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -74,6 +75,8 @@ class Registry:
         self.ended: asyncio.Future[JournalError] | None = None
         """Done when another global authority has the store, or the store cannot be written any more."""
         self.stopping = False
+        self.refused: Counter[tuple[str, str]] = Counter()
+        """By call and by the name of the error: calls, and single references within calls that were taken, that were refused since the start."""
         self._behind = 0
         self._lock = asyncio.Lock()
         self._changes: set[asyncio.Task[Change]] = set()

@@ -45,14 +45,19 @@ log = logging.getLogger(__name__)
 
 
 def _refusing(method: Method) -> Method:
-    """Turn errors into statuses."""
+    """Turn errors into statuses, and count what is refused."""
 
     @functools.wraps(method)
     async def guarded(self: Any, request: Any, context: Context) -> Any:
+        counted = self._registry.refused
         try:
-            return await method(self, request, context)
+            answer = await method(self, request, context)
         except errors.LowwaterError as error:
+            counted[method.__name__, error.reason] += 1
             await refuse(context, error)
+        if isinstance(answer, pb.RegionResponse):
+            counted.update((method.__name__, each.reason) for each in answer.refused)
+        return answer
 
     return guarded  # type: ignore[return-value]  # the same signature
 
