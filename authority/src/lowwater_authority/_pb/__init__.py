@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 77467fdefb7d0815c74d9918440718b595f6631ad71fd8741788b1f7e8fca56a
+Made from: sha256 414712b86026353abbab806f476f5f23a4f6d233e92f27a470436c8700056c17
 """

@@ -31,7 +31,7 @@ from lowwater_authority.core.heuristics import Masses
 from lowwater_authority.core.history import History
 from lowwater_authority.core.interval_map import IntervalMap, Range, Taken
 from lowwater_authority.core.layout import Layout, Told
-from lowwater_authority.core.requests import Fenced, Grant, Granted, Refused
+from lowwater_authority.core.requests import Fenced, Grant, Granted, Refused, finished
 from lowwater_authority.core.tasks import Tasks
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import CUT
@@ -119,7 +119,11 @@ class Computation:
         self.spec = spec
         self.epoch_base = epoch_base
         self.incarnation = spec.incarnation
-        self.map = IntervalMap(spec.span)
+        self.map = IntervalMap(spec.began)
+        self.cut_anew = False
+        """Of a slice: whether its keys are not those that its log began with in this incarnation."""
+        self.handed_over: dict[str, pb.Snapshot] = {}
+        """Of a slice: what was known of the keys that it has handed over, by the slice that takes them in."""
         self.masses = Masses(spec.heuristics, self.map.run_groups())
         self.batches = BatchStage()
         self.tasks = Tasks()
@@ -563,6 +567,93 @@ class Computation:
         self._mass_changed = True
         self._forget_dead_batches()
         return taken
+
+    # -- cut anew --------------------------------------------------------------------------------------------
+
+    def move_out(self, to: str, now: int) -> list[Fenced]:
+        """Hand all keys behind its own, as the graph has them now, over to another slice; returns who lost what. O(what moves).
+
+        From here on it knows nothing of them, and what it did know is kept, as it was, until the other one has taken it in: see :meth:`forget_handed_over`.
+        """
+        start = self.spec.span[1]
+        assert start, "a slice that hands keys over ends before them"
+        self._flush()
+        op = pb.MoveOut(start=start, to=to)
+        taken = self._apply_move_out(op)
+        self._ops.append(pb.Op(move_out=op))
+        self._strong = True
+        return list(self._fenced(taken, f"its keys were moved to {to}: claim there"))
+
+    def _apply_move_out(self, op: pb.MoveOut) -> list[Taken]:
+        # Before the groups change: a claim that loses all of its ranges is forgotten.
+        taken, known = self.map.move_out(op.start)
+        state = pb.Snapshot(
+            computation=op.to,
+            incarnation=self.incarnation,
+            last_sequencer=self.last_sequencer,
+            identity=self.identity or "",
+            bound=self.identity is not None,
+            generation=self.order[0],
+            ordinal=self.order[1],
+            granted=[
+                pb.Granted(request_id=key, sequencer=sequencer, asked=asked)
+                for key, (sequencer, asked) in self.granted.items()
+            ],
+            input_version=self.input_version,
+            vouched_micros=None if self.vouched == MIN else self.vouched,
+        )
+        if self.last_batch is not None:
+            state.has_batch, state.batch_sequencer = True, self.committed_by
+            state.batch, state.batch_digest = self.last_batch
+        state.groups.extend(codec.unclaimed(group, values, since) for group, values, since in known)
+        self.handed_over[op.to] = state
+        self.cut_anew = True
+        self._hand_over_arrivals(None, taken)
+        self._hand_over_masses(None, taken)
+        self._regrouped(taken)
+        self._mass_changed = True
+        self._forget_dead_batches()
+        return taken
+
+    def forget_handed_over(self, wanted: Iterable[str] = ()) -> None:
+        """Forget what was handed over to others than some slices: they have it, durably, as the graph says."""
+        kept = set(wanted)
+        self.handed_over = {to: state for to, state in self.handed_over.items() if to in kept}
+
+    def take_in(self, state: pb.Snapshot, now: int) -> None:
+        """Begin with what another slice has handed over: that state of its ``handed_over``. Nothing may have happened to this one in this incarnation.
+
+        Its watermark is what it was told, and what nobody may report any more holds; sequencers go on above those of the other one, so that no sink takes
+        a late owner of there for a newer one. A request that was granted there is known, and stale: it is never granted a second time.
+        Raises IncarnationChanged when the state is of another incarnation.
+        """
+        if state.incarnation != self.incarnation:
+            msg = f"{self.spec.name} is in incarnation {self.incarnation}, and would take in keys of {state.incarnation}"
+            raise errors.IncarnationChanged(msg, metadata=self._about(incarnation=self.incarnation))
+        op = pb.Op()
+        op.take_in.state.CopyFrom(state)
+        self._apply_take_in(op.take_in)
+        self._ops.append(op)
+        self._strong = True
+
+    def _apply_take_in(self, op: pb.TakeIn) -> None:
+        state = op.state
+        if self.cut_anew or self.identity is not None or self.map.groups:
+            msg = f"{self.spec.name} has begun without the keys that it takes in"
+            raise ValueError(msg)
+        self.map = finished(IntervalMap.restore([codec.unclaimed_from(each) for each in state.groups], span_of(state)))
+        self.masses = Masses(self.spec.heuristics, self.map.run_groups())
+        self.cut_anew = True
+        self.last_sequencer = max(self.last_sequencer, state.last_sequencer)
+        self.identity = state.identity if state.bound else None
+        self.order = max(self.order, (state.generation, state.ordinal))
+        self.input_version = state.input_version
+        self.vouched = state.vouched_micros if state.HasField("vouched_micros") else MIN
+        if state.has_batch:
+            self.last_batch, self.committed_by = (state.batch, state.batch_digest), state.batch_sequencer
+        for each in state.granted:
+            self.granted[each.request_id] = Granted(each.sequencer, each.asked)
+        self._mass_changed = True
 
     # -- reports ---------------------------------------------------------------------------------------------
 
@@ -1247,6 +1338,14 @@ class Computation:
                 self.tasks.apply(op.task)
             case "layout":
                 self._apply_layout(op.layout)
+            case "move_out":
+                if self.incarnation < self.spec.incarnation:
+                    # Of a life that is over nobody knows which keys it began with: they are not used any more.
+                    self._apply_retire(pb.Retire(start=op.move_out.start), now)
+                else:
+                    self._apply_move_out(op.move_out)
+            case "take_in":
+                self._apply_take_in(op.take_in)
             case kind:
                 msg = f"unknown op {kind}"
                 raise ValueError(msg)
@@ -1284,6 +1383,13 @@ class Computation:
             assert budget.value != MAX or self.low == MAX, "only the low watermark says finished"
         for group in self.map.groups.values():
             assert group.sequencer <= self.last_sequencer
+
+
+def span_of(snapshot: pb.Snapshot) -> tuple[bytes, bytes]:
+    """Return the key space that the groups of a snapshot make up."""
+    starts = [group.bounds[0] for group in snapshot.groups]
+    ends = {group.bounds[-1] for group in snapshot.groups}
+    return min(starts), b"" if b"" in ends else max(ends)
 
 
 def slicing(name: str) -> str:

@@ -112,6 +112,7 @@ def _replay_steps(computation: Computation, spec: Spec, records: Iterable[bytes]
         if record.incarnation > computation.incarnation:
             computation = restarted(computation, spec)
             computation.incarnation = record.incarnation
+            _forget_keys(computation)
         yield from _replay(computation, record, len(payload))
     if computation.incarnation > spec.incarnation:
         msg = f"{spec.name} has records of its incarnation {computation.incarnation}, but the graph knows only {spec.incarnation}"
@@ -121,6 +122,19 @@ def _replay_steps(computation: Computation, spec: Spec, records: Iterable[bytes]
     computation.reference = computation.masses.reference_time()
     computation.publish()
     return computation
+
+
+def _forget_keys(computation: Computation) -> None:
+    """Let a slice have any keys in a life that is over: the graph knows only those of the newest one, and only what does not go by keys is kept of it."""
+    if computation.spec.slice_of and computation.incarnation < computation.spec.incarnation:
+        computation.map = IntervalMap()
+        computation.masses = Masses(computation.spec.heuristics, computation.map.run_groups())
+
+
+def _span(groups: list[tuple[Group, Int64s, Int64s]]) -> tuple[bytes, bytes]:
+    """Return the key space that the groups of a snapshot make up. Those of a slice may be other ones than the graph has."""
+    ends = {group.bounds[-1] for group, _, _ in groups}
+    return min(group.bounds[0] for group, _, _ in groups), b"" if b"" in ends else max(ends)
 
 
 def restarted(old: Computation, spec: Spec) -> Computation:
@@ -172,6 +186,10 @@ def pieces(computation: Computation) -> Iterator[bytes]:
     if computation.vouched != MIN:
         message.vouched_micros = computation.vouched
     message.input_version = computation.input_version
+    message.cut_anew = computation.cut_anew
+    message.handed_over.extend(
+        pb.HandedOver(to=to, state=state) for to, state in computation.handed_over.items()
+    )
     if computation.layout.version:
         message.layout.CopyFrom(codec.layout(computation.layout))
     if computation.last_batch is not None:
@@ -223,6 +241,7 @@ def _restore(computation: Computation, snapshot: bytes) -> Iterator[int]:
     message = pb.Snapshot.FromString(rest)
     yield len(rest)
     computation.incarnation = message.incarnation
+    _forget_keys(computation)
     groups = []
     for group in (pb.Group.FromString(snapshot[place]) for place in places):
         bounds: list[bytes] = []
@@ -233,9 +252,11 @@ def _restore(computation: Computation, snapshot: bytes) -> Iterator[int]:
         groups.append(_group_from(group, bounds))
         yield len(bounds) * RANGE_BYTES
     # Whoever ends a log does not know the keys of the slice that begins with what is left: nobody has claimed any, so there are those of the graph.
-    if any(group.state is not GroupState.NEVER for group, _, _ in groups):
-        computation.map = yield from IntervalMap.restore(groups, computation.spec.span)
+    if message.cut_anew or any(group.state is not GroupState.NEVER for group, _, _ in groups):
+        computation.map = yield from IntervalMap.restore(groups, _span(groups))
         computation.masses = yield from Masses.restore(computation.spec.heuristics, computation.map.run_groups())
+    computation.cut_anew = message.cut_anew
+    computation.handed_over = {each.to: each.state for each in message.handed_over}
     computation.low = message.low_micros
     stored = codec.shares_from(message.heuristics)
     computation.heuristics = {share: stored.get(share, message.low_micros) for share in computation.spec.heuristics}
