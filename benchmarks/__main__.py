@@ -40,6 +40,7 @@ from benchmarks import (
     spark_overhead,
     streams,
     takeover,
+    tree,
 )
 
 BENCHMARKS: Final[dict[str, Callable[..., list[result.Result]]]] = {
@@ -71,6 +72,7 @@ BENCHMARKS: Final[dict[str, Callable[..., list[result.Result]]]] = {
     "computation": computation.run,
     "hot_ranges": hot_ranges.run,
     "lateness_budget": lateness_budget.run,
+    "tree": tree.run,
 }
 
 ABOUT: Final = """\
@@ -135,6 +137,9 @@ machine, take turns by rounds, and the median round counts: read the ratio, not 
   lateness_budget
             the share of the flights of 2013, and of records made up, that comes behind a lateness budget,
             against a constant delay                                                      about two minutes
+  tree      a computation cut into slices on two and three shards: the lag of its low watermark, what 10, 100 and 1,000
+            slices that report all the time take of the root, and kill -9 of the shard of a slice and of the root;
+            against one that is not cut                                                   about six minutes
 """
 
 MORE: Final = """\

@@ -24,7 +24,7 @@ class Size:
     samples: int
 
 
-FULL: Final = Size((1_000, 100_000, 500_000, 10_000_000), rounds=7, samples=200)
+FULL: Final = Size((1_000, 100_000, 500_000, 10_000_000, 50_000_000), rounds=7, samples=200)
 QUICK: Final = Size((1_000, 50_000), rounds=2, samples=20)
 
 NO_PROC: Final = "resident memory is read from /proc, which this system does not have"

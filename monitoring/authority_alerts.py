@@ -78,6 +78,15 @@ def alerts(settings: Settings) -> Group:
                 " holders that need what another shard serves are absent: alerts about them are silent.",
             ),
             Alert(
+                "LowwaterSliceUnheard",
+                "max by (job, instance) (lowwater_unheard_slices) > 0",
+                "2m",
+                "warning",
+                "{{ $value }} slices of {{ $labels.instance }} do not reach their computations",
+                "The computations stand where these slices were last heard of. Reports that only advance a slice are acknowledged; what lowers one is"
+                " refused until it is heard of.",
+            ),
+            Alert(
                 "LowwaterJournalErrors",
                 'sum by (job, instance) (increase(lowwater_journal_errors_total{outcome="failed"}[5m])) > 0',
                 "0s",

@@ -117,7 +117,7 @@ def alerts(settings: Settings) -> Group:
 
 def _alerts(settings: Settings) -> Group:
     step = settings.step_seconds
-    # A silent worker, an operation that does not end and ranges without an owner are a slice's to tell: the whole knows of none.
+    # A silent worker and ranges without an owner are a slice's to tell: the whole knows of none.
     behind = f"{LOCAL_LAG}{{{NO_SLICE}}} > {step} and deriv({LOCAL_LAG}[10m]) > 0.1\n{EXACT}"
     return Group(
         "lowwater-pipeline",
@@ -173,7 +173,7 @@ def _alerts(settings: Settings) -> Group:
             ),
             Alert(
                 "LowwaterOperationStuck",
-                f"{OPERATION} > {STUCK_SECONDS}\n{EXACT}",
+                f"{OPERATION}{{{NO_SLICE}}} > {STUCK_SECONDS}\n{EXACT}",
                 "5m",
                 "warning",
                 "An operation of {{ $labels.computation }} does not end",

@@ -18,7 +18,10 @@ import shtab
 from lowwater.cli.arguments import SHELLS, parser
 from lowwater_authority.commands import access as access_command
 from lowwater_authority.commands import journal as journal_command
+from lowwater_authority.commands import references as references_command
 from lowwater_authority.commands import serve_arguments
+from lowwater_authority.regions import region
+from lowwater_authority.regions import serve as global_authority
 from lowwater_page.process import parser as page_parser
 from lowwater_pipeline.command import parser as pipeline_parser
 
@@ -47,6 +50,9 @@ def whole() -> argparse.ArgumentParser:
     commands["serve"] = serve_arguments.parser()
     commands["journal"] = journal_command.parser()
     commands["access"] = access_command.parser()
+    commands["global"] = global_authority.parser()
+    commands["region"] = region.parser()
+    commands["references"] = references_command.parser()
     return top
 
 

@@ -25,4 +25,4 @@ def _leave(number: int, _frame: object) -> None:
     # Whoever says it again, as `timeout` does, would break into the end of Python itself, which complains. That one just ends it.
     signal.signal(number, signal.SIG_DFL)
     # To be stopped is how an authority ends; of all others 0 is an answer.
-    raise SystemExit(0 if sys.argv[1:2] == ["serve"] else 128 + number)
+    raise SystemExit(0 if sys.argv[1:2] in (["serve"], ["global"], ["region"]) else 128 + number)

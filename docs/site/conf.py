@@ -40,6 +40,7 @@ PAGES: Final = {
             "docs/container",
             "docs/operations",
             "docs/shards",
+            "docs/regions",
             "docs/durability",
             "docs/security",
             "docs/tls",

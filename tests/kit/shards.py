@@ -17,6 +17,7 @@ from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Fold, Grant,
 from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.shard import Shard
+from lowwater_authority.engine.slices import Asked, Here, Range
 from lowwater_authority.journal import JournalFailed
 from lowwater_authority.ops.observer import Observer
 from lowwater_authority.rpc.cluster import ClusterServicer
@@ -105,6 +106,10 @@ class Asks:
             assert view is not None
             found[name] = (view.incarnation, view.low)
         return found
+
+    async def claim(self, asked: Asked) -> Range:
+        """See Above: it goes to the shard that serves the root."""
+        return await Here(self._deployment.owner(asked.root).shard).claim(asked)
 
     async def close(self) -> None:
         """See Peers."""

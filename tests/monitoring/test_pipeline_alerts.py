@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from monitoring.recordings import BROKEN, EXACT, FRESHNESS, LOCAL_LAG
+from monitoring.rules import NO_SLICE
 from tests.monitoring.exported import (
     HOURS,
     Expected,
@@ -559,6 +560,13 @@ def test_a_new_computation_that_falls_behind_fires_after_half_an_hour(tmp_path: 
     )
 
 
+def one_slice_stands() -> Exported:
+    """A slice of enriched stands still. Enriched does so as well then, and is told of: not each of its slices."""
+    exported = healthy()
+    computation(exported, "enriched~3", held(FAULT, following), flowing)
+    return exported
+
+
 HARMLESS: dict[str, tuple[Callable[[], Exported], tuple[str, ...]]] = {
     "new and catches up in minutes": (lambda: new_and_catching_up(20), ()),
     "new and catches up in hours": (lambda: new_and_catching_up(2), ()),
@@ -572,6 +580,7 @@ HARMLESS: dict[str, tuple[Callable[[], Exported], tuple[str, ...]]] = {
     "retired": (retired, ()),
     "fenced": (fenced, ()),
     "restarted": (restarted, ()),
+    "a slice": (one_slice_stands, ()),
 }
 
 
@@ -592,6 +601,7 @@ CARELESS: dict[str, tuple[Callable[[], Exported], str, str]] = {
     ),
     "retired": (retired, 'state=~"unowned|never_claimed"', 'state!="owned"'),
     "fenced": (fenced, 'reason=~"TOO_FAR_AHEAD|FINISH_REQUIRED"', ""),
+    "a slice": (one_slice_stands, f"{{{NO_SLICE}}}", ""),
 }
 
 

@@ -20,7 +20,7 @@ KEYS = {"benchmark", "metric", "value", "unit", "baseline", "baseline_value", "r
 
 SLOW = (
     *("herd", "failover", "attach", "spark_overhead", "pipeline", "streams", "incident", "register", "page", "skew"),
-    *("dedup", "dedup_spark", "computation", "hot_ranges", "idle", "fanout", "batches", "takeover"),
+    *("dedup", "dedup_spark", "computation", "hot_ranges", "idle", "fanout", "batches", "takeover", "tree"),
 )
 """They start Spark, or a broker, or hundreds of workers, or an authority or two for each of what they compare, or wait until a shard is given up, which
 test_failover.py does with the same code."""

@@ -27,8 +27,10 @@ OWN = {errors.Closed.reason, errors.Timeout.reason, errors.StaleEpoch.reason}
 
 AGAIN_BY_REASON = {
     **dict.fromkeys(("MOVED",), "elsewhere"),
-    **dict.fromkeys(("OLD_STREAM", "INPUT_VERSION", "INCARNATION_CHANGED"), "anew"),
-    **dict.fromkeys(("IDENTITY_MISMATCH", "OLDER_CLAIM", "REWOUND", "STALE_LEASE", "STALE_SEQUENCER"), "stop"),
+    **dict.fromkeys(("OLD_STREAM", "INPUT_VERSION", "INCARNATION_CHANGED", "UNCONFIRMED"), "anew"),
+    **dict.fromkeys(
+        ("IDENTITY_MISMATCH", "OLDER_CLAIM", "REWOUND", "STALE_ADOPTION", "STALE_LEASE", "STALE_SEQUENCER"), "stop"
+    ),
     **{error.reason: "as it is" for error in AGAIN},
 }
 

@@ -156,6 +156,29 @@ CASES: Final[dict[str, Case]] = {
     "all that is pending without a budget": Case("Register", put(all_pending=True, lateness_budgets_ppm=[]), field="all_pending"),
     "a budget twice": Case("Register", put(lateness_budgets_ppm=[500, 10_000, 500]), field="lateness_budgets_ppm"),
     "too many budgets": Case("Register", put(lateness_budgets_ppm=[100, 200, 300, 400, 500]), field="lateness_budgets_ppm"),
+    "a slice without a key": Case("Register", put(slices=[b""]), field="slices"),
+    "a slice with a long key": Case("Register", put(slices=lambda r, _: [b"k" * r.randint(1025, 5000)]), field="slices"),
+    "slices that do not ascend": Case("Register", put(slices=any_of([b"m", b"g"], [b"m", b"m"])), field="slices"),
+    "too many slices": Case(
+        "Register", put(slices=lambda r, _: [n.to_bytes(2, "big") for n in range(1, r.randint(1001, 2000))]), field="slices"
+    ),
+    "slices of one that tells of all that is pending": Case(
+        "Register", put(inputs=[], slices=[b"m"], all_pending=True, lateness_budgets_ppm=[10_000]), field="all_pending"
+    ),
+    "other slices": Case("Register", put(name="b", inputs=["a"], slices=[b"m"]), "REGISTRATION_CONFLICT"),
+    "new inputs of a slice": Case("SetInputs", put(computation="cut~0", inputs=["a"]), field="computation"),
+    "a reset of a slice": Case("Reset", put(computation="cut~0"), field="computation"),
+    "a drop of a slice": Case("Drop", put(computation="cut~0"), field="computation"),
+    "a layout of what is cut": Case("ChangeLayout", put(computation="cut"), field="computation"),
+    "a claim of keys of a slice": Case("Claim", put(computation="cut", bounds=[b"a", b"g"], bound_micros=[]), "OTHER_SLICE"),
+    "a claim of keys of two slices": Case("Claim", put(computation="cut", bounds=[b"g", b"z"], bound_micros=[]), "OTHER_SLICE"),
+    "a claim of keys of another slice": Case("Claim", put(computation="cut~0", bounds=[b"g", b"z"], bound_micros=[]), "OTHER_SLICE"),
+    "an interval of a slice": Case("Retire", put(computation="cut", start=b"a", end=b"g"), "OTHER_SLICE"),
+    "an interval that a claim has only a part of": Case(
+        "Retire", put(computation="a", start=b"a", end=b"b", sequencer=lambda _, p: p.sequencers["a"]), "STALE_SEQUENCER"
+    ),
+    "a slice as an input": Case("Register", put(inputs=["a", "a~0"]), field="inputs[1]"),
+    "a slice by its name": Case("Register", put(name="a~0"), field="name"),
     "a long key hash": Case("Register", put(key_hash=text(65, 20_000)), field="key_hash"),
     "an absurd max skew": Case("Register", put(max_skew_micros=any_of(2**62, 2**63, 2**64 - 1)), field="max_skew_micros"),
     "an absurd history step": Case(

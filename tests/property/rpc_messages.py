@@ -16,7 +16,7 @@ from lowwater._pb.lowwater.v1 import tasks_pb2, topology_pb2, watermarks_pb2, wo
 from tests.kit.times import HOUR
 from tests.property.rpc_server import FIRST_SEQUENCER, NOW, Pipeline
 
-NAMES: Final = ("a", "b", "n/c", "spare", "d", "new", "", "no name", "x" * 300, "水\0")
+NAMES: Final = ("a", "b", "n/c", "spare", "d", "new", "cut", "cut~0", "", "no name", "x" * 300, "水\0")
 COUNTS: Final = (0, 1, 2, 3, 4, 5, 2**31, 2**40, 2**40 + 1, 2**63 - 1, 2**63, 2**64 - 1)
 TIMES: Final = (-(2**63), 1 - 2**63, -1, 0, 1, 13 * HOUR, 14 * HOUR, 15 * HOUR, 20 * HOUR, NOW, NOW + 23 * HOUR)
 FAR: Final = (NOW + 30 * HOUR, 2**62, 2**63 - 2, 2**63 - 1)
@@ -96,6 +96,7 @@ LISTS: Final[dict[str, Made]] = {
     "bound_micros": lambda random: random.choice(((), (), random.choices((*TIMES, *FAR), k=random.randint(0, 3)))),
     "heuristics_ppm": one_of((), (990_000,), (500_000, 990_000), (0,), (1, 1)),
     "lateness_budgets_ppm": one_of((), (), (10_000,), (100, 10_000), (99,), (10_000, 10_000), (2**32 - 1,)),
+    "slices": one_of((), (), (), (b"m",), (b"g", b"m"), (b"m", b"g"), (b"",), (b"x" * 1025,)),
     "buckets": one_of((), (0,), (0, 5), (0, 5, 755), (5, 0), (0, 0), (756,), (2**32 - 1,)),
     "input_incarnations": one_of((), (), (1,), (1,), (2,), (0, 2**64 - 1)),
     "handles": one_of((), (), (), (0,), (1, 0), (0, 0), (0, 1, 2), (2**32 - 1,)),

@@ -202,8 +202,8 @@ class RpcServer:
     # -- the whole state -------------------------------------------------------------------------------------------
 
     def dump(self) -> dict[str, object]:
-        """Everything that anybody can see, and everything that the shard keeps."""
-        names = self.shard.names()
+        """Everything that anybody can see, and everything that the shard keeps; of what is cut only the graph, for its slices tell of themselves at any time."""
+        names = self.names()
         lists = {
             name: self.call("ListRanges", watermarks_pb2.ListRangesRequest(computation=name, page_size=10_000))
             for name in names
@@ -211,7 +211,7 @@ class RpcServer:
         stages = {name: self.computation(name).batches for name in names}
         return {
             "topology": self.call("GetTopology", topology_pb2.GetTopologyRequest()),
-            "watermarks": self.call("GetWatermarks", watermarks_pb2.GetWatermarksRequest()),
+            "watermarks": self.call("GetWatermarks", watermarks_pb2.GetWatermarksRequest(computations=names)),
             "ranges": lists,
             "states": {name: recovery.snapshot(self.computation(name)) for name in names},
             "batches": {name: (len(stage), id(stage.prepared)) for name, stage in stages.items()},
@@ -220,12 +220,17 @@ class RpcServer:
 
     def durable(self) -> dict[str, Any]:
         """What a restart would bring back."""
-        states = {name: durable(recovery.snapshot(self.computation(name))) for name in self.shard.names()}
+        states = {name: durable(recovery.snapshot(self.computation(name))) for name in self.names()}
         return {"states": states, "journal": self.journal(), "graph": self.shard.topology}
 
     def journal(self) -> dict[str, tuple[int, int]]:
         """How far every log is written."""
-        return {name: (stored.last, stored.snapshot_position) for name, stored in self.disk.logs.items()}
+        logs = self.disk.logs.items()
+        return {name: (stored.last, stored.snapshot_position) for name, stored in logs if not _is_cut(name)}
+
+    def names(self) -> list[str]:
+        """What it serves that is not cut."""
+        return [name for name in self.shard.names() if not _is_cut(name)]
 
     def check(self) -> None:
         """Assert every invariant, and that the journal tells the same as the living state."""
@@ -237,6 +242,10 @@ class RpcServer:
             again = recovery.recover(computation.spec, loaded.snapshot, records, epoch_base=computation.epoch_base)
             again._check()
             assert durable(recovery.snapshot(again)) == durable(recovery.snapshot(computation))
+
+
+def _is_cut(name: str) -> bool:
+    return name == "cut" or name.startswith("cut~")
 
 
 # -- a pipeline ----------------------------------------------------------------------------------------------------
@@ -255,7 +264,7 @@ def report(number: int, *groups: workers_pb2.GroupReport) -> workers_pb2.ReportR
 class Pipeline:
     """a -> b -> n/c, whose ranges are owned and reported; spare, unclaimed; d, which runs micro-batches; guess, estimated.
 
-    Under a hang a group with intervals and one without, of whose tasks one is leased and one is done.
+    And cut, which is in two slices. Under a hang a group with intervals and one without, of whose tasks one is leased and one is done.
     """
 
     def __init__(self, server: RpcServer) -> None:
@@ -267,6 +276,7 @@ class Pipeline:
             self.register(name, inputs)
         server.call("Register", topology_pb2.RegisterRequest(name="guess", estimated=True))
         self.claim("a", b"", b"g", b"p", b"")
+        server.call("Register", topology_pb2.RegisterRequest(name="cut", slices=[b"m"]))
         self.claim("b", b"", b"m", b"")
         self.claim("d", b"", b"m", b"", identity="query", generation=3)
         self.say(self.group("a", 14, 15, 16))

@@ -42,6 +42,12 @@ class Careless:
         self._sim = sim
         self._weak = weak
         self._said: dict[str, deque[workers_pb2.Report]] = {}
+        self._senders: dict[str, bytes] = {}
+        """The sender that a process reports as, where it is not careless."""
+        self._repeats: set[int] = set()
+        """The calls by which careless ones speak."""
+        self._newest: dict[tuple[str, str, int], workers_pb2.GroupReport] = {}
+        """The last that the client of a process has said of a claim, and not what was said again."""
         self._asked: dict[str, workers_pb2.ClaimRequest] = {}
         self._in_doubt: set[tuple[str, int]] = set()
         sim.network.taps.append(self._sent)
@@ -49,7 +55,14 @@ class Careless:
     def _sent(self, tap: Tap) -> None:
         match tap.message:
             case workers_pb2.ReportRequest() as message if message.HasField("report"):
-                self._said.setdefault(str(tap.process), deque(maxlen=KEPT)).append(message.report)
+                process = str(tap.process)
+                self._said.setdefault(process, deque(maxlen=KEPT)).append(message.report)
+                if tap.call not in self._repeats:
+                    known = {(process, group.computation, group.sequencer): group for group in message.report.groups}
+                    self._newest.update(known)
+            case workers_pb2.ReportRequest() as message if message.HasField("open"):
+                if self._senders.setdefault(str(tap.process), message.open.sender) != message.open.sender:
+                    self._repeats.add(tap.call)
             case workers_pb2.ClaimRequest() as message:
                 self._asked[str(tap.process)] = message
             case _:
@@ -78,10 +91,10 @@ class Careless:
 
     async def introduce(self, process: Process, addresses: str, lease: Lease, random: Random) -> _Named | None:
         """Say what stands as a sender that counts no turns. None: it was refused, or nobody knows."""
-        said = self._said_of(process, lease)
-        if not said or self._weak:
+        said = self._newest.get((str(process), lease.computation, lease.sequencer))
+        if said is None or self._weak:
             return None
-        group, sender = _without_turn(said[-1]), random.randbytes(16)
+        group, sender = _without_turn(said), random.randbytes(16)
         for address in Settings(addresses).addresses:
             channel = self._sim.network.channel(process, address)
             try:

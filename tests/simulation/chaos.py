@@ -81,7 +81,16 @@ DAMAGES: Final = 2
 DAMAGE_GRAPH: Final = "damage the graph"
 """What happens as often in some worlds with several shards: each of them has all of it in memory."""
 
-KINDS: Final = (*COMMON, *ALONE, *SHARDED, DAMAGE, DAMAGE_GRAPH)
+RETIRE: Final = "retire"
+"""What happens some times in worlds with slices: an operator takes out a slice, or all of them."""
+
+RETIREMENTS: Final = 4
+
+INPUT: Final = "new inputs"
+INPUTS: Final = 3
+"""How often somebody tries to give a computation another input in worlds with slices, besides; it has it once."""
+
+KINDS: Final = (*COMMON, *ALONE, *SHARDED, DAMAGE, DAMAGE_GRAPH, RETIRE)
 """All of them."""
 
 WEATHER: Final = ("bad network", "bad store", "hostile reports")
@@ -121,7 +130,7 @@ def is_rotten(seed: int) -> bool:
     return seed % 10 == 9
 
 
-def schedule(random: Random, moves: int, *, sharded: bool, rotten: bool = False) -> list[Move]:
+def schedule(random: Random, moves: int, *, sharded: bool, rotten: bool = False, sliced: bool = False) -> list[Move]:
     """Return what will happen. Everything that a move leaves open is decided here, by ``pick`` as well: a number from 0 to 1."""
     at = 5.0
     made = []
@@ -132,6 +141,9 @@ def schedule(random: Random, moves: int, *, sharded: bool, rotten: bool = False)
         made.append(Move(round(at, 3), kind, _facts(kind, random)))
     for kind in (DAMAGE, DAMAGE_GRAPH) if rotten else (DAMAGE,):
         made += [Move(round(random.uniform(5.0, at), 3), kind, _facts(kind, random)) for _ in range(DAMAGES)]
+    if sliced:
+        for kind in (*[RETIRE] * RETIREMENTS, *[INPUT] * INPUTS):
+            made.append(Move(round(random.uniform(5.0, at), 3), kind, _facts(kind, random)))
     return sorted(made, key=lambda move: move.at)
 
 

@@ -94,7 +94,8 @@ class Closes:
                 self._acknowledges(tap, self._asked[tap.call].lease, self._lives[tap.call])
             case tasks_pb2.ListTasksResponse() as message:
                 for group in message.groups:
-                    self._oracle.reached(tap.process, CLOSED, group.closed_micros, complete=True)
+                    if group.closed_micros > START:  # else none is closed, and a worker may still begin with older work
+                        self._oracle.reached(tap.process, CLOSED, group.closed_micros, complete=True)
 
     def _grants(self, tap: Tap, message: tasks_pb2.TakeTaskResponse) -> None:
         lease, until = message.lease, message.task.until_micros

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2
 from lowwater_authority.core.codec import int64s
+from lowwater_authority.core.groups import GroupState
 from lowwater_authority.journal import GRAPH
 from lowwater_authority.journal.frames import Kind, decode
 from tests.kit.faults import Operation
@@ -73,6 +74,8 @@ class Durable:
         """The incarnations in which somebody was told that computations were dropped."""
         self.damaged: set[str] = set()
         """Computations whose log was damaged in the store: it may be written again, from memory or for an incarnation after a drop."""
+        self._stood: dict[tuple[str, int], int] = {}
+        """By slice and incarnation: the greatest value that it has ever stood at, durably."""
         self._bereft: set[str] = set()
         """Computations of which something that was acknowledged, and is not just an advance, is lost for good."""
 
@@ -151,6 +154,8 @@ class Durable:
             self._bereft.add(name)
         self._forget_uncovered(name, computation)
         computation._check()
+        self._took_out(name, computation)
+        self._stands(computation)
         self._sound(name, computation)
         self._remembers(computation)
         # What a crash left of the cache is durable now, though nobody was told before.
@@ -189,6 +194,12 @@ class Durable:
             truth = self._pipeline.least_of(name, cells)
             self._expect(value <= truth, f"{name} {cells} stands at {value}, but {truth} is not finished")
 
+    def excuse_slices(self, name: str) -> None:
+        """A computation has another input, which does not stand below what it has published. A slice of it may have gone further."""
+        for each in self._pipeline.nodes[name].slices:
+            shown = [low for (known, _), low in self._highest.items() if known == each]
+            self._excused[each] = max([self._excused.get(each, MIN), *shown])
+
     def _covers_slices(self, name: str) -> None:
         """Whoever owns a computation that is cut has heard of what was acknowledged of its slices."""
         for who in self._authorities:
@@ -199,7 +210,38 @@ class Durable:
     def _ranges(self, name: str, computation: Computation) -> list[tuple[range, int]]:
         node = self._pipeline.whole(name)
         ranges, _ = computation.map.all_ranges(1000)
-        return [(node.covered(each.start, each.end), each.value) for each in ranges]
+        return [
+            (node.covered(each.start, each.end), each.value)
+            for each in ranges
+            if each.owner.state is not GroupState.RETIRED
+        ]
+
+    def _takes_out(self, log: str, record: journal_pb2.Record) -> None:
+        """Keys that are retired, or claimed again, in the order of the record. What a slice does counts, and not what its root hears of it."""
+        node = self._pipeline.whole(log)
+        if log == node.name and node.cuts:
+            return
+        for op in record.ops:
+            match op.WhichOneof("kind"):
+                case "retire":
+                    self._pipeline.retire(log, node.covered(op.retire.start, op.retire.end))
+                case "claim":
+                    self._pipeline.revive(log, node.covered(op.claim.bounds[0], op.claim.bounds[-1]))
+                case _:
+                    pass
+
+    def _took_out(self, name: str, computation: Computation) -> None:
+        """What is taken over of the store says which keys are retired."""
+        node = self._pipeline.whole(name)
+        if name == node.name and node.cuts:
+            return
+        ranges, _ = computation.map.all_ranges(1000)
+        for each in ranges:
+            cells = node.covered(each.start, each.end)
+            if each.owner.state is not GroupState.RETIRED:
+                self._pipeline.revive(name, cells)
+            elif not all(node.cells[index].retired for index in cells):
+                self._pipeline.retire(name, cells)
 
     # -- writes ----------------------------------------------------------------------------------------------------
 
@@ -222,6 +264,7 @@ class Durable:
                 self._recorded(who, log, journal_pb2.Record.FromString(payload))
 
     def _recorded(self, who: str, log: str, record: journal_pb2.Record) -> None:
+        self._takes_out(log, record)
         incarnation = log, record.incarnation
         # Others may have gone on, when the news of this write is late.
         known = MIN if self._weak else self._durable.get(incarnation, MIN)
@@ -244,7 +287,27 @@ class Durable:
         computation = self._computation(who, log)
         # The news of a write may come late, and find that another has taken over: what this one has in memory is not published any more.
         if computation is not None and self._owns(who, log):
+            self._stands(computation)
             self._sound(log, computation)
+            self._counts(computation)
+
+    def _stands(self, computation: Computation) -> None:
+        key = computation.spec.name, computation.incarnation
+        if computation.spec.slice_of:
+            self._stood[key] = max(computation.map.minimum(), self._stood.get(key, MIN))
+
+    def _counts(self, computation: Computation) -> None:
+        """No slice counts at its root for more than it has ever stood at, in this incarnation."""
+        root = self._pipeline.nodes.get(computation.spec.name)
+        if root is None or not root.cuts:
+            return
+        for cells, value in self._ranges(root.name, computation):
+            for name in (name for name, its in root.slices.items() if its == cells):
+                stood = self._stood.get((name, computation.incarnation), MIN)
+                self._expect(
+                    value <= stood,
+                    f"{name} counts as {value} in the incarnation {computation.incarnation}, but stood at {stood} at most",
+                )
 
     def _owns(self, who: str, log: str) -> bool:
         holding = self._authorities[who][1].shard.held.served.get(log)
@@ -254,7 +317,7 @@ class Durable:
         """A shard has put back what the store had lost; what others wrote meanwhile is gone."""
         self._sim.reach("a log was put back from memory")
         # The end of a log that is written after a drop takes the place of all that was there.
-        meant = log in self.damaged or log in self._ledger.book(GRAPH).dropped
+        meant = self._is_damaged(log) or log in self._ledger.book(GRAPH).dropped
         self._expect(
             self._weak or meant,
             f"{who} restores the log of {log}, of which a store that keeps its word lost nothing",
@@ -303,7 +366,11 @@ class Durable:
 
     def _gone(self, name: str, sequencer: int) -> bool:
         """Whether the store has forgotten a claim that it knew."""
-        return (self._weak or name in self.damaged) and sequencer not in sequencers(self._ledger.book(name))
+        return (self._weak or self._is_damaged(name)) and sequencer not in sequencers(self._ledger.book(name))
+
+    def _is_damaged(self, log: str) -> bool:
+        """Whether a log was damaged: what is given up for it goes with all of its slices."""
+        return log in self.damaged or (log != GRAPH and self._pipeline.whole(log).name in self.damaged)
 
     def knows_inputs(self, name: str, inputs: Iterable[str]) -> bool:
         """Whether the store, or any living shard, knows that a computation reads these."""

@@ -93,6 +93,9 @@ class Havoc:
                 names = list(self._world.pipeline.nodes)[-3:]  # the first of these is read
                 self._acted(move.kind)
                 self._drop(names[int(facts["pick"] * len(names))])
+            case chaos.RETIRE:
+                self._acted(move.kind)
+                self._retire(move.facts["pick"])
             case chaos.DAMAGE:
                 if not self._world.weak:
                     self._damage(facts["pick"])
@@ -289,6 +292,18 @@ class Havoc:
 
         self.operate(run)
 
+    def _retire(self, pick: float) -> None:
+        """Let an operator take out a slice of the computation that no other reads, or all of it, whoever owns it. Its workers claim it again."""
+        node = self._world.pipeline.nodes[UNREAD]
+        edges = (0, *node.cuts, len(node.cells))
+        number = int(2 * pick * (len(edges) - 1))
+        start, end = (edges[number], edges[number + 1]) if number < len(edges) - 1 else (0, len(node.cells))
+
+        async def run(lw: Client) -> None:
+            await lw.retire(UNREAD, node.edge(start), node.edge(end), force=True)
+
+        self.operate(run)
+
     async def _new_inputs(self, lw: Client) -> None:
         node = self._world.pipeline.nodes[GROWING]
         # What is read once is read for good: nobody could say when the last record was.
@@ -297,6 +312,7 @@ class Havoc:
         self._world.inputs_changed = True
         node.inputs = inputs
         self._world.pipeline.changed()
+        self._world.oracle.excuse_slices(GROWING)
         self._world.oracle.look_at_outputs(GROWING)
         self._world.look_at_inputs()
 

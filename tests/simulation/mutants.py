@@ -29,11 +29,13 @@ from lowwater_authority.cluster.membership import Beats, View
 from lowwater_authority.core import recovery, topology
 from lowwater_authority.core.budget import Budget, Lateness, Pending
 from lowwater_authority.core.computation import OWN_TURNS, Computation
+from lowwater_authority.core.computation import View as View_
 from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.requests import GroupReport, Refused
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine import holding, holdings, rounds
+from lowwater_authority.engine.hub import Hub
 from lowwater_authority.engine.logs import Log, Logs
 from lowwater_authority.engine.rounds import Round
 from lowwater_authority.engine.shard import Shard
@@ -42,9 +44,9 @@ from lowwater_authority.journal.contract import Held
 from lowwater_pipeline.guard import row as guard_row
 from tests.kit import memory_journal as memory
 from tests.kit.memory_journal import MemoryJournal, StoredLog
-from tests.property import switches, task_switches
+from tests.property import slice_switches, switches, task_switches
 from tests.simulation.careless import SENDERS
-from tests.simulation.chaos import is_budgeted, is_careless, is_rotten, is_sharded, is_weak
+from tests.simulation.chaos import is_budgeted, is_careless, is_rotten, is_sharded, is_sliced, is_weak
 from tests.simulation.closes import is_closing
 from tests.simulation.runs import MOVES, live
 from tests.simulation.timer_mutants import TIMING
@@ -320,9 +322,9 @@ def answer_what_has_left_a_round(planted: Planted) -> None:
     """What another shard has taken leaves the round, and its callers are answered as if it were written too (rule 2)."""
     end = rounds._Work.end
 
-    def answer_all(self: rounds._Work[Any], result: Any, dropped: Mapping[str, Exception]) -> None:
+    def answer_all(self: rounds._Work[Any], result: Any, dropped: Mapping[str, Exception], *unheard: Any) -> None:
         del dropped
-        end(self, result, {})
+        end(self, result, {}, *unheard)
 
     planted.setattr(rounds._Work, "end", answer_all)
 
@@ -486,6 +488,31 @@ def write_again_what_is_there(planted: Planted) -> None:
     planted.setattr(guard_row, "judge", again)
 
 
+def publish_a_slice_as_the_whole(planted: Planted) -> None:
+    """What a slice has published is read as if it were the watermark of what it is a slice of."""
+    publish = Hub.publish
+
+    def generous(self: Hub, views: Iterable[View_]) -> None:
+        shown = list(views)
+        as_whole = [replace(view, name=topology.whole(view.name)) for view in shown if view.name.endswith("~0")]
+        publish(self, [*shown, *as_whole])
+
+    planted.setattr(Hub, "publish", generous)
+
+
+SLICED: Final = (
+    slice_switches.ratchet_is_told,
+    slice_switches.lowerings_are_acknowledged_at_once,
+    slice_switches.new_owners_answer_at_once,
+    slice_switches.any_life_fits,
+    slice_switches.versions_are_echoed,
+    slice_switches.one_order,
+    slice_switches.retired_is_told_as_finished,
+    slice_switches.logs_name_the_keys,
+    publish_a_slice_as_the_whole,
+)
+"""Bugs that only show where computations are cut into slices."""
+
 WRITING: Final = (
     let_a_zombie_write,
     take_a_higher_token_for_a_raise,
@@ -532,6 +559,7 @@ MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
         task_switches.versions_count_for_nothing,
         task_switches.intervals_lead,
         task_switches.snapshots_forget_intervals,
+        *SLICED,
         *WRITING,
         *TIMING,
     )
@@ -590,6 +618,7 @@ def worlds(name: str) -> Iterator[int]:
             and (plant not in CLOSING or (is_closing(seed) and not is_weak(seed)))
             and (plant not in WRITING or is_writing(seed))
             and (plant not in TIMING or is_timed(seed))
+            and (plant not in SLICED or is_sliced(seed))
             and (plant not in RETENTIVE or not is_weak(seed))
             and (plant not in BUDGETED or (is_budgeted(seed) and not is_weak(seed)))
         ):

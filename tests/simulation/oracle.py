@@ -123,6 +123,10 @@ class Oracle(Durable):
             case topology_pb2.ResetResponse() as message:
                 for each in message.computations:
                     self._keeps(each)
+                    if self._is_root(each.name):
+                        self._sim.reach("a root was reset under its slices")
+            case topology_pb2.RetireRequest() as message:
+                self._ended[self._pipeline.whole(message.computation).name] = self._sim.now
             case workers_pb2.ReportResponse() as message if message.HasField("ack"):
                 for claim, values in self._reported.acknowledged(tap.call, message.ack).items():
                     self._acknowledges(claim, values)
@@ -216,7 +220,7 @@ class Oracle(Durable):
             cells = node.covered(each.start, each.end)
             covered += cells
             truth = self._pipeline.least_of(name, cells)
-            holds = each.watermark_micros <= truth
+            holds = each.watermark_micros <= truth or each.state == types_pb2.RANGE_STATE_RETIRED
             self._expect(holds, f"{name} {cells} is shown at {each.watermark_micros}, but {truth} is not finished")
             self._expect(each.watermark_micros < limit or limit == MAX, f"{name} {cells} is not below {limit}")
         if len(message.ranges) == message.total and limit == MAX:
@@ -231,6 +235,8 @@ class Oracle(Durable):
         # That of a slice at its root says where the slice stands.
         again = message.bound_micros and message.computation != TIMED and not self._is_root(message.computation)
         bound = message.bound_micros[0] if again else None
+        if self._is_root(message.computation):
+            self._sim.reach("a slice was served by another shard than its root")
         claim = Claim(message.computation, ranges, (message.generation, message.ordinal), bound)
         first = self._claims.setdefault((message.computation, message.request_id), claim)
         if first.ranges != claim.ranges:

@@ -51,6 +51,8 @@ class Place:
     """The store of guarded writes; None: none are made."""
     timers: Timers | None = None
     """What is known of the computation with timers; None: there is none."""
+    sliced: bool = False
+    """Whether computations are cut into slices, and some are retired."""
     budgeted: bool = False
     """Whether computations have a lateness budget: half of the records, or the few of a world would not warm it up."""
 
@@ -122,7 +124,9 @@ async def work(place: Place, process: Process, name: str, share: Share) -> None:
             # A worker that comes back from an older state than was reported begins there: its ranges go down.
             older = None
             if node.inputs and not place.calm and random.random() < 0.2:
-                older = node.stamp(max(place.pipeline.least_of(name, share.cells) - random.randrange(10 * HOUR), 0))
+                least = place.pipeline.least_of(name, share.cells)
+                back = random.randrange(10 * HOUR)
+                older = node.stamp(max(least - back, 0)) if least != MAX or not place.sliced else None
             lease = await worker.claim(bounds=share.bounds(node), bound=older)
             place.oracle.claimed(process, name, lease.sequencer, share)
             if place.careless is not None and not place.calm and random.random() < 0.2:

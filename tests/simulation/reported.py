@@ -84,7 +84,10 @@ class Reported:
                 if None in said.values:
                     settled.clear()
                 settled.update(said.values)
-        told = {said.key: set(said.values.values()) for said in answered if said.key not in refused}
+        # Of what was said on an older stream, and not again on this one, nobody is told anything: a process may have given that claim up.
+        told = {
+            said.key: set(said.values.values()) for said in answered if said.key not in refused and said.at[0] == stream
+        }
         newer = {said.key for each in self._said.values() for said in each}
         newest = stream == max(opened for by, opened in self._streams.values() if by == sender)
         return {key: values for key, values in told.items() if key not in newer} if newest else {}

@@ -17,7 +17,7 @@ MOVES: Final = 60
 def moves_of(seed: int, count: int = MOVES) -> list[chaos.Move]:
     """Return the moves of a world."""
     random, sharded, rotten = Random(f"moves of {seed}"), chaos.is_sharded(seed), chaos.is_rotten(seed)
-    return chaos.schedule(random, count, sharded=sharded, rotten=rotten)
+    return chaos.schedule(random, count, sharded=sharded, rotten=rotten, sliced=chaos.is_sliced(seed))
 
 
 def live(world: tuple[int, int]) -> Result:

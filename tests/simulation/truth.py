@@ -58,6 +58,8 @@ class Cell:
     source: Source | None = None
     fence: int = 0
     """The highest sequencer that has opened it; writes under a lower one are refused."""
+    retired: bool = False
+    """Whether an operator has taken it out, and nobody has claimed it since: nobody waits for what is in it, nor for what came meanwhile."""
     closed: int = MIN
     """The greatest input low watermark by which a window was closed here: an older record would be lost."""
 
@@ -141,7 +143,12 @@ class Pipeline:
         ``fresh``: that anything can come out of; work that is only done again is left out.
         """
         if (name, fresh) not in self._lows:
-            self._lows[name, fresh] = min(self.low_of(name, index, fresh=fresh) for index in self.cells_of(name))
+            node, cells = self.whole(name), self.cells_of(name)
+            if all(node.cells[index].retired for index in cells):
+                # Nobody is left to say that nothing will come.
+                self._lows[name, fresh] = node.stamp(min(self.low(each, fresh=True) for each in node.inputs))
+            else:
+                self._lows[name, fresh] = min(self.low_of(name, index, fresh=fresh) for index in cells)
         return self._lows[name, fresh]
 
     def low_of(self, name: str, index: int, *, fresh: bool = False) -> int:
@@ -151,6 +158,8 @@ class Pipeline:
         cell = node.cells[index]
         if cell.source is not None:
             return cell.source.frontier
+        if cell.retired:
+            return MAX
         held = self._held.get((name, index, fresh))
         if held is None:
             times = [r.time for r in cell.pending.values() if not ((fresh and r.again) or r.forgotten)]
@@ -191,6 +200,24 @@ class Pipeline:
                     pending[number] = record._replace(forgotten=True)
         self.changed()
 
+    def retire(self, name: str, cells: Iterable[int]) -> None:
+        """Cells are taken out of a computation that no other reads."""
+        node = self.whole(name)
+        for index in cells:
+            node.cells[index].retired = True
+            pending = self._touch(node.name, index)
+            pending.update({number: record._replace(forgotten=True) for number, record in pending.items()})
+        self.changed()
+
+    def revive(self, name: str, cells: Iterable[int]) -> None:
+        """Cells are claimed."""
+        node = self.whole(name)
+        for index in cells:
+            if node.cells[index].retired:
+                node.cells[index].retired = False
+                self._touch(node.name, index)
+        self.changed()
+
     def forget_input(self, name: str, lost: str) -> None:
         """The store has lost that a computation, which nothing reads, has an input: it does not wait for it any more."""
         node = self.nodes[name]
@@ -216,7 +243,7 @@ class Pipeline:
                 if reader.window and reader.stamp(time) + reader.window <= cell.closed:
                     msg = f"{name} hands {time} to {reader.name}, which has closed windows up to {cell.closed}"
                     raise LateRecord(msg)
-                record = Record(self._numbers, time, origin=name)
+                record = Record(self._numbers, time, origin=name, forgotten=cell.retired)
                 self._touch(reader.name, index)[self._numbers] = record
                 if reader.feed is not None:
                     reader.feed.append((index, record))

@@ -14,7 +14,7 @@ from unittest import mock
 
 from lowwater import errors
 from lowwater_authority.core import computation, tasks
-from lowwater_authority.engine import holdings, logs
+from lowwater_authority.engine import holdings, logs, slices
 from lowwater_authority.journal import GRAPH
 from tests.simulation import batches, closes, points, programs, timers, writes
 from tests.simulation.careless import SENDERS, Careless
@@ -95,9 +95,9 @@ def pipeline(random: Random, seconds: float, *, timed: bool = False) -> Pipeline
 
 
 def cut(random: Random, nodes: Pipeline) -> None:
-    """Let some computations be cut into slices, at random edges of cells: any but those that one run has all of."""
-    may = [node for node in nodes.nodes.values() if node.name not in (BATCHED, timers.TIMED)]
-    for node in random.sample(may, random.randrange(2, len(may) + 1)):
+    """Let computations be cut into slices, at random edges of cells: the one that gets another input, and some others. Not those that one run has all of."""
+    may = [node for node in nodes.nodes.values() if node.name not in (BATCHED, timers.TIMED, programs.GROWING)]
+    for node in (nodes.nodes[programs.GROWING], *random.sample(may, random.randrange(1, len(may) + 1))):
         inner = range(1, len(node.cells))
         node.cuts = tuple(sorted(random.sample(inner, random.randrange(1, min(len(inner), 3) + 1))))
 
@@ -154,6 +154,7 @@ class World:
             self.closes = closes.Closes(self.oracle, weak=self.weak)
             sim.network.taps.append(self.closes.sent)
         self.place.budgeted = is_budgeted(seed)
+        self.place.sliced = self.sliced
         if writes.is_writing(seed):
             slots = [writes.Slot() for _ in self.pipeline.nodes[writes.WRITTEN].cells]
             self.place.writes = writes.Writes(self.place, self.oracle, slots)
@@ -171,6 +172,7 @@ class World:
             mock.patch.object(holdings, "asyncio", Pauses(self.sim)),
             mock.patch.object(computation, "SENDERS_KEPT", SENDERS),
             mock.patch.object(tasks, "OPEN_INTERVALS", closes.OPEN),
+            mock.patch.object(slices.Slice, "settle", _waiting(self.sim)),
             _hearing(self.oracle, weak=self.weak),
             timers.spark_away(self.sim) if self.timed else nullcontext(),
         ):
@@ -387,6 +389,20 @@ class Pauses:
             self._sim.reach("others go on behind a piece")
             seconds = self._random.uniform(0.0001, 0.003)
         await asyncio.sleep(seconds)
+
+
+def _waiting(sim: Simulation) -> Callable[[slices.Slice], Coroutine[Any, Any, errors.Unavailable | None]]:
+    """Count the answers that wait for the root of a slice."""
+    settle = slices.Slice.settle
+
+    async def counted(self: slices.Slice) -> errors.Unavailable | None:
+        sim.reach("an answer waited for the root")
+        refusal = await settle(self)
+        if refusal is not None:
+            sim.reach("an answer waited for the root in vain")
+        return refusal
+
+    return counted
 
 
 class _Heard(logging.Handler):

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from lowwater._pb.lowwater.v1 import cluster_pb2, tasks_pb2, topology_pb2, watermarks_pb2, workers_pb2
-from lowwater_authority.access.methods import METHODS, OPEN
-from lowwater_authority.access.policy import Action
+from lowwater import errors
+from lowwater._pb.lowwater.v1 import cluster_pb2, regions_pb2, tasks_pb2, topology_pb2, watermarks_pb2, workers_pb2
+from lowwater._server.audit import Audit
+from lowwater_authority.access.caller import Caller
+from lowwater_authority.access.guard import insider
+from lowwater_authority.access.methods import METHODS, OPEN, REGION_METHODS, Method
+from lowwater_authority.access.policy import Action, Allowance, Limits, Principal
 from lowwater_authority.serve import SERVICES
 
 FILES = (workers_pb2, watermarks_pb2, topology_pb2, cluster_pb2, tasks_pb2)
@@ -85,6 +91,14 @@ def test_each_method_needs_what_is_written_here(name: str) -> None:
     assert rule.everything is (name in {"Drain", "Pin"})
 
 
+def test_each_method_of_the_global_authority_is_guarded() -> None:
+    [service] = regions_pb2.DESCRIPTOR.services_by_name.values()
+    assert REGION_METHODS.keys() == {f"/{service.full_name}/{method.name}" for method in service.methods}
+    deciding = {path.rpartition("/")[2] for path, rule in REGION_METHODS.items() if rule.everything}
+    assert deciding == {"Decide", "Recover"}
+    assert all(rule.everything or rule.some is not None for rule in REGION_METHODS.values())
+
+
 def test_every_field_that_names_computations_is_asked_for() -> None:
     """A new field with a name in it must not slip past the table."""
     named = {
@@ -102,3 +116,60 @@ def test_an_adoption_needs_to_operate_too() -> None:
     rule = METHODS["/lowwater.v1.WorkerService/Claim"]
     request = workers_pb2.ClaimRequest(computation="n/own", adopt=True)
     assert list(rule.needs(request)) == [(Action.REPORT, "n/own"), (Action.OPERATE, "n/own")]
+
+
+# -- what only the shard of a slice does ---------------------------------------------------------------------------------
+
+EVERYTHING = Principal("all", (Allowance("*", dict.fromkeys(Action, ("*",))),))
+SHARD = insider("peer", ["token"])
+CLAIM = METHODS["/lowwater.v1.WorkerService/Claim"]
+RETIRE = METHODS["/lowwater.v1.TopologyService/Retire"]
+
+
+def caller(principal: Principal) -> Caller:
+    return Caller(principal, Limits(ranges=1), "here", Audit(lambda: 0.0), {"n/cut"}.__contains__)
+
+
+def claim(identity: str, name: str = "n/cut") -> workers_pb2.ClaimRequest:
+    return workers_pb2.ClaimRequest(computation=name, identity=identity)
+
+
+def retirement(sequencer: int) -> topology_pb2.RetireRequest:
+    return topology_pb2.RetireRequest(computation="n/cut", sequencer=sequencer)
+
+
+@pytest.mark.parametrize(("rule", "request_"), [(CLAIM, claim("n/cut~")), (RETIRE, retirement(7))])
+def test_only_a_shard_does_what_a_slice_does(rule: Method, request_: Any) -> None:
+    rule.check(caller(SHARD), request_)
+    with pytest.raises(errors.PermissionDenied, match="all is no shard"):
+        rule.check(caller(EVERYTHING), request_)
+
+
+@pytest.mark.parametrize(
+    ("rule", "request_"),
+    [(CLAIM, claim("")), (CLAIM, claim("n/other~")), (CLAIM, claim("n/cut~", "n/cut~0")), (RETIRE, retirement(0))],
+)
+def test_a_shard_does_nothing_else(rule: Method, request_: Any) -> None:
+    rule.check(caller(EVERYTHING), request_)
+    with pytest.raises(errors.PermissionDenied, match="peer lacks the permission"):
+        rule.check(caller(SHARD), request_)
+
+
+def test_a_shard_reports_where_a_computation_is_cut_and_nowhere_else() -> None:
+    shard = caller(SHARD)
+    METHODS["/lowwater.v1.WorkerService/Report"].check(shard, None)
+    assert shard.may_report("n/cut")
+    for name in ("n/whole", "n/cut~0", "n/unknown"):
+        assert not shard.may_report(name)
+        with pytest.raises(errors.PermissionDenied):
+            shard.demand_report(name)
+    shard.check_ranges("n/cut", 1000)
+    shard.become(Principal("peer"), Limits())
+    assert not shard.may_report("n/cut")
+
+
+def test_who_may_report_for_what_is_cut_may_report_for_its_slices() -> None:
+    one = caller(Principal("etl", (Allowance("n", {Action.REPORT: ("cut",)}),)))
+    assert one.may_report("n/cut~0")
+    assert one.may_report("n/cut~17")
+    assert not any(one.may_report(name) for name in ("n/cut~", "n/cut~x", "n/cute~0", "cut~0"))

@@ -21,6 +21,7 @@ from lowwater.cli.examples import EXAMPLES
 ROOT = Path(__file__).parents[2]
 EXAMPLE = re.compile(r"^  (?:\$ )?lowwater (.+)$", re.MULTILINE)
 ASKING = sorted(COMMANDS)
+DELEGATED = ("serve", "journal", "access", "global", "region", "references")
 
 
 @pytest.fixture(scope="module", name="generate")
@@ -50,15 +51,15 @@ def examples(text: str) -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize("command", [*ASKING, "completion", "serve", "journal", "access"])
+@pytest.mark.parametrize("command", [*ASKING, "completion", *DELEGATED])
 def test_every_example_of_a_help_parses(command: str, capsys: pytest.CaptureFixture[str], generate: ModuleType) -> None:
     text = help_of(command, capsys)
     found = examples(text)
-    if command not in {"journal", "access"}:  # whose commands have theirs
+    if command not in {"journal", "access", "references"}:  # whose commands have theirs
         assert [words for words in found if words[0] == command], f"no example of {command}"
     whole: argparse.ArgumentParser = generate.whole()
     for words in found:
-        if words[0] in {"serve", "journal", "access"}:
+        if words[0] in DELEGATED:
             generate._commands(whole)[words[0]].parse_args(words[1:])
         else:
             assert parser().parse_args(words).command == words[0]

@@ -194,3 +194,31 @@ def test_curses_is_not_needed_for_anything_else() -> None:
 
     code = "import sys; sys.modules['curses'] = None; import lowwater.cli, lowwater.cli.commands, lowwater.cli.live"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# -- slices -----------------------------------------------------------------------------------------------------------
+
+SLICED = state(
+    view("flights", 1), view("hourly", 5), *(view(f"hourly~{n}", 5 + n) for n in range(12)), view("daily~0", 9)
+)
+
+
+def test_what_is_cut_has_one_line_until_its_slices_are_asked_for() -> None:
+    lines = texts(draw(SLICED, 100, 20))
+    assert lines[0] == "lowwater at 14:00:00 UTC: 3 computations, by lag"
+    assert [line.split("  ")[0] for line in lines[2:5]] == ["daily~0", "hourly (12 slices)", "flights"], (
+        "one that stands alone was asked for by its name"
+    )
+    assert lines[-1].endswith("x slices")
+    with_slices = keys(SLICED, "x")
+    assert [each.computation for each in shown(with_slices)][:3] == ["hourly~11", "hourly~10", "hourly~9"]
+    assert len(shown(with_slices)) == 15
+    assert shown(keys(with_slices, "x")) == shown(SLICED)
+
+
+def test_without_slices_there_is_no_key_for_them() -> None:
+    assert "x slices" not in texts(draw(state(), 100, 20))[-1]
+
+
+def test_they_may_be_shown_from_the_start() -> None:
+    assert len(shown(seen(State(slices=True), SLICED.views.values(), NOW))) == 15

@@ -12,7 +12,7 @@ import pytest
 from lowwater import errors
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Fold, Grant, GroupReport, Refused
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.journal import GRAPH
+from lowwater_authority.journal import GRAPH, JournalFailed
 from tests.kit.faults import Outcome
 from tests.kit.memory_journal import StoredLog
 from tests.kit.shards import NAMES, Deployment, One, held, numbers, turns, two
@@ -267,6 +267,38 @@ async def test_a_store_that_went_on_without_this_owner_is_let_go(deployment: Dep
     assert alive(one)
     assert name not in held(one)
     assert other.low(name) == 13
+
+
+async def test_what_a_heal_has_written_is_not_taken_back_for_an_unchanged_neighbour(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store has lost a record of both. The heal puts both back, with what was staged, and the store goes away: nothing is left to ask it."""
+    one, _ = await two(deployment)
+    changed, unchanged = sorted(held(one))[:2]
+    grants = {name: await one.claim(name) for name in (changed, unchanged)}
+    for name, grant in grants.items():
+        await one.report(name, grant, 13)
+    deployment.disk.lose(2)
+    restore, confirm, written = one.journal.restore, one.journal.confirm, list[str]()
+
+    async def restored(log: str, *more: Any, **options: Any) -> Any:
+        written.append(log)
+        return await restore(log, *more, **options)
+
+    async def away(logs: Any) -> int:
+        if len(written) == len(grants):
+            raise JournalFailed("it is away")
+        return await confirm(logs)
+
+    monkeypatch.setattr(one.journal, "restore", restored)
+    monkeypatch.setattr(one.journal, "confirm", away)
+    reports = [
+        (name, GroupReport(grants[name].sequencer, np.array([hour * HOUR])))
+        for name, hour in ((changed, 14), (unchanged, 13))
+    ]
+    assert await one.shard.report(reports, sender=b"s" * 16, number=(1, next(numbers))) == []
+    assert sorted(written) == [changed, unchanged]
+    assert (one.low(changed), one.low(unchanged)) == (14, 13)
 
 
 async def test_a_failed_heal_of_the_graph_is_tried_again(deployment: Deployment) -> None:

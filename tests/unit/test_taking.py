@@ -19,11 +19,11 @@ from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.tasks import TaskGroup
 from lowwater_authority.core.topology import Spec, Topology
-from lowwater_authority.engine import rounds, takeover
+from lowwater_authority.engine import holding, rounds, takeover
 from lowwater_authority.engine.admission import Gate
 from lowwater_authority.engine.holding import ORPHAN_SECONDS, epoch_base
 from lowwater_authority.engine.holdings import _resumed, replayed
-from lowwater_authority.engine.takeover import TAKEN_AT_ONCE
+from lowwater_authority.engine.takeover import TAKEN_AT_ONCE, TAKEN_IN_ALL
 from lowwater_authority.engine.task_master import TaskMaster
 from lowwater_authority.journal import GRAPH, Entry, LoadedLog, Ownership, frames
 from lowwater_authority.journal.frames import decode, encode
@@ -413,16 +413,17 @@ def pinned(name: str, view: View) -> View:
     return view.pinned(name, "other:1")
 
 
-@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize(("small", "in_all"), [(False, TAKEN_IN_ALL), (True, TAKEN_IN_ALL), (True, TAKEN_AT_ONCE + 1)])
 async def test_what_is_small_waits_for_the_store_in_no_line(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, small: bool
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, small: bool, in_all: int
 ) -> None:
-    """So the store can be asked for hundreds in one go; what is large is taken a few at a time."""
+    """So the store can be asked for hundreds in one go; what is large is taken a few at a time. And what waits is not all in memory."""
+    monkeypatch.setattr(takeover, "TAKEN_IN_ALL", in_all)
     if not small:
-        monkeypatch.setattr(takeover, "SMALL_BYTES", -1)
+        monkeypatch.setattr(holding, "SMALL_BYTES", -1)
     one, other = await two(deployment)
     lost = held(one)
-    assert len(lost) > TAKEN_AT_ONCE
+    assert len(lost) > TAKEN_AT_ONCE + 1
     await one.stop()
     take, gate, begun = other.journal.take, asyncio.Event(), set[str]()
 
@@ -438,7 +439,7 @@ async def test_what_is_small_waits_for_the_store_in_no_line(
     assert await other.cluster._confirm()
     other.cluster._take()
     await turns()
-    assert len(begun) == (len(lost) if small else TAKEN_AT_ONCE)
+    assert len(begun) == (min(len(lost), in_all) if small else TAKEN_AT_ONCE)
     gate.set()
     await asyncio.wait(other.cluster.taking)
     assert held(other) == set(NAMES)
@@ -448,7 +449,7 @@ async def test_one_that_had_to_wait_for_its_turn_is_not_taken_twice(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A read has it taken at once while it stands in line behind others: what was reported since is not lost."""
-    monkeypatch.setattr(takeover, "SMALL_BYTES", -1)
+    monkeypatch.setattr(holding, "SMALL_BYTES", -1)
     one, other, name = await moving(deployment)
     waiting = {each for each in held(one) if each != name}
     assert len(waiting) >= TAKEN_AT_ONCE

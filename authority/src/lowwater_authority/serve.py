@@ -45,7 +45,9 @@ from lowwater_authority.rpc.interceptors import Decoding, Timing
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from lowwater_authority.core.topology import Topology
 
 MESSAGE_BYTES: Final = 64 << 20
 """Largest message: a claim or a full report of more than a million ranges."""
@@ -93,7 +95,8 @@ class CannotServe(Exception):
     """The process cannot start as it was asked to; the message says what to change."""
 
 
-def _address(text: str, flag: str) -> tuple[str, int]:
+def address(text: str, flag: str) -> tuple[str, int]:
+    """Return host and port of an argument. Raises CannotServe."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal():
         msg = f"{flag} takes HOST:PORT, for example 127.0.0.1:7420, not {text!r}"
@@ -106,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     set_up(args.log_format, verbose=args.verbose)
     try:
-        args.store = _store(args.store)
+        args.store = store_of(args.store)
         with ExitStack() as leaving:
             return asyncio.run(serve(args, leaving))
     except (JournalError, CannotServe) as error:
@@ -114,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED
 
 
-def _store(given: str) -> str:
+def store_of(given: str) -> str:
     """Return the URL of the store; on the command line everybody on the machine reads it."""
     try:
         refuse_password(given, "--store", "set LOWWATER_STORE in the environment instead")
@@ -123,7 +126,7 @@ def _store(given: str) -> str:
     return given or os.environ.get("LOWWATER_STORE", "")
 
 
-def _door(args: argparse.Namespace, host: str) -> Door | None:
+def door_of(args: argparse.Namespace, host: str) -> Door | None:
     """Who may come in; None: everybody."""
     encrypted = args.tls_cert is not None
     try:
@@ -142,7 +145,17 @@ def _promises(args: argparse.Namespace) -> PromiseFile | None:
         raise CannotServe(f"--promises {error}") from None
 
 
-def _options(door: Door | None) -> Sequence[tuple[str, Any]]:
+def _known(graph: Callable[[], Topology]) -> tuple[Callable[[str], bool], Callable[[str], bool]]:
+    """Return whether there is a computation of a name, and whether it is cut into slices, as this process has read the graph."""
+
+    def cut(name: str) -> bool:
+        spec = graph().computations.get(name)
+        return spec is not None and bool(spec.slices)
+
+    return lambda name: name in graph().computations, cut
+
+
+def options_of(door: Door | None) -> Sequence[tuple[str, Any]]:
     """The options of the server; a limit of the message size is gRPC's to keep, which does not even read what is larger."""
     most = None if door is None else door.access().limits.message_bytes
     if most is None:
@@ -150,7 +163,7 @@ def _options(door: Door | None) -> Sequence[tuple[str, Any]]:
     return [(key, most if key == "grpc.max_receive_message_length" else value) for key, value in OPTIONS]
 
 
-def _certificates(args: argparse.Namespace) -> Certificates | None:
+def certificates_of(args: argparse.Namespace) -> Certificates | None:
     """What TLS is served with; None without."""
     try:
         files = Files.of(args.tls_cert, args.tls_key, args.tls_client_ca, args.peer_ca)
@@ -159,7 +172,7 @@ def _certificates(args: argparse.Namespace) -> Certificates | None:
         raise CannotServe(str(error)) from error
 
 
-def _listen(server: grpc.aio.Server, args: argparse.Namespace, certificates: Certificates | None) -> int:
+def listen_on(server: grpc.aio.Server, args: argparse.Namespace, certificates: Certificates | None) -> int:
     """Take the address of ``--listen``; returns the port."""
     try:
         if certificates is None:
@@ -185,13 +198,13 @@ def _own_socket(server: grpc.aio.Server, leaving: ExitStack) -> str:
     return own
 
 
-def _endpoint(
+def endpoint_of(
     args: argparse.Namespace, certificates: Certificates | None, metrics: Metrics, door: Door | None
 ) -> Endpoint | None:
     """What is served over HTTP; None: nothing."""
     if args.http == "off":
         return None
-    host, port = _address(args.http, "--http")
+    host, port = address(args.http, "--http")
     try:
         listening = listen(host, port)
     except OSError as error:
@@ -206,8 +219,8 @@ def _page_place(args: argparse.Namespace) -> tuple[str, int] | None:
     if args.page == "off" or (args.page is None and args.http == "off"):
         return None
     if args.page is not None:
-        return _address(args.page, "--page")
-    host, port = _address(args.http, "--http")
+        return address(args.page, "--page")
+    host, port = address(args.http, "--http")
     return host, port and port + 1
 
 
@@ -248,7 +261,8 @@ def _own(host: str, bound: int) -> str:
     return f"{everywhere.get(host, host)}:{bound}"
 
 
-def _clock() -> int:
+def clock() -> int:
+    """Return the date, microseconds."""
     return time.time_ns() // 1000
 
 
@@ -273,7 +287,7 @@ def _embedded(args: argparse.Namespace, metrics: Metrics, door: Door | None) -> 
         raise CannotServe(msg) from error
     journal = SqliteJournal(args.data / "journal.sqlite")
     access = None if door is None else door.access
-    return Authority(journal, clock=_clock, monotonic=_steady, observer=metrics, access=access)
+    return Authority(journal, clock=clock, monotonic=_steady, observer=metrics, access=access)
 
 
 def _shared(
@@ -291,7 +305,7 @@ def _shared(
         raise CannotServe(msg) from error
     if certificates is not None:
         certificates.check_as_client()
-    host, port = _address(args.advertise, "--advertise")
+    host, port = address(args.advertise, "--advertise")
     me = Member(secrets.token_hex(8), f"{host}:{port or bound}")
     try:
         journal = RedisJournal(args.store, namespace=args.deployment, patience=args.dead_after)
@@ -314,7 +328,7 @@ def _shared(
     cluster = Cluster(
         directory, me, peers=peers, lifelines=lifelines, monotonic=_steady_seconds, dead_after=args.dead_after
     )
-    return Authority(journal, clock=_clock, monotonic=_steady, observer=metrics, cluster=cluster, access=access)
+    return Authority(journal, clock=clock, monotonic=_steady, observer=metrics, cluster=cluster, access=access)
 
 
 def _tell_recovery(authority: Authority, seconds: float) -> None:
@@ -359,17 +373,17 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    host, _ = _address(args.listen, "--listen")
+    host, _ = address(args.listen, "--listen")
     place = _page_place(args)
-    certificates = _certificates(args)
+    certificates = certificates_of(args)
     metrics = Metrics(version("lowwater-authority"))
     traces = begin_traces(version("lowwater-authority"))
-    door = _door(args, host)
+    door = door_of(args, host)
     promises = _promises(args)
-    guards = () if door is None else (door.guard(metrics, lambda name: name in authority.shard.topology.computations),)
+    guards = () if door is None else (door.guard(metrics, *_known(lambda: authority.shard.topology)),)
     interceptors = (*traces.interceptors, Decoding(metrics), *guards, Timing(metrics))
-    server = grpc.aio.server(options=_options(door), interceptors=interceptors)
-    bound = _listen(server, args, certificates)
+    server = grpc.aio.server(options=options_of(door), interceptors=interceptors)
+    bound = listen_on(server, args, certificates)
     own = "" if certificates is None or place is None else _own_socket(server, leaving)
     token = None if door is None else door.token
     authority = _shared(args, bound, metrics, certificates, door) if args.store else _embedded(args, metrics, door)
@@ -387,7 +401,7 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
 
         reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), server)
     reach = PeerSettings(own or _own(host, bound), token=token, certificates=certificates, own=own)
-    endpoint = _endpoint(args, certificates, metrics, door)
+    endpoint = endpoint_of(args, certificates, metrics, door)
     page = _page(args, place, reach, authority.shard.journal.server_token, door)
     await server.start()
     pushed = begin_pushes(metrics.registry, version("lowwater-authority"))

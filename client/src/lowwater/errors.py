@@ -8,13 +8,15 @@ Who must react:
 
 * the caller's code is wrong: :class:`InvalidArgument`, :class:`UnknownComputation`, :class:`RegistrationConflict`,
   :class:`Cycle`, :class:`EstimatedInput`, :class:`FinishRequired`, :class:`TooFarAhead`, :class:`NotPrepared`, :class:`Closed`,
-  :class:`UnknownGroup`, :class:`TaskConflict`, :class:`BelowMark`, :class:`LayoutConflict`;
+  :class:`UnknownGroup`, :class:`UnknownReference`, :class:`TaskConflict`, :class:`BelowMark`, :class:`LayoutConflict`;
 * this worker has been replaced and must stop writing: :class:`StaleSequencer`, :class:`OlderClaim`,
-  :class:`IdentityMismatch`, :class:`Rewound`, :class:`InputVersion`, :class:`IncarnationChanged`, :class:`StaleLease`;
+  :class:`IdentityMismatch`, :class:`Rewound`, :class:`InputVersion`, :class:`IncarnationChanged`, :class:`StaleLease`,
+  :class:`StaleAdoption`;
 * whoever keeps the access file must look: :class:`Unauthenticated`, :class:`PermissionDenied`;
 * an operator must look: :class:`ServerTokenMismatch`, :class:`StaleEpoch`, :class:`OwnedRanges`, :class:`WouldRegress`,
-  :class:`JournalFailed`;
-* later is better: :class:`Unavailable`, :class:`Timeout`, :class:`Overloaded`, :class:`ShuttingDown`, :class:`OldStream`;
+  :class:`JournalFailed`, :class:`SecondAgent`, :class:`RegionRefused`, :class:`Recovering`;
+* later is better: :class:`Unavailable`, :class:`Timeout`, :class:`Overloaded`, :class:`ShuttingDown`, :class:`OldStream`,
+  :class:`Unconfirmed`;
 * nobody, the client does: :class:`Moved`, :class:`OtherSlice` (but of keys that lie in several slices).
 """
 
@@ -45,10 +47,14 @@ __all__ = [
     "Overloaded",
     "OwnedRanges",
     "PermissionDenied",
+    "Recovering",
+    "RegionRefused",
     "RegistrationConflict",
     "Rewound",
+    "SecondAgent",
     "ServerTokenMismatch",
     "ShuttingDown",
+    "StaleAdoption",
     "StaleEpoch",
     "StaleLease",
     "StaleSequencer",
@@ -58,8 +64,10 @@ __all__ = [
     "TooFarAhead",
     "Unauthenticated",
     "Unavailable",
+    "Unconfirmed",
     "UnknownComputation",
     "UnknownGroup",
+    "UnknownReference",
     "WouldRegress",
 ]
 
@@ -218,6 +226,30 @@ class TaskConflict(LowwaterError):
 
 class BelowMark(LowwaterError):
     """The task is older than all that its group remembers: work before the mark is done and forgotten. ``metadata`` has ``mark``, microseconds."""
+
+
+class UnknownReference(LowwaterError):
+    """The global authority has no such reference. Register it, or correct the spelling."""
+
+
+class StaleAdoption(LowwaterError):
+    """The region does not own the reference by this adoption number: it was replaced, or is being moved. Commit nothing, and stand by."""
+
+
+class Unconfirmed(LowwaterError):
+    """The region was restarted, or cut off, and nobody has confirmed since by which number it owns the reference. Commit nothing until then."""
+
+
+class SecondAgent(LowwaterError):
+    """Another agent speaks for the region. Stop one of the two."""
+
+
+class RegionRefused(LowwaterError):
+    """What is asked of a reference cannot be done as it stands. ``metadata`` has ``fix``, what to do first."""
+
+
+class Recovering(LowwaterError):
+    """The global authority has found its store to be an old copy, or enrols all regions anew. An operator has to act, or the other regions."""
 
 
 class Unauthenticated(LowwaterError):

@@ -44,6 +44,8 @@ class Caller:
     peer: str
     """Host of the other end."""
     audit: Audit
+    cut: Callable[[str], bool] = lambda _: False
+    """Whether the computation of a name is cut into slices."""
     reason: str = ""
     """Why the call was refused, by the reason of the error; for the audit."""
     _decided: dict[tuple[Action, str], bool] = field(default_factory=dict)
@@ -70,6 +72,10 @@ class Caller:
         decided = self._decided[action, name] = self.principal.may(action, namespace, plain)
         return decided
 
+    def may_report(self, name: str) -> bool:
+        """Whether its reports of a computation count. A shard may report where the computation is cut: claims there are of slices alone."""
+        return self.may(Action.REPORT, name) or (self.principal.shard and self.cut(name))
+
     def may_any(self, name: str) -> bool:
         """Whether it may do anything at all to a computation, and so know where it is."""
         return any(self.may(action, name) for action in Action)
@@ -90,6 +96,14 @@ class Caller:
         facts = {"principal": self.principal.name, "permission": action.value, "computation": name}
         return errors.PermissionDenied(msg, metadata=facts)
 
+    def demand_slice(self, name: str) -> None:
+        """Raise PermissionDenied unless it is a shard: nobody else does what a slice does at the computation that it is a slice of."""
+        if not self.principal.shard:
+            name = shortened(name)
+            msg = f"{self.principal.name} is no shard, and only the shard of a slice claims or retires at {name} for the slice; leave identity and sequencer out"
+            facts = {"principal": self.principal.name, "permission": Action.REPORT.value, "computation": name}
+            raise errors.PermissionDenied(msg, metadata=facts)
+
     def demand_downstream(self, name: str, names: Iterable[str]) -> None:
         """Raise PermissionDenied unless it may operate on all that begin a new incarnation with one; names one that it may know of."""
         forbidden = [each for each in names if not self.may(Action.OPERATE, each)]
@@ -104,7 +118,7 @@ class Caller:
 
     def demand_some(self, action: Action) -> None:
         """Raise PermissionDenied unless it may do something to any computation at all."""
-        if not self.principal.may_some(action):
+        if not self.principal.may_some(action) and not (action is Action.REPORT and self.principal.shard):
             msg = f"{self.principal.name} lacks the permission {action.value} on anything; whoever keeps the access file can add it there"
             facts = {"principal": self.principal.name, "permission": action.value}
             raise errors.PermissionDenied(msg, metadata=facts)
@@ -117,7 +131,7 @@ class Caller:
 
     def demand_report(self, name: str) -> None:
         """Raise PermissionDenied unless it may report for a computation, and have the audit say so: what is beside it in a report counts."""
-        if not self.may(Action.REPORT, name):
+        if not self.may_report(name):
             error = self.denied(Action.REPORT, name)
             self.audit.refused("report", self.principal.name, self.peer, name, error.reason)
             raise error
@@ -125,7 +139,7 @@ class Caller:
     def check_ranges(self, name: str, ranges: int) -> None:
         """Raise Overloaded when a claim would divide a computation into more ranges than it may have."""
         most = self.limits.ranges
-        if most is not None and ranges > most:
+        if most is not None and not self.principal.shard and ranges > most:
             raise overloaded("ranges", f"{name} would have {ranges} key ranges, and may have {most}", str(most))
 
     def check_computations(self, name: str, known: Collection[str]) -> None:

@@ -51,14 +51,15 @@ class Door:
         """Return the rules in force."""
         return self._file.value
 
-    def guard(self, observer: Observer, registered: Callable[[str], bool]) -> Guard:
-        """Return the guard of a server, which follows the file; ``registered`` says whether there is a computation of a name."""
+    def guard(self, observer: Observer, registered: Callable[[str], bool], cut: Callable[[str], bool]) -> Guard:
+        """Return the guard of a server, which follows the file; the others say whether there is a computation of a name, and whether it is cut."""
         made = Guard(
             self.access(),
             observer=observer,
             audit=Audit(time.monotonic, registered),
             insiders=self._insiders,
             monotonic=time.monotonic,
+            cut=cut,
         )
         self._file.on_change.append(made.use)
         return made

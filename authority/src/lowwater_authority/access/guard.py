@@ -24,7 +24,7 @@ from lowwater._server.tokens import digest
 from lowwater_authority.access.caller import CALLER, Caller
 from lowwater_authority.access.identity import Credentials, host_of, presented
 from lowwater_authority.access.limits import Usage
-from lowwater_authority.access.methods import METHODS, OPEN, Method
+from lowwater_authority.access.methods import METHODS, OPEN, REGION_METHODS, Method
 from lowwater_authority.access.policy import (
     BUILT_IN,
     EVERYTHING,
@@ -75,8 +75,8 @@ ends with its connection, and has its place until then."""
 
 
 def insider(name: str, tokens: Iterable[str]) -> Principal:
-    """Return a principal of the deployment itself, which reads everything and changes nothing."""
-    return Principal(name, READ_EVERYTHING, digests=tuple(map(digest, tokens)))
+    """Return a principal of the deployment itself, which reads everything, and changes nothing but how far slices are at what they are slices of."""
+    return Principal(name, READ_EVERYTHING, shard=True, digests=tuple(map(digest, tokens)))
 
 
 @dataclass(slots=True, eq=False)
@@ -115,8 +115,11 @@ class Guard(grpc.aio.ServerInterceptor):
         audit: Audit,
         insiders: Iterable[Principal],
         monotonic: Callable[[], float],
+        cut: Callable[[str], bool] = lambda _: False,
     ) -> None:
+        """Make one; ``cut`` says whether the computation of a name is cut into slices."""
         self._insiders = tuple(insiders)
+        self._cut = cut
         self._access = access.with_principals(self._insiders)
         self._observer = observer
         self._audit = audit
@@ -148,7 +151,7 @@ class Guard(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         if handler is None:
             return None
-        name, rule = method.rpartition("/")[2], METHODS.get(method)
+        name, rule = method.rpartition("/")[2], METHODS.get(method) or REGION_METHODS.get(method)
         codecs = {
             "request_deserializer": reading(handler.request_deserializer),
             "response_serializer": handler.response_serializer,
@@ -180,7 +183,7 @@ class Guard(grpc.aio.ServerInterceptor):
         except errors.Unauthenticated:
             self._usage.call(f"{peer} without a principal", limits, now)
             raise
-        caller.append(Caller(principal, limits, peer, self._audit))
+        caller.append(Caller(principal, limits, peer, self._audit, self._cut))
         if principal.name not in BUILT_IN:  # a shard that may not ask another holds up both
             self._usage.call(principal.name, limits, now)
         if rule is None:

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater_authority.access.policy import Action
-from lowwater_authority.core.topology import MAX_INPUTS
+from lowwater_authority.core.topology import MAX_INPUTS, slicing
 from lowwater_authority.rpc.codec import MAX_NAMES
 from lowwater_authority.rpc.refusals import bad_field
 
 if TYPE_CHECKING:
     from lowwater_authority.access.caller import Caller
 
-__all__ = ["METHODS", "OPEN", "Method"]
+__all__ = ["METHODS", "OPEN", "REGION_METHODS", "Method"]
 
 Needs = Callable[[Any], Iterable[tuple[Action, str]]]
 
@@ -34,6 +34,9 @@ class Method:
     """What it needs on any computation at all; None: nothing."""
     most: tuple[str, int] | None = None
     """The field with names in it, and how many it may have: each takes some time to decide."""
+    of_slice: Callable[[Any], bool] = lambda _: False
+    """From the request: whether it is one of a slice at the computation that it is a slice of. Then only a shard makes it, whatever it may do else, and the
+    computation refuses it unless it is cut."""
     everything: bool = False
     """Whether it takes operate on the deployment as a whole."""
     act: Callable[[Any], str] | None = None
@@ -50,6 +53,9 @@ class Method:
             found = len(getattr(request, field))
             if found > most:
                 raise bad_field(field, f"has {found} names", f"name at most {most}")
+        if self.of_slice(request):
+            caller.demand_slice(request.computation)
+            return
         for action, name in self.needs(request):
             caller.demand(action, name)
         for name in self.known(request):
@@ -65,6 +71,10 @@ def _claim(request: Any) -> Iterable[tuple[Action, str]]:
     yield Action.REPORT, request.computation
     if request.adopt:
         yield Action.OPERATE, request.computation
+
+
+def _claims_for_slice(request: Any) -> bool:
+    return bool(request.identity == slicing(request.computation))
 
 
 def _inputs(action: Action, field: str) -> Needs:
@@ -86,7 +96,9 @@ _NAMED: Final = ("computations", MAX_NAMES)
 _READ: Final = ("inputs", MAX_INPUTS)
 
 METHODS: Final[dict[str, Method]] = {
-    "/lowwater.v1.WorkerService/Claim": Method(_claim, act=lambda request: "adopt" if request.adopt else "claim"),
+    "/lowwater.v1.WorkerService/Claim": Method(
+        _claim, of_slice=_claims_for_slice, act=lambda request: "adopt" if request.adopt else "claim"
+    ),
     "/lowwater.v1.WorkerService/Release": Method(_own(Action.REPORT)),
     "/lowwater.v1.WorkerService/Report": Method(some=Action.REPORT),
     "/lowwater.v1.WorkerService/StageTask": Method(_own(Action.REPORT)),
@@ -104,7 +116,9 @@ METHODS: Final[dict[str, Method]] = {
         _inputs(Action.OPERATE, "computation"), most=_READ, act=lambda _: "set_inputs"
     ),
     "/lowwater.v1.TopologyService/Reset": Method(_own(Action.OPERATE), act=lambda _: "reset"),
-    "/lowwater.v1.TopologyService/Retire": Method(_own(Action.OPERATE), act=lambda _: "retire"),
+    "/lowwater.v1.TopologyService/Retire": Method(
+        _own(Action.OPERATE), of_slice=lambda request: request.sequencer > 0, act=lambda _: "retire"
+    ),
     "/lowwater.v1.TopologyService/ChangeLayout": Method(_own(Action.OPERATE), act=lambda _: "change_layout"),
     "/lowwater.v1.TopologyService/GetLayout": Method(_own(Action.READ)),
     "/lowwater.v1.TopologyService/Drop": Method(_own(Action.OPERATE), act=lambda _: "drop"),
@@ -125,6 +139,21 @@ METHODS: Final[dict[str, Method]] = {
     "/lowwater.v1.ClusterService/Identify": _ANYBODY,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _ANYBODY,
 }
+
+REGION_METHODS: Final[dict[str, Method]] = {
+    # A region speaks of all that it has; its token is one for the whole of it.
+    **{
+        f"/lowwater.v1.RegionService/{name}": Method(some=Action.REPORT)
+        for name in (
+            *("Confirm", "RegisterReference", "Report", "Fence", "Stop", "Arrive"),
+            *("ReleaseReference", "ClaimReference", "Enrol"),
+        )
+    },
+    "/lowwater.v1.RegionService/ListReferences": Method(some=Action.READ),
+    "/lowwater.v1.RegionService/Decide": Method(everything=True, act=lambda _: "decide"),
+    "/lowwater.v1.RegionService/Recover": Method(everything=True, act=lambda _: "recover"),
+}
+"""Those of the global authority, which serves nothing else."""
 
 OPEN: Final = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
 """Methods for anybody: what watches over processes has no token, and learns only whether this one serves. (Health/List is served by nothing,

@@ -59,6 +59,8 @@ class Principal:
     """Whether it may open the status page and its API, which show every namespace."""
     metrics: bool = False
     """Whether it may scrape /metrics."""
+    shard: bool = False
+    """Whether it is a shard, which claims and reports at computations that are cut for the slices that it serves. No file says so."""
     digests: tuple[str, ...] = field(default=(), repr=False)
     """SHA-256 of its tokens, 64 lower-case hexadecimal digits each."""
     certificates: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from lowwater._core import lease
 from lowwater._core.fold import Fold
 from lowwater._core.lateness import Lateness
 from lowwater.watermark import MAX, MIN, Watermark
-from lowwater_authority.core.computation import slicing
+from lowwater_authority.core.topology import slicing
 from lowwater_authority.engine.slices import GENERATION
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Peers:
     async def claim(self, asked: Asked) -> RangeThere:
         """See Above."""
         worker = self._connected().worker(
-            asked.root, name=asked.name, identity=slicing(asked.root), generation=GENERATION, ordinal=asked.epoch
+            asked.root, name=asked.name, identity=slicing(asked.root), generation=GENERATION, ordinal=asked.ordinal
         )
         worker._claimant = replace(
             worker._claimant, host=asked.host
@@ -147,6 +147,14 @@ class RangeThere:
             await self._lease.flush(SAY_SECONDS)
         except errors.Timeout as error:
             raise errors.Unavailable(error.message, metadata=error.metadata) from error
+
+    async def vouch(self, told: Told) -> None:
+        """See Range."""
+        lease, runtime = self._lease, self._lease._runtime
+        call = runtime.calls.vouch(lease.computation, lease.sequencer, Watermark(told.vouched), None)
+        call.request.input_version = told.fold.input_version  # those of the slice's log, which no Inputs were read for
+        call.request.input_incarnations.extend(told.fold.input_incarnations)
+        await runtime.call(call, SAY_SECONDS)
 
     async def retire(self) -> None:
         """See Range."""

@@ -15,7 +15,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     The first process of a container gets no signal that it has no handler for: one that came before would be lost, and whoever sent it
     would wait until it kills. These handlers hold until the event loop has its own.
     """
-    before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         from lowwater_authority import serve
 
@@ -25,5 +25,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             signal.signal(number, handler)
 
 
-def _leave(_number: int, _frame: object) -> NoReturn:
+def leave(_number: int, _frame: object) -> NoReturn:
+    """End before anything is served."""
     raise SystemExit(0)

@@ -34,7 +34,7 @@ from lowwater_authority.core.layout import Layout, Told
 from lowwater_authority.core.requests import Fenced, Grant, Granted, Refused, finished
 from lowwater_authority.core.tasks import Tasks
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.core.topology import CUT
+from lowwater_authority.core.topology import CUT, slicing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -62,6 +62,10 @@ for an older report of a sender that was forgotten would count."""
 
 OWN_TURNS: Final = b""
 """Stands for the sender where the reports of a claim count turns of their own, whatever streams they come by."""
+
+CLAIMS_OF_ONE: Final = 1 << 20
+"""The ordinal of a slice's claim is its ownership number times so many, and how often it has claimed under that: a claim that is late does not count
+after a newer one, whoever made it."""
 
 _STALE: Final = (
     "the sequencer is stale: a newer claim, a reset or a retirement took the ranges over. Stop writing for them."
@@ -120,10 +124,11 @@ class Computation:
         self.epoch_base = epoch_base
         self.incarnation = spec.incarnation
         self.map = IntervalMap(spec.began)
-        self.cut_anew = False
-        """Of a slice: whether its keys are not those that its log began with in this incarnation."""
+        self.cut_version = 0
+        """Of a slice: the version of the cut by which it has the keys that it has; 0: those that its log began with in this incarnation. The graph may know a
+        newer cut. As it stands in the log, nobody who has lost the log ever knows a newer one than who owns it: so it orders claims at the root."""
         self.handed_over: dict[str, pb.Snapshot] = {}
-        """Of a slice: what was known of the keys that it has handed over, by the slice that takes them in."""
+        """Of a slice: what was known of the keys that it has handed over last, by the slice that takes them in."""
         self.masses = Masses(spec.heuristics, self.map.run_groups())
         self.batches = BatchStage()
         self.tasks = Tasks()
@@ -178,11 +183,14 @@ class Computation:
         claim). ``wall`` as in report.
         """
         wall = now if wall is None else wall
+        self._check_taken_in()
         if request.request_id in self.granted:
             return self._granted_before(request)
         self._check_span(request.bounds[0], request.bounds[-1], "claim")
         if request.identity != slicing(self.spec.name):
             self._check_cut(request.bounds[0], request.bounds[-1], "claim")
+        else:
+            self._check_sliced("claims", "identity", request.identity)
         self._check_order(request)
         self._check_place(request)
         self._check_bounds(request, wall)
@@ -266,9 +274,10 @@ class Computation:
             return self.order
         touched = [group for group, _, _ in self.map.overlapping(request.bounds[0], request.bounds[-1])]
         newest = max(group.order for group in touched)
-        order = (request.generation, request.ordinal)
-        owners = {group.host for group in touched if group.order == order and group.host}
-        return (newest[0], newest[1] + 1) if newest == order and owners - {request.host} else newest
+        epoch = request.ordinal // CLAIMS_OF_ONE
+        owners = {group.host for group in touched if group.order[1] // CLAIMS_OF_ONE == epoch and group.host}
+        others = newest[1] // CLAIMS_OF_ONE == epoch and owners - {request.host}
+        return (newest[0], (epoch + 1) * CLAIMS_OF_ONE) if others else newest
 
     def _check_span(self, start: bytes, end: bytes, what: str) -> None:
         """A slice has the keys of its own, and what is cut has none but by its slices. Raises OtherSlice."""
@@ -281,6 +290,12 @@ class Computation:
             "which says whose they are"
         )
         raise errors.OtherSlice(msg, metadata=self._about(slice_of=root))
+
+    def _check_taken_in(self) -> None:
+        """A slice that is to take in what another one knows of its keys knows nothing of them before. Raises Unavailable."""
+        if self.spec.source:
+            msg = f"{self.spec.name} is still taking its keys over from {self.spec.source}; nothing was changed, try again in a moment"
+            raise errors.Unavailable(msg, metadata=self._about(source=self.spec.source))
 
     def _check_cut(self, start: bytes, end: bytes, what: str) -> None:
         """Of what is cut into slices, only these have key ranges. Raises OtherSlice."""
@@ -295,6 +310,12 @@ class Computation:
             "at a time, as Client.slices lists them"
         )
         raise errors.OtherSlice(msg, metadata=self._about(first=over[0], last=over[-1]))
+
+    def _check_sliced(self, what: str, field: str, value: str) -> None:
+        """Only slices do what they do at what they are slices of. Raises InvalidArgument."""
+        if not self.spec.slices:
+            msg = f"{field} is {value}, by which a slice of {self.spec.name} {what}, and that is not cut into slices; leave it out"
+            raise errors.InvalidArgument(msg, metadata=self._about(field=field, fix="leave it out"))
 
     def _check_place(self, request: ClaimRequest) -> None:
         """A claim in place of another one is nobody's who has lost that: a zombie's, or a late one's."""
@@ -331,6 +352,8 @@ class Computation:
         taken = self.map.claim(group, codec.int64s(op.bound_micros), now)
         if self.spec.slices:
             group.kept = dict(taken[0].group.kept)
+            for remainder in taken[0].remainders:  # a slice was cut in two: both stand where it stood, and one has its records
+                remainder.kept = {ppm: (micros, 0, 0) for ppm, (micros, _, _) in group.kept.items()}
         self._hand_over_arrivals(group, taken)
         self._hand_over_masses(group, taken, bounded=bool(op.bound_micros))
         group.finished = bool((self.map.columns.values[group.slots()] == MAX).all())
@@ -410,8 +433,12 @@ class Computation:
     def change_layout(self, incarnation: int, expected: int, starts: Sequence[int], tasks: Sequence[int]) -> int:
         """Ask for another layout in place of the one of a version, and return the version that it has. A repeat of the newest change changes nothing.
 
-        Raises IncarnationChanged and LayoutConflict. O(ranges).
+        Raises IncarnationChanged, LayoutConflict, and InvalidArgument for one that is cut, whose slices stay as they are. O(ranges).
         """
+        if self.spec.slices:
+            fix = "ask for a layout of one of its slices, or drop it and register it with other slices"
+            msg = f"{self.spec.name} is cut into slices, which are not moved or cut again; {fix}"
+            raise errors.InvalidArgument(msg, metadata=self._about(field="computation", fix=fix))
         if incarnation != self.incarnation:
             msg = f"{self.spec.name} is in incarnation {self.incarnation}, not {incarnation}; look at its ranges again"
             raise errors.IncarnationChanged(msg, metadata=self._about(incarnation=self.incarnation))
@@ -503,6 +530,10 @@ class Computation:
 
     def _apply_revoke(self, op: pb.Revoke, now: int) -> None:
         self.input_version = op.input_version
+        if self.spec.slice_of:
+            self.vouched = (
+                MIN  # what its root has not heard by now was acknowledged to nobody, and did not know of the new inputs
+            )
         for group in self.map.groups.values():
             group.state = GroupState.UNOWNED
             self.masses.changed(group)
@@ -531,8 +562,10 @@ class Computation:
         Raises OwnedRanges when a worker owns one of them, unless forced; OtherSlice. ``sequencer``: the claim that has the interval, all of it and
         nothing else, and asks for that itself; StaleSequencer unless it has.
         """
+        self._check_taken_in()
         self._check_span(start, end, "retire")
         if sequencer:
+            self._check_sliced("retires", "sequencer", str(sequencer))
             group = self._owned(sequencer)
             if group.live_count != group.granted or (group.bounds[0], group.bounds[-1]) != (start, end):
                 raise errors.StaleSequencer(_STALE, metadata=self._about(sequencer=sequencer))
@@ -570,22 +603,21 @@ class Computation:
 
     # -- cut anew --------------------------------------------------------------------------------------------
 
-    def move_out(self, to: str, now: int) -> list[Fenced]:
-        """Hand all keys behind its own, as the graph has them now, over to another slice; returns who lost what. O(what moves).
+    def move_out(self, to: str) -> list[Fenced]:
+        """Hand the keys behind those that the graph says are its own over to another slice; returns who lost what. O(what moves).
 
         From here on it knows nothing of them, and what it did know is kept, as it was, until the other one has taken it in: see :meth:`forget_handed_over`.
         """
-        start = self.spec.span[1]
-        assert start, "a slice that hands keys over ends before them"
+        end = self.spec.span[1]
+        assert end, "a slice that hands keys over ends before them"
         self._flush()
-        op = pb.MoveOut(start=start, to=to)
+        op = pb.MoveOut(start=end, to=to, cut_version=self.spec.cut_version)
         taken = self._apply_move_out(op)
         self._ops.append(pb.Op(move_out=op))
         self._strong = True
         return list(self._fenced(taken, f"its keys were moved to {to}: claim there"))
 
     def _apply_move_out(self, op: pb.MoveOut) -> list[Taken]:
-        # Before the groups change: a claim that loses all of its ranges is forgotten.
         taken, known = self.map.move_out(op.start)
         state = pb.Snapshot(
             computation=op.to,
@@ -606,8 +638,11 @@ class Computation:
             state.has_batch, state.batch_sequencer = True, self.committed_by
             state.batch, state.batch_digest = self.last_batch
         state.groups.extend(codec.unclaimed(group, values, since) for group, values, since in known)
-        self.handed_over[op.to] = state
-        self.cut_anew = True
+        # Those of an older cut were taken in: else the graph would not have let it be cut again.
+        self.handed_over = {op.to: state}
+        self.cut_version = op.cut_version
+        if self.layout.starts:  # by keys that it has no more
+            self.layout = Layout(self.layout.version + 1)
         self._hand_over_arrivals(None, taken)
         self._hand_over_masses(None, taken)
         self._regrouped(taken)
@@ -615,35 +650,42 @@ class Computation:
         self._forget_dead_batches()
         return taken
 
-    def forget_handed_over(self, wanted: Iterable[str] = ()) -> None:
-        """Forget what was handed over to others than some slices: they have it, durably, as the graph says."""
-        kept = set(wanted)
-        self.handed_over = {to: state for to, state in self.handed_over.items() if to in kept}
+    def forget_handed_over(self) -> None:
+        """Forget what was handed over: whom it was meant for has it, durably, as the graph says. Who reads the log again knows it again, until it is cut short."""
+        self.handed_over = {}
 
-    def take_in(self, state: pb.Snapshot, now: int) -> None:
+    def take_in(self, state: pb.Snapshot) -> None:
         """Begin with what another slice has handed over: that state of its ``handed_over``. Nothing may have happened to this one in this incarnation.
 
         Its watermark is what it was told, and what nobody may report any more holds; sequencers go on above those of the other one, so that no sink takes
-        a late owner of there for a newer one. A request that was granted there is known, and stale: it is never granted a second time.
-        Raises IncarnationChanged when the state is of another incarnation.
+        a late owner of there for a newer one. A request that was granted there is known, and stale: it is never granted a second time. Masses are not known,
+        and lateness budgets begin anew. Raises IncarnationChanged when the state is of another incarnation, ValueError when it is not of these keys.
         """
         if state.incarnation != self.incarnation:
-            msg = f"{self.spec.name} is in incarnation {self.incarnation}, and would take in keys of {state.incarnation}"
+            msg = (
+                f"{self.spec.name} is in incarnation {self.incarnation}, and would take in keys of {state.incarnation}"
+            )
             raise errors.IncarnationChanged(msg, metadata=self._about(incarnation=self.incarnation))
+        if span_of(state) != self.spec.span:
+            msg = f"{self.spec.name} would take in other keys than its own"
+            raise ValueError(msg)
         op = pb.Op()
         op.take_in.state.CopyFrom(state)
+        op.take_in.cut_version = self.spec.cut_version
         self._apply_take_in(op.take_in)
         self._ops.append(op)
         self._strong = True
 
     def _apply_take_in(self, op: pb.TakeIn) -> None:
         state = op.state
-        if self.cut_anew or self.identity is not None or self.map.groups:
+        if self.cut_version or self.identity is not None or self.map.groups:
             msg = f"{self.spec.name} has begun without the keys that it takes in"
             raise ValueError(msg)
-        self.map = finished(IntervalMap.restore([codec.unclaimed_from(each) for each in state.groups], span_of(state)))
-        self.masses = Masses(self.spec.heuristics, self.map.run_groups())
-        self.cut_anew = True
+        if self.incarnation == self.spec.incarnation:
+            groups = [codec.unclaimed_from(each) for each in state.groups]
+            self.map = finished(IntervalMap.restore(groups, span_of(state)))
+            self.masses = Masses(self.spec.heuristics, self.map.run_groups())
+        self.cut_version = op.cut_version
         self.last_sequencer = max(self.last_sequencer, state.last_sequencer)
         self.identity = state.identity if state.bound else None
         self.order = max(self.order, (state.generation, state.ordinal))
@@ -1338,10 +1380,17 @@ class Computation:
                 self.tasks.apply(op.task)
             case "layout":
                 self._apply_layout(op.layout)
+            case _:
+                self._replay_cut(op, now)
+        self._changes.clear()
+
+    def _replay_cut(self, op: pb.Op, now: int) -> None:
+        match op.WhichOneof("kind"):
             case "move_out":
                 if self.incarnation < self.spec.incarnation:
-                    # Of a life that is over nobody knows which keys it began with: they are not used any more.
-                    self._apply_retire(pb.Retire(start=op.move_out.start), now)
+                    # Of a life that is over nobody knows which keys it began with, nor are they used any more.
+                    self._apply_retire(pb.Retire(start=op.move_out.start, end=self.map.span[1]), now)
+                    self.cut_version = op.move_out.cut_version
                 else:
                     self._apply_move_out(op.move_out)
             case "take_in":
@@ -1349,7 +1398,6 @@ class Computation:
             case kind:
                 msg = f"unknown op {kind}"
                 raise ValueError(msg)
-        self._changes.clear()
 
     def _view(self) -> View:
         oldest = self.masses.oldest_operation()
@@ -1390,11 +1438,6 @@ def span_of(snapshot: pb.Snapshot) -> tuple[bytes, bytes]:
     starts = [group.bounds[0] for group in snapshot.groups]
     ends = {group.bounds[-1] for group in snapshot.groups}
     return min(starts), b"" if b"" in ends else max(ends)
-
-
-def slicing(name: str) -> str:
-    """Return the identity by which the slices of a computation claim their parts of it."""
-    return f"{name}{CUT}"
 
 
 def wrong_operation(micros: int) -> str:

@@ -217,9 +217,10 @@ class IntervalMap:
         Returns what groups lost, and what was known of these keys: groups of their own, none of which anybody may report for, with values and since-times.
         O(what moves).
         """
-        known = [
-            self._copied(group, low, high, start) for group, low, high in self.overlapping(start, self.span[1])
-        ]
+        if not (self.span[0] < start and before(start, self.span[1])):
+            msg = "keys are handed over that are not the last ones of many"
+            raise ValueError(msg)
+        known = [self._copied(group, low, high, start) for group, low, high in self.overlapping(start, self.span[1])]
         taken = self._carve(start, self.span[1])
         self.span = (self.span[0], start)
         self._compact()

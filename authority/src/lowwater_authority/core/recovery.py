@@ -186,10 +186,8 @@ def pieces(computation: Computation) -> Iterator[bytes]:
     if computation.vouched != MIN:
         message.vouched_micros = computation.vouched
     message.input_version = computation.input_version
-    message.cut_anew = computation.cut_anew
-    message.handed_over.extend(
-        pb.HandedOver(to=to, state=state) for to, state in computation.handed_over.items()
-    )
+    message.cut_version = computation.cut_version
+    message.handed_over.extend(pb.HandedOver(to=to, state=state) for to, state in computation.handed_over.items())
     if computation.layout.version:
         message.layout.CopyFrom(codec.layout(computation.layout))
     if computation.last_batch is not None:
@@ -252,10 +250,10 @@ def _restore(computation: Computation, snapshot: bytes) -> Iterator[int]:
         groups.append(_group_from(group, bounds))
         yield len(bounds) * RANGE_BYTES
     # Whoever ends a log does not know the keys of the slice that begins with what is left: nobody has claimed any, so there are those of the graph.
-    if message.cut_anew or any(group.state is not GroupState.NEVER for group, _, _ in groups):
+    if message.cut_version or any(group.state is not GroupState.NEVER for group, _, _ in groups):
         computation.map = yield from IntervalMap.restore(groups, _span(groups))
         computation.masses = yield from Masses.restore(computation.spec.heuristics, computation.map.run_groups())
-    computation.cut_anew = message.cut_anew
+    computation.cut_version = message.cut_version
     computation.handed_over = {each.to: each.state for each in message.handed_over}
     computation.low = message.low_micros
     stored = codec.shares_from(message.heuristics)

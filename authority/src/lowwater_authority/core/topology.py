@@ -675,6 +675,11 @@ def whole(name: str) -> str:
     return name if found is None else found[1]
 
 
+def slicing(name: str) -> str:
+    """Return the identity by which the slices of a computation claim their parts of it."""
+    return f"{name}{CUT}"
+
+
 def _with_slices(spec: Spec) -> Iterable[tuple[str, Spec]]:
     return [(spec.name, spec), *spec.slice_specs().items()]
 

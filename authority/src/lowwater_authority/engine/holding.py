@@ -69,6 +69,9 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
+SMALL_BYTES: Final = 64 << 10
+"""The most that a small log has. Once it is read, its take-over stands in no line any more, so that the store is asked for hundreds at a time; see Taking."""
+
 NOBODY: Final = Ownership()
 """Of what this process does not own."""
 
@@ -328,12 +331,8 @@ class Holding:
 
     # -- with the store: taking over --------------------------------------------------------------------------
 
-    async def take_over(
-        self, mine: Callable[[str], bool], refresh: Callable[[], Awaitable[None]], small: int
-    ) -> Computation:
+    async def take_over(self, mine: Callable[[str], bool], refresh: Callable[[], Awaitable[None]]) -> Computation:
         """Serve it from here on: its log is read and checked while its owner serves it, then taken, and what has come since is replayed.
-
-        ``small``: the most bytes of a log of which ``read_small`` tells when it is read.
 
         ``refresh`` reads what is new in the graph. It does so before the log is taken, too: while the graph cannot be read, whoever serves
         it goes on. Raises JournalOutvoted when it is not ``mine``, UnknownComputation, JournalCorrupt, JournalFailed, Unavailable, ...
@@ -342,7 +341,7 @@ class Holding:
         try:
             recovered = await self._looked_at(refresh) if shared else None
             known = recovered.loaded if recovered is not None else None
-            if known is not None and known.size <= small:
+            if known is not None and known.size <= SMALL_BYTES:
                 self.read_small.set()
 
             async def own() -> Taken:

@@ -175,9 +175,8 @@ class _Append:
             self.doubt = True
             raise
         except JournalFenced as error:
-            self.beside = [
-                name for name in self.beside if name in error.owners
-            ]  # it names all that are not this process's own
+            # It names all that are not this process's own.
+            self.beside = [name for name in self.beside if name in error.owners]
             raise
         except JournalLost:
             # All are this process's own. What lacks something is put back under a new ownership, or its heal says who has it: nothing is left

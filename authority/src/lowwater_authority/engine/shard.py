@@ -124,6 +124,8 @@ class Shard:
         self._loop = CommitLoop(self)
         self._slices: dict[str, Slice] = {}
         """Those of other computations that are served here."""
+        self._withheld = 0
+        """Answers refused for the sake of what is above slices that are not served here any more."""
         self._registered = asyncio.Semaphore(TAKEN_AFTER_REGISTERING)
         self._confirming = Confirming(self._confirm)
         self._refreshing = Confirming(self._refresh)
@@ -420,7 +422,8 @@ class Shard:
             request = self._bounded(name, asked, away)
             adopts = adopt and computation.identity not in (None, request.identity)
             if not adopts or request.request_id in computation.granted:
-                if request.request_id not in computation.granted:  # a repeat divides nothing
+                # A repeat divides nothing, and a claim of what is cut only says in which slice there has to be room.
+                if request.request_id not in computation.granted and not computation.spec.slices:
                     room(_ranges_with(computation.map, request.bounds))
                 round_.touch(name, computation)
                 grant = computation.claim(request, round_.now, round_.wall)
@@ -687,6 +690,10 @@ class Shard:
             self._touch(round_, name).vouch(sequencer, through, fold, self.topology.required(name), round_.wall)
 
         await self._write(stage)
+        if self.topology.get(name).slice_of:
+            if (known := self._slices.get(name)) is None:
+                raise moved(name)
+            await known.vouched(through, fold.input_version)
 
     def wanted(self, name: str) -> Layout | None:
         """Return the layout that is wanted of a computation, durably; None when this shard does not serve it."""
@@ -870,6 +877,16 @@ class Shard:
             each for name in sorted(names) if (each := self._slices.get(name)) is not None and not each.is_settled()
         ]
 
+    @property
+    def unheard_slices(self) -> int:
+        """How many slices are served here that what they are slices of does not hear of just now. O(slices); for other threads too."""
+        return sum(not each.reached for each in list(self._slices.values()))
+
+    @property
+    def answers_withheld(self) -> int:
+        """How many answers were refused because what a slice is a slice of had not heard of the change in time. As ``unheard_slices``."""
+        return self._withheld + sum(each.withheld for each in list(self._slices.values()))
+
     def _follow(self, name: str) -> None:
         """Begin to tell what a computation is a slice of, if it is one."""
         computation = self.held.computation(name)
@@ -882,6 +899,7 @@ class Shard:
 
     def _unfollow(self, name: str) -> None:
         if (known := self._slices.pop(name, None)) is not None:
+            self._withheld += known.withheld
             known.close()
 
     def _tell_above(self, name: str) -> None:

@@ -9,7 +9,7 @@ refused. So the root knows of every slice what it would know of a worker, and it
 One thing is different from a worker: the slice has workers itself, who count on its answers. A worker that was told that an older record is kept may
 let it go, and its sender moves on. So nobody gets an answer by which the slice stands below the greatest value that may count at the root, before the
 root has taken over the lesser one; and nobody gets one at all before the root knows whose the slice is. An answer by which the slice only advances
-waits for nothing.
+waits for nothing. And as inputs are added at the root, no output is told that it may say how far it is complete, before the root knows that.
 
 Pure is :class:`Slice` but for its one task, which asks ``Above``: the network, or the root itself where the same process serves it.
 """
@@ -27,10 +27,12 @@ import numpy as np
 from lowwater import errors
 from lowwater._core.events import event
 from lowwater_authority.core.budget import Lateness
-from lowwater_authority.core.computation import slicing
+from lowwater_authority.core.computation import CLAIMS_OF_ONE
 from lowwater_authority.core.requests import ClaimRequest, Fold, GroupReport
 from lowwater_authority.core.times import MAX, MIN
+from lowwater_authority.core.topology import slicing
 from lowwater_authority.engine.backoff import Backoff
+from lowwater_authority.engine.rounds import GivenUp
 
 if TYPE_CHECKING:
     from lowwater_authority.core.computation import Computation
@@ -64,6 +66,8 @@ class Told(NamedTuple):
     """Which inputs its values were folded from, as its own log knows: never what the root has told it."""
     current: bool
     """Whether that log knows the newest inputs; else nothing may be said until it does."""
+    vouched: int
+    """Up to here outputs of it say that they are complete: its root adds no input below."""
     low: int
     """The least value of its ranges. Not what it has published: that does not go down when they do."""
     retired: bool
@@ -82,8 +86,16 @@ class Asked(NamedTuple):
     span: tuple[bytes, bytes]
     host: str
     epoch: int
+    """The ownership number."""
+    claims: int
+    """How many it has made under it, with this one."""
     bound: int
     request_id: bytes
+
+    @property
+    def ordinal(self) -> int:
+        """What orders it among the claims of the slice."""
+        return self.epoch * CLAIMS_OF_ONE + min(self.claims, CLAIMS_OF_ONE - 1)
 
 
 class Range(Protocol):
@@ -98,6 +110,10 @@ class Range(Protocol):
 
     async def say(self, told: Told, mass: Mass | None) -> None:
         """Report, with the mass of all claims if it has changed; returns when the root has taken it over, durably, from the one who owns the range. Raises StaleSequencer, Unavailable, ..."""
+        ...
+
+    async def vouch(self, told: Told) -> None:
+        """Let the root know how far outputs say that they are complete. A repeat is harmless. Raises as ``say``."""
         ...
 
     async def retire(self) -> None:
@@ -131,6 +147,7 @@ def told_of(computation: Computation, topology: Topology) -> Told:
         computation.incarnation,
         Fold(version, required.input_incarnations) if spec.inputs else required,
         current=version == spec.input_version,
+        vouched=computation.vouched,
         low=low,
         retired=low == MAX and computation.map.all_retired,
         kept=tuple((kept.ppm, kept.micros, kept.records, kept.behind) for kept in view.budgets),
@@ -158,9 +175,17 @@ class Slice:
         """The greatest value of it that may count at the root; MAX: nobody knows."""
         self._said: Told | None = None
         """What the root has taken over last, from this ownership."""
+        self._vouched = MIN
+        """How far the root knows that outputs say that they are complete, from this ownership."""
+        self._heard = asyncio.Event()
+        """Set, and replaced, when the root has heard that."""
         self._weighs = bool(spec.heuristics)
-        self._mass_turns, self._mass_said, self._mass_at = computation.mass_turns, -1, -MASS_SECONDS
-        """How often its mass has changed, how often it had when the root was told of it last, and when that was."""
+        self._mass_turns, self._mass_said, self._mass_due = computation.mass_turns, -1, 0.0
+        """How often its mass has changed, how often it had when the root was told of it last, and from when on it may be again."""
+        self.reached = False
+        """Whether the root has taken over what was said last, or is about to; False after a failure, until it has again."""
+        self.withheld = 0
+        """Answers that had to be refused, because the root had not heard of what they answer."""
         self._slow = False
         """Whether an answer has waited in vain: the next ones do not, until the root answers."""
         self._asked = 0
@@ -211,11 +236,25 @@ class Slice:
         if self.is_settled():
             return None
         self._slow = True
+        self.withheld += 1
         msg = (
             f"{self.root} has not heard of this change of {self.name}, a slice of it, and could lead it: what was asked for may be done, and is not "
             "acknowledged. It is repeated, or look again, when the shard of that one answers"
         )
         return errors.Unavailable(msg, metadata={"computation": self.name, "root": self.root})
+
+    async def vouched(self, through: int, input_version: int) -> None:
+        """Wait until the root adds no input below what an output says that goes by these inputs. Raises Unavailable after ``ANSWER_SECONDS``.
+
+        That output says it of a part of the slice. So the slice has workers who are not concerned, and have their answers meanwhile.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_SECONDS):
+                while self._vouched < through:
+                    await self._heard.wait()
+        if self._vouched < through or self._told.fold.input_version != input_version:
+            msg = f"{self.root} does not know yet how far this output of {self.name}, a slice of it, is to say that it is complete; say nothing, and ask again"
+            raise errors.Unavailable(msg, metadata={"computation": self.name, "root": self.root})
 
     def _settle(self, *, ended: bool = False) -> None:
         if ended or self.is_settled():
@@ -228,7 +267,7 @@ class Slice:
         """What the root knows is not known any more."""
         if self._range is not None:
             self._range.close()
-        self._range, self._said, self._counts, self._mass_said = None, None, MAX, -1
+        self._range, self._said, self._counts, self._vouched, self._mass_said = None, None, MAX, MIN, -1
         self._news.set()
 
     # -- its task --------------------------------------------------------------------------------------------
@@ -240,6 +279,7 @@ class Slice:
                 await self._tell()
                 backoff.restart()
             except errors.LowwaterError as error:
+                self.reached = False
                 if isinstance(error, errors.OlderClaim):
                     with suppress(errors.LowwaterError):
                         await self._rise(error)
@@ -257,8 +297,12 @@ class Slice:
     async def _rise(self, error: errors.OlderClaim) -> None:
         """Another process has claimed under a greater number, or under this one: it has replaced this one, unless the store has lost numbers."""
         self._give_up()
+        epoch, claims = divmod(int(error.metadata["claimed_ordinal"]), CLAIMS_OF_ONE)
+        if epoch == self._shard.epoch(self.name):
+            self._asked = claims
+            return
         await self._shard.confirm([self.name])
-        await self._shard.rise(self.name, int(error.metadata["claimed_ordinal"]))
+        await self._shard.rise(self.name, epoch)
 
     async def _tell(self) -> None:
         """Tell the root what it does not know yet, or wait until there is something."""
@@ -273,11 +317,15 @@ class Slice:
 
     async def _tell_by(self, known: Range) -> None:
         mass, turns = None, self._mass_said
-        if self._weighs and self._mass_turns != turns and self._rested >= MASS_SECONDS:
+        if self._weighs and self._mass_turns != turns and asyncio.get_running_loop().time() >= self._mass_due:
             mass, turns = await self._shard.ask(self.name, lambda found, _: (found.whole_mass(), found.mass_turns))
             if self._range is not known:
                 return
-        told = self._told
+        if self._told.vouched > self._vouched and self._fits(self._told, known):
+            await self._vouch(self._told, known)
+            if self._range is not known:
+                return
+        told = self._told  # of now: no less may have been acknowledged since
         if not self._fits(told, known):
             self._give_up()
         elif told == self._said and mass is None:
@@ -286,27 +334,36 @@ class Slice:
             # From here on it may count as MAX.
             self._counts = MAX
             await self._of(known, known.retire())
+            self.reached = True
             self._range, self._said = None, told
             known.close()
         else:
             self._counts = max(self._counts, told.low)
             await self._of(known, known.say(told, mass))
+            self.reached = True
             if self._range is known:
                 self._counts, self._said = told.low, told
                 if mass is not None:
-                    self._mass_said, self._mass_at = turns, asyncio.get_running_loop().time()
+                    self._mass_said, self._mass_due = turns, asyncio.get_running_loop().time() + MASS_SECONDS
                 self._settle()
 
-    @property
-    def _rested(self) -> float:
-        return asyncio.get_running_loop().time() - self._mass_at
+    async def _vouch(self, told: Told, known: Range) -> None:
+        with suppress(errors.TooFarAhead):  # its clock is behind: the rest is to be said all the same
+            await self._of(known, known.vouch(told))
+            if self._range is known:
+                self._vouched = told.vouched
+                heard, self._heard = self._heard, asyncio.Event()
+                heard.set()
 
     async def _wait(self) -> None:
         """Wait for news; without any, say the same again now and then."""
         self._news.clear()
         waits = self._range is not None and self._weighs and self._mass_turns != self._mass_said
         try:
-            async with asyncio.timeout(MASS_SECONDS - self._rested if waits else BEAT_SECONDS):
+            # Until a time: what is left of one may be too little to move a clock.
+            async with asyncio.timeout_at(
+                self._mass_due if waits else asyncio.get_running_loop().time() + BEAT_SECONDS
+            ):
                 await self._news.wait()
         except TimeoutError:
             if self._range is not None and not waits:
@@ -332,6 +389,7 @@ class Slice:
             self._span,
             shard.held.address,
             shard.epoch(self.name),
+            self._asked,
             told.low,
             self._request_id(shard.held.of(self.name).ownership.nonce),
         )
@@ -343,14 +401,15 @@ class Slice:
         if not self._fits(self._told, found):
             # The graph has changed: what this process reads of it ends the life, or the claims, that went by the old one, before anything is said.
             found.close()
-            await shard.refresh()
+            if shard.shared:  # who is alone has all of it in memory
+                await shard.refresh()
             await shard.follow_inputs(self.name, found.low)
             if found.incarnation != self._told.incarnation:
                 msg = f"the shards of {self.root} and {self.name} do not know the same graph yet"
                 raise errors.Unavailable(msg)
             return
         self._range, self._said, self._counts, self._mass_said = found, None, found.low, -1
-        self._mass_at = asyncio.get_running_loop().time() - MASS_SECONDS
+        self._mass_due = 0.0
         self._settle()
 
     @staticmethod
@@ -395,7 +454,7 @@ class Here:
             host=asked.host,
             identity=slicing(asked.root),
             generation=GENERATION,
-            ordinal=asked.epoch,
+            ordinal=asked.ordinal,
             request_id=asked.request_id,
             bound_micros=np.array([asked.bound], dtype=np.int64),
         )
@@ -425,8 +484,17 @@ class RangeHere:
         self._number += 1
         report = self._asked.root, report_of(told, mass, self._sequencer)
         number = 1, self._number
-        for _, refused in await self._shard.report([report], sender=self._asked.request_id, number=number):
+        try:
+            answers = await self._shard.report([report], sender=self._asked.request_id, number=number)
+        except GivenUp as error:
+            msg = f"another process has taken {self._asked.root} over, or what was written beside this could not be"
+            raise errors.Unavailable(msg) from error
+        for _, refused in answers:
             raise errors.BY_REASON[refused.reason](refused.message)
+
+    async def vouch(self, told: Told) -> None:
+        """See Range."""
+        await self._shard.vouch(self._asked.root, self._sequencer, told.vouched, told.fold)
 
     async def retire(self) -> None:
         """See Range."""

@@ -38,11 +38,12 @@ TAKEN_AT_ONCE: Final = 4
 """Computations that are taken side by side by those who can wait, but for those whose log has been read and is small: each is all in memory
 meanwhile, and stands in line for the store."""
 
-SMALL_BYTES: Final = 64 << 10
-"""Of a log that does not count any more once it is read: so the store is asked for hundreds at a time."""
+TAKEN_IN_ALL: Final = 1024
+"""The most that are taken side by side by those who can wait, small and slow ones too: that the store does not answer is no reason to have all of them in
+memory. Who waits for one computation and nothing else has it taken beside these."""
 
 SLOW_SECONDS: Final = 5.0
-"""After which one that is still being taken counts no longer among these: nothing holds up the others for good."""
+"""After which one that is still being taken counts no longer among the ``TAKEN_AT_ONCE``: so a few slow ones hold up nobody."""
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class Taking:
         self._refresh = refresh
         self._serve = serve
         self._places = asyncio.Semaphore(TAKEN_AT_ONCE)
+        self._room = asyncio.Semaphore(TAKEN_IN_ALL)
 
     async def take(self, name: str) -> bool:
         """Take a computation over, at once, and once for all who ask; False when another shard is to serve it, or goes on serving it.
@@ -166,16 +168,17 @@ class Taking:
         return holding.turn.begin(partial(self._take_in_turn, name), self._ended(holding))
 
     async def _take_in_turn(self, name: str) -> bool:
-        async with self._places:
-            if not self._placement.mine(name):
-                return False
-            task = asyncio.create_task(self.take(name))
-            small = asyncio.create_task(self._held.of(name).read_small.wait())
-            try:
-                await asyncio.wait([task, small], timeout=SLOW_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                small.cancel()
-        return await task
+        async with self._room:
+            async with self._places:
+                if not self._placement.mine(name):
+                    return False
+                task = asyncio.create_task(self.take(name))
+                small = asyncio.create_task(self._held.of(name).read_small.wait())
+                try:
+                    await asyncio.wait([task, small], timeout=SLOW_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    small.cancel()
+            return await task
 
     async def _take(self, holding: Holding) -> bool:
         name = holding.name
@@ -198,7 +201,7 @@ class Taking:
 
     async def _take_over(self, holding: Holding) -> bool:
         try:
-            computation = await holding.take_over(self._placement.mine, self._refresh, SMALL_BYTES)
+            computation = await holding.take_over(self._placement.mine, self._refresh)
         except JournalOutvoted:
             await self._placement.outvoted()
             return False

@@ -49,6 +49,13 @@ PROCESS: Final[dict[Figure, Callable[[Shard, Streams], float]]] = {
     _gauge("registered_computations", "Computations of the deployment, as far as this process has read."): (
         lambda shard, _: len(shard.topology.computations)
     ),
+    _gauge("unheard_slices", "Slices served here whose computation does not hear of them, since the last attempt."): (
+        lambda shard, _: shard.unheard_slices
+    ),
+    _counter(
+        "answers_withheld",
+        "Answers of slices that were refused, because their computation had not heard within a second of what they answer.",
+    ): (lambda shard, _: shard.answers_withheld),
     _gauge(
         "tombstone_bytes", "Bytes of the names, incarnations and versions that are remembered of dropped computations."
     ): (lambda shard, _: shard.topology.tombstone_bytes),

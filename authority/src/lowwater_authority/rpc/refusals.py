@@ -36,6 +36,7 @@ CODES: Final[dict[str, grpc.StatusCode]] = {
     errors.TooFarAhead.reason: grpc.StatusCode.INVALID_ARGUMENT,
     errors.FinishRequired.reason: grpc.StatusCode.INVALID_ARGUMENT,
     errors.UnknownComputation.reason: grpc.StatusCode.NOT_FOUND,
+    errors.UnknownReference.reason: grpc.StatusCode.NOT_FOUND,
     errors.RegistrationConflict.reason: grpc.StatusCode.ALREADY_EXISTS,
     errors.Overloaded.reason: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.Unauthenticated.reason: grpc.StatusCode.UNAUTHENTICATED,
@@ -107,7 +108,8 @@ def tell_refusal(services: Services, method: str, error: errors.LowwaterError) -
 
     Names that nobody registered are the caller's own invention: they count as one.
     """
-    if isinstance(error, (*LATER, errors.Moved)):
+    followed = isinstance(error, errors.Moved) or (isinstance(error, errors.OtherSlice) and "slice" in error.metadata)
+    if followed or isinstance(error, LATER):
         return
     name = error.metadata.get("computation", "")
     known = name if name in services.shard.topology.computations else ""

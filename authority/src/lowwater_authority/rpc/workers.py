@@ -12,7 +12,6 @@ from lowwater._core.events import NAME_BYTES, event, shortened
 from lowwater._pb.lowwater.v1 import workers_pb2 as pb
 from lowwater._pb.lowwater.v1 import workers_pb2_grpc
 from lowwater_authority.access.caller import calling, permit, room_for_ranges
-from lowwater_authority.access.policy import Action
 from lowwater_authority.core.requests import Refused
 from lowwater_authority.engine.placement import moved
 from lowwater_authority.engine.rounds import GivenUp
@@ -236,7 +235,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         caller = calling()
         names = dict.fromkeys(group.computation for group in report.groups if len(group.computation) <= NAME_BYTES)
         if caller is not None:
-            names = {name: None for name in names if caller.may(Action.REPORT, name)}
+            names = {name: None for name in names if caller.may_report(name)}
         for name in names:
             try:
                 await self.services.reach(name)
@@ -381,7 +380,7 @@ def _check_rights(report: pb.Report, outbox: Outbox) -> None:
     if caller is None:
         return
     for name in dict.fromkeys(group.computation for group in report.groups):
-        if not caller.may(Action.REPORT, name):
+        if not caller.may_report(name):
             outbox.deny(name)
         elif name in outbox.denied:
             msg = f"{caller.principal.name} may report for {name} again; connect again and send the full state"

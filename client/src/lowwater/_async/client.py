@@ -152,7 +152,8 @@ class Client:
         except errors.OtherSlice as error:
             if "first" not in error.metadata:
                 raise
-        parts = parts_of(await runtime.call(runtime.calls.slices(name)), start, end)
+        slices = await runtime.call(runtime.calls.slices(name))
+        parts = parts_of(slices, start, end)
         return sum([await runtime.call(runtime.calls.retire(*part, force=force)) for part in parts])
 
     async def layout(self, name: str) -> LayoutView:

@@ -13,13 +13,11 @@ from typing import Final
 from lowwater._core import checks
 from lowwater.views import Computation, Slice, slice_of
 
-__all__ = ["MAX_SLICES", "cut", "even_slices", "parts_of", "slice_keys", "slices_of"]
+__all__ = ["MAX_SLICES", "cut", "parts_of", "slice_keys", "slices_of"]
 
 MAX_SLICES: Final = 1000
 _MAX_KEY: Final = 1024
 """Bytes of the key where a slice begins. Both as the authority takes them."""
-
-_SLOTS: Final = 1 << 16
 
 
 def slice_keys(slices: object) -> list[bytes]:
@@ -37,16 +35,6 @@ def slice_keys(slices: object) -> list[bytes]:
         if each <= before:
             raise checks.refused(f"slices[{i}]", each, "ascending keys, each once")
     return keys
-
-
-def even_slices(count: int) -> list[bytes]:
-    """Return the keys that cut hashed keys, of which the first two bytes are spread evenly, into so many slices of about one size.
-
-    >>> [key.hex() for key in even_slices(4)]
-    ['4000', '8000', 'c000']
-    """
-    given = checks.whole("count", count, 1, MAX_SLICES)
-    return [(index * _SLOTS // given).to_bytes(2, "big") for index in range(1, given)]
 
 
 def cut(computation: Computation) -> tuple[Slice, ...]:

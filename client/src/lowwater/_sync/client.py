@@ -153,7 +153,8 @@ class Client:
         except errors.OtherSlice as error:
             if "first" not in error.metadata:
                 raise
-        parts = parts_of(runtime.call(runtime.calls.slices(name)), start, end)
+        slices = runtime.call(runtime.calls.slices(name))
+        parts = parts_of(slices, start, end)
         return sum([runtime.call(runtime.calls.retire(*part, force=force)) for part in parts])
 
     def layout(self, name: str) -> LayoutView:

@@ -22,7 +22,10 @@ __all__ = ["main"]
 
 _OF_THE_AUTHORITY: Final = {
     "access": "lowwater_authority.commands.access",
+    "global": "lowwater_authority.commands.global_authority",
     "journal": "lowwater_authority.commands.journal",
+    "references": "lowwater_authority.commands.references",
+    "region": "lowwater_authority.commands.region",
     "serve": "lowwater_authority.commands.serve",
 }
 """Commands that another distribution has, and the modules whose ``main`` runs them."""

@@ -181,6 +181,14 @@ def parser() -> CommandParser:
         "access", help="make tokens, and explain what an access file allows (needs lowwater-authority)", add_help=False
     )
 
+    commands.add_parser(
+        "global", help="run the global authority of several regions (needs lowwater-authority)", add_help=False
+    )
+    commands.add_parser("region", help="run the agent of a region (needs lowwater-authority)", add_help=False)
+    commands.add_parser(
+        "references", help="which region makes what, and decide about it (needs lowwater-authority)", add_help=False
+    )
+
     status = _command(commands, "status", "where computations stand, as a table")
     _names(status)
     status.add_argument("--team", metavar="TEAM", help="only those with a promise of this team")

@@ -15,6 +15,7 @@ _shtab_lowwater_commands() {
     completion:'Print a script that completes commands, options and names in a shell.'
     drain:'Have a shard hand over what it serves; exits 0 when it serves nothing any more, 1 when not in time.'
     drop:'Take a computation that is gone for good out of the pipeline: its alerts end.'
+    global:'Serve as the global authority of several regions: who owns what, and what is complete for all.'
     history:'When each hour, or other step of event time, became complete.'
     hot:'How a computation is cut into key ranges, and which of them cost most.'
     journal:'Copy a journal to another store, or list what is in one.'
@@ -23,6 +24,8 @@ _shtab_lowwater_commands() {
     pin:'Have a shard serve a computation whenever it lives.'
     publish:'Tell others of each interval that is complete: a marker file or a webhook, in order.'
     ranges:'Key ranges of a computation, furthest behind first.'
+    references:'Which region makes what: ask the global authority, and decide.'
+    region:'Speak for a region: report its progress, hand out adoption numbers, and relay global watermarks.'
     reset:'Start a new incarnation of a computation and of all that reads it.'
     retire:'Take a key range out of a computation: nobody waits for it any more.'
     serve:'Serve low watermarks: take reports over gRPC, journal them, broadcast what is complete.'
@@ -53,6 +56,23 @@ _shtab_lowwater_journal_commands() {
     show:'List the logs of a journal, after a check of all of it.'
   )
   _describe 'lowwater journal commands' _commands
+}
+
+_shtab_lowwater_references_commands() {
+  local _commands=(
+    adopt:'Give a reference to another region, because its owner is lost.'
+    arrived:'Say that the rows of a lost region are all here.'
+    automatic:'Say whether it may be adopted without an operator.'
+    cancel-move:'Take a move back, before the owner has let go.'
+    forget:'Take a reference out, of which nobody makes anything any more.'
+    list:'All references: who owns them, and how far they are published.'
+    move:'Begin to move a reference to another region; nothing is lost.'
+    policy:'Say whether min(L, R) is published, or L.'
+    recover:'Begin anew after a loss of the global store.'
+    show:'One reference, with all that is known and was decided.'
+    write-off:'Give up the rows that only a lost region has.'
+  )
+  _describe 'lowwater references commands' _commands
 }
 
 _shtab_lowwater_tasks_commands() {
@@ -170,6 +190,26 @@ _shtab_lowwater_drop_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_lowwater_drop_defaults_added=0
+
+_shtab_lowwater_global_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--data[folder of the journal (default\: lowwater-global)]:data:_files -/"
+  "--store[journal in Redis instead of --data, by the same URLs as for \`lowwater serve\`\; one with a password only in the environment\'s LOWWATER_STORE. A Redis that replicates without waiting may lose what was decided\: consensus over three sites is better]:URL:"
+  "--deployment[which deployment of the store (default\: global)]:NAME:"
+  "--listen[HOST\:PORT for gRPC\; port 0 picks one (default\: 0.0.0.0\:7430)]:listen:"
+  "--http[HOST\:PORT for \/metrics and \/healthz, or \'off\' (default\: 0.0.0.0\:7431)]:http:"
+  "--suspect-after[a region that is silent for so long is suspect\; nothing moves by that (default\: 30s)]:T:"
+  "--adopt-again-after[for so long after an adoption, and after the start, nothing is adopted without an operator (default\: 10m)]:T:"
+  "--tls-cert[certificate, and those between it and the root\; turns TLS on]:PEM:_files"
+  "--tls-key[its key, without a passphrase]:PEM:_files"
+  "--tls-client-ca[take only clients with a certificate signed by one of these (mutual TLS)]:PEM:_files"
+  "--access[who may do what (docs\/security.md)\: regions need \`report\` on any computation, operators \`operate\` on all]:FILE:_files"
+  "--log-format[how to log to standard error (default\: text on a terminal, else json)]:log_format:(text json)"
+  "--verbose[log more]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_global_defaults_added=0
 
 _shtab_lowwater_history_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -324,6 +364,199 @@ _shtab_lowwater_ranges_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_lowwater_ranges_defaults_added=0
+
+_shtab_lowwater_references_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_references_defaults_added=0
+
+_shtab_lowwater_references_adopt_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--yes[do not ask]"
+  "--json[answer in JSON, for programs]"
+  "--global[where it listens (default\: LOWWATER_GLOBAL or localhost\:7430)]:HOST:PORT:"
+  "--answer-within[how long an answer may take (default\: 5s)]:T:"
+  "--ca[certificates to trust\; turns TLS on]:PEM:_files"
+  "--cert[this client\'s certificates]:PEM:_files"
+  "--key[its key]:PEM:_files"
+  "--to[the next owner]:REGION:"
+  "--write-off[and give up what only the lost region has]"
+  ":its name, COMPUTATION\:INPUT\+INPUT:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_references_adopt_defaults_added=0
+
+_shtab_lowwater_references_arrived_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--json[answer in JSON, for programs]"
+  "--global[where it listens (default\: LOWWATER_GLOBAL or localhost\:7430)]:HOST:PORT:"
+  "--answer-within[how long an answer may take (default\: 5s)]:T:"
+  "--ca[certificates to trust\; turns TLS on]:PEM:_files"
+  "--cert[this client\'s certificates]:PEM:_files"
+  "--key[its key]:PEM:_files"
+  "--lost[which lost region (default\: all)]:REGION:"
+  ":its name, COMPUTATION\:INPUT\+INPUT:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_references_arrived_defaults_added=0
+
+_shtab_lowwater_references_automatic_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--json[answer in JSON, for programs]"
+  "--global[where it listens (default\: LOWWATER_GLOBAL or localhost\:7430)]:HOST:PORT:"
+  "--answer-within[how long an answer may take (default\: 5s)]:T:"
+  "--ca[certificates to trust\; turns TLS on]:PEM:_files"
+  "--cert[this client\'s certificates]:PEM:_files"
+  "--key[its key]:PEM:_files"
+  "--on[it may]"
+  "--off[it may not]"
+  ":its name, COMPUTATION\:INPUT\+INPUT:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_references_automatic_defaults_added=0
+
+_shtab_lowwater_references_cancel_move_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--json[answer in JSON, for programs]"
+  "--global[where it listens (default\: LOWWATER_GLOBAL or localhost\:7430)]:HOST:PORT:"
+  "--answer-within[how long an answer may take (default\: 5s)]:T:"
+  "--ca[certificates to trust\; turns TLS on]:PEM:_files"
+  "--cert[this client\'s certificates]:PEM:_files"
+  "--key[its key]:PEM:_files"
+  ":its name, COMPUTATION\:INPUT\+INPUT:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_references_cancel_move_defaults_added=0
+
+_shtab_lowwater_references_forget_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--yes[do not ask]"
+  "--json[answer in JSON, for programs]"
+  "--global[where it listens (default\: LOWWATER_GLOBAL or localhost\:7430)]:HOST:PORT:"
+  "--answer-within[how long an answer may take (default\: 5s)]:T:"
+  "--ca[certificates to trust\; turns TLS on]:PEM:_files"
+  "--cert[this client\'s certificates]:PEM:_files"
+  "--key[its key]:PEM:_files"
+  ":its name, COMPUTATION\:INPUT\+INPUT:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_references_forget_defaults_added=0
+
+_shtab_lowwater_references_list_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--json[answer in JSON, for programs]"
+  "--global[where it listens (default\: LOWWATER_GLOBAL or localhost\:7430)]:HOST:PORT:"
+  "--answer-within[how long an answer may take (default\: 5s)]:T:"
+  "--ca[certificates to trust\; turns TLS on]:PEM:_files"
+  "--cert[this client\'s certificates]:PEM:_files"
+  "--key[its key]:PEM:_files"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_references_list_defaults_added=0
+
+_shtab_lowwater_references_move_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--json[answer in JSON, for programs]"
+  "--global[where it listens (default\: LOWWATER_GLOBAL or localhost\:7430)]:HOST:PORT:"
+  "--answer-within[how long an answer may take (default\: 5s)]:T:"
+  "--ca[certificates to trust\; turns TLS on]:PEM:_files"
+  "--cert[this client\'s certificates]:PEM:_files"
+  "--key[its key]:PEM:_files"
+  "--to[the next owner]:REGION:"
+  ":its name, COMPUTATION\:INPUT\+INPUT:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_references_move_defaults_added=0
+
+_shtab_lowwater_references_policy_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--json[answer in JSON, for programs]"
+  "--global[where it listens (default\: LOWWATER_GLOBAL or localhost\:7430)]:HOST:PORT:"
+  "--answer-within[how long an answer may take (default\: 5s)]:T:"
+  "--ca[certificates to trust\; turns TLS on]:PEM:_files"
+  "--cert[this client\'s certificates]:PEM:_files"
+  "--key[its key]:PEM:_files"
+  ":its name, COMPUTATION\:INPUT\+INPUT:"
+  ":replicated\: what survives a loss\; local\: L:(replicated local)"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_references_policy_defaults_added=0
+
+_shtab_lowwater_references_recover_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--yes[do not ask]"
+  "--json[answer in JSON, for programs]"
+  "--global[where it listens (default\: LOWWATER_GLOBAL or localhost\:7430)]:HOST:PORT:"
+  "--answer-within[how long an answer may take (default\: 5s)]:T:"
+  "--ca[certificates to trust\; turns TLS on]:PEM:_files"
+  "--cert[this client\'s certificates]:PEM:_files"
+  "--key[its key]:PEM:_files"
+  "--regions[those that will enrol]:REGION,...:"
+  "--fenced[absent ones, whose numbers count at no sink any more]:REGION,...:"
+  "--old-token[of the store that was lost (default\: this one\'s)]:TOKEN:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_references_recover_defaults_added=0
+
+_shtab_lowwater_references_show_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--json[answer in JSON, for programs]"
+  "--global[where it listens (default\: LOWWATER_GLOBAL or localhost\:7430)]:HOST:PORT:"
+  "--answer-within[how long an answer may take (default\: 5s)]:T:"
+  "--ca[certificates to trust\; turns TLS on]:PEM:_files"
+  "--cert[this client\'s certificates]:PEM:_files"
+  "--key[its key]:PEM:_files"
+  ":its name, COMPUTATION\:INPUT\+INPUT:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_references_show_defaults_added=0
+
+_shtab_lowwater_references_write_off_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--yes[do not ask]"
+  "--json[answer in JSON, for programs]"
+  "--global[where it listens (default\: LOWWATER_GLOBAL or localhost\:7430)]:HOST:PORT:"
+  "--answer-within[how long an answer may take (default\: 5s)]:T:"
+  "--ca[certificates to trust\; turns TLS on]:PEM:_files"
+  "--cert[this client\'s certificates]:PEM:_files"
+  "--key[its key]:PEM:_files"
+  "--lost[which lost region (default\: all)]:REGION:"
+  ":its name, COMPUTATION\:INPUT\+INPUT:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_references_write_off_defaults_added=0
+
+_shtab_lowwater_region_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--name[of the region, the same as in every region\'s file]:name:"
+  "--authority[the local authority]:HOST:PORT:"
+  "--global[the global authority]:HOST:PORT:"
+  "--config[the references of the region (TOML)]:FILE:_files"
+  "--state[folder of what it was told last\; keep it, and share it with no other agent (default\: lowwater-region)]:state:"
+  "--listen[HOST\:PORT for pipelines (default\: 127.0.0.1\:7440)]:listen:"
+  "--every[between two reports (default\: 1s)]:T:"
+  "--ca[certificates to trust, of both authorities\; turns TLS on]:PEM:_files"
+  "--cert[this agent\'s certificates]:PEM:_files"
+  "--key[this agent\'s key]:PEM:_files"
+  "--log-format[how to log to standard error (default\: text on a terminal, else json)]:log_format:(text json)"
+  "--verbose[log more]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_region_defaults_added=0
 
 _shtab_lowwater_reset_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -701,6 +934,7 @@ _shtab_lowwater() {
         completion) _arguments -C -s $_shtab_lowwater_completion_options ;;
         drain) _arguments -C -s $_shtab_lowwater_drain_options ;;
         drop) _arguments -C -s $_shtab_lowwater_drop_options ;;
+        global) _arguments -C -s $_shtab_lowwater_global_options ;;
         history) _arguments -C -s $_shtab_lowwater_history_options ;;
         hot) _arguments -C -s $_shtab_lowwater_hot_options ;;
         journal) _shtab_lowwater_journal ;;
@@ -709,6 +943,8 @@ _shtab_lowwater() {
         pin) _arguments -C -s $_shtab_lowwater_pin_options ;;
         publish) _arguments -C -s $_shtab_lowwater_publish_options ;;
         ranges) _arguments -C -s $_shtab_lowwater_ranges_options ;;
+        references) _shtab_lowwater_references ;;
+        region) _arguments -C -s $_shtab_lowwater_region_options ;;
         reset) _arguments -C -s $_shtab_lowwater_reset_options ;;
         retire) _arguments -C -s $_shtab_lowwater_retire_options ;;
         serve) _arguments -C -s $_shtab_lowwater_serve_options ;;
@@ -769,6 +1005,39 @@ _shtab_lowwater_journal() {
       case $line[1] in
         copy) _arguments -C -s $_shtab_lowwater_journal_copy_options ;;
         show) _arguments -C -s $_shtab_lowwater_journal_show_options ;;
+      esac
+  esac
+}
+
+_shtab_lowwater_references() {
+  local context state line curcontext="$curcontext" one_or_more='(*)' remainder='(-)*:' default='*::: :->references'
+
+  # Add default positional/remainder specs only if none exist, and only once per session
+  if (( ! _shtab_lowwater_references_defaults_added )); then
+    if (( ${_shtab_lowwater_references_options[(I)${(q)one_or_more}*]} +          ${_shtab_lowwater_references_options[(I)${(q)remainder}*]} +          ${_shtab_lowwater_references_options[(I)${(q)default}]} == 0 )); then
+      _shtab_lowwater_references_options+=(': :_shtab_lowwater_references_commands' '*::: :->references')
+    fi
+    _shtab_lowwater_references_defaults_added=1
+  fi
+  _arguments -C -s $_shtab_lowwater_references_options
+
+  case $state in
+    references)
+      words=($line[1] "${words[@]}")
+      (( CURRENT += 1 ))
+      curcontext="${curcontext%:*:*}:_shtab_lowwater_references-$line[1]:"
+      case $line[1] in
+        adopt) _arguments -C -s $_shtab_lowwater_references_adopt_options ;;
+        arrived) _arguments -C -s $_shtab_lowwater_references_arrived_options ;;
+        automatic) _arguments -C -s $_shtab_lowwater_references_automatic_options ;;
+        cancel-move) _arguments -C -s $_shtab_lowwater_references_cancel_move_options ;;
+        forget) _arguments -C -s $_shtab_lowwater_references_forget_options ;;
+        list) _arguments -C -s $_shtab_lowwater_references_list_options ;;
+        move) _arguments -C -s $_shtab_lowwater_references_move_options ;;
+        policy) _arguments -C -s $_shtab_lowwater_references_policy_options ;;
+        recover) _arguments -C -s $_shtab_lowwater_references_recover_options ;;
+        show) _arguments -C -s $_shtab_lowwater_references_show_options ;;
+        write-off) _arguments -C -s $_shtab_lowwater_references_write_off_options ;;
       esac
   esac
 }

@@ -110,11 +110,13 @@ class ErrorInfo(google.protobuf.message.Message):
                              slices, none
       INPUT_VERSION          the inputs changed: claim again, fold the new ones
       INCARNATION_CHANGED    a reset began another one: claim or wait anew
+      UNCONFIRMED            the region has to confirm its adoption numbers first
 
     This worker was replaced; it stops writing and does not claim by itself:
       IDENTITY_MISMATCH      the computation belongs to another identity
       OLDER_CLAIM            a newer run has claimed
       REWOUND                the run begins before the last committed batch
+      STALE_ADOPTION         another region owns the reference: commit nothing
       STALE_LEASE            another worker has the task, or its configuration
                              was changed
       STALE_SEQUENCER        a newer claim, a reset or a retirement took ranges
@@ -129,7 +131,10 @@ class ErrorInfo(google.protobuf.message.Message):
       NOT_PREPARED           a batch was committed that was never prepared whole
       OWNED_RANGES           workers own part of what should be retired
       PERMISSION_DENIED      the access file does not allow it
+      RECOVERING             the global store is an old copy, or enrols regions
+      REGION_REFUSED         not as the reference stands: metadata has fix
       REGISTRATION_CONFLICT  the name is registered with something else
+      SECOND_AGENT           another agent speaks for the region
       SERVER_TOKEN_MISMATCH  another deployment answers at this address
       STILL_READ             other computations read what should be dropped
       TASK_CONFLICT          the task, or the configuration, is another already
@@ -137,6 +142,7 @@ class ErrorInfo(google.protobuf.message.Message):
       UNAUTHENTICATED        the token or certificate is missing or wrong
       UNKNOWN_COMPUTATION    the name is not registered
       UNKNOWN_GROUP          the computation has no such group of tasks
+      UNKNOWN_REFERENCE      the global authority has no such reference
       WOULD_REGRESS          a new input is behind what was published
     """
     domain: builtins.str

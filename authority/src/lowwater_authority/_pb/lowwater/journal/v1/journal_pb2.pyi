@@ -187,17 +187,21 @@ class MoveOut(google.protobuf.message.Message):
 
     START_FIELD_NUMBER: builtins.int
     TO_FIELD_NUMBER: builtins.int
+    CUT_VERSION_FIELD_NUMBER: builtins.int
     start: builtins.bytes
     """The first of them."""
     to: builtins.str
     """The slice that takes them in."""
+    cut_version: builtins.int
+    """The version of the cut by which it has no more than the rest."""
     def __init__(
         self,
         *,
         start: builtins.bytes = ...,
         to: builtins.str = ...,
+        cut_version: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["start", b"start", "to", b"to"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cut_version", b"cut_version", "start", b"start", "to", b"to"]) -> None: ...
 
 Global___MoveOut: typing_extensions.TypeAlias = MoveOut
 
@@ -208,6 +212,9 @@ class TakeIn(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     STATE_FIELD_NUMBER: builtins.int
+    CUT_VERSION_FIELD_NUMBER: builtins.int
+    cut_version: builtins.int
+    """The version of the cut by which it has these keys."""
     @property
     def state(self) -> Global___Snapshot:
         """What the other one knew of these keys, without claims that may report."""
@@ -216,9 +223,10 @@ class TakeIn(google.protobuf.message.Message):
         self,
         *,
         state: Global___Snapshot | None = ...,
+        cut_version: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["state", b"state"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cut_version", b"cut_version", "state", b"state"]) -> None: ...
 
 Global___TakeIn: typing_extensions.TypeAlias = TakeIn
 
@@ -1187,7 +1195,7 @@ class Snapshot(google.protobuf.message.Message):
     BUDGETS_FIELD_NUMBER: builtins.int
     PASSED_FIELD_NUMBER: builtins.int
     INPUT_VERSION_FIELD_NUMBER: builtins.int
-    CUT_ANEW_FIELD_NUMBER: builtins.int
+    CUT_VERSION_FIELD_NUMBER: builtins.int
     HANDED_OVER_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """Its name."""
@@ -1221,9 +1229,9 @@ class Snapshot(google.protobuf.message.Message):
     """The version of its inputs that its claims were revoked for last, or, of a
     slice, granted by first; 0: none in this incarnation, or not known.
     """
-    cut_anew: builtins.bool
-    """Of a slice: whether its key space is that of its groups, for it was handed
-    over or has handed over a part.
+    cut_version: builtins.int
+    """Of a slice that was handed over, or has handed over a part: the version of
+    the cut by which it has the keys of its groups; 0: those that it began with.
     """
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Group]:
@@ -1289,11 +1297,11 @@ class Snapshot(google.protobuf.message.Message):
         budgets: collections.abc.Iterable[Global___Budget] | None = ...,
         passed: collections.abc.Iterable[Global___Passed] | None = ...,
         input_version: builtins.int = ...,
-        cut_anew: builtins.bool = ...,
+        cut_version: builtins.int = ...,
         handed_over: collections.abc.Iterable[Global___HandedOver] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_layout", b"_layout", "_vouched_micros", b"_vouched_micros", "layout", b"layout", "vouched_micros", b"vouched_micros"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_layout", b"_layout", "_vouched_micros", b"_vouched_micros", "batch", b"batch", "batch_digest", b"batch_digest", "batch_sequencer", b"batch_sequencer", "bound", b"bound", "budgets", b"budgets", "computation", b"computation", "cut_anew", b"cut_anew", "generation", b"generation", "granted", b"granted", "groups", b"groups", "handed_over", b"handed_over", "has_batch", b"has_batch", "heuristics", b"heuristics", "history", b"history", "identity", b"identity", "incarnation", b"incarnation", "input_version", b"input_version", "last_sequencer", b"last_sequencer", "layout", b"layout", "low_micros", b"low_micros", "ordinal", b"ordinal", "passed", b"passed", "since_micros", b"since_micros", "tasks", b"tasks", "vouched_micros", b"vouched_micros"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_layout", b"_layout", "_vouched_micros", b"_vouched_micros", "batch", b"batch", "batch_digest", b"batch_digest", "batch_sequencer", b"batch_sequencer", "bound", b"bound", "budgets", b"budgets", "computation", b"computation", "cut_version", b"cut_version", "generation", b"generation", "granted", b"granted", "groups", b"groups", "handed_over", b"handed_over", "has_batch", b"has_batch", "heuristics", b"heuristics", "history", b"history", "identity", b"identity", "incarnation", b"incarnation", "input_version", b"input_version", "last_sequencer", b"last_sequencer", "layout", b"layout", "low_micros", b"low_micros", "ordinal", b"ordinal", "passed", b"passed", "since_micros", b"since_micros", "tasks", b"tasks", "vouched_micros", b"vouched_micros"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_layout", b"_layout"]) -> typing.Literal["layout"] | None: ...
     @typing.overload

@@ -1,0 +1,143 @@
+"""What a region's agent is told in its file, and what it keeps in its folder."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import tomllib
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from lowwater_authority.regions.references import REPLICATED, Sink, name_of
+
+
+class BadConfig(Exception):
+    """The file, or the folder, cannot be used; the message says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A reference, as the file of a region has it."""
+
+    computation: str
+    inputs: tuple[str, ...]
+    regions: tuple[str, ...]
+    home: str
+    policy: str = REPLICATED
+    sinks: tuple[Sink, ...] = ()
+    low: str = ""
+    """The computation at the local authority whose low watermark is L."""
+    replicated: str = ""
+    """The mirror there, whose low watermark is R while another region owns the reference."""
+    output: str = ""
+    """The replica of the outputs there, likewise; empty where they need none."""
+
+    @property
+    def name(self) -> str:
+        """The reference's name."""
+        return name_of(self.computation, self.inputs)
+
+
+def read_config(path: Path, region: str) -> list[Kept]:
+    """Return the references of a file. Raises BadConfig."""
+    try:
+        told = tomllib.loads(path.read_text("utf-8"))
+        return [_kept(each, region) for each in told["reference"]]
+    except OSError as error:
+        msg = f"{path} cannot be read: {error.strerror}"
+        raise BadConfig(msg) from error
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        msg = f"{path}: {what}: write [[reference]] with computation, inputs, regions and home (docs/regions.md)"
+        raise BadConfig(msg) from error
+
+
+def _kept(told: dict[str, Any], region: str) -> Kept:
+    told = dict(told)
+    sinks = tuple(Sink(each["name"], bool(each["fences"])) for each in told.pop("sinks", ()))
+    inputs, regions = tuple(sorted(told.pop("inputs"))), tuple(sorted(told.pop("regions")))
+    told.setdefault("low", told["computation"])
+    found = Kept(inputs=inputs, regions=regions, sinks=sinks, **told)
+    if region not in regions:
+        msg = f"{found.name} may not be owned by {region}: its regions are {', '.join(regions)}"
+        raise ValueError(msg)
+    if found.policy == REPLICATED and not found.replicated:
+        msg = f"{found.name} is {REPLICATED}: say with replicated = ... which local computation tells R while another region owns it"
+        raise ValueError(msg)
+    return found
+
+
+@dataclass(slots=True)
+class State:
+    """What outlives an agent: who it is, which store it belongs to, and what it was told last."""
+
+    agent: str
+    run: int
+    store: str = ""
+    seen: int = 0
+    records: dict[str, str] = field(default_factory=dict)
+    relayed: dict[str, int] = field(default_factory=dict)
+    """By relayed name the global incarnation that is published there."""
+
+
+class StateFolder:
+    """A folder that one agent uses at a time. Raises BadConfig when another does."""
+
+    def __init__(self, folder: Path, now: int) -> None:
+        self._path = folder / "state.json"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock: TextIO = (folder / "lock").open("w")
+        except OSError as error:
+            msg = f"{folder} cannot be used: {error.strerror}"
+            raise BadConfig(msg) from error
+        try:
+            self.state = self._begin(now)
+        except BadConfig:
+            self._lock.close()
+            raise
+        self._written: dict[str, Any] = {}
+        self.save()
+
+    def _begin(self, now: int) -> State:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            told = json.loads(self._path.read_text("utf-8")) if self._path.exists() else {}
+            state = State(**{"agent": secrets.token_hex(8), "run": 0, **told})
+            # Also greater than before when the file was lost, as long as the clock is right.
+            state.run = max(state.run + 1, now)
+        except BlockingIOError:
+            msg = f"another agent uses {self._path.parent}: stop it, or give this one a folder of its own"
+            raise BadConfig(msg) from None
+        except OSError as error:
+            msg = f"{self._path} cannot be read: {error.strerror}"
+            raise BadConfig(msg) from error
+        except (ValueError, TypeError) as error:
+            msg = f"{self._path} is damaged ({error}): remove it; this region is then as one that was never here"
+            raise BadConfig(msg) from error
+        return state
+
+    def save(self) -> None:
+        """Make the state durable, if it has changed but for the position that was seen last."""
+        told = asdict(self.state)
+        if {**told, "seen": 0} == {**self._written, "seen": 0}:
+            return
+        beside = self._path.with_suffix(".new")
+        with beside.open("w", encoding="utf-8") as file:
+            json.dump(told, file)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        self._written = told
+
+    def close(self) -> None:
+        """Let another agent use the folder."""
+        self._lock.close()

@@ -1,0 +1,248 @@
+"""``lowwater global``: the global authority as a process."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from grpc_health.v1 import health_pb2_grpc
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from lowwater._core.events import event
+from lowwater._pb.lowwater.v1 import regions_pb2_grpc
+from lowwater._server.logging import FORMATS, set_up
+from lowwater.cli.arguments import CommandParser, parse_duration
+from lowwater_authority import serve as local
+from lowwater_authority.core.times import MAX, MIN
+from lowwater_authority.journal import Journal, JournalError, SqliteJournal
+from lowwater_authority.ops.metrics import Metrics
+from lowwater_authority.regions.registry import Registry
+from lowwater_authority.rpc.health import HealthServicer
+from lowwater_authority.rpc.interceptors import Decoding, Timing
+from lowwater_authority.rpc.regions import RegionServicer
+
+SERVICE: Final = "lowwater.v1.RegionService"
+
+EXAMPLES: Final = """\
+It says which region makes what, and how far that is published for all. It is asked
+about once a second by each `lowwater region`, and no record passes through it: while
+it is away regions go on, and only what is published for all stands still.
+
+examples:
+  lowwater global --data /var/lib/lowwater-global
+  lowwater global --store redis://redis:6379 --suspect-after 30s
+
+A second one over the same store takes its place, and ends the first. Two over two
+stores are two deployments: regions refuse the one that they do not belong to.
+"""
+
+log = logging.getLogger("lowwater_authority")
+
+
+def parser() -> CommandParser:
+    """Return the arguments of ``lowwater global``."""
+    parse = CommandParser(
+        prog="lowwater global",
+        description="Serve as the global authority of several regions: who owns what, and what is complete for all.",
+        epilog=EXAMPLES,
+    )
+    parse.add_argument(
+        "--data", type=Path, default=Path("lowwater-global"), help="folder of the journal (default: %(default)s)"
+    )
+    parse.add_argument(
+        "--store",
+        metavar="URL",
+        default="",
+        help="journal in Redis instead of --data, by the same URLs as for `lowwater serve`; one with a password only in the environment's "
+        "LOWWATER_STORE. A Redis that replicates without waiting may lose what was decided: consensus over three sites is better",
+    )
+    parse.add_argument(
+        "--deployment", metavar="NAME", default="global", help="which deployment of the store (default: %(default)s)"
+    )
+    parse.add_argument(
+        "--listen", default="0.0.0.0:7430", help="HOST:PORT for gRPC; port 0 picks one (default: %(default)s)"
+    )
+    parse.add_argument(
+        "--http", default="0.0.0.0:7431", help="HOST:PORT for /metrics and /healthz, or 'off' (default: %(default)s)"
+    )
+    parse.add_argument(
+        "--suspect-after",
+        metavar="T",
+        type=parse_duration,
+        default=30.0,
+        help="a region that is silent for so long is suspect; nothing moves by that (default: 30s)",
+    )
+    parse.add_argument(
+        "--adopt-again-after",
+        metavar="T",
+        type=parse_duration,
+        default=600.0,
+        help="for so long after an adoption, and after the start, nothing is adopted without an operator (default: 10m)",
+    )
+    for flag, what in (
+        ("--tls-cert", "certificate, and those between it and the root; turns TLS on"),
+        ("--tls-key", "its key, without a passphrase"),
+        ("--tls-client-ca", "take only clients with a certificate signed by one of these (mutual TLS)"),
+    ):
+        parse.add_argument(flag, metavar="PEM", type=Path, help=what)
+    parse.add_argument(
+        "--access",
+        metavar="FILE",
+        type=Path,
+        help="who may do what (docs/security.md): regions need `report` on any computation, operators `operate` on all",
+    )
+    parse.add_argument(
+        "--log-format", choices=FORMATS, help="how to log to standard error (default: text on a terminal, else json)"
+    )
+    parse.add_argument("--verbose", action="store_true", help="log more")
+    parse.set_defaults(peer_ca=None)
+    return parse
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the global authority until it is told to stop. Returns the exit code."""
+    args = parser().parse_args(argv)
+    set_up(args.log_format, verbose=args.verbose)
+    try:
+        args.store = local.store_of(args.store)
+        return asyncio.run(serve(args))
+    except (JournalError, local.CannotServe) as error:
+        print(f"lowwater global: {error}", file=sys.stderr)  # noqa: T201 - the answer to a command
+        return local.FAILED
+
+
+def _journal(args: argparse.Namespace) -> Journal:
+    if args.store:
+        try:
+            from lowwater_authority.journal.redis import RedisJournal
+        except ModuleNotFoundError as error:
+            msg = "--store needs the Redis client: pip install 'redis[hiredis]>=6'"
+            raise local.CannotServe(msg) from error
+        try:
+            return RedisJournal(args.store, namespace=args.deployment)
+        except ValueError as error:
+            msg = f"--store: {error}"
+            raise local.CannotServe(msg) from error
+    try:
+        args.data.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        msg = f"--data {args.data} cannot be made: {error.strerror}. Name a folder on a writable local disk."
+        raise local.CannotServe(msg) from error
+    return SqliteJournal(args.data / "journal.sqlite")
+
+
+async def serve(args: argparse.Namespace) -> int:
+    """Start everything, run until SIGTERM or SIGINT, or until another one has the store."""
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    host, _ = local.address(args.listen, "--listen")
+    certificates = local.certificates_of(args)
+    door = local.door_of(args, host)
+    metrics = Metrics(version("lowwater-authority"))
+    registry = Registry(
+        _journal(args),
+        clock=local.clock,
+        monotonic=lambda: time.monotonic_ns() // 1000,
+        token=lambda: secrets.token_hex(16),
+        suspect_after=int(args.suspect_after * 1e6),
+        lately=int(args.adopt_again_after * 1e6),
+    )
+    guards = () if door is None else (door.guard(metrics, lambda _: True, lambda _: False),)
+    server = grpc.aio.server(options=local.options_of(door), interceptors=(Decoding(metrics), *guards, Timing(metrics)))
+    bound = local.listen_on(server, args, certificates)
+    try:
+        await registry.open()
+        regions_pb2_grpc.add_RegionServiceServicer_to_server(RegionServicer(registry), server)
+        health = HealthServicer((SERVICE,))
+        health_pb2_grpc.add_HealthServicer_to_server(health, server)
+        metrics.registry.register(_Figures(registry))
+        endpoint = local.endpoint_of(args, certificates, metrics, door)
+        await server.start()
+        if endpoint is not None:
+            endpoint.start()
+        print(  # noqa: T201 - what callers wait for
+            f"lowwater global: serving on {host}:{bound} (metrics {'off' if endpoint is None else endpoint.metrics})",
+            flush=True,
+        )
+        log.info(
+            "the global authority serves on %s:%d",
+            host,
+            bound,
+            extra=event("started", address=f"{host}:{bound}", pid=os.getpid()),
+        )
+        assert registry.ended is not None
+        asked, watching = asyncio.create_task(stopping.wait()), asyncio.create_task(registry.watch())
+        following = [] if door is None else [asyncio.create_task(door.watch())]
+        waiting: list[asyncio.Future[Any]] = [registry.ended, asked, watching, *following]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        code = 0 if stopping.is_set() else local.FAILED
+        if registry.ended.done():
+            log.error("%s", registry.ended.result(), extra=event("stopped", reason=str(registry.ended.result())))
+        for beside in (watching, *following):
+            if beside.done() and (failure := beside.exception()) is not None:
+                log.error("%s", failure, extra=event("stopped", reason=repr(failure)))
+        for task in (asked, watching, *following):
+            task.cancel()
+        health.stop()
+        await server.stop(local.GRACE_SECONDS)
+        if endpoint is not None:
+            await asyncio.to_thread(endpoint.close)
+    finally:
+        await registry.close()
+    log.info("stopped", extra=event("stopped"))
+    return code
+
+
+class _Figures(Collector):
+    """What a scrape reads of the references."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        """Read them, on whatever thread this is."""
+        core, now = self._registry.references, self._registry.monotonic()
+        labels = ("reference", "region")
+        families = {
+            "published": GaugeMetricFamily(
+                "lowwater_reference_published_seconds",
+                "What is published of a reference, by its owner; absent while unknown or finished.",
+                labels=labels,
+            ),
+            "number": GaugeMetricFamily(
+                "lowwater_reference_adoption_number", "The adoption number of its owner.", labels=labels
+            ),
+            "suspect": GaugeMetricFamily(
+                "lowwater_reference_suspect", "1 while its owner is silent for too long.", labels=labels
+            ),
+            "holds": GaugeMetricFamily(
+                "lowwater_reference_holds", "Lost regions for which it holds until an operator decides.", labels=labels
+            ),
+            "written_off": GaugeMetricFamily(
+                "lowwater_reference_written_off",
+                "1 when rows were written off or broken in its incarnation.",
+                labels=labels,
+            ),
+        }
+        for each in list(core.references.values()):
+            told = (each.name, each.owner)
+            if MIN < each.published < MAX:
+                families["published"].add_metric(told, each.published / 1e6)
+            families["number"].add_metric(told, each.number)
+            families["suspect"].add_metric(told, core.is_suspect(each.owner, now))
+            families["holds"].add_metric(told, len(each.holds))
+            families["written_off"].add_metric(told, each.written_off)
+        yield from families.values()

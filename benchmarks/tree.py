@@ -1,0 +1,485 @@
+"""A computation that is cut into slices, over real shards and a real Redis: what the second level adds to the lag, takes of its shard, and lasts when it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import random
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import grpc
+import numpy as np
+
+import lowwater
+from benchmarks import wire
+from benchmarks.child import Server
+from benchmarks.latency import take_turns
+from benchmarks.messages import BACK, METHOD
+from benchmarks.owner import OPTIONS, PATIENCE, channel, check
+from benchmarks.result import Result, Spread
+from lowwater._core.slices import even_slices
+from lowwater._pb.lowwater.v1 import workers_pb2 as pb
+from lowwater._pb.lowwater.v1 import workers_pb2_grpc
+from tests.kit.eventually import eventually
+from tests.process.observing import LIBRARY, RAW, Board, LibraryWatcher, RawWatcher, Sight, Stopping
+from tests.process.sharding import DEAD_AFTER, Shard, Sharded, move, served
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is done."""
+
+    rounds: int
+    samples: int
+    """Of the lag, in one round."""
+    slices: tuple[int, ...]
+    """Into how many the computation is cut that reports all the time."""
+    loads: int
+    """Rounds of that, for each number of slices."""
+    seconds: float
+    """Of one such round."""
+    kills: int
+    """Of each kind."""
+
+
+FULL: Final = Size(rounds=10, samples=60, slices=(10, 100, 1000), loads=3, seconds=3.0, kills=10)
+QUICK: Final = Size(rounds=2, samples=5, slices=(2, 4), loads=1, seconds=0.3, kills=1)
+
+PAUSE: Final = 0.03
+"""Seconds between samples of the lag, give or take a half."""
+
+RANGES: Final = 10
+"""Key ranges of each worker that reports all the time."""
+
+CONNECTIONS: Final = 4
+"""Of those workers to each shard."""
+
+CUT: Final = 4
+"""Slices of the computations whose lag and recovery are measured."""
+
+TICK: Final = 0.01
+"""Seconds between the reports of a worker while shards are killed."""
+
+WHOLE: Final = "the same computation, not cut"
+
+
+def run(folder: Path, *, quick: bool) -> list[Result]:
+    """Measure."""
+    size = QUICK if quick else FULL
+    return [*_lags(folder / "lag", size), *_loads(folder / "load", size), *_kills(folder / "kill", size)]
+
+
+# -- the lag ---------------------------------------------------------------------------------------------------------------
+
+
+class Lag:
+    """From a report to a subscriber that holds what follows from it, with the client library. See hops.Hop."""
+
+    def __init__(self, deployment: Sharded, name: str) -> None:
+        self._lw = deployment.connect(timeout=PATIENCE)
+        worker = self._lw.worker(name)
+        self._held: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._value = time.time_ns() // 1000 - BACK
+        leases = [worker.claim(each.start, each.end) for each in self._lw.slices(name)]
+        for lease in leases[1:]:
+            lease.advance(None, oldest=None, frontier=self._value + BACK)
+            lease.flush(PATIENCE)
+        self._lease = leases[0]  # which holds the others up from now on
+        self._name = name
+        threading.Thread(target=self._follow, daemon=True).start()
+        self._say()
+
+    def _follow(self) -> None:
+        for view in self._lw.watch(self._name):
+            self._held.put(view.low.micros)
+
+    def _say(self) -> None:
+        self._value += 1
+        self._lease.advance(None, oldest=self._value, frontier=self._value)
+
+    def sample(self) -> float:
+        """See Hop. The subscriber must hold exactly what was reported."""
+        begin = time.perf_counter()
+        self._say()
+        while self._held.get(timeout=PATIENCE) != self._value:
+            pass
+        return time.perf_counter() - begin
+
+    def close(self) -> None:
+        """Follow no more."""
+        self._lw.close()
+
+
+def _lags(folder: Path, size: Size) -> list[Result]:
+    names = {"whole": None, "same_shard": 0, "other_shard": 1}
+    with Sharded(folder, 2) as deployment, ExitStack() as stack:
+        with deployment.connect(timeout=PATIENCE) as lw:
+            for name, place in names.items():
+                lw.register(name, slices=() if place is None else even_slices(2))
+                move(lw, deployment.shards[place or 0], name)
+                if place is not None:
+                    move(lw, deployment.shards[0], f"{name}~0", f"{name}~1")
+                    lw.reset(name)  # so that slices look again where it is
+        whole, *cut = take_turns(
+            [stack.enter_context(closing(Lag(deployment, name))) for name in names], size.rounds, size.samples, PAUSE
+        )
+    facts = {"ranges": 2, "slices": 2, "n": size.rounds * size.samples}
+    return [
+        Result(
+            "tree",
+            f"lag_{name}_p{percent}",
+            Spread.percentile(found, percent),
+            "ms",
+            f"{WHOLE}, p{percent}",
+            Spread.percentile(whole, percent),
+            facts,
+        )
+        for name, found in zip(list(names)[1:], cut, strict=True)
+        for percent in (50, 99)
+    ]
+
+
+# -- reports all the time --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one round came to, a second."""
+
+    updates: float
+    """Of all workers."""
+    messages: float
+    """Report messages that the root's shard had from other shards."""
+    appends: float
+    """Records in the log of the root."""
+    root: float
+    """The share of a core that the root's shard took."""
+    others: float
+    """The same of each of the others, on average."""
+
+
+class Workers:
+    """One worker for each slice of a computation, or for each such part of one that is not cut; each sends when its last message is acknowledged."""
+
+    def __init__(self, lw: lowwater.Client, name: str, keys: Sequence[bytes]) -> None:
+        self.name = name
+        owner = {each: shard.address for shard in lw.shards() for each in shard.computations}
+        cut = lw.slices(name)
+        names = [each.name for each in cut] if len(cut) > 1 else [name] * (len(keys) + 1)
+        bounds = [b"", *keys, b""]
+        self.claims: list[tuple[str, str, int]] = []
+        """Where, of what, by which sequencer."""
+        channels = {address: channel(address) for address in set(owner.values())}
+        for number, each in enumerate(names):
+            start, end = bounds[number], bounds[number + 1]
+            inner = [start.ljust(2, b"\0") + bytes([i]) for i in range(1, RANGES)]
+            request = pb.ClaimRequest(
+                computation=each,
+                bounds=[start, *inner, end],
+                worker=f"worker-{number}",
+                request_id=os.urandom(16),
+            )
+            stub = workers_pb2_grpc.WorkerServiceStub(channels[owner[each]])
+            self.claims.append((owner[each], each, stub.Claim(request, timeout=PATIENCE).sequencer))
+        for used in channels.values():
+            used.close()
+
+    async def report(self, seconds: float) -> dict[str, int]:
+        """Report for so long; returns how many messages each shard has acknowledged."""
+        async with AsyncExitStack() as stack:
+            options = (*OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+            channels = {
+                address: [
+                    await stack.enter_async_context(grpc.aio.insecure_channel(address, options=options))
+                    for _ in range(CONNECTIONS)
+                ]
+                for address in {address for address, _, _ in self.claims}
+            }
+            calls = []
+            for number, (address, _, _) in enumerate(self.claims):
+                method: grpc.aio.StreamStreamMultiCallable[bytes, pb.ReportResponse] = channels[address][
+                    number % CONNECTIONS
+                ].stream_stream(METHOD, response_deserializer=pb.ReportResponse.FromString)
+                call = method()
+                await call.write(wire.opening(os.urandom(16), 1))
+                await call.read()
+                calls.append(call)
+            until = time.perf_counter() + seconds
+            sending = [
+                _send(call, name, sequencer, until)
+                for call, (_, name, sequencer) in zip(calls, self.claims, strict=True)
+            ]
+            done = await asyncio.gather(*sending)
+        found: dict[str, int] = dict.fromkeys(channels, 0)
+        for (address, _, _), messages in zip(self.claims, done, strict=True):
+            found[address] += messages
+        return found
+
+
+async def _send(
+    call: grpc.aio.StreamStreamCall[bytes, pb.ReportResponse], name: str, sequencer: int, until: float
+) -> int:
+    number = 0
+    while time.perf_counter() < until:
+        number += 1
+        values = np.full(RANGES, time.time_ns() // 1000 - BACK, dtype=np.int64)
+        await call.write(wire.report(number, name, sequencer, values))
+        acknowledged = 0
+        while acknowledged < number:
+            response = await call.read()
+            assert isinstance(response, pb.ReportResponse), "the stream has ended"
+            if response.HasField("ack"):
+                check(response.ack)
+                acknowledged = response.ack.number
+    call.cancel()
+    return number
+
+
+def _loads(folder: Path, size: Size) -> list[Result]:
+    found = []
+    for slices in size.slices:
+        cut, whole = _load(folder / str(slices), slices, size)
+        found += _told(slices, cut, whole)
+    return found
+
+
+def _load(folder: Path, slices: int, size: Size) -> tuple[list[Told], list[Told]]:
+    with Sharded(folder, 3, dead_after=10.0) as deployment, deployment.connect(timeout=PATIENCE) as lw:
+        keys = even_slices(slices)
+        lw.register("cut", slices=keys)
+        lw.register("whole")
+        move(lw, deployment.shards[0], "cut", "whole")
+        lw.reset("cut")  # so that slices look again where it is
+        names = {"cut", *(each.name for each in lw.slices("cut"))}
+        eventually(lambda: names <= {name for each in lw.shards() for name in each.computations})
+        began = time.perf_counter()
+        eventually(lambda: _heard(lw, slices))
+        print(f"{slices} slices are heard of {time.perf_counter() - began:.2f} s after a reset", file=sys.stderr)
+        workers = [Workers(lw, name, keys) for name in ("cut", "whole")]
+        asyncio.run(workers[0].report(size.seconds / 3))
+        eventually(lambda: not lw.get("cut")["cut"].low.unknown)
+        told: list[list[Told]] = [[], []]
+        for _ in range(size.loads):
+            for each, into in zip(workers, told, strict=True):
+                into.append(_round(deployment, each, size.seconds))
+    return told[0], told[1]
+
+
+def _heard(lw: lowwater.Client, slices: int) -> bool:
+    """Whether all slices have claimed at the whole: nothing of them is acknowledged before."""
+    return sum(each.state is lowwater.RangeState.OWNED for each in lw.ranges("cut", limit=slices)) == slices
+
+
+def _round(deployment: Sharded, workers: Workers, seconds: float) -> Told:
+    root, *others = deployment.shards
+
+    def read() -> tuple[float, int, float, list[float]]:
+        told = deployment.redis.execute(
+            "XREVRANGE", f"{{lowwater:default}}:records:{workers.name}", "+", "-", "COUNT", 1
+        )
+        position = int(told[0][0].partition(b"-")[0]) if told else 0
+        return reports_of(root), position, processor(root), [processor(each) for each in others]
+
+    before, begin = read(), time.perf_counter()
+    done = asyncio.run(workers.report(seconds))
+    took, after = time.perf_counter() - begin, read()
+    return Told(
+        sum(done.values()) * RANGES / took,
+        max(0.0, after[0] - before[0] - done.get(root.address, 0)) / took,
+        (after[1] - before[1]) / took,
+        (after[2] - before[2]) / took,
+        sum(b - a for a, b in zip(before[3], after[3], strict=True)) / took / len(others),
+    )
+
+
+def processor(shard: Shard) -> float:
+    """Seconds of a processor that a shard has taken."""
+    assert shard.process is not None
+    return Server(shard.address, shard.process.pid).processor_seconds() or 0.0
+
+
+def reports_of(shard: Shard) -> float:
+    """Report messages that a shard has answered."""
+    lines = exported(shard)
+    return next(float(line.split()[1]) for line in lines if line.startswith("lowwater_reports_total "))
+
+
+def exported(shard: Shard) -> list[str]:
+    """What a shard exports, line by line."""
+    with urllib.request.urlopen(shard.metrics, timeout=PATIENCE) as answer:
+        return str(answer.read(), "utf-8").splitlines()
+
+
+def _told(slices: int, cut: Sequence[Told], whole: Sequence[Told]) -> list[Result]:
+    def spread(rounds: Sequence[Told], value: Callable[[Told], float]) -> Spread:
+        return Spread(tuple(max(value(each), 1e-3) for each in rounds))
+
+    facts = {"ranges": slices * RANGES, "slices": slices, "shards": 3, "n": len(cut)}
+    updates = Result(
+        "tree",
+        f"updates_per_second_{slices}",
+        spread(cut, lambda each: each.updates),
+        "updates/s",
+        WHOLE,
+        spread(whole, lambda each: each.updates),
+        facts,
+    )
+    messages = Result(
+        "tree",
+        f"root_messages_per_second_{slices}",
+        spread(cut, lambda each: each.messages),
+        "messages/s",
+        "messages/s of all workers",
+        spread(cut, lambda each: each.updates / RANGES),
+        facts,
+    )
+    appends = Result(
+        "tree",
+        f"root_appends_per_second_{slices}",
+        spread(cut, lambda each: each.appends),
+        "appends/s",
+        WHOLE,
+        spread(whole, lambda each: each.appends),
+        facts,
+    )
+    share = Result(
+        "tree",
+        f"root_share_{slices}",
+        spread(cut, lambda each: 100 * each.root),
+        "% of a core",
+        "each of the two shards beside it, with as many slices",
+        spread(cut, lambda each: 100 * each.others),
+        facts,
+    )
+    return [updates, messages, appends, share]
+
+
+# -- kills -----------------------------------------------------------------------------------------------------------------
+
+
+class Clock(Stopping):
+    """A worker of some key ranges that says what the time is, again and again."""
+
+    def __init__(self, client: lowwater.Client, name: str, start: bytes, end: bytes) -> None:
+        super().__init__()
+        self._client = client
+        self._lease = client.worker(name).claim(start, end)
+
+    def run(self) -> None:
+        while not self.stopping.wait(TICK):
+            self._lease.advance(None, oldest=None, frontier=now())
+
+    def stop(self) -> None:
+        super().stop()
+        self._client.close()
+
+
+def now() -> int:
+    """The time, in microseconds."""
+    return time.time_ns() // 1000
+
+
+class Seen(Board):
+    """What subscribers held, and whether it went back or lay in the future."""
+
+    def most(self, name: str) -> int:
+        """No worker says more than the time."""
+        del name
+        return now()
+
+    def newer(self, by: str, name: str, than: int) -> Sight | None:
+        """The first sight of a value that was reported after some time."""
+        return next((each for each in self.sights if (each.by, each.name) == (by, name) and each.low > than), None)
+
+    def wait_for_newer(self, names: Sequence[str], than: int) -> None:
+        """Wait until each subscriber of each holds such a value."""
+        found = self.wait_for(
+            lambda _: all(self.newer(by, name, than) for name in names for by in (RAW, LIBRARY)), PATIENCE
+        )
+        assert found, f"nothing of {', '.join(names)} that is newer than {than}, but {self.sights[-5:]}"
+
+
+@contextmanager
+def _killing(folder: Path) -> Iterator[tuple[Sharded, lowwater.Client, Seen]]:
+    """Three shards: the root of ``cut`` on the first and its slices on the others, ``whole`` on the second."""
+    with Sharded(folder, 3) as deployment, ExitStack() as stack:
+        lw = stack.enter_context(deployment.connect(timeout=PATIENCE))
+        keys = even_slices(CUT)
+        lw.register("cut", slices=keys)
+        lw.register("whole")
+        _place(deployment, lw)
+        board = Seen({"cut": (), "whole": ()}, {})
+        running: list[Stopping] = [
+            Clock(deployment.connect(), name, each.start, each.end)
+            for name in ("cut", "whole")
+            for each in lw.slices("cut")
+        ]
+        running += [RawWatcher(board, name, [each.address for each in deployment.shards]) for name in ("cut", "whole")]
+        running.append(LibraryWatcher(board, ["cut", "whole"], deployment.connect()))
+        for each in running:
+            each.start()
+            stack.callback(each.stop)
+        board.wait_for_newer(["cut", "whole"], now())
+        yield deployment, lw, board
+        assert not (failed := [each.failure for each in running if each.failure is not None]), failed
+        assert not board.wrong, board.wrong[:10]
+
+
+def _place(deployment: Sharded, lw: lowwater.Client) -> None:
+    first, *others = deployment.shards
+    move(lw, first, "cut")
+    move(lw, others[0], "whole")
+    for number in range(CUT):
+        move(lw, others[number % len(others)], f"cut~{number}")
+
+
+def _kills(folder: Path, size: Size) -> list[Result]:
+    kinds = {"slice": (1, "cut"), "root": (0, "cut"), "whole": (1, "whole")}
+    took: dict[str, dict[str, list[float]]] = {kind: {RAW: [], LIBRARY: []} for kind in kinds}
+    with _killing(folder) as (deployment, lw, board):
+        order = [kind for _ in range(size.kills) for kind in kinds]
+        random.Random(1).shuffle(order)
+        for kind in order:
+            place, name = kinds[kind]
+            victim = deployment.shards[place]
+            board.clear()
+            killed, at = now(), time.monotonic()
+            victim.kill()
+            board.wait_for_newer([name], killed)
+            for by, into in took[kind].items():
+                sight = board.newer(by, name, killed)
+                assert sight is not None
+                into.append(sight.at - at)
+            print(f"{kind}: {took[kind][RAW][-1]:.2f} s, {took[kind][LIBRARY][-1]:.2f} s", file=sys.stderr, flush=True)
+            victim.start()
+            eventually(lambda: len(lw.shards()) == len(deployment.shards))
+            eventually(lambda: _at_home(lw, deployment))
+            board.wait_for_newer(["cut", "whole"], now())
+    facts = {"ranges": CUT, "slices": CUT, "shards": 3, "n": size.kills}
+    found = []
+    for kind in ("slice", "root"):
+        for by in (RAW, LIBRARY):
+            for metric, percent in (("p50", 50), ("p99", 99), ("max", 100)):
+                ours, theirs = (Spread((float(np.percentile(took[each][by], percent)),)) for each in (kind, "whole"))
+                more: dict[str, object] = {"dead_after": DEAD_AFTER}
+                if percent == 50:
+                    more["kills"] = [round(each, 3) for each in sorted(took[kind][by])]
+                baseline = f"{WHOLE}, {metric}"
+                found.append(
+                    Result("tree", f"{kind}_lost_{by}_{metric}", ours, "s", baseline, theirs, {**facts, **more})
+                )
+    return found
+
+
+def _at_home(lw: lowwater.Client, deployment: Sharded) -> bool:
+    first, second, third = (served(lw, each) for each in deployment.shards)
+    return "cut" in first and {"whole", "cut~0", "cut~2"} <= set(second) and {"cut~1", "cut~3"} <= set(third)

@@ -1,0 +1,157 @@
+"""By which adoption number a pipeline may commit, where several regions may make the same thing.
+
+    token = Token("hourly:clicks")                  # asks `lowwater region` on this machine
+    adoption = token.read()                         # before each commit; raises unless this region owns it
+    if adoption.number != raised:                   # a new owner raises its number first, and reads behind that what is there
+        raise_in_the_sink(adoption.number)
+    write(rows, token=adoption.number, batch=batch) # the sink compares it in the write itself
+    token.committed(adoption, batch, digest, positions)
+
+The number alone proves nothing a moment later: the region may have been replaced since. What counts is that the sink compares it *in the
+same write*. How, sink by sink:
+
+* **A store with transactions, or a script** (PostgreSQL, Redis): a row has the greatest number seen. The write's own transaction refuses a lower one.
+* **Delta**: ``txnAppId`` = the reference, ``txnVersion`` = :meth:`Adoption.version`, which orders by (number, batch). Delta skips what is not
+  greater, without a word: look behind the write whether it is there.
+* **Iceberg**: keep the number in the table's properties, and commit by compare-and-set over them, in one catalog for all regions.
+* **Files**: names that contain the number; a list of what counts, kept in one of the stores above.
+* **Kafka**: a transactional id fences within one cluster, and there the one that comes *later* wins, also when that is the region which was replaced. So
+  :meth:`Token.read` comes before ``initTransactions``, and the new owner notes with :meth:`Token.raised` where readers cut the topic of the
+  lost region. Such a sink cannot fence: there is no adoption without an operator.
+
+A sink that both regions reach is one store. Two copies of it, one a region, are two sinks and fence nothing from each other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lowwater import errors
+
+__all__ = ["Adoption", "Position", "Token"]
+
+DEFAULT_AGENT: Final = "127.0.0.1:7440"
+
+BATCH_BITS: Final = 40
+"""A batch is below 2^40, and a number below 2^23: what Delta takes is signed."""
+
+Position = tuple[str, str, int, int]
+"""Cluster, topic, partition, and the offset to be read next, as the source counts them: a mirror of it counts otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """What this region owns a reference by, as far as its agent knows."""
+
+    reference: str
+    number: int
+    """The token. It grows with each owner."""
+    stop: bool
+    """Whether an operator moves it to another region: stop behind a batch, and say so with ``committed(..., stopped=True)``."""
+    stale_seconds: float
+    """For how long the global authority has not been heard of. Go on: the sink says whether the number still counts."""
+    batch: int
+    """The last one that the global record has, of whichever owner; -1: none."""
+    positions: tuple[Position, ...]
+    """Where the sources are read on behind it, as the owner that committed it has told."""
+
+    def version(self, batch: int) -> int:
+        """Return a number that grows with (number, batch), for sinks that compare one.
+
+        >>> Adoption("hourly:clicks", 3, False, 0.0, -1, ()).version(7) == 3 * 2**40 + 7
+        True
+        """
+        if not 0 <= batch < 1 << BATCH_BITS or self.number >= 1 << (63 - BATCH_BITS):
+            msg = f"batch {batch} of number {self.number} does not fit into 63 bits"
+            raise errors.InvalidArgument(msg)
+        return self.number << BATCH_BITS | batch
+
+
+class Token:
+    """Asks the agent of the region about one reference.
+
+    Args:
+        reference: Its name, COMPUTATION:INPUT+INPUT, as `lowwater references` has it.
+        agent: HOST:PORT of ``lowwater region --listen``; by default LOWWATER_REGION, else 127.0.0.1:7440.
+        timeout: Seconds for an answer.
+    """
+
+    def __init__(self, reference: str, agent: str | None = None, timeout: float = 5.0) -> None:
+        self.reference = reference
+        self.agent: str = agent or os.environ.get("LOWWATER_REGION") or DEFAULT_AGENT
+        self.timeout = timeout
+        # Not by a proxy: it is on this machine, or in this region.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def read(self) -> Adoption:
+        """Return by which number to commit. Before each commit.
+
+        Raises StaleAdoption when another region owns the reference, Unconfirmed when nobody has confirmed yet that this one does, RegionRefused when
+        it has stopped to be moved, UnknownReference, and Unavailable without an agent. After any of them commit nothing.
+        """
+        told = self._ask(f"/token?{urllib.parse.urlencode({'reference': self.reference})}")
+        return Adoption(
+            self.reference,
+            told["number"],
+            told["stop"],
+            told["stale_seconds"],
+            told["batch"],
+            tuple(map(tuple, told["positions"])),
+        )
+
+    def committed(
+        self, adoption: Adoption, batch: int, digest: str, positions: Iterable[Position], *, stopped: bool = False
+    ) -> None:
+        """Say what was committed by a number: the batch, counted from 0 by each owner, its digest, and where the sources are read on.
+
+        ``stopped``: it was the last one, because the reference is being moved. Raises as read; StaleAdoption for an older number.
+        """
+        self._ask(
+            "/committed",
+            number=adoption.number,
+            batch=batch,
+            digest=digest,
+            positions=list(map(list, positions)),
+            stopped=stopped,
+        )
+
+    def arrived(self, batch: int, digest: str, positions: Iterable[Position]) -> None:
+        """Say in the region that a reference is moved to: the state of the batch at which the owner has stopped is here."""
+        self._ask("/arrived", batch=batch, digest=digest, positions=list(map(list, positions)))
+
+    def mirrored(self, positions: Iterable[Position]) -> None:
+        """Say in a region that keeps a replica how far the sources are mirrored. Without that nothing is adopted by itself."""
+        self._ask("/mirrored", positions=list(map(list, positions)))
+
+    def raised(self, adoption: Adoption, sink: str, cut: str = "") -> None:
+        """Say that a sink has the number; ``cut`` is where readers cut the topic of a lost region. Raises as read."""
+        self._ask("/raised", number=adoption.number, sink=sink, cut=cut)
+
+    def _ask(self, path: str, **body: Any) -> dict[str, Any]:
+        data = json.dumps({"reference": self.reference, **body}).encode() if body else None
+        request = urllib.request.Request(f"http://{self.agent}{path}", data)
+        try:
+            with self._opener.open(request, timeout=self.timeout) as answer:
+                told: dict[str, Any] = json.load(answer)
+                return told
+        except urllib.error.HTTPError as error:
+            raise _refusal(error) from None
+        except (OSError, ValueError) as error:
+            msg = f"no agent of a region answers at {self.agent} ({error}): commit nothing until `lowwater region` runs there"
+            raise errors.Unavailable(msg, metadata={"address": self.agent}) from error
+
+
+def _refusal(answer: urllib.error.HTTPError) -> errors.LowwaterError:
+    try:
+        with answer:
+            told = json.load(answer)
+        return errors.BY_REASON.get(told["reason"], errors.LowwaterError)(told["message"], metadata=told["metadata"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return errors.Unavailable(f"the agent answers with HTTP {answer.code}: is that `lowwater region`?")

@@ -1,0 +1,288 @@
+"""The global authority over each store: durable before visible, one writer, everything known again after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from lowwater import errors
+from lowwater_authority.core.times import MAX
+from lowwater_authority.journal import JournalCorrupt, JournalFenced
+from lowwater_authority.regions import registry as regions_registry
+from lowwater_authority.regions.references import (
+    LOCAL,
+    Agent,
+    Caller,
+    Change,
+    Progress,
+    Reference,
+    References,
+    Replica,
+    Sink,
+)
+from lowwater_authority.regions.registry import LOG, Registry
+from tests.contract.journal_stores import MemoryStore, SharedStore, Store
+from tests.kit.clock import Clock
+from tests.kit.faults import FaultPlan, Outcome
+from tests.kit.memory_journal import MemoryJournal
+from tests.kit.times import SECOND
+
+HOURLY = "hourly:clicks"
+
+
+class Deployment:
+    """Global authorities over one store, and one region that talks to them."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.clock = Clock()
+        self.turn = 0
+        self.opened: list[Registry] = []
+
+    async def start(self, journal: MemoryJournal | None = None) -> Registry:
+        made = Registry(
+            self.store.make() if journal is None else journal,
+            clock=lambda: 7,
+            monotonic=lambda: int(self.clock() * SECOND),
+            token=lambda: f"token-{len(self.opened)}",
+            suspect_after=10 * SECOND,
+            lately=600 * SECOND,
+        )
+        self.opened.append(made)
+        await made.open()
+        return made
+
+    async def close(self) -> None:
+        for each in self.opened:
+            await each.close()
+
+    def caller(self, registry: Registry, region: str = "A", seen: int = 0) -> Caller:
+        self.turn += 1
+        return Caller(region, Agent(region, 1, "n"), self.turn, registry.references.store.token, seen)
+
+    async def confirm(self, registry: Registry, region: str = "A", number: int = 0, seen: int = 0) -> None:
+        caller, numbers = self.caller(registry, region, seen), {HOURLY: number} if number else {}
+        await registry.change(lambda core: core.confirm(caller, numbers, registry.monotonic(), registry.position))
+
+    async def register(self, registry: Registry) -> None:
+        caller = self.caller(registry)
+        wanted = Reference("hourly", ("clicks",), ("A", "B"), LOCAL, "A", sinks=(Sink("lake", fences=True),))
+        await registry.change(lambda core: core.register(caller, wanted, registry.monotonic(), registry.position))
+
+    async def report(self, registry: Registry, low: int, number: int = 1) -> Change:
+        caller = self.caller(registry)
+        told = [Progress(HOURLY, number, 1, low)]
+        return await registry.change(
+            lambda core: core.progress(caller, told, {}, registry.monotonic(), registry.position)
+        )
+
+
+@pytest.fixture
+async def deployment(store: Store) -> AsyncIterator[Deployment]:
+    made = Deployment(store)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def shared_deployment(shared: SharedStore) -> AsyncIterator[Deployment]:
+    made = Deployment(shared)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def memory() -> AsyncIterator[Deployment]:
+    made = Deployment(MemoryStore())
+    yield made
+    await made.close()
+
+
+def journal_of(deployment: Deployment, plan: FaultPlan) -> MemoryJournal:
+    assert isinstance(deployment.store, MemoryStore)
+    return MemoryJournal(deployment.store.disk, shared=True, faults=plan)
+
+
+async def ready(deployment: Deployment, journal: MemoryJournal | None = None) -> Registry:
+    registry = await deployment.start(journal)
+    await deployment.confirm(registry)
+    await deployment.register(registry)
+    await deployment.report(registry, 40)
+    return registry
+
+
+async def test_a_restart_knows_everything_and_confirms_anew(deployment: Deployment) -> None:
+    registry = await ready(deployment)
+    before, position = registry.references.snapshot(), registry.position
+    await registry.close()
+    deployment.store.crash()
+    again = await deployment.start()
+    assert (again.references.snapshot(), again.position) == (before, position)
+    with pytest.raises(errors.Unconfirmed):
+        await deployment.report(again, 50)
+    await deployment.confirm(again, number=1, seen=position)
+    await deployment.report(again, 50)
+    assert again.references.get(HOURLY).published == 50
+
+
+async def test_a_snapshot_takes_the_place_of_the_records(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(regions_registry, "SNAPSHOT_RECORDS", 3)
+    registry = await ready(deployment)
+    for low in range(50, 60):
+        await deployment.report(registry, low)
+    loaded = await registry.journal.load(LOG)
+    assert loaded.snapshot is not None
+    assert len(loaded.records) <= 3
+    before = registry.references.snapshot()
+    await registry.close()
+    again = await deployment.start()
+    assert again.references.snapshot() == before
+    assert again.position == registry.position
+
+
+async def test_two_over_one_store_fence_each_other(shared_deployment: Deployment) -> None:
+    first = await ready(shared_deployment)
+    second = await shared_deployment.start()
+    for refused in (
+        shared_deployment.report(first, 50),
+        shared_deployment.confirm(first, number=1),
+        first.change(lambda _: Change()),
+    ):
+        with pytest.raises((errors.Unavailable, errors.ShuttingDown)):
+            await refused
+    assert first.ended is not None
+    assert isinstance(first.ended.result(), JournalFenced)
+    await shared_deployment.confirm(second, number=1)
+    await shared_deployment.report(second, 60)
+    assert second.references.get(HOURLY).published == 60
+
+
+async def test_a_zombie_confirms_nobody_by_an_older_record(shared_deployment: Deployment) -> None:
+    """Its memory says that A is the owner; the other one has given it to B."""
+    first = await ready(shared_deployment)
+    second = await shared_deployment.start()
+    await shared_deployment.confirm(second, "B")
+    shared_deployment.clock.now += 10
+    await shared_deployment.confirm(second, "B")
+    await second.adopt(HOURLY, "B", "ops")
+    with pytest.raises(errors.Unavailable):
+        await shared_deployment.confirm(first, "A", number=1)
+
+
+async def test_a_refused_write_has_changed_nothing(memory: Deployment) -> None:
+    plan = FaultPlan()
+    registry = await ready(memory, journal_of(memory, plan))
+    before = registry.references.snapshot()
+    plan.then(Outcome.FAILED)
+    with pytest.raises(errors.JournalFailed):
+        await memory.report(registry, 50)
+    assert registry.references.snapshot() == before
+    await memory.report(registry, 60)
+    assert registry.references.get(HOURLY).published == 60
+
+
+@pytest.mark.parametrize("outcome", [Outcome.LOST, Outcome.WRITTEN])
+async def test_a_write_of_unknown_outcome_is_made_once(
+    memory: Deployment, outcome: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(regions_registry, "RETRY_SECONDS", (0.0, 0.0))
+    plan = FaultPlan()
+    registry = await ready(memory, journal_of(memory, plan))
+    position = registry.position
+    plan.then(outcome)
+    await memory.report(registry, 50)
+    assert registry.position == position + 1
+    assert registry.references.get(HOURLY).published == 50
+
+
+async def test_nothing_is_shown_before_it_is_durable(memory: Deployment) -> None:
+    class Slow(FaultPlan):
+        def __init__(self) -> None:
+            super().__init__()
+            self.go_on = asyncio.Event()
+            self.go_on.set()
+            self.written = asyncio.Event()
+
+        async def after(self, operation: object) -> None:
+            self.written.set()
+            await self.go_on.wait()
+
+    plan = Slow()
+    registry = await ready(memory, journal_of(memory, plan))
+    plan.go_on.clear()
+    plan.written.clear()
+    asking = asyncio.create_task(memory.report(registry, 50))
+    await plan.written.wait()
+    assert registry.references.get(HOURLY).published == 40
+    asking.cancel()  # whoever asked has gone; what was begun is finished
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    plan.go_on.set()
+    await memory.report(registry, 60)
+    assert registry.references.get(HOURLY).published == 60
+    assert (await registry.journal.load(LOG)).last == registry.position
+
+
+async def test_a_store_that_lost_records_gets_them_back(memory: Deployment) -> None:
+    registry = await ready(memory)
+    memory.store.forget(LOG, registry.position - 1)
+    await memory.report(registry, 50)
+    before = registry.references.snapshot()
+    await registry.close()
+    again = await memory.start()
+    assert again.references.snapshot() == before
+
+
+async def test_a_damaged_record_is_told_with_its_place(memory: Deployment) -> None:
+    registry = await ready(memory)
+    await registry.close()
+    memory.store.damage(LOG, 2)
+    with pytest.raises(JournalCorrupt, match=r"at position 2"):
+        await memory.start()
+
+
+async def test_an_older_copy_of_the_store_is_found_out(memory: Deployment) -> None:
+    registry = await ready(memory)
+    seen = registry.position
+    await registry.close()
+    memory.store.forget(LOG, seen - 1)
+    again = await memory.start()
+    with pytest.raises(errors.Recovering):
+        await memory.confirm(again, number=1, seen=seen)
+    await again.close()
+    third = await memory.start()
+    with pytest.raises(errors.Recovering):
+        await memory.confirm(third, number=1)
+
+
+async def test_what_an_operator_allows_is_adopted_once(memory: Deployment) -> None:
+    registry = await ready(memory)
+    await memory.confirm(registry, "B")
+    await registry.change(lambda core: core.allow_automatic(HOURLY, allowed=True))
+    caller = memory.caller(registry, "B")
+    replica = Replica("B", 30, MAX, (("c", "clicks", 0, 3),))  # type: ignore[arg-type]
+    await registry.change(
+        lambda core: core.progress(caller, [], {HOURLY: replica}, registry.monotonic(), registry.position)
+    )
+    assert registry.references.adoptions(registry.monotonic()) == []
+    memory.clock.now += 601
+    await memory.confirm(registry, "B")
+    assert registry.references.adoptions(registry.monotonic()) == [(HOURLY, "B")]
+    for _ in range(2):
+        await registry.adopt(HOURLY, "B", "automatic")
+    assert (registry.references.get(HOURLY).owner, registry.references.get(HOURLY).number) == ("B", 2)
+
+
+def test_a_process_that_was_asleep_suspects_nobody() -> None:
+    core = References(10 * SECOND, 0, 0)
+    for second in range(5):
+        core.watched(second * SECOND)
+    core.watched(60 * SECOND)
+    assert not core.is_suspect("A", 60 * SECOND)
+    for second in range(61, 71):
+        core.watched(second * SECOND)
+    assert core.is_suspect("A", 70 * SECOND)

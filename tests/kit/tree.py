@@ -1,0 +1,293 @@
+"""A computation that is cut into slices, its root and its slices in processes of their own over one store, and between them a way that a test bends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from itertools import count
+
+import numpy as np
+
+from lowwater import errors
+from lowwater_authority.core.computation import Computation
+from lowwater_authority.core.groups import GroupState, Mass
+from lowwater_authority.core.requests import ClaimRequest, Grant, GroupReport, Refused
+from lowwater_authority.core.times import MAX, MIN
+from lowwater_authority.core.topology import Spec
+from lowwater_authority.engine.placement import Alone, Lows
+from lowwater_authority.engine.shard import Shard
+from lowwater_authority.engine.slices import Asked, Here, Range, RangeHere, Slice, Told
+from lowwater_authority.ops.observer import Observer
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal
+from tests.kit.times import HOUR
+
+ids = count(1)
+numbers = count(1)
+TURNS = 5_000
+"""How often others may go on before something counts as never coming."""
+
+
+class NeverCame(Exception):
+    """What a test waits for. It is no assertion, so that no test that is to fail fails by it unseen."""
+
+
+class Way:
+    """The way of slices to their root, in another process: what goes there may be held, lost, or come once more."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self.held: dict[str, asyncio.Event] = {}
+        """By kind: what is set when messages of it go on."""
+        self.lost: dict[str, str] = {}
+        """By kind: whether its messages are lost on the way ``there`` or ``back``."""
+        self.came: list[tuple[str, Callable[[], Awaitable[object]]]] = []
+        """All that was sent, oldest first, and how each may come once more."""
+
+    def hold(self, kind: str) -> None:
+        """Hold messages of a kind on their way, until ``let``."""
+        self.held[kind] = asyncio.Event()
+
+    def let(self, kind: str) -> None:
+        """Let those go on that are held, and hold no more."""
+        self.held.pop(kind).set()
+
+    def sent(self, kind: str) -> list[Callable[[], Awaitable[object]]]:
+        """Return how the messages of a kind may come once more, oldest first."""
+        return [again for each, again in self.came if each == kind]
+
+    async def go(self, kind: str, what: Callable[[], Awaitable[object]]) -> object:
+        """Do what a message asks for, as far as it arrives."""
+        self.came.append((kind, what))
+        if kind in self.held:
+            await self.held[kind].wait()
+        lost = self.lost.get(kind)
+        if lost == "there":
+            msg = "it is lost on the way there"
+            raise errors.Unavailable(msg)
+        done = await what()
+        if lost == "back":
+            msg = "the answer is lost"
+            raise errors.Unavailable(msg)
+        return done
+
+    async def claim(self, asked: Asked) -> Range:
+        """See Above."""
+
+        async def there() -> Range:
+            return await Here(self.tree.owner(asked.root).shard).claim(asked)
+
+        found = await self.go("claim", there)
+        return Bent(self, found)  # type: ignore[arg-type]
+
+
+class Bent:
+    """A range at the root, at the end of such a way."""
+
+    def __init__(self, way: Way, there: Range) -> None:
+        self._way = way
+        self._there = there
+        self.incarnation, self.input_version, self.low = there.incarnation, there.input_version, there.low
+
+    async def say(self, told: Told, mass: Mass | None) -> None:
+        """See Range."""
+        await self._way.go("say", lambda: self._routed().say(told, mass))
+
+    def _routed(self) -> Range:
+        """Return it as it is reached now: whoever serves the root knows of the claim."""
+        there = self._there
+        assert isinstance(there, RangeHere)
+        there._shard = self._way.tree.owner(there._asked.root).shard
+        return there
+
+    async def vouch(self, told: Told) -> None:
+        """See Range."""
+        await self._way.go("vouch", lambda: self._routed().vouch(told))
+
+    async def retire(self) -> None:
+        """See Range."""
+        await self._way.go("retire", lambda: self._routed().retire())
+
+    @property
+    def lost(self) -> bool:
+        """See Range: a lease learns it by what it is told, here at once."""
+        try:
+            return self._routed().lost
+        except errors.Unavailable:
+            return False
+
+    def close(self) -> None:
+        """See Range."""
+        self._there.close()
+
+
+class Some(Alone):
+    """The placement of a process that serves some computations."""
+
+    def __init__(self, tree: Tree, names: Callable[[str], bool]) -> None:
+        self._tree = tree
+        self.names = names
+
+    def mine(self, name: str) -> bool:
+        """See Placement."""
+        return self.names(name)
+
+    async def lows(self, names: object) -> Lows:
+        """See Placement."""
+        found: Lows = {}
+        for name in names:  # type: ignore[attr-defined]
+            view = self._tree.owner(name).shard.view(name)
+            assert view is not None
+            found[name] = view.incarnation, view.low
+        return found
+
+    @property
+    def above(self) -> Way:  # type: ignore[override]
+        """See Placement."""
+        return self._tree.way
+
+
+class One:
+    """A process."""
+
+    def __init__(self, tree: Tree, address: str, names: Callable[[str], bool]) -> None:
+        self.tree = tree
+        self.placement = Some(tree, names)
+        self.journal = MemoryJournal(tree.disk, shared=True)
+        self.shard = Shard(self.journal, clock=lambda: tree.now, observer=Observer(), placement=self.placement)
+        self.shard.held.address = address
+        self.ended = False
+
+    async def start(self) -> One:
+        await self.shard.start()
+        self.rounds = asyncio.create_task(self.shard.run())
+        return self
+
+    async def stop(self) -> None:
+        """It ends at once: nothing of it goes on."""
+        self.ended = True
+        for name in list(self.shard._slices):
+            self.shard._unfollow(name)
+        self.rounds.cancel()
+        with contextlib.suppress(asyncio.CancelledError, errors.LowwaterError):
+            await self.rounds
+
+    async def claim(self, name: str, *keys: bytes, bound: int | None = None) -> Grant:
+        bounds = list(keys) or list(self.shard.topology.get(name).span)
+        micros = [] if bound is None else [_micros(bound)]
+        asked = ClaimRequest(
+            bounds, request_id=next(ids).to_bytes(16), bound_micros=np.array(micros, dtype=np.int64), worker="w"
+        )
+        return await self.shard.claim(name, asked)
+
+    def report(
+        self, name: str, grant: Grant, *hours: int, finish: bool = False
+    ) -> asyncio.Future[list[tuple[str, Refused]]]:
+        values = np.array([_micros(hour) for hour in hours], dtype=np.int64)
+        report = GroupReport(grant.sequencer, values, finish=finish, fold=self.shard.topology.required(name))
+        return self.shard.report([(name, report)], sender=b"s" * 16, number=(1, next(numbers)))
+
+    def slice(self, name: str) -> Slice:
+        return self.shard._slices[name]
+
+
+class Tree:
+    """``a``, whose slices ``a~0`` and ``a~1`` lie below and from the key 0x80 on. The root has a process, and the slices have one."""
+
+    def __init__(self, disk: MemoryDisk) -> None:
+        self.disk = disk
+        self.now = 1_000 * HOUR
+        self.way = Way(self)
+        self.all: list[One] = []
+
+    async def start(self, **spec: object) -> Tree:
+        self.top = await self.another("top:1", lambda name: "~" not in name)
+        for name in spec.get("inputs", ()):  # type: ignore[attr-defined]
+            await self.top.shard.register(Spec(name))
+        await self.top.shard.register(Spec("a", **{"slices": (b"\x80",), **spec}))  # type: ignore[arg-type]
+        self.below = await self.another("below:1", lambda name: "~" in name)
+        return self
+
+    async def another(self, address: str, names: Callable[[str], bool]) -> One:
+        """Start a process, which takes over what is its own."""
+        one = await One(self, address, names).start()
+        self.all.append(one)
+        return one
+
+    async def fail_over(self, *, top: bool = False) -> One:
+        """Let another process take over what the root's, or the slices', has served."""
+        old = self.top if top else self.below
+        await old.stop()
+        new = await self.another(f"{'top' if top else 'below'}:{len(self.all)}", old.placement.names)
+        if top:
+            self.top = new
+        else:
+            self.below = new
+        return new
+
+    def owner(self, name: str) -> One:
+        found = [one for one in self.all if one.shard.serves(name) and not one.ended]
+        if not found:
+            msg = f"nobody serves {name}"
+            raise errors.Unavailable(msg)
+        return found[-1]
+
+    @property
+    def root(self) -> Computation:
+        found = self.top.shard.held.computation("a")
+        assert found is not None
+        return found
+
+    def stands(self, number: int) -> int:
+        """Where the root has a slice: hours, MIN or MAX."""
+        [[group, low, _]] = list(self.root.map.overlapping(*self.top.shard.topology.get(f"a~{number}").span))
+        return _hours(int(self.root.map.columns.values[group.base + low]))
+
+    def state(self, number: int) -> GroupState:
+        [[group, _, _]] = self.root.map.overlapping(*self.top.shard.topology.get(f"a~{number}").span)
+        return group.state
+
+    def low(self, name: str = "a") -> int:
+        view = self.owner(name).shard.view(name)
+        assert view is not None
+        return _hours(view.low)
+
+    async def both(self, *hours: int) -> tuple[Grant, Grant]:
+        """Claim both slices as a whole, report, and wait until the root has heard of it."""
+        grants = await self.below.claim("a~0"), await self.below.claim("a~1")
+        for number, hour in enumerate(hours):
+            assert await self.below.report(f"a~{number}", grants[number], hour) == []
+        await until(lambda: [self.stands(number) for number in range(len(hours))] == list(hours))
+        await rest()  # that is durable, too
+        return grants
+
+    async def stop(self) -> None:
+        for kind in list(self.way.held):
+            self.way.let(kind)
+        for one in self.all:
+            if not one.ended:
+                await one.stop()
+
+
+async def until(there: Callable[[], object]) -> None:
+    """Let everything go on until something holds."""
+    for _ in range(TURNS):
+        if there():
+            return
+        await asyncio.sleep(0)
+    msg = "what a test waits for has not come"
+    raise NeverCame(msg)
+
+
+async def rest() -> None:
+    """Let everything go on that can."""
+    for _ in range(TURNS // 10):
+        await asyncio.sleep(0)
+
+
+def _micros(hour: int) -> int:
+    return hour if hour in (MIN, MAX) else hour * HOUR
+
+
+def _hours(micros: int) -> int:
+    return micros if micros in (MIN, MAX) else micros // HOUR

@@ -1,0 +1,381 @@
+"""Two regions and a global authority as real processes: kill -9 of each, a region that comes back, and a planned move."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lowwater
+from lowwater import errors
+from lowwater._pb.lowwater.v1 import regions_pb2 as pb
+from lowwater.cli import main
+from tests.contract.redis_server import DURABLE, RedisServer
+from tests.kit.eventually import eventually
+from tests.kit.ports import free_port
+from tests.process.regions import HOURLY, Operator, Process, Sink, Site
+
+BASE = 1_356_998_400_000_000
+"""2013-01-01T00:00Z."""
+
+
+class World:
+    """All processes."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.address = f"127.0.0.1:{free_port()}"
+        self.center = Process(
+            folder / "global",
+            *("global", "--data", str(folder / "global" / "data"), "--listen", self.address, "--http", "off"),
+            *("--log-format", "json", *flags),
+        )
+        self.center.start()
+        self.operator = Operator(self.address)
+        self.a, self.b = (Site(name, folder, self.address) for name in "AB")
+        self.sink = Sink(folder / "sink.sqlite")
+        self.readers = [Reader(site) for site in (self.a, self.b)]
+        for site in (self.a, self.b):
+            site.agent.start()
+
+    def close(self) -> None:
+        for reader in self.readers:
+            reader.stop()
+        for site in (self.a, self.b):
+            site.close()
+        self.operator.close()
+        if self.center.process is not None:
+            self.center.kill()
+
+
+class Reader:
+    """A local pipeline that follows the global name, from before it is there."""
+
+    def __init__(self, site: Site) -> None:
+        self.seen: list[tuple[int, int]] = []
+        self._lw = lowwater.connect(site.authority.address)
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        for view in self._lw.watch("global/hourly"):
+            self.seen.append((view.incarnation, view.low.micros))
+
+    def stop(self) -> None:
+        self._lw.close()
+        self._thread.join(60)
+        assert self.seen == sorted(self.seen), "it went back"
+
+
+def ready(made: World) -> World:
+    made.a.adoption()
+    eventually(lambda: made.b.refusal() == "STALE_ADOPTION", seen=made.b.agent.log)
+    return made
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """A owns hourly, and both regions are confirmed. However slow the machine is, nobody becomes suspect."""
+    made = World(tmp_path, "--suspect-after", "1h")
+    try:
+        yield ready(made)
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def hasty(tmp_path: Path) -> Iterator[World]:
+    """The same; a region that was killed is suspect soon, and so may be one that is slow."""
+    made = World(tmp_path, "--suspect-after", "2s", "--adopt-again-after", "0s")
+    try:
+        yield ready(made)
+    finally:
+        made.close()
+
+
+def test_a_region_is_lost_taken_over_and_comes_back(hasty: World) -> None:
+    world = hasty
+    a, b, sink = world.a, world.b, world.sink
+    assert a.work(sink, BASE + 10)
+    b.mirror_to(BASE + 5)
+    for site in (a, b):
+        eventually(lambda site=site: site.published() == BASE + 5, seen=site.agent.log)  # type: ignore[misc]
+
+    # The agent is killed; the pipeline is paused with the number that it has.
+    paused = a.token.read()
+    a.agent.kill()
+    assert a.refusal() == "UNAVAILABLE"
+    with pytest.raises(errors.RegionRefused, match=r"none of its regions"):
+        world.operator.decide(pb.DECISION_ADOPT, "C")
+    world.operator.adopt("B")
+    assert b.adoption().number == 2
+    assert b.work(sink, BASE + 20)
+    assert not sink.write(paused.number, a.batch + 1, BASE + 11), "the paused pipeline has written"
+    assert world.operator.reference().sinks[0].fenced == 2
+
+    # It comes back, and stands by.
+    a.agent.start()
+    eventually(lambda: a.refusal() == "STALE_ADOPTION", seen=a.agent.log)
+    a.mirror_to(BASE + 20)
+    view = world.operator.reference()
+    assert (view.owner, view.number, list(view.holds_for)) == ("B", 2, ["A"])
+    eventually(lambda: world.operator.reference().low_micros == BASE + 20)
+    assert world.operator.reference().published_micros == BASE + 5
+
+    # What only A had is given up.
+    world.operator.decide(pb.DECISION_WRITE_OFF)
+    for site in (a, b):
+        eventually(lambda site=site: site.published() == BASE + 20, seen=site.agent.log)  # type: ignore[misc]
+    view = world.operator.reference()
+    assert (view.accepted_micros, view.written_off) == (BASE + 5, True)
+    assert "what survived" in view.complete_of
+    assert [each[:2] for each in sink.batches()] == [(1, 0), (2, 0)]
+
+
+def test_the_global_authority_is_killed_and_the_regions_go_on(world: World) -> None:
+    a, b, sink = world.a, world.b, world.sink
+    b.mirror_to(BASE + 100)
+    assert a.work(sink, BASE + 10)
+    for site in (a, b):
+        eventually(lambda site=site: site.published() == BASE + 10, seen=site.agent.log)  # type: ignore[misc]
+    world.center.kill()
+    eventually(lambda: "global_away" in a.agent.events())
+    assert a.work(sink, BASE + 20), "the region goes on by the number that it has"
+    assert a.token.read().stale_seconds > 0
+    assert a.published() == BASE + 10
+
+    # After an own restart it has no number until the global authority is back.
+    a.agent.kill()
+    a.agent.start()
+    eventually(lambda: "global_away" in a.agent.events()[-1:], seen=a.agent.log)
+    assert a.refusal() == "UNCONFIRMED"
+    world.center.start()
+    assert a.adoption().number == 1
+    for site in (a, b):
+        eventually(lambda site=site: site.published() == BASE + 20, seen=site.agent.log)  # type: ignore[misc]
+
+
+def test_a_second_agent_of_a_region_is_refused(world: World, tmp_path: Path) -> None:
+    arguments = [
+        free if each == world.a.listen else each for each in world.a.arguments for free in (f"127.0.0.1:{free_port()}",)
+    ]
+    second = Process(tmp_path / "second", *arguments, "--state", str(tmp_path / "second-state"))
+    second.begin()
+    assert second.wait() == 2
+    assert "another agent speaks for region A" in second.log()
+    same_folder = Process(tmp_path / "third", *arguments, "--state", str(tmp_path / "A" / "state"))
+    same_folder.begin()
+    assert same_folder.wait() == 2
+    assert "another agent uses" in same_folder.log()
+    assert world.a.adoption().number == 1
+
+
+def test_a_planned_move_and_a_neighbour_that_is_not_touched(world: World) -> None:
+    a, b, sink = world.a, world.b, world.sink
+    b.mirror_to(BASE + 10)
+    assert a.work(sink, BASE + 10)
+    other = world.operator.reference("other:clicks")
+    world.operator.decide(pb.DECISION_MOVE, "B")
+    adoption = eventually(lambda: (found := a.adoption()).stop and found, seen=a.agent.log)
+    assert adoption
+    a.token.committed(adoption, a.batch, f"1/{a.batch}", a.positions(), stopped=True)
+    eventually(lambda: world.operator.reference().move_step == "stopped", seen=a.agent.log)
+    eventually(lambda: a.refusal() == "REGION_REFUSED", seen=a.agent.log)
+    view = world.operator.reference()
+    b.token.arrived(view.batch, view.digest, a.positions())
+    assert b.adoption().number == 2
+    view = world.operator.reference()
+    assert (view.owner, view.written_off, list(view.holds_for)) == ("B", False, [])
+    eventually(lambda: a.refusal() == "STALE_ADOPTION", seen=a.agent.log)
+    a.mirror_to(BASE + 30)
+    assert b.work(sink, BASE + 30)
+    eventually(lambda: a.published() == BASE + 30, seen=a.agent.log)
+    assert a.lw.get("hourly")["hourly"].incarnation == 1
+
+    # Back again: what A has published of its own before begins anew.
+    b.token.committed(b.token.read(), 0, "2/0", b.positions())
+    world.operator.decide(pb.DECISION_MOVE, "A")
+    back = eventually(lambda: (found := b.adoption()).stop and found, seen=b.agent.log)
+    assert back
+    b.token.committed(back, b.batch, f"2/{b.batch}", b.positions(), stopped=True)
+    eventually(lambda: world.operator.reference().move_step == "stopped", seen=b.agent.log)
+    view = world.operator.reference()
+    a.token.arrived(view.batch, view.digest, b.positions())
+    assert a.adoption().number == 3
+    assert a.lw.get("hourly")["hourly"].incarnation == 2
+    after = world.operator.reference("other:clicks")
+    assert (after.owner, after.number, after.incarnation) == (other.owner, other.number, other.incarnation)
+
+
+def test_a_reset_at_home_begins_a_new_life_everywhere(world: World) -> None:
+    a, b, sink = world.a, world.b, world.sink
+    b.mirror_to(BASE + 100)
+    assert a.work(sink, BASE + 50)
+    eventually(lambda: b.published() == BASE + 50, seen=b.agent.log)
+    before = b.lw.get("global/hourly")["global/hourly"].incarnation
+    a.lw.reset("hourly")
+    a.lease = a.lw.worker("hourly").claim()
+    assert a.work(sink, BASE + 20)
+    eventually(lambda: b.published() == BASE + 20, seen=b.agent.log)
+    assert b.lw.get("global/hourly")["global/hourly"].incarnation > before
+    assert world.operator.reference().incarnation == 2
+
+
+def test_a_file_that_is_refused_for_one_reference_serves_for_the_others(world: World, tmp_path: Path) -> None:
+    config = tmp_path / "B" / "region.toml"
+    config.write_text(config.read_text().replace('policy = "local"', 'policy = "replicated"\nreplicated = "mirror"'))
+    world.b.agent.kill()
+    world.b.agent.start()
+    eventually(lambda: "other:clicks is registered with other policy" in world.b.agent.log())
+    world.b.mirror_to(BASE + 10)
+    assert world.a.work(world.sink, BASE + 10)
+    eventually(lambda: world.b.published() == BASE + 10, seen=world.b.agent.log)
+
+
+def test_operators_see_and_decide_by_commands(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    def command(*words: str) -> tuple[int, str]:
+        code = main(["references", *words, "--global", world.address])
+        told = capsys.readouterr()
+        return code, told.out + told.err
+
+    world.b.mirror_to(BASE + 10)
+    assert world.a.work(world.sink, BASE + 10)
+    eventually(lambda: world.b.published() == BASE + 10, seen=world.b.agent.log)
+    code, told = command("list")
+    assert code == 0
+    assert re.search(r"hourly:clicks +A +1 +2013-01-01T00:00:00.000010Z", told), told
+    code, told = command("adopt", HOURLY, "--to", "B", "--yes")
+    assert code == 2
+    assert "its owner A is alive; move it, which loses nothing" in told
+    code, told = command("write-off", HOURLY)
+    assert code == 2
+    assert "Pass --yes" in told
+    assert command("automatic", HOURLY, "--on")[0] == 0
+    assert command("policy", HOURLY, "local")[0] == 0
+    code, told = command("show", HOURLY, "--json")
+    record = json.loads(told)["references"][0]
+    assert (record["automatic"], record["policy"], record["published_micros"]) == (True, "local", BASE + 10)
+    code, told = command("automatic", "other:clicks", "--on")
+    assert code == 2
+    assert "no sink that is known" in told
+    assert command("move", HOURLY, "--to", "B")[0] == 0
+    assert "moving to B: wanted" in command("show", HOURLY)[1]
+    assert command("cancel-move", HOURLY)[0] == 0
+    code, told = command("show", "gone:clicks")
+    assert code == 2
+    assert "there is no reference" in told
+
+
+def test_a_lost_store_is_recovered_from_what_the_regions_know(world: World, tmp_path: Path) -> None:
+    a, b, sink = world.a, world.b, world.sink
+    b.mirror_to(BASE + 100)
+    assert a.work(sink, BASE + 10)
+    eventually(lambda: b.published() == BASE + 10, seen=b.agent.log)
+    with urllib.request.urlopen(f"http://{b.listen}/") as answer:
+        token = json.load(answer)["store"]
+    world.center.kill()
+    shutil.rmtree(tmp_path / "global" / "data")
+    world.center.start()
+    for site in (a, b):  # they refuse the store that they do not belong to, and go on
+        eventually(lambda site=site: "another global store answers here" in site.agent.log(), seen=site.agent.log)  # type: ignore[misc]
+    assert a.work(sink, BASE + 15)
+    a.agent.kill()
+    a.agent.start()
+    eventually(lambda: a.agent.events()[-1] == "global_away", seen=a.agent.log)
+    assert a.refusal() == "UNCONFIRMED"
+    recover = ["references", "recover", "--regions", "A,B", "--old-token", token, "--yes", "--global", world.address]
+    assert main(recover) == 0
+    assert a.adoption().number == 2
+    assert a.work(sink, BASE + 20)
+    for site in (a, b):
+        eventually(lambda site=site: site.published() == BASE + 20, seen=site.agent.log)  # type: ignore[misc]
+
+
+def test_requests_that_make_no_sense_are_refused_by_their_field(world: World) -> None:
+    caller = pb.RegionCaller(region="C", agent="a", nonce="n", turn=1)
+    bad: list[tuple[str, Any, str]] = [
+        ("Confirm", pb.ConfirmRequest(caller=pb.RegionCaller(agent="a", nonce="n")), "caller.region"),
+        ("Confirm", pb.ConfirmRequest(caller=pb.RegionCaller(region="C\n", agent="a", nonce="n")), "caller.region"),
+        ("Report", pb.RegionReportRequest(caller=pb.RegionCaller(region="C")), "caller.agent"),
+        ("Decide", pb.DecideRequest(reference=HOURLY), "decision"),
+        ("Decide", pb.DecideRequest(reference=HOURLY, decision=pb.DECISION_ARRIVED, who="x" * 200), "who"),
+        ("Recover", pb.RecoverRequest(), "regions"),
+        ("RegisterReference", pb.RegisterReferenceRequest(caller=caller, computation="no name"), "computation"),
+    ]
+    for method, request, field in bad:
+        with pytest.raises(errors.InvalidArgument) as refused:
+            world.operator.ask(method, request)
+        assert refused.value.metadata["field"] == field
+    with pytest.raises(errors.ServerTokenMismatch):
+        world.operator.ask(
+            "Decide", pb.DecideRequest(reference=HOURLY, decision=pb.DECISION_LOCAL, store_token="other")
+        )
+    assert world.a.adoption().number == 1
+
+
+def test_a_second_global_authority_over_one_store_is_refused(world: World, tmp_path: Path) -> None:
+    second = Process(
+        tmp_path / "second", "global", "--data", str(tmp_path / "global" / "data"), "--listen", "127.0.0.1:0"
+    )
+    second.begin()
+    assert second.wait() == 2
+    assert "is in use by" in second.log()
+    assert world.operator.reference().name == HOURLY
+
+
+def test_two_global_authorities_over_one_redis_end_the_first(tmp_path: Path) -> None:
+    with RedisServer(tmp_path / "redis", *DURABLE) as store:
+        store.start()
+        first, second = (
+            Process(
+                tmp_path / name,
+                *(
+                    "global",
+                    "--store",
+                    store.url,
+                    "--listen",
+                    f"127.0.0.1:{port}",
+                    "--http",
+                    "off",
+                    "--log-format",
+                    "json",
+                ),
+            )
+            for name, port in (("first", free_port()), ("second", free_port()))
+        )
+        operators = [
+            Operator(process.arguments[process.arguments.index("--listen") + 1]) for process in (first, second)
+        ]
+        try:
+            first.start()
+            token = operators[0].state()
+            second.start()
+            with pytest.raises(errors.Unavailable, match="has lost its store"):
+                operators[0].state()
+            assert first.wait() == 2
+            assert operators[1].state() == token
+        finally:
+            for operator in operators:
+                operator.close()
+            for process in (first, second):
+                if process.process is not None:
+                    process.kill()
+
+
+def test_what_an_operator_allows_is_adopted_without_one(hasty: World) -> None:
+    a, b, operator = hasty.a, hasty.b, hasty.operator
+    b.mirror_to(BASE + 10)
+    assert a.work(hasty.sink, BASE + 10)
+    b.token.mirrored(a.positions())
+    eventually(lambda: [len(each.positions) for each in operator.reference().replicas] == [1], seen=b.agent.log)
+    a.agent.kill()
+    operator.decide(pb.DECISION_ALLOW_AUTOMATIC)
+    assert b.adoption().number == 2
+    assert list(operator.reference().holds_for) == ["A"]
+    assert operator.reference("other:clicks").owner == "A"

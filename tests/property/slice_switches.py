@@ -1,0 +1,140 @@
+"""Each of these breaks one rule of slices, in tests only, to show that a test would notice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from lowwater_authority.core import recovery
+from lowwater_authority.core.computation import Computation
+from lowwater_authority.core.interval_map import IntervalMap
+from lowwater_authority.core.requests import ClaimRequest
+from lowwater_authority.core.times import MIN
+from lowwater_authority.core.topology import Topology
+from lowwater_authority.engine import slices
+from lowwater_authority.engine.shard import Shard
+from lowwater_authority.engine.slices import Slice, Told
+
+Planted = pytest.MonkeyPatch
+
+
+def _told(planted: Planted, change: Any) -> None:
+    told_of = slices.told_of
+
+    def changed(computation: Computation, topology: Topology) -> Told:
+        told: Told = change(told_of(computation, topology), computation, topology)
+        return told
+
+    planted.setattr(slices, "told_of", changed)
+
+
+def ratchet_is_told(planted: Planted) -> None:
+    """A slice tells what it has published, which does not go down (T1)."""
+    _told(planted, lambda told, computation, _: told._replace(low=max(told.low, computation.published.low)))
+
+
+def lowerings_are_acknowledged_at_once(planted: Planted) -> None:
+    """No answer waits for the root, once the slice is claimed there (T2)."""
+    planted.setattr(Slice, "is_settled", lambda self: self._range is not None or self._said is not None)
+
+
+def only_answers_count(planted: Planted) -> None:
+    """What the root has not acknowledged does not count there (T2)."""
+    planted.setattr(
+        Slice, "is_settled", lambda self: self._told.low >= (self._counts if self._said is None else self._said.low)
+    )
+
+
+def new_owners_answer_at_once(planted: Planted) -> None:
+    """An ownership that has sent nothing has nothing to wait for (T3)."""
+    made = Slice.__init__
+
+    def eager(self: Slice, *arguments: Any) -> None:
+        made(self, *arguments)
+        self._counts = MIN
+
+    planted.setattr(Slice, "__init__", eager)
+
+
+def any_life_fits(planted: Planted) -> None:
+    """A slice tells its values whatever incarnation its root is in (T4)."""
+    planted.setattr(Slice, "_fits", staticmethod(lambda told, known: True))
+
+
+def versions_are_echoed(planted: Planted) -> None:
+    """A slice names the version of the inputs that it was granted, whatever its values were folded from (T4)."""
+
+    def echo(told: Told, computation: Computation, topology: Topology) -> Told:
+        return told._replace(fold=topology.required(computation.spec.name), current=True)
+
+    async def as_they_are(self: Shard, name: str, bound: int) -> None:
+        del self, name, bound
+
+    _told(planted, echo)
+    planted.setattr(Shard, "follow_inputs", as_they_are)
+
+
+def snapshots_forget_the_version(planted: Planted) -> None:
+    """What is read back of a snapshot goes by the newest inputs (T4)."""
+    restore = recovery._restore
+
+    def forgetful(computation: Computation, snapshot: bytes) -> Iterator[int]:
+        yield from restore(computation, snapshot)
+        computation.input_version = 0
+
+    planted.setattr(recovery, "_restore", forgetful)
+
+
+def outputs_wait_for_the_slice_alone(planted: Planted) -> None:
+    """What an output says is known to the log of its slice, and to nobody who adds inputs (T4)."""
+
+    async def at_once(self: Slice, through: int, input_version: int) -> None:
+        del through, input_version
+
+    planted.setattr(Slice, "vouched", at_once)
+
+
+def one_order(planted: Planted) -> None:
+    """Claims are ordered for the computation, and not for each slice."""
+    planted.setattr(Computation, "_newest_order", lambda self, request: self.order)
+
+
+def no_order(planted: Planted) -> None:
+    """Claims win in order of arrival."""
+
+    def none(self: Computation, request: ClaimRequest) -> tuple[int, int]:
+        del self, request
+        return (0, 0)
+
+    planted.setattr(Computation, "_newest_order", none)
+
+
+def retired_is_told_as_finished(planted: Planted) -> None:
+    """A slice that is retired tells that nothing will ever come (T6)."""
+    _told(planted, lambda told, *_: told._replace(retired=False))
+
+
+def retirements_name_no_claim(planted: Planted) -> None:
+    """Whoever has the range loses it by a retirement, whenever that was asked for (T6)."""
+    retire = Computation.retire
+
+    def anybodys(self: Computation, start: bytes, end: bytes, *, sequencer: int = 0, **more: Any) -> Any:
+        if sequencer:
+            sequencer = next(self.map.overlapping(start, end))[0].sequencer
+        return retire(self, start, end, sequencer=sequencer, **more)
+
+    planted.setattr(Computation, "retire", anybodys)
+
+
+def logs_name_the_keys(planted: Planted) -> None:
+    """A slice has the key space that its log begins with."""
+    restore = recovery._restore
+
+    def as_written(computation: Computation, snapshot: bytes) -> Iterator[int]:
+        yield from restore(computation, snapshot)
+        if not computation.map.groups:
+            computation.map = IntervalMap()
+
+    planted.setattr(recovery, "_restore", as_written)

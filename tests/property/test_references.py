@@ -1,0 +1,471 @@
+"""References against a naive oracle, which knows which rows are where: two regions, a sink, late and repeated requests, restarts at any point.
+
+The oracle is written apart from the code. It has the rows themselves, in sets, and asks after each step whether what is published is true of them.
+Bugs are planted by switches; each must be found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from lowwater import errors
+from lowwater_authority.core.times import MAX, MIN
+from lowwater_authority.regions.references import (
+    REPLICATED,
+    Agent,
+    Caller,
+    Change,
+    Position,
+    Progress,
+    Reference,
+    References,
+    Replica,
+    Sink,
+    name_of,
+)
+
+SUSPECT = 10
+NAME = name_of("hourly", ["clicks"])
+OTHER = name_of("other", ["clicks"])
+REGIONS = st.sampled_from("AB")
+
+
+class Region:
+    """A region: its rows, its pipeline, its agent."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.accepted: set[int] = set()
+        """Rows that its own users have brought."""
+        self.rows: set[int] = set()
+        """Rows that it has, its own and mirrored ones."""
+        self.frontier = 0
+        """R: all rows that the other region had accepted before are here, as its mirror knows."""
+        self.low = 0
+        """L, as its pipeline believes: it knows nothing of rows that it does not have."""
+        self.batch = -1
+        self.number = 0
+        self.confirmed = False
+        self.returned = True
+        """It was started, or cut off, and nobody has confirmed it since."""
+        self.run = 0
+        self.turn = 0
+        self.stopped = False
+
+
+class Regions(RuleBasedStateMachine):
+    """Everything that may happen, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0
+        self.time = 0
+        self.log: list[bytes] = []
+        self.core = References(SUSPECT, 10**9, 0)
+        self.regions = {name: Region(name) for name in "AB"}
+        self.on_the_way: list[tuple[str, int, bool, Callable[[], Change]]] = []
+        self.seen: dict[int, int] = {}
+        """By incarnation the greatest value that was published."""
+        self.token = 0
+        """Of the sink."""
+        self.output: set[int] = set()
+        self.writers: dict[int, str] = {}
+        self.numbers: set[int] = set()
+        self.write(self.core.begin("store"))
+
+    # -- helpers ----------------------------------------------------------------------------------------------------
+
+    def write(self, change: Change) -> None:
+        if not change.empty:
+            self.log.append(change.encode())
+            self.core.apply(self.log[-1])
+        if change.raises is not None:
+            raise change.raises
+
+    def caller(self, region: Region) -> Caller:
+        region.turn += 1
+        token = self.core.store.token
+        return Caller(region.name, Agent(region.name, region.run, f"{region.run}"), region.turn, token, 0)
+
+    def ask(self, plan: Callable[[], Change]) -> bool:
+        try:
+            change = plan()
+            self.write(change)
+        except errors.LowwaterError:
+            return False
+        return not change.refused
+
+    @property
+    def record(self) -> Reference:
+        return self.core.get(NAME)
+
+    def told(self, region: Region) -> None:
+        """What the last answer says of who owns what."""
+        found = self.record
+        if found.owner == region.name and not found.released:
+            if region.number != found.number:
+                region.low, region.batch, region.stopped = min(region.frontier, region.low), -1, False
+            region.number = found.number
+        else:
+            region.number = 0
+        region.confirmed, region.returned = True, False
+
+    def _register(self, wanted: Reference) -> Change:
+        return self.core.register(self.caller(self.regions["A"]), wanted, self.now, len(self.log))
+
+    def _say_nothing(self, region: Region) -> Change:
+        return self.core.progress(self.caller(region), [], {}, self.now, len(self.log))
+
+    # -- what happens -----------------------------------------------------------------------------------------------
+
+    @initialize()
+    def begin(self) -> None:
+        for region in self.regions.values():
+            self.start(region.name)
+            self.confirm(region.name)
+        for computation in ("hourly", "other"):
+            wanted = Reference(
+                computation, ("clicks",), ("A", "B"), REPLICATED, "A", sinks=(Sink("lake", fences=True),)
+            )
+            assert self.ask(partial(self._register, wanted))
+        self.confirm("A")
+        self.confirm("B")
+        b = self.regions["B"]
+        self.ask(lambda: self.core.progress(self.caller(b), [], {OTHER: Replica("B", 7)}, self.now, len(self.log)))
+        a = self.regions["A"]
+        self.ask(lambda: self.core.progress(self.caller(a), [Progress(OTHER, 1, 1, 7)], {}, self.now, len(self.log)))
+        self.neighbour = self.core.get(OTHER)
+        assert self.neighbour.published == 7
+
+    @rule(name=REGIONS)
+    def start(self, name: str) -> None:
+        """The agent is killed and started again."""
+        region = self.regions[name]
+        region.run += 1
+        region.turn = 0
+        region.confirmed, region.returned = False, True
+
+    @rule(name=REGIONS)
+    def confirm(self, name: str) -> None:
+        region = self.regions[name]
+        numbers = {NAME: region.number} if region.number else {}
+        if (
+            self.ask(lambda: self.core.confirm(self.caller(region), numbers, self.now, len(self.log)))
+            and NAME in self.core.references
+        ):
+            self.told(region)
+
+    @rule(name=REGIONS)
+    def accept(self, name: str) -> None:
+        """Users bring rows to the region that owns the computation, as far as it knows."""
+        if not self.regions[name].number:
+            return
+        self.time += 1
+        self.regions[name].accepted.add(self.time)
+        self.regions[name].rows.add(self.time)
+
+    @rule(name=REGIONS, whole=st.booleans())
+    def mirror(self, name: str, whole: bool) -> None:
+        """Rows of the other region come; when all that it has accepted is here, R moves."""
+        region = self.regions[name]
+        other = next(each for each in self.regions.values() if each is not region)
+        missing = sorted(other.accepted - region.rows)
+        region.rows.update(missing if whole else missing[:1])
+        missing = sorted(other.accepted - region.rows)
+        region.frontier = missing[0] if missing else self.time + 1
+
+    @rule(name=REGIONS)
+    def work(self, name: str) -> None:
+        """Commit a batch of all rows that are here. The sink compares the token in the write."""
+        region = self.regions[name]
+        if not region.number or not region.confirmed or region.stopped:
+            return
+        if self.token < region.number:
+            self.token = region.number
+        if self.token != region.number:
+            region.confirmed = False
+            return
+        assert self.writers.setdefault(region.number, name) == name, "two regions commit by one number"
+        self.output |= region.rows
+        region.batch += 1
+        region.low = max(region.rows, default=0) + 1
+
+    @rule(name=REGIONS)
+    def live(self, name: str) -> None:
+        """A good second of a region."""
+        self.accept(name)
+        self.work(name)
+        self.report(name, late=False)
+
+    @rule(name=REGIONS)
+    def catch_up(self, name: str) -> None:
+        self.confirm(name)
+        self.mirror(name, whole=True)
+        self.report(name, late=False)
+
+    @rule(to=REGIONS, crash=st.booleans())
+    def take_over(self, to: str, crash: bool) -> None:
+        """The other region is silent for long enough, and an operator acts."""
+        self.confirm(to)
+        self.time_passes(SUSPECT, {to})
+        if crash:
+            self.crash_before_the_append(to)
+        self.adopt(to)
+        self.confirm(to)
+        self.live(to)
+
+    @rule(name=REGIONS, late=st.booleans())
+    def report(self, name: str, late: bool) -> None:
+        region = self.regions[name]
+        told = Progress(NAME, region.number or 1, 1, region.low, region.batch, f"{region.number}/{region.batch}")
+        replica = {NAME: Replica(name, region.frontier, MAX, (Position("c", "clicks", 0, region.frontier),))}
+        caller = self.caller(region)
+        returned, owns = region.returned, bool(region.number)
+
+        def plan() -> Change:
+            return self.core.progress(caller, [told] if owns else [], {} if owns else replica, self.now, len(self.log))
+
+        self.on_the_way.append((name, region.number, returned, plan))
+        if not late:
+            self.deliver(len(self.on_the_way) - 1, again=False)
+
+    @precondition(lambda self: self.on_the_way)
+    @rule(which=st.integers(0, 1000), again=st.booleans())
+    def deliver(self, which: int, again: bool) -> None:
+        """A request arrives, perhaps late, perhaps not for the last time. Only the newest answer is looked at."""
+        name, number, returned, plan = self.on_the_way[which % len(self.on_the_way)]
+        if not again:
+            self.on_the_way.remove((name, number, returned, plan))
+        before, owner = self.core.snapshot(), (self.record.owner, self.record.number)
+        good = self.ask(plan)
+        if returned:
+            assert self.core.snapshot() == before, (
+                "a region that came back has changed something before it was confirmed"
+            )
+        assert not (good and number) or owner == (name, number), "who does not own it has told how far it is"
+        if good and not returned and not self.regions[name].returned:
+            self.told(self.regions[name])
+
+    @rule(steps=st.integers(1, SUSPECT), heard=st.sets(REGIONS))
+    def time_passes(self, steps: int, heard: set[str]) -> None:
+        self.now += steps
+        for name in heard:
+            region = self.regions[name]
+            if self.ask(partial(self._say_nothing, region)):
+                self.told(region)
+
+    @rule(to=REGIONS)
+    def adopt(self, to: str) -> None:
+        before = self.record
+        if self.ask(lambda: self.core.adopt(NAME, to, "ops", 1, self.now)):
+            assert before.released or self.core.is_suspect(before.owner, self.now)
+
+    @rule()
+    def arrived(self) -> None:
+        """An honest operator says so when it is so."""
+        if all(each.rows >= self.regions["A"].accepted | self.regions["B"].accepted for each in self.regions.values()):
+            self.ask(lambda: self.core.arrived(NAME, self.now))
+
+    @rule()
+    def write_off(self) -> None:
+        self.ask(lambda: self.core.write_off(NAME, "ops", 1))
+
+    @rule(from_snapshot=st.booleans())
+    def restart(self, from_snapshot: bool) -> None:
+        """The global authority is killed, and another one goes on."""
+        log = [self.core.snapshot()] if from_snapshot else list(self.log)
+        self.core = References(SUSPECT, 10**9, self.now)
+        for record in log:
+            self.core.apply(record)
+
+    @rule(to=REGIONS)
+    def crash_before_the_append(self, to: str) -> None:
+        """A change is planned, and never written down."""
+        before = self.core.snapshot()
+        for plan in (
+            lambda: self.core.adopt(NAME, to, "ops", 1, self.now),
+            lambda: self.core.write_off(NAME, "ops", 1),
+        ):
+            try:
+                plan()  # type: ignore[no-untyped-call]
+            except errors.LowwaterError:
+                pass
+        assert self.core.snapshot() == before
+
+    @rule(to=REGIONS)
+    def begin_move(self, to: str) -> None:
+        self.ask(lambda: self.core.begin_move(NAME, to, self.now))
+
+    @rule()
+    def cancel_move(self) -> None:
+        if self.ask(lambda: self.core.cancel_move(NAME)):
+            for region in self.regions.values():
+                region.stopped = False
+
+    @rule()
+    def step_of_a_move(self) -> None:
+        found = self.record
+        if found.move is None or not found.owner:
+            return
+        owner, target = self.regions[found.owner], self.regions[found.move.to]
+        if found.move.step == "wanted" and owner.number and owner.confirmed:
+            told = Progress(NAME, owner.number, 1, owner.low, owner.batch, f"{owner.number}/{owner.batch}")
+            owner.stopped = self.ask(lambda: self.core.stop(self.caller(owner), told, self.now, len(self.log)))
+        elif found.move.step == "stopped":
+            replica = Replica(target.name, target.frontier, MAX, found.positions)
+            self.ask(
+                lambda: self.core.arrive(
+                    self.caller(target),
+                    NAME,
+                    replica,
+                    found.batch,
+                    found.digest,
+                    found.positions,
+                    self.now,
+                    len(self.log),
+                )
+            )
+        elif found.move.step == "arrived":
+            if self.ask(
+                lambda: self.core.release(self.caller(owner), NAME, owner.number, found.digest, self.now, len(self.log))
+            ):
+                owner.number = 0
+        elif self.ask(
+            lambda: self.core.claim(
+                self.caller(target),
+                NAME,
+                found.number,
+                found.batch,
+                found.digest,
+                found.positions,
+                self.now,
+                len(self.log),
+            )
+        ):
+            self.told(target)
+
+    # -- what must hold -----------------------------------------------------------------------------------------------
+
+    @invariant()
+    def it_does_not_go_back(self) -> None:
+        if NAME in self.core.references:
+            found = self.record
+            assert found.published >= self.seen.get(found.incarnation, MIN)
+            self.seen[found.incarnation] = found.published
+            assert found.incarnation == max(self.seen)
+
+    @invariant()
+    def it_does_not_lead(self) -> None:
+        """What is said to include all that was accepted does, and no region's loss takes it away."""
+        if NAME not in self.core.references:
+            return
+        everything = self.regions["A"].accepted | self.regions["B"].accepted
+        for row in everything:
+            if row < self.record.accepted:
+                for region in self.regions.values():
+                    assert row in region.rows, f"row {row} is published, and {region.name} does not have it"
+
+    @invariant()
+    def numbers_grow(self) -> None:
+        if NAME in self.core.references:
+            assert self.record.number >= max(self.numbers, default=0)
+            self.numbers.add(self.record.number)
+
+    @invariant()
+    def one_region_believes_to_own_a_number(self) -> None:
+        held = [each.number for each in self.regions.values() if each.number]
+        assert len(held) == len(set(held))
+
+    @invariant()
+    def the_neighbour_is_as_it_was(self) -> None:
+        if hasattr(self, "neighbour"):
+            assert self.core.get(OTHER) == self.neighbour
+
+
+def search(examples: int = 150) -> None:
+    run_state_machine_as_test(
+        Regions,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=40,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def test_nothing_leads_and_nothing_goes_back() -> None:
+    search()
+
+
+def _publish_l(found: Reference) -> int:
+    return max(found.published, found.low)
+
+
+def _silent_replica_left_out(found: Reference) -> int:
+    return min((min(each.replicated, each.output) for each in found.replicas), default=MAX)
+
+
+def _no_ratchet(found: Reference) -> int:
+    return min([found.low, found.replicated, *(each.at for each in found.holds)])
+
+
+_owned_by = References._owned_by
+_adopt = References.adopt
+
+
+def _reissued(self: References, found: Reference, region: str) -> Reference:
+    return replace(_owned_by(self, found, region), number=found.number)
+
+
+def _no_hold(self: References, name: str, to: str, who: str, when: int, now: int) -> Change:
+    change = _adopt(self, name, to, who, when, now)
+    return Change(tuple(replace(each, holds=()) for each in change.put))
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+def _shown_before_durable(self: References, name: str, to: str, who: str, when: int, now: int) -> Change:
+    change = _adopt(self, name, to, who, when, now)
+    self.apply(change.encode())
+    return change
+
+
+BUGS: dict[str, tuple[type, str, Any]] = {
+    "PUBLISH_L": (Reference, "publishable", property(_publish_l)),
+    "SILENT_REPLICA_LEFT_OUT": (Reference, "replicated", property(_silent_replica_left_out)),
+    "NO_RATCHET": (Reference, "publishable", property(_no_ratchet)),
+    "REISSUED_NUMBER": (References, "_owned_by", _reissued),
+    "NO_HOLD": (References, "adopt", _no_hold),
+    "NO_NUMBER_IN_RECORD": (References, "_check_owner", _nothing),
+    "NO_CONFIRM": (References, "_check_confirmed", _nothing),
+    "SHOWN_BEFORE_DURABLE": (References, "adopt", _shown_before_durable),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    where, name, wrong = BUGS[bug]
+    monkeypatch.setattr(where, name, wrong)
+    with pytest.raises((AssertionError, ExceptionGroup)):
+        search(300)

@@ -1,0 +1,423 @@
+"""Two agents and a global authority in one process, in any order of steps: cuts, lost answers, restarts of each, adoptions.
+
+The agents and the authority are the real ones. Between them stands a link that loses requests and answers; below each agent stands a local authority
+of a few lines. The pipeline of a region commits whenever its agent hands it a number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import grpc
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from lowwater import Watermark, WatermarkView, errors
+from lowwater._pb.lowwater.v1 import regions_pb2 as pb
+from lowwater_authority.core.times import MIN
+from lowwater_authority.regions import agent as agents
+from lowwater_authority.regions.agent import RegionAgent, Told
+from lowwater_authority.regions.config import Kept, StateFolder
+from lowwater_authority.regions.references import LOCAL, Sink
+from lowwater_authority.regions.registry import LOG, Registry
+from lowwater_authority.rpc.regions import RegionServicer
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal
+from tests.kit.times import SECOND
+
+NAME = "hourly:clicks"
+KEPT = Kept("hourly", ("clicks",), ("A", "B"), "A", LOCAL, (Sink("lake", fences=True),), "hourly", "mirror")
+
+STEP = st.tuples(
+    st.sampled_from(
+        [
+            "once",
+            "once",
+            "once",
+            "work",
+            "work",
+            "cut",
+            "lose the answer",
+            "restart",
+            "restart the center",
+            "take over",
+            "time",
+            "mirror",
+            "move",
+            "help the move",
+            "help the move",
+        ]
+    ),
+    st.sampled_from("AB"),
+)
+
+
+class Broken(grpc.RpcError):
+    """A call that ended with an error, or without an answer."""
+
+    def __init__(self, code: grpc.StatusCode, details: str = "", trailing: Any = ()) -> None:
+        self._told = code, details, trailing
+
+    def code(self) -> grpc.StatusCode:
+        return self._told[0]
+
+    def details(self) -> str:
+        return self._told[1]
+
+    def trailing_metadata(self) -> Any:
+        return self._told[2]
+
+
+class Context:
+    """Ends a call."""
+
+    async def abort(self, code: grpc.StatusCode, message: str, trailing: Any = ()) -> NoReturn:
+        raise Broken(code, message, trailing)
+
+
+class Local:
+    """A local authority: incarnation and low watermark by name."""
+
+    def __init__(self) -> None:
+        self.computations: dict[str, list[int]] = {"hourly": [1, MIN], "mirror": [1, 0]}
+        self.shown: list[tuple[int, int]] = []
+
+    async def get(self, *names: str) -> dict[str, WatermarkView]:
+        return {
+            name: WatermarkView(name, registered=True, incarnation=found[0], low=Watermark(found[1]))
+            for name in names
+            if (found := self.computations.get(name)) is not None
+        }
+
+    async def register(self, name: str) -> Any:
+        return SimpleNamespace(incarnation=self.computations.setdefault(name, [1, MIN])[0])
+
+    async def reset(self, name: str) -> Any:
+        self.computations[name] = [self.computations[name][0] + 1, MIN]
+        return (SimpleNamespace(incarnation=self.computations[name][0]),)
+
+    def worker(self, name: str, /, **_: Any) -> Any:
+        async def claim() -> Any:
+            return SimpleNamespace(advance=lambda *_, frontier, **__: self.advance(name, frontier))
+
+        return SimpleNamespace(claim=claim)
+
+    def advance(self, name: str, frontier: int) -> None:
+        found = self.computations[name]
+        found[1] = max(found[1], frontier)
+        if name == "global/hourly":
+            self.shown.append((found[0], found[1]))
+
+
+class Site:
+    """A region."""
+
+    def __init__(self, world: World, name: str, folder: Path) -> None:
+        self.world, self.name, self.path = world, name, folder / name
+        self.local = Local()
+        self.linked, self.answers = True, True
+        self.confirmed_as: int | None = None
+        """The owner's number when the agent was answered last; None: not since its start."""
+        self.start()
+
+    def start(self) -> None:
+        self.folder = StateFolder(self.path, 0)
+        self.confirmed_as = None
+        self.agent = RegionAgent(
+            self.name,
+            [KEPT],
+            self.folder,
+            self.local,  # type: ignore[arg-type]
+            self,
+            where="global",
+            metadata=(),
+            monotonic=lambda: float(self.world.now),
+        )
+
+    def __getattr__(self, method: str) -> Callable[..., Awaitable[pb.RegionResponse]]:
+        """A method of the global authority, over the link."""
+        if not method[0].isupper():
+            raise AttributeError(method)
+
+        async def call(request: Any, **_: Any) -> pb.RegionResponse:
+            if not self.linked:
+                raise Broken(grpc.StatusCode.UNAVAILABLE)
+            answer: pb.RegionResponse = await getattr(self.world.servicer, method)(request, Context())
+            if not self.answers:
+                self.answers = True
+                raise Broken(grpc.StatusCode.DEADLINE_EXCEEDED)
+            for each in answer.references:
+                if each.name == NAME:
+                    self.confirmed_as = each.number if each.owner == self.name else 0
+            return answer
+
+        return call
+
+    def number(self) -> int:
+        """What the agent hands out; 0: nothing."""
+        try:
+            return self.agent.owned(NAME).number
+        except (errors.Unconfirmed, errors.StaleAdoption, errors.RegionRefused):
+            return 0
+
+    def help_the_move(self) -> None:
+        """The pipeline stops where the agent says so; where it is to go on, it has the state at once."""
+        view = self.agent.views.get(NAME)
+        if view is not None and view.moving_to == self.name:
+            self.agent.arrived(NAME, Told(batch=view.batch, digest=view.digest))
+        elif view is not None and view.moving_to and (number := self.number()):
+            self.agent.committed(NAME, Told(number, 0, f"of {number}", stopped=True))
+
+
+class World:
+    """All of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now = 0
+        self.time = 0
+        self.disk = MemoryDisk()
+        self.commits: dict[int, set[int]] = {}
+        self.token = 0
+        self.published: dict[int, int] = {}
+        self.folder = folder
+
+    async def begin(self) -> None:
+        await self.start_center()
+        self.sites = {name: Site(self, name, self.folder) for name in "AB"}
+        for site in self.sites.values():
+            await self.once(site)
+
+    async def start_center(self) -> None:
+        self.registry = Registry(
+            MemoryJournal(self.disk, shared=True),
+            clock=lambda: 1,
+            monotonic=lambda: self.now * SECOND,
+            token=lambda: "token",
+            suspect_after=10 * SECOND,
+            lately=0,
+        )
+        await self.registry.open()
+        self.servicer = RegionServicer(self.registry)
+
+    async def once(self, site: Site) -> None:
+        await site.agent.once()
+        assert site.agent._relaying is not None
+        await site.agent._relaying
+
+    async def step(self, what: str, name: str) -> None:
+        site = self.sites[name]
+        if what == "once":
+            await self.once(site)
+        elif what == "work":
+            self.work(site)
+        elif what == "cut":
+            site.linked = not site.linked
+        elif what == "lose the answer":
+            site.answers = False
+        elif what == "restart":
+            await site.agent.close()
+            site.folder.close()
+            site.start()
+        elif what == "restart the center":
+            await self.registry.close()
+            await self.start_center()
+        elif what == "take over":
+            await self.take_over(site)
+        elif what == "mirror":
+            site.local.advance("mirror", self.time)
+        elif what == "move":
+            with suppress(errors.LowwaterError):
+                await self.registry.change(lambda core: core.begin_move(NAME, name, self.now * SECOND))
+        elif what == "help the move":
+            for each in self.sites.values():
+                each.help_the_move()
+        else:
+            self.now += 5
+
+    def work(self, site: Site) -> None:
+        """Commit by the number that is handed out, if the sink takes it; what is committed moves L."""
+        number = site.number()
+        if number and number >= self.token:
+            self.token = number
+            self.time += 1
+            self.commits.setdefault(number, set()).add(self.time)
+            site.local.advance("hourly", self.time)
+
+    async def take_over(self, site: Site) -> None:
+        for _ in range(3):
+            self.now += 5
+            await self.once(site)
+        try:
+            await self.registry.adopt(NAME, site.name, "ops")
+        except errors.LowwaterError:
+            return
+        for _ in range(2):
+            await self.once(site)
+
+    def check(self) -> None:
+        found = self.registry.references.get(NAME)
+        handed = [(site, site.number()) for site in self.sites.values() if site.number()]
+        for site, number in handed:
+            assert site.confirmed_as == number, f"{site.name} hands out {number}, and was told {site.confirmed_as}"
+        assert len({number for _, number in handed}) == len(handed), "one number is handed out twice"
+        assert found.low == MIN or found.low in self.commits.get(found.number, ()), (
+            "L is of what another number has committed"
+        )
+        assert found.published >= self.published.get(found.incarnation, MIN)
+        self.published[found.incarnation] = found.published
+        for site in self.sites.values():
+            assert site.local.shown == sorted(site.local.shown), "what is relayed has gone back"
+            assert all(value <= max(self.published.values()) for _, value in site.local.shown), "what is relayed leads"
+
+
+def play(steps: list[tuple[str, str]]) -> World:
+    async def run() -> World:
+        with tempfile.TemporaryDirectory() as folder:
+            world = World(Path(folder))
+            try:
+                await world.begin()
+                world.check()
+                for what, name in steps:
+                    await world.step(what, name)
+                    world.check()
+            finally:
+                for site in world.sites.values():
+                    await site.agent.close()
+                    site.folder.close()
+                await world.registry.close()
+            return world
+
+    return asyncio.run(run())
+
+
+def search(examples: int) -> None:
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.lists(STEP, min_size=5, max_size=40))
+    def searched(steps: list[tuple[str, str]]) -> None:
+        play(steps)
+
+    searched()
+
+
+def test_agents_hand_out_what_they_were_told_and_relay_what_is_published() -> None:
+    search(150)
+
+
+def test_an_agent_that_was_restarted_knows_an_old_store_by_its_numbers(tmp_path: Path) -> None:
+    async def run() -> None:
+        world = World(tmp_path)
+        await world.begin()
+        copy = world.disk.logs[LOG].copy()
+        await world.take_over(world.sites["B"])
+        assert world.sites["B"].number() == 2
+        await world.registry.close()
+        world.disk.logs[LOG] = copy
+        for site in world.sites.values():
+            await site.agent.close()
+            site.folder.close()
+            site.start()
+            site.folder.state.seen = 0
+        await world.start_center()
+        for name in "BA":  # whoever comes first, nobody is confirmed by it
+            await world.sites[name].agent.once()
+            assert world.sites[name].number() == 0
+        assert world.registry.references.store.state == "stopped"
+        for site in world.sites.values():
+            await site.agent.close()
+            site.folder.close()
+        await world.registry.close()
+
+    asyncio.run(run())
+
+
+def test_it_comes_to_where_it_matters() -> None:
+    world = play(
+        [
+            ("work", "A"),
+            ("once", "A"),
+            ("cut", "A"),
+            ("work", "A"),
+            ("take over", "B"),
+            ("work", "B"),
+            ("once", "B"),
+            ("work", "A"),
+            ("cut", "A"),
+            ("once", "A"),
+        ]
+    )
+    assert world.registry.references.get(NAME).number == 2
+    assert world.commits == {1: {1, 2}, 2: {3}}
+    assert world.sites["B"].local.computations["hourly"] == [2, 3]
+    assert world.sites["A"].number() == 0
+
+
+def test_a_move_comes_to_its_end() -> None:
+    steps = [("work", "A"), ("once", "A"), ("mirror", "B"), ("once", "B"), ("move", "B"), ("once", "A"), ("once", "B")]
+    steps += [("help the move", "A"), ("once", "A"), ("restart", "A"), ("restart the center", "A"), ("once", "A")]
+    steps += [
+        ("once", "B"),
+        ("help the move", "B"),
+        ("lose the answer", "B"),
+        ("once", "B"),
+        ("once", "B"),
+        ("once", "A"),
+        ("once", "B"),
+    ] * 2
+    world = play([*steps, ("once", "A"), ("once", "B"), ("work", "B"), ("once", "B")])
+    found = world.registry.references.get(NAME)
+    assert (found.owner, found.number, found.move, found.written_off) == ("B", 2, None, False)
+    assert world.commits == {1: {1}, 2: {2}}
+
+
+async def _no_reset(self: RegionAgent, name: str, view: pb.ReferenceView) -> None:
+    self._ready[name] = view.number
+
+
+def _remembers(self: RegionAgent, *arguments: Any, **settings_: Any) -> None:
+    """An agent that begins with what the last one was told."""
+    _INIT(self, *arguments, **settings_)
+    import json
+
+    for name, record in self.folder.state.records.items():
+        told = json.loads(record)
+        self.views[name] = pb.ReferenceView(name=name, owner=told["owner"], number=told["number"])
+        self._ready[name] = told["number"]
+
+
+def _without_life(self: RegionAgent, name: str, told: pb.GlobalWatermark) -> Awaitable[None]:
+    """An agent that relays another life as if it were the same."""
+    return _RELAY(
+        self,
+        name,
+        pb.GlobalWatermark(computation=told.computation, incarnation=1, published_micros=told.published_micros + 1),
+    )
+
+
+_INIT, _RELAY = RegionAgent.__init__, RegionAgent._relay_one
+
+BUGS: dict[str, tuple[str, Any]] = {
+    "NO_RESET_OF_THE_OWN_COMPUTATION": ("_begin", _no_reset),
+    "HANDED_OUT_BEFORE_IT_IS_CONFIRMED": ("__init__", _remembers),
+    "RELAYS_WHAT_IS_NOT_PUBLISHED": ("_relay_one", _without_life),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, wrong = BUGS[bug]
+    monkeypatch.setattr(agents.RegionAgent, name, wrong)
+    with pytest.raises((AssertionError, ExceptionGroup)):
+        search(300)

@@ -1,0 +1,456 @@
+"""A root and its slices under anything that may happen between them, beside a dictionary of what workers were told of each key.
+
+The root never counts a slice beyond the least that a worker was told of any of its keys, its low watermark never goes back, and in peace it arrives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from lowwater import errors
+from lowwater_authority.core.computation import Computation, slicing
+from lowwater_authority.core.groups import GroupState, Mass
+from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Grant, GroupReport
+from lowwater_authority.core.times import MAX, MIN
+from lowwater_authority.core.topology import Spec
+from lowwater_authority.engine import slices
+from tests.kit.memory_journal import MemoryDisk
+from tests.kit.tree import NeverCame, Tree, rest, until
+from tests.property import slice_switches as switches
+
+SEED = int(os.environ.get("LOWWATER_SEED", "1"))
+EXAMPLES = 25
+STEPS = 25
+KEYS = 8
+"""Keys of one byte, evenly; the last one has no upper bound."""
+
+BEHIND = 50
+"""Where the input stands that is added; the other one stands at 100."""
+
+RETIRED = None
+"""In place of a value: nobody waits for the key."""
+
+hours = st.integers(1, 99)
+widths = st.sampled_from([1, 3, KEYS + 1, KEYS + 1, KEYS + 1])
+
+
+def edge(key: int) -> bytes:
+    return bytes([256 // KEYS * key]) if 0 < key < KEYS else b""
+
+
+@dataclass
+class Key:
+    """What is known of a key by who was told what."""
+
+    told: int | None = MIN
+    """The last value that a worker was told to be durable."""
+    may: list[tuple[int, int | None]] = field(default_factory=list)
+    """What was asked for since, by the number of the question, and was not answered: it may be durable."""
+
+    @property
+    def most(self) -> int:
+        """The greatest value that may count."""
+        return max(MAX if value is RETIRED else value for value in (self.told, *(value for _, value in self.may)))
+
+    def answered(self, number: int, value: int | None) -> None:
+        self.told = value
+        self.may = [(asked, other) for asked, other in self.may if asked > number]
+
+
+@dataclass
+class Claim:
+    """One that was granted."""
+
+    name: str
+    keys: list[int]
+    grant: Grant
+    life: int
+
+
+class Slices(RuleBasedStateMachine):
+    """One computation with two to four slices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.keys = [Key() for _ in range(KEYS)]
+        self.claims: list[Claim] = []
+        self.asked = 0
+        self.life = 1
+        self.version = 1
+        self.low = MIN
+        self.before = [MIN] * KEYS
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def run(self, what: Coroutine[Any, Any, Any]) -> None:
+        """Do something, and let everything go on that can."""
+        self.before = [key.most for key in self.keys]
+
+        async def whole() -> None:
+            await what
+            await rest()
+
+        self.loop.run_until_complete(whole())
+
+    @initialize(cuts=st.sets(st.integers(1, KEYS - 1), min_size=1, max_size=3))
+    def begin(self, cuts: set[int]) -> None:
+        self.cuts = [0, *sorted(cuts), KEYS]
+
+        async def start() -> None:
+            self.tree = await Tree(MemoryDisk()).start(inputs=("x",), slices=tuple(map(edge, self.cuts[1:-1])))
+            await self.tree.top.shard.register(Spec("y"))
+            for name, hour in (("x", 100), ("y", BEHIND)):
+                assert await self.tree.top.report(name, await self.tree.top.claim(name), hour) == []
+
+        self.run(start())
+        for key in self.cuts[:-1]:
+            self.claim(key, KEYS + 1, None)
+        for number in range(len(self.claims)):
+            self.report(number, 30, finish=False)
+
+    def slice_of(self, key: int) -> int:
+        return next(number for number in range(len(self.cuts) - 1) if self.cuts[number] <= key < self.cuts[number + 1])
+
+    def span(self, first: int, more: int) -> list[int]:
+        """Return some keys of one slice; all of it where ``more`` is more than there are keys."""
+        start, end = self.cuts[self.slice_of(first)], self.cuts[self.slice_of(first) + 1]
+        return list(range(start, end)) if more > KEYS else list(range(first, min(first + more, end)))
+
+    def begin_asking(self, keys: Sequence[int], value: Any) -> int:
+        self.asked += 1
+        for key in keys:
+            self.keys[key].may.append((self.asked, value(self.keys[key])))
+        return self.asked
+
+    def ask(self, what: Coroutine[Any, Any, None]) -> None:
+        async def asking() -> None:
+            try:
+                await what
+            except (errors.LowwaterError, asyncio.CancelledError):
+                pass  # whether it was done is not known
+
+        async def started() -> None:
+            self.tasks.append(asyncio.ensure_future(asking()))
+
+        self.run(started())
+
+    # -- workers ----------------------------------------------------------------------------------------------------
+
+    @rule(first=st.integers(0, KEYS - 1), more=widths, bound=st.none() | hours)
+    def claim(self, first: int, more: int, bound: int | None) -> None:
+        keys, life = self.span(first, more), self.life
+        name = f"a~{self.slice_of(first)}"
+
+        def value(key: Key) -> int | None:
+            if key.told is RETIRED:
+                return MIN if bound is None else bound
+            return key.told if bound is None else min(key.told, bound)
+
+        number = self.begin_asking(keys, value)
+
+        async def claims() -> None:
+            grant = await self.tree.below.claim(name, edge(keys[0]), edge(keys[-1] + 1), bound=bound)
+            if life != self.life:
+                return
+            self.claims.append(Claim(name, keys, grant, life))
+            low = min(int(each) for each in grant.watermarks)
+            for key in keys:
+                self.keys[key].answered(number, low if low == MIN else low // (3600 * 10**6) if low != MAX else MAX)
+
+        self.ask(claims())
+
+    @rule(pick=st.integers(0, 99), hour=hours, finish=st.sampled_from([False, False, False, True]))
+    def report(self, pick: int, hour: int, finish: bool) -> None:
+        if not self.claims:
+            return
+        claim = self.claims[pick % len(self.claims)]
+        below = self.tree.below
+        known = below.shard.topology.get(claim.name).input_version
+        hour = min(hour, BEHIND) if self.version > 1 else hour
+        value = MAX if finish else hour
+        counts = value if known == self.version else min(value, BEHIND)
+        life, number = self.life, self.begin_asking(claim.keys, lambda _: counts)
+
+        async def reports() -> None:
+            refused = await below.report(claim.name, claim.grant, value, finish=finish)
+            lost = {handle for _, each in refused for handle in ([0] if each.handles is None else each.handles)}
+            if life == self.life and not lost:
+                for key in claim.keys:
+                    self.keys[key].answered(number, counts)
+
+        self.ask(reports())
+
+    @rule(pick=st.integers(0, 99))
+    def release(self, pick: int) -> None:
+        if self.claims:
+            claim = self.claims[pick % len(self.claims)]
+            self.ask(self.tree.below.shard.release(claim.name, claim.grant.sequencer))
+
+    # -- operators --------------------------------------------------------------------------------------------------
+
+    @rule(first=st.integers(0, KEYS - 1), more=widths)
+    def retire(self, first: int, more: int) -> None:
+        keys, life = self.span(first, more), self.life
+        number = self.begin_asking(keys, lambda _: RETIRED)
+
+        async def retires() -> None:
+            name = f"a~{self.slice_of(first)}"
+            await self.tree.below.shard.retire(name, edge(keys[0]), edge(keys[-1] + 1), force=True)
+            if life == self.life:
+                for key in keys:
+                    self.keys[key].answered(number, RETIRED)
+
+        self.ask(retires())
+
+    @rule(sure=st.integers(0, 3))
+    def reset(self, sure: int) -> None:
+        if sure:
+            return
+        self.run(self.tree.top.shard.reset("a"))
+        self.life += 1
+        self.keys = [Key() for _ in range(KEYS)]
+        self.claims, self.low, self.before = [], MIN, [MIN] * KEYS
+        self.wake()
+
+    @rule()
+    def add_an_input(self) -> None:
+        if self.version > 1:
+            return
+
+        async def adds() -> None:
+            try:
+                await self.tree.top.shard.set_inputs("a", ["x", "y"])
+            except errors.WouldRegress:
+                return
+            self.version = 2
+            for key in self.keys:
+                key.told = key.told if key.told is RETIRED else min(key.told, BEHIND)
+                key.may = [(number, value if value is RETIRED else min(value, BEHIND)) for number, value in key.may]
+
+        self.run(adds())
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the slices look, as they do every few seconds."""
+
+        async def look() -> None:
+            for each in self.tree.below.shard._slices.values():
+                each._news.set()
+
+        self.loop.run_until_complete(look())
+        self.run(rest())
+
+    # -- faults -----------------------------------------------------------------------------------------------------
+
+    @rule(top=st.booleans())
+    def fail_over(self, top: bool) -> None:
+        self.run(self.tree.fail_over(top=top))
+
+    @rule(kind=st.sampled_from(["claim", "say", "retire"]))
+    def hold(self, kind: str) -> None:
+        if kind in self.tree.way.held:
+            self.tree.way.let(kind)
+        else:
+            self.tree.way.hold(kind)
+        self.run(rest())
+
+    @rule(kind=st.sampled_from(["claim", "say", "retire"]), how=st.sampled_from(["", "", "there", "back"]))
+    def lose(self, kind: str, how: str) -> None:
+        self.tree.way.lost[kind] = how
+        self.run(rest())
+
+    @rule(pick=st.integers(0, 10**6))
+    def say_again(self, pick: int) -> None:
+        """What was sent long ago arrives once more. Claims have ids of their own, so that one that was granted is."""
+        if self.tree.way.came:
+            _, again = self.tree.way.came[pick % len(self.tree.way.came)]
+            self.ask(_quietly(again()))
+
+    # -- what must hold ---------------------------------------------------------------------------------------------
+
+    @invariant()
+    def the_root_counts_no_slice_beyond_what_was_told_of_its_keys(self) -> None:
+        if not hasattr(self, "tree") or not self.tree.top.shard.serves("a"):
+            return
+        for number in range(len(self.cuts) - 1):
+            keys = self.keys[self.cuts[number] : self.cuts[number + 1]]
+            most = min(key.most for key in keys)
+            if self.tree.state(number) is GroupState.RETIRED:
+                assert most == MAX, f"slice {number} is retired, but there is {keys}"
+            else:
+                assert self.tree.stands(number) <= most, f"slice {number} leads {keys}"
+        low = self.tree.low()
+        assert low >= self.low
+        if low > self.low:
+            assert low <= min(max(key.most, before) for key, before in zip(self.keys, self.before, strict=True))
+            finished = any(key.told == MAX or MAX in dict(key.may).values() for key in self.keys)
+            assert low != MAX or finished, "nobody says that nothing will ever come where nobody is left"
+        self.low = low
+
+    def teardown(self) -> None:
+        """In peace everything arrives."""
+        try:
+            if hasattr(self, "tree"):
+                self.loop.run_until_complete(self._arrive())
+        finally:
+            self.loop.run_until_complete(self._end())
+            self.loop.close()
+
+    async def _arrive(self) -> None:
+        tree = self.tree
+        tree.way.lost.clear()
+        for kind in list(tree.way.held):
+            tree.way.let(kind)
+        for each in tree.below.shard._slices.values():
+            each._news.set()
+        names = [f"a~{number}" for number in range(len(self.cuts) - 1)]
+        await tree.below.shard.refresh()
+        await until(lambda: all(tree.below.slice(name).is_settled() for name in names))
+        for number, name in enumerate(names):
+            assert await tree.below.report(name, await tree.below.claim(name, bound=40), 20 + number) == []
+        await until(
+            lambda: [tree.stands(number) for number in range(len(names))] == [20 + n for n in range(len(names))]
+        )
+        await rest()
+        assert tree.low() == max(self.low, 20)
+
+    async def _end(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        if hasattr(self, "tree"):
+            await self.tree.stop()
+        rest_of_them = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest_of_them:
+            task.cancel()
+        await asyncio.gather(*rest_of_them, return_exceptions=True)
+
+
+async def _quietly(what: Any) -> None:
+    await what
+
+
+class Group(NamedTuple):
+    """What a claim of one key tells."""
+
+    low: int
+    pending: tuple[int, ...]
+    recent: int
+    frontier: int
+    told: bool
+
+
+groups = st.builds(
+    Group,
+    st.integers(0, 90),
+    st.lists(st.integers(0, 99), max_size=4).map(lambda times: tuple(sorted(set(times)))),
+    st.integers(0, 5),
+    st.integers(0, 99),
+    st.sampled_from([True] * 9 + [False]),
+)
+
+
+@settings(max_examples=150, deadline=None, database=None, derandomize=True)
+@given(
+    cuts=st.sets(st.integers(1, 5), min_size=1, max_size=3),
+    rounds=st.lists(st.lists(groups, min_size=6, max_size=6), min_size=1, max_size=3),
+)
+def test_the_heuristics_of_a_root_never_lead_those_of_the_same_claims_without_slices(
+    cuts: set[int], rounds: list[list[Group]]
+) -> None:
+    """And its low watermark is the same."""
+    edges = [bytes([index]) if 0 < index < 6 else b"" for index in range(7)]
+    spec = Spec("a", heuristics=(990_000, 500_000), slices=tuple(edges[cut] for cut in sorted(cuts)))
+    flat = Computation(replace(spec, slices=()))
+    root = Computation(spec)
+    parts = {name: Computation(each) for name, each in spec.slice_specs().items()}
+    numbers = count(1)
+
+    def part(index: int) -> Computation:
+        return parts[spec.slices_over(edges[index], edges[index + 1])[0]]
+
+    def claim(where: Computation, start: bytes, end: bytes, **more: Any) -> int:
+        request = ClaimRequest([start, end], request_id=next(numbers).to_bytes(16), **more)
+        return where.claim(request, 0).sequencer
+
+    def report(where: Computation, sequencer: int, low: int, mass: Mass | None) -> None:
+        told = GroupReport(sequencer, np.array([low], dtype=np.int64), fold=NO_FOLD, mass=mass)
+        refused = where.report(told, sender=b"s", number=(1, next(numbers)), required=NO_FOLD, now=0, wall=10**9)
+        assert refused == []
+
+    def record(where: Computation) -> None:
+        where.take_record(0)
+        where.publish()
+
+    claims = [[claim(where, edges[i], edges[i + 1]) for where in (flat, part(i))] for i in range(6)]
+    above = {
+        name: claim(root, *each.spec.span, identity=slicing("a"), generation=1, ordinal=1)
+        for name, each in parts.items()
+    }
+    for told in rounds:
+        for i, group in enumerate(told):
+            times = np.array(group.pending, dtype=np.int64)
+            frontiers = dict.fromkeys(spec.heuristics, group.frontier)
+            mass = Mass(times, np.ones(len(times), dtype=np.int64), group.recent, frontiers) if group.told else None
+            for where, sequencer in zip((flat, part(i)), claims[i], strict=True):
+                report(where, sequencer, group.low, mass)
+        record(flat)
+        for name, each in parts.items():
+            record(each)
+            report(root, above[name], each.map.minimum(), each.whole_mass())
+        record(root)
+        assert root.low == flat.low
+        for share in spec.heuristics:
+            assert root.heuristics[share] <= flat.heuristics[share]
+
+
+def play(examples: int) -> None:
+    run_state_machine_as_test(
+        seed(SEED)(Slices),
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=STEPS,
+            deadline=None,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+@pytest.fixture(autouse=True)
+def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits for the machine."""
+    monkeypatch.setattr(slices, "AGAIN_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(slices, "ANSWER_SECONDS", 600.0)
+
+
+def test_a_root_never_leads_what_was_told_of_its_slices_and_arrives() -> None:
+    play(EXAMPLES)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        switches.ratchet_is_told,
+        switches.lowerings_are_acknowledged_at_once,
+        switches.new_owners_answer_at_once,
+        switches.any_life_fits,
+        switches.retired_is_told_as_finished,
+    ],
+)
+def test_a_rule_that_is_switched_off_is_noticed(broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch)
+    with pytest.raises((AssertionError, NeverCame, ExceptionGroup)):
+        play(EXAMPLES)

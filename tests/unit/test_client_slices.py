@@ -1,0 +1,235 @@
+"""Computations that are cut into slices, as the client sees them: what is asked of which, without a network."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import lowwater
+from lowwater import Slice, errors
+from lowwater._core import checks
+from lowwater._core.claims import Claimant
+from lowwater._core.exchange import Attempt, Exchange
+from lowwater._core.fold import Reading
+from lowwater._core.slices import cut, parts_of, slice_keys, slices_of
+from lowwater._core.surroundings import REAL
+from lowwater._core.watches import Waiting
+from lowwater._core.wire import computation
+from lowwater._core.wire import reading as reading_of
+from lowwater._pb.lowwater.v1 import topology_pb2, workers_pb2
+from lowwater.views import slice_of
+from tests.kit.client import OfflineClient
+from tests.unit.test_client_routing import Failed, moved
+
+CUT = topology_pb2.Computation(name="hourly", inputs=["flights"], input_version=3, slices=[b"\x40", b"\x80"])
+SLICE = topology_pb2.Computation(
+    name="hourly~1", inputs=["flights"], input_version=3, slice_of="hourly", slice_start=b"\x40", slice_end=b"\x80"
+)
+
+
+# -- names and keys ---------------------------------------------------------------------------------------------------
+
+
+def test_a_name_says_what_it_is_a_slice_of() -> None:
+    assert [
+        slice_of(name) for name in ("hourly~0", "ns/hourly~999", "hourly", "~1", "hourly~", "hourly~1000", "a~1~2")
+    ] == [
+        "hourly",
+        "ns/hourly",
+        *[""] * 5,
+    ]
+    assert slices_of(["hourly~10", "flights", "hourly~2", "hourly", "daily~0"]) == {
+        "hourly": ("hourly~2", "hourly~10"),
+        "daily": ("daily~0",),
+    }
+    assert lowwater.WatermarkView("hourly~3").slice_of == "hourly"
+
+
+def test_slices_are_listed_with_their_keys_and_what_is_not_cut_is_one() -> None:
+    assert cut(computation(CUT)) == (
+        Slice("hourly~0", b"", b"\x40"),
+        Slice("hourly~1", b"\x40", b"\x80"),
+        Slice("hourly~2", b"\x80", b""),
+    )
+    assert cut(computation(SLICE)) == (Slice("hourly~1", b"\x40", b"\x80"),)
+    assert cut(computation(topology_pb2.Computation(name="flights"))) == (Slice("flights", b"", b""),)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "parts"),
+    [
+        (b"", b"", [("hourly~0", b"", b"\x40"), ("hourly~1", b"\x40", b"\x80"), ("hourly~2", b"\x80", b"")]),
+        (b"\x41", b"\x81", [("hourly~1", b"\x41", b"\x80"), ("hourly~2", b"\x80", b"\x81")]),
+        (b"\x40", b"\x80", [("hourly~1", b"\x40", b"\x80")]),
+        (b"\x90", b"", [("hourly~2", b"\x90", b"")]),
+        (b"", b"\x01", [("hourly~0", b"", b"\x01")]),
+    ],
+)
+def test_an_interval_is_cut_where_slices_begin(start: bytes, end: bytes, parts: list[tuple[str, bytes, bytes]]) -> None:
+    assert [tuple(part) for part in parts_of(cut(computation(CUT)), start, end)] == parts
+
+
+@pytest.mark.parametrize(
+    ("slices", "field"),
+    [
+        (b"\x40", "slices"),
+        (["40"], "slices[0]"),
+        ([b""], "slices[0]"),
+        ([b"\x40", b"k" * 1025], "slices[1]"),
+        ([b"\x80", b"\x40"], "slices[1]"),
+        ([b"\x40", b"\x40"], "slices[1]"),
+        ([n.to_bytes(2, "big") for n in range(1, 1001)], "slices"),
+    ],
+)
+def test_bad_slices_are_refused_before_anybody_is_asked(slices: object, field: str) -> None:
+    with pytest.raises(lowwater.InvalidArgument) as refused:
+        slice_keys(slices)
+    assert refused.value.metadata["field"] == field
+    assert refused.value.metadata["fix"] in str(refused.value)
+    with (
+        lowwater.connect("nobody.invalid:1", timeout=0.1) as lw,
+        pytest.raises(lowwater.InvalidArgument, match="slices"),
+    ):
+        lw.register("hourly", slices=slices)  # type: ignore[arg-type]
+
+
+def test_slices_are_not_for_what_tells_of_all_pending_records() -> None:
+    with lowwater.connect("nobody.invalid:1", timeout=0.1) as lw, pytest.raises(lowwater.InvalidArgument) as refused:
+        lw.register("flights", lateness_budget=0.01, all_pending=True, slices=[b"\x40"])
+    assert refused.value.metadata["field"] == "all_pending"
+
+
+def test_a_slice_is_nobodys_to_read() -> None:
+    with pytest.raises(lowwater.InvalidArgument, match="hourly, of which it is a slice"):
+        Waiting("hourly~1", 5, None)
+    with lowwater.connect("nobody.invalid:1", timeout=0.1) as lw:
+        with pytest.raises(lowwater.InvalidArgument, match="hourly, of which it is a slice"):
+            lw.inputs("flights", "hourly~1")
+        with pytest.raises(lowwater.InvalidArgument, match="hourly, of which it is a slice"):
+            list(lw.intervals("hourly~1", every=timedelta(hours=1), start=0))
+    assert checks.followed_name("names", "hourly~1") == "hourly~1", "who asks why may watch it"
+
+
+def register(client: OfflineClient) -> tuple[topology_pb2.RegisterRequest, Exchange[Any]]:
+    exchange = client.ask(
+        client.calls.register(
+            "hourly",
+            (),
+            (),
+            "",
+            timedelta(days=1),
+            None,
+            estimated=False,
+            lateness_budget=(),
+            slices=[b"\x40", b"\x80"],
+        )
+    )
+    return exchange.next().request, exchange
+
+
+def test_an_authority_that_does_not_know_slices_is_told_of() -> None:
+    client = OfflineClient()
+    request, exchange = register(client)
+    assert list(request.slices) == [b"\x40", b"\x80"]
+    answer = topology_pb2.RegisterResponse(computation=topology_pb2.Computation(name="hourly"))
+    with pytest.raises(lowwater.InvalidArgument, match="does not know slices") as refused:
+        exchange.take(answer)
+    assert refused.value.metadata["field"] == "slices"
+    answer.computation.slices.extend(request.slices)
+    _, again = register(client)
+    assert again.take(answer) is None
+    assert again.result.slices == (b"\x40", b"\x80")
+
+
+# -- calls ------------------------------------------------------------------------------------------------------------
+
+
+def other_slice(name: str = "hourly", **metadata: str) -> Failed:
+    return Failed("OTHER_SLICE", 0.0, computation=name, **metadata)
+
+
+def claim(client: OfflineClient, name: str = "hourly") -> tuple[Exchange[Any], Attempt]:
+    claimant = Claimant.here(REAL, name, "exec-7", "", 0, 0)
+    exchange = client.ask(claimant.claim(client.calls, b"r" * 16, b"\x41", b"\x50", None, None, b"", adopt=False))
+    return exchange, exchange.next()
+
+
+def test_a_claim_goes_on_to_the_slice_that_is_named_with_the_same_request_id() -> None:
+    client = OfflineClient()
+    exchange, attempt = claim(client)
+    assert (attempt.request.computation, attempt.request.request_id) == ("hourly", b"r" * 16)
+    assert exchange.failed(other_slice(slice="hourly~1")) == 0.0
+    again = exchange.next()
+    assert (again.request.computation, again.request.request_id) == ("hourly~1", b"r" * 16)
+    assert exchange.failed(moved("hourly~1", "b:1", 4)) == 0.0
+    there = exchange.next()
+    assert (there.address, there.request.computation) == ("b:1", "hourly~1")
+    answer = workers_pb2.ClaimResponse(
+        sequencer=9,
+        epoch=4,
+        incarnation=1,
+        inputs=["flights"],
+        input_version=3,
+        input_incarnations=[1],
+        watermarks_micros=[5],
+    )
+    assert exchange.take(answer) is None
+    grant = exchange.result
+    assert (grant.state.computation, grant.reading.computation) == ("hourly~1", "hourly"), (
+        "it folds what the whole folds"
+    )
+    assert client.router.epoch_of("hourly~1") == 4
+    assert client.router.epoch_of("hourly") == 0
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        pytest.param(other_slice(first="hourly~0", last="hourly~2"), id="several slices"),
+        pytest.param(other_slice(slice="daily~0"), id="a slice of another one"),
+        pytest.param(other_slice(slice="hourly"), id="itself"),
+        pytest.param(other_slice(slice_of="hourly"), id="outside of a slice"),
+    ],
+)
+def test_what_names_no_slice_of_the_computation_reaches_the_caller(refusal: Failed) -> None:
+    exchange, _ = claim(OfflineClient())
+    with pytest.raises(errors.OtherSlice):
+        exchange.failed(refusal)
+
+
+def test_it_is_sent_on_once() -> None:
+    exchange, _ = claim(OfflineClient())
+    exchange.failed(other_slice(slice="hourly~1"))
+    exchange.next()
+    with pytest.raises(errors.OtherSlice):
+        exchange.failed(other_slice("hourly~1", slice="hourly~2"))
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_retirement_goes_on_to_the_slice_forced_or_not(force: bool) -> None:
+    client = OfflineClient()
+    exchange = client.ask(client.calls.retire("hourly", b"\x41", b"\x50", force=force))
+    exchange.next()
+    assert exchange.failed(other_slice(slice="hourly~1")) == 0.0
+    assert exchange.next().request == topology_pb2.RetireRequest(
+        computation="hourly~1", start=b"\x41", end=b"\x50", force=force
+    )
+    assert exchange.take(topology_pb2.RetireResponse(ranges=2)) is None
+    assert exchange.result == 2
+
+
+# -- what a worker folds ------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_of_a_slice_folds_what_the_whole_folds() -> None:
+    assert reading_of(SLICE) == reading_of(CUT)
+
+
+def test_of_readings_of_several_slices_that_with_the_newer_inputs_counts() -> None:
+    older = Reading("hourly", ("flights",), 3, (1,), ())
+    newer = [Reading("hourly", ("flights", "weather"), 4, (1, 1), ()), Reading("hourly", ("flights",), 3, (2,), ())]
+    assert all(older.is_before(each) and not each.is_before(older) for each in newer)
+    assert not older.is_before(older)
+    assert not older.is_before(None)

@@ -1,0 +1,835 @@
+"""Which region owns what: the state machine of references, rule by rule.
+
+The tests of `test_row_...` are the rows about regions of the table of executions that break naive versions: each plays one of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lowwater import errors
+from lowwater_authority.core.times import MAX, MIN
+from lowwater_authority.regions import references
+from lowwater_authority.regions.references import (
+    LOCAL,
+    REPLICATED,
+    Agent,
+    Broken,
+    Caller,
+    Change,
+    Position,
+    Progress,
+    Reference,
+    References,
+    Replica,
+    Sink,
+    name_of,
+)
+from tests.kit.times import SECOND
+
+HOURLY = name_of("hourly", ["clicks"])
+DAILY = name_of("daily", ["clicks"])
+SUSPECT = 10 * SECOND
+LATELY = 600 * SECOND
+LAKE = (Sink("lake", fences=True),)
+
+
+def at(offset: int, cluster: str = "a") -> tuple[Position, ...]:
+    return (Position(cluster, "clicks", 0, offset),)
+
+
+class World:
+    """A global authority and what its journal holds; regions whose agents number their requests."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.log: list[bytes] = []
+        self.turns = 0
+        self.made = 0
+        self.callers: dict[str, Caller] = {}
+        self.core = self._fresh()
+        self.do(self.core.begin("store"))
+        for region in "AB":
+            self.start(region)
+
+    def _fresh(self) -> References:
+        return References(SUSPECT, LATELY, self.now)
+
+    def do(self, change: Change) -> Change:
+        """Write a change down, and then take it over."""
+        if not change.empty:
+            self.log.append(change.encode())
+            self.core.apply(self.log[-1])
+        if change.raises is not None:
+            raise change.raises
+        return change
+
+    def restart(self, *, from_snapshot: bool = False) -> None:
+        """The global authority ends, and another one goes on from the journal."""
+        log = [self.core.snapshot()] if from_snapshot else self.log
+        self.core = self._fresh()
+        for record in log:
+            self.core.apply(record)
+
+    def start(self, region: str) -> None:
+        """An agent starts, over the state file of the last one."""
+        self.made += 1
+        before = self.callers.get(region)
+        run = 1 if before is None else before.agent.run + 1
+        self.callers[region] = Caller(
+            region, Agent(f"agent-{region}", run, f"nonce-{self.made}"), 0, self.core.store.token
+        )
+
+    def caller(self, region: str) -> Caller:
+        self.turns += 1
+        return self.callers[region]._replace(turn=self.turns, seen=len(self.log))
+
+    def confirm(self, region: str, **numbers: int) -> None:
+        told = {name_of(each, ["clicks"]): number for each, number in numbers.items()}
+        self.do(self.core.confirm(self.caller(region), told, self.now, len(self.log)))
+
+    def register(
+        self, computation: str = "hourly", policy: str = REPLICATED, sinks: tuple[Sink, ...] = LAKE, home: str = "A"
+    ) -> None:
+        wanted = Reference(computation, ("clicks",), ("A", "B"), policy, home, sinks=sinks)
+        self.do(self.core.register(self.caller("A"), wanted, self.now, len(self.log)))
+
+    def report(self, region: str, number: int, low: int, batch: int = -1, *, name: str = HOURLY, **more: Any) -> Change:
+        told = Progress(name, number, more.pop("life", 1), low, batch, **more)
+        return self.do(self.core.progress(self.caller(region), [told], {}, self.now, len(self.log)))
+
+    def mirror(self, region: str, frontier: int, positions: tuple[Position, ...] = (), *, name: str = HOURLY) -> Change:
+        replica = Replica(region, frontier, MAX, positions)
+        return self.do(self.core.progress(self.caller(region), [], {name: replica}, self.now, len(self.log)))
+
+    def pass_time(self, micros: int, *heard: str) -> None:
+        """Time goes on in steps, and regions are heard of in each."""
+        until = self.now + micros
+        while self.now < until:
+            self.now = min(until, self.now + SUSPECT // 2)
+            for region in heard:
+                self.do(self.core.progress(self.caller(region), [], {}, self.now, len(self.log)))
+
+    def lose(self, region: str) -> None:
+        """A region falls silent for long enough."""
+        self.pass_time(SUSPECT, *({"A", "B"} - {region}))
+
+    def adopt(self, to: str, name: str = HOURLY) -> None:
+        self.do(self.core.adopt(name, to, "ops", 7, self.now))
+        self.core.adopted(name, self.now)
+
+    @property
+    def hourly(self) -> Reference:
+        return self.core.get(HOURLY)
+
+
+@pytest.fixture
+def world() -> World:
+    """Regions A and B; A owns hourly by 1, and both are confirmed."""
+    made = World()
+    made.confirm("A")
+    made.confirm("B")
+    made.register()
+    return made
+
+
+def refused(change: Change, name: str = HOURLY) -> str:
+    return change.refused[name].reason
+
+
+# -- the rows -------------------------------------------------------------------------------------------------------------
+
+
+def test_row_l_is_1400_the_mirror_at_1350_and_a_is_lost(world: World) -> None:
+    world.mirror("B", 1350)
+    world.report("A", 1, 1400)
+    assert world.hourly.published == 1350
+    world.lose("A")
+    world.adopt("B")
+    world.report("B", 2, 1500)
+    assert world.hourly.published == 1350
+
+
+def test_row_l_is_1400_with_the_policy_local_breaks_visibly(world: World) -> None:
+    world.register("daily", LOCAL)
+    world.mirror("B", 1350, name=DAILY)
+    world.report("A", 1, 1400, name=DAILY)
+    assert world.core.get(DAILY).published == 1400
+    assert not world.core.get(DAILY).written_off
+    world.lose("A")
+    world.adopt("B", DAILY)
+    found = world.core.get(DAILY)
+    assert found.broken == (Broken(1350, 1400, "ops", 7),)
+    assert (found.published, found.accepted, found.written_off) == (1400, 1350, True)
+    assert world.core.watermarks()["daily"] == (1, 1400, True)
+
+
+def test_a_local_reference_is_tainted_also_where_the_mirror_was_ahead_of_l(world: World) -> None:
+    """Behind R there may be rows that only the lost region has accepted: nobody can say any more that all are included."""
+    world.register("daily", LOCAL)
+    world.mirror("B", 1450, name=DAILY)
+    world.report("A", 1, 1400, name=DAILY)
+    world.lose("A")
+    world.adopt("B", DAILY)
+    world.report("B", 2, 1500, name=DAILY)
+    found = world.core.get(DAILY)
+    assert (found.published, found.accepted, found.written_off) == (1500, 1450, True)
+
+
+def test_row_a_source_offset_used_on_the_mirror_is_refused(world: World) -> None:
+    world.mirror("B", 20)
+    stop_to_move(world)
+    mirrored = Replica("B", 20, MAX, at(40, cluster="b"))
+    with pytest.raises(errors.RegionRefused, match="by its own cluster and offsets"):
+        arrive(world, mirrored)
+    arrive(world, mirrored._replace(positions=at(40)))
+
+
+def test_row_b_takes_over_and_consumers_do_not_fall_to_min(world: World) -> None:
+    """The identity is the reference: the next owner goes on with the incarnation and the published value of the last one."""
+    world.mirror("B", 50)
+    world.report("A", 1, 60)
+    before = world.core.watermarks()["hourly"]
+    world.lose("A")
+    world.adopt("B")
+    assert world.core.watermarks()["hourly"] == before == (1, 50, False)
+    world.report("B", 2, MIN, life=9)
+    assert world.core.watermarks()["hourly"] == before
+
+
+def test_row_a_wakes_and_is_refused_before_it_can_fence_b(world: World) -> None:
+    world.mirror("B", 50)
+    world.report("A", 1, 50)
+    world.lose("A")
+    world.adopt("B")
+    assert refused(world.report("A", 1, 60)) == "STALE_ADOPTION"
+    world.start("A")
+    with pytest.raises(errors.Unconfirmed):
+        world.report("A", 1, 60)
+    world.confirm("A", hourly=1)
+    assert refused(world.report("A", 1, 60)) == "STALE_ADOPTION"
+    assert refused(world.report("A", 2, 60)) == "STALE_ADOPTION"
+    assert (world.hourly.owner, world.hourly.number) == ("B", 2)
+
+
+def test_row_lease_checked_pause_write_is_refused_by_the_token_in_the_write(world: World) -> None:
+    """The number grows with each owner, so that a sink which compares it in the write refuses the one that was paused."""
+    token = world.hourly.number
+    checked = token == world.hourly.number
+    world.lose("A")
+    world.adopt("B")
+    sink = world.hourly.number
+    assert checked
+    assert token < sink
+    world.do(world.core.fenced(world.caller("B"), HOURLY, sink, "lake", "", world.now, len(world.log)))
+    assert world.hourly.sinks == (Sink("lake", fences=True, fenced=2),)
+
+
+def test_row_a_is_isolated_and_commits_on_but_publishes_nothing(world: World) -> None:
+    world.mirror("B", 50)
+    world.report("A", 1, 40, 4, digest="d")
+    world.lose("A")
+    world.adopt("B")
+    before = world.hourly
+    delayed = world.report("A", 1, 50, 5, digest="e")
+    assert refused(delayed) == "STALE_ADOPTION"
+    assert world.hourly == before
+
+
+def test_row_a_tail_is_not_merged_after_a_write_off(world: World) -> None:
+    world.mirror("B", 50, at(100))
+    world.report("A", 1, 60, 6, digest="x", positions=at(120))
+    world.lose("A")
+    world.adopt("B")
+    world.do(world.core.write_off(HOURLY, "ops", 8))
+    assert world.hourly.written_off
+    assert world.hourly.write_offs[0].positions == at(100)
+    assert refused(world.report("B", 2, 60, 0, digest="y", positions=at(121))) == "REGION_REFUSED"
+    world.report("B", 2, 60, 0, digest="y", positions=at(100))
+    world.mirror("A", 60)
+    assert (world.hourly.published, world.hourly.accepted) == (60, 50)
+    world.report("B", 2, 55, 1, digest="z", positions=at(121), life=2)
+    found = world.hourly
+    assert (found.incarnation, found.written_off, found.published) == (2, False, 55)
+
+
+def test_row_a_global_store_from_a_backup_reissues_no_number(world: World) -> None:
+    backup = list(world.log)
+    world.lose("A")
+    world.adopt("B")
+    records = {region: [references.encode(world.hourly)] for region in "AB"}
+    seen = len(world.log)
+    world.log = backup
+    world.restart()
+    with pytest.raises(errors.Recovering, match="has seen more of it"):
+        world.do(world.core.confirm(world.caller("A")._replace(seen=seen), {HOURLY: 1}, world.now, len(world.log)))
+    with pytest.raises(errors.Recovering):
+        world.confirm("A", hourly=1)  # whoever was right before the backup is not believed either
+    world.restart()
+    with pytest.raises(errors.Recovering):
+        world.confirm("A", hourly=1)
+    world.do(world.core.recover("store-2", "", ["A", "B"], []))
+    for region in "AB":
+        world.do(world.core.enrol(world.caller(region), records[region], world.now))
+    assert (world.hourly.owner, world.hourly.number) == ("B", 3)
+    assert world.core.store.token == "store-2"
+
+
+def test_row_a_higher_number_alone_stops_an_old_store(world: World) -> None:
+    """Its log may have grown as long as the one that was lost."""
+    with pytest.raises(errors.Recovering, match="above its own"):
+        world.confirm("B", hourly=2)
+
+
+# -- who may speak --------------------------------------------------------------------------------------------------------
+
+
+def test_a_restarted_region_says_nothing_before_it_is_confirmed(world: World) -> None:
+    world.report("A", 1, 10)
+    world.start("A")
+    with pytest.raises(errors.Unconfirmed):
+        world.report("A", 1, 20)
+    world.confirm("A", hourly=1)
+    world.mirror("B", 30)
+    world.report("A", 1, 20)
+    assert world.hourly.published == 20
+
+
+def test_a_restart_of_the_global_authority_makes_every_region_unconfirmed(world: World) -> None:
+    for from_snapshot in (False, True):
+        world.restart(from_snapshot=from_snapshot)
+        with pytest.raises(errors.Unconfirmed):
+            world.report("A", 1, 20)
+        world.confirm("A", hourly=1)
+        assert not world.report("A", 1, 20).refused
+
+
+def test_silence_counts_from_the_start_of_the_global_authority(world: World) -> None:
+    world.pass_time(10 * SUSPECT, "B")
+    world.restart()
+    assert not world.core.is_suspect("A", world.now)
+    world.confirm("B")
+    with pytest.raises(errors.RegionRefused, match="its owner A is alive"):
+        world.adopt("B")
+    world.lose("A")
+    world.adopt("B")
+
+
+def test_silence_alone_moves_nothing(world: World) -> None:
+    world.mirror("B", 50)
+    world.report("A", 1, 40)
+    before = world.hourly
+    world.pass_time(100 * SUSPECT, "B")
+    assert world.core.is_suspect("A", world.now)
+    assert world.hourly == before
+    world.report("A", 1, 45)
+    assert not world.core.is_suspect("A", world.now)
+    assert world.hourly.published == 45
+
+
+def test_a_second_agent_of_a_region_is_refused(world: World) -> None:
+    mine = world.callers["A"]
+    world.callers["A"] = mine._replace(agent=Agent("other", 1, "other"))
+    with pytest.raises(errors.SecondAgent):
+        world.confirm("A")
+    world.callers["A"] = mine._replace(agent=mine.agent._replace(nonce="copy"))  # of a state file that was copied
+    with pytest.raises(errors.SecondAgent):
+        world.confirm("A")
+    world.callers["A"] = mine
+    assert not world.report("A", 1, 20).refused
+    world.pass_time(SUSPECT, "B")
+    world.callers["A"] = mine._replace(agent=Agent("other", 1, "other"))
+    world.confirm("A", hourly=1)
+    world.callers["A"] = mine
+    with pytest.raises(errors.SecondAgent):
+        world.report("A", 1, 20)
+
+
+def test_the_run_before_is_never_heard_again(world: World) -> None:
+    before = world.callers["A"]
+    world.start("A")
+    world.confirm("A", hourly=1)
+    world.pass_time(SUSPECT, "B")
+    world.callers["A"] = before
+    with pytest.raises(errors.SecondAgent):
+        world.confirm("A", hourly=1)
+
+
+def test_late_and_repeated_requests_count_once(world: World) -> None:
+    late = world.caller("A")
+    world.mirror("B", 90)
+    world.report("A", 1, 40, 4, digest="d")
+    with pytest.raises(errors.OldStream):
+        world.core.progress(late, [Progress(HOURLY, 1, 1, 90, 3, "c")], {}, world.now, len(world.log))
+    again = world.caller("A")
+    for _ in range(2):
+        world.core.sessions["A"].turn = again.turn - 1
+        world.do(world.core.progress(again, [Progress(HOURLY, 1, 1, 50, 5, "e")], {}, world.now, len(world.log)))
+    assert (world.hourly.batch, world.hourly.published) == (5, 50)
+
+
+def test_another_store_is_not_mixed_in(world: World) -> None:
+    world.callers["A"] = world.callers["A"]._replace(token="another")
+    with pytest.raises(errors.ServerTokenMismatch):
+        world.confirm("A")
+
+
+# -- progress -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_replica_that_was_never_heard_of_holds(world: World) -> None:
+    world.report("A", 1, 40)
+    assert world.hourly.published == MIN
+
+
+def test_what_is_published_does_not_go_back(world: World) -> None:
+    world.mirror("B", 50)
+    world.report("A", 1, 45)
+    world.mirror("B", 20)
+    world.report("A", 1, 30)
+    assert world.hourly.published == 45
+
+
+def test_the_outputs_hold_as_the_rows_do(world: World) -> None:
+    world.report("A", 1, 50)
+    replica = Replica("B", 50, output=30)
+    world.do(world.core.progress(world.caller("B"), [], {HOURLY: replica}, world.now, len(world.log)))
+    assert world.hourly.published == 30
+
+
+def test_a_batch_that_comes_as_another_one_is_refused(world: World) -> None:
+    world.report("A", 1, 40, 4, digest="d")
+    assert refused(world.report("A", 1, 40, 4, digest="other")) == "REWOUND"
+    assert refused(world.report("A", 1, 40, 3, digest="c")) == "REWOUND"
+    assert not world.report("A", 1, 40, 4, digest="d").refused
+
+
+def test_the_next_owner_counts_its_batches_anew(world: World) -> None:
+    world.report("A", 1, 40, 4, digest="d")
+    world.lose("A")
+    world.adopt("B")
+    assert not world.report("B", 2, 40, 0, digest="first").refused
+
+
+def test_a_reset_at_home_is_a_new_incarnation_and_an_older_one_is_refused(world: World) -> None:
+    world.mirror("B", 90)
+    world.report("A", 1, 40, life=3)
+    world.report("A", 1, 10, life=4)
+    assert (world.hourly.incarnation, world.hourly.published) == (2, 10)
+    assert refused(world.report("A", 1, 40, life=3)) == "REWOUND"
+
+
+def test_one_refused_reference_touches_no_other(world: World) -> None:
+    world.register("daily", LOCAL)
+    told = [Progress(HOURLY, 1, 1, 30), Progress(DAILY, 1, 1, 30), Progress("gone:clicks", 0, 1, 30)]
+    world.lose("A")
+    world.adopt("B")
+    change = world.do(world.core.progress(world.caller("A"), told, {}, world.now, len(world.log)))
+    assert {name: error.reason for name, error in change.refused.items()} == {
+        HOURLY: "STALE_ADOPTION",
+        "gone:clicks": "UNKNOWN_REFERENCE",
+    }
+    assert world.core.get(DAILY).published == 30
+
+
+def test_one_damaged_reference_touches_no_other(world: World) -> None:
+    world.register("daily", LOCAL)
+    world.log.append(b'{"format":1,"put":{"hourly:clicks":{"computation":"hourly"}}}')
+    world.restart()
+    world.confirm("A", daily=1)
+    told = [Progress(HOURLY, 1, 1, 30), Progress(DAILY, 1, 1, 30)]
+    change = world.do(world.core.progress(world.caller("A"), told, {}, world.now, len(world.log)))
+    assert refused(change) == "REGION_REFUSED"
+    assert world.core.watermarks() == {"daily": (1, 30, False)}
+    with pytest.raises(errors.RegionRefused, match="damaged"):
+        world.register()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("number", "3"),
+        ("number", 0),
+        ("published", 1 << 70),
+        ("owner", None),
+        ("regions", ["A", 7]),
+        ("positions", [["a", "clicks", 0, "x"]]),
+        ("holds", [["10", "A", []]]),
+        ("sinks", [["lake", 1, 0, ""]]),
+        ("move", [7, "wanted"]),
+        ("move", ["B", "wanted", "more"]),
+        ("unheard_of", 1),
+    ],
+)
+def test_a_record_that_would_break_others_later_is_damaged_at_once(world: World, field: str, value: Any) -> None:
+    good = json.loads(references.encode(world.hourly))
+    assert references.decode(good) == world.hourly
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        references.decode({**good, field: value})
+
+
+def test_a_record_of_a_newer_format_is_refused_as_a_whole(world: World) -> None:
+    with pytest.raises(ValueError, match="format 2"):
+        world.core.apply(b'{"format":2}')
+
+
+# -- registration ---------------------------------------------------------------------------------------------------------
+
+
+def test_homes_of_one_computation_share_no_input(world: World) -> None:
+    wanted = Reference("hourly", ("clicks", "views"), ("A", "B"), REPLICATED, "A")
+    with pytest.raises(errors.RegistrationConflict, match="has the home input clicks already"):
+        world.core.register(world.caller("A"), wanted, world.now, len(world.log))
+
+
+def test_another_definition_is_refused_and_the_same_one_is_not(world: World) -> None:
+    world.register()
+    with pytest.raises(errors.RegistrationConflict, match="other policy"):
+        world.register(policy=LOCAL)
+    with pytest.raises(errors.RegistrationConflict, match="other sinks"):
+        world.register(sinks=())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("computation", "no name"),
+        ("inputs", ()),
+        ("inputs", ("b", "a")),
+        ("regions", ("A",)),
+        ("regions", ("A", "B\n")),
+        ("owner", "C"),
+        ("policy", "best effort"),
+        ("sinks", (Sink("x", fences=True), Sink("x", fences=False))),
+    ],
+)
+def test_a_definition_that_makes_no_sense_is_refused(world: World, field: str, value: Any) -> None:
+    wanted = replace(Reference("weekly", ("clicks",), ("A", "B"), REPLICATED, "A"), **{field: value})
+    with pytest.raises(errors.InvalidArgument, match=field):
+        world.core.register(world.caller("A"), wanted, world.now, len(world.log))
+
+
+def test_numbers_and_incarnations_go_on_after_a_reference_was_forgotten(world: World) -> None:
+    world.lose("A")
+    world.adopt("B")
+    before = world.core.watermarks()["hourly"][0]
+    with pytest.raises(errors.RegionRefused, match="its owner B is alive"):
+        world.core.forget(HOURLY, world.now)
+    world.pass_time(SUSPECT, "A")
+    world.do(world.core.forget(HOURLY, world.now))
+    world.restart(from_snapshot=True)
+    world.confirm("A", hourly=1)
+    world.register()
+    assert world.hourly.number == 3
+    assert world.core.watermarks()["hourly"][0] > before
+
+
+def test_a_second_reference_of_a_computation_begins_a_new_incarnation(world: World) -> None:
+    world.mirror("B", 50)
+    world.report("A", 1, 50)
+    assert world.core.watermarks()["hourly"] == (1, 50, False)
+    wanted = Reference("hourly", ("views",), ("A", "B"), REPLICATED, "B")
+    world.do(world.core.register(world.caller("B"), wanted, world.now, len(world.log)))
+    assert world.core.watermarks()["hourly"] == (2, MIN, False)
+
+
+# -- adoption -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_owner_that_is_heard_of_is_not_adopted_from(world: World) -> None:
+    world.pass_time(SUSPECT, "A", "B")
+    with pytest.raises(errors.RegionRefused, match="move it, which loses nothing"):
+        world.adopt("B")
+
+
+def test_a_region_that_is_not_heard_of_adopts_nothing(world: World) -> None:
+    world.pass_time(SUSPECT)
+    with pytest.raises(errors.RegionRefused, match="B is not heard of"):
+        world.adopt("B")
+    with pytest.raises(errors.RegionRefused, match="'C' is none of its regions"):
+        world.adopt("C")
+
+
+def test_after_an_adoption_it_holds_until_somebody_decides(world: World) -> None:
+    world.mirror("B", 50, at(100))
+    world.report("A", 1, 60)
+    world.lose("A")
+    world.adopt("B")
+    world.report("B", 2, 90)
+    world.mirror("A", 90)
+    assert world.hourly.published == 50
+    assert "holds for what only A may have" in world.hourly.words()
+    world.do(world.core.arrived(HOURLY, world.now))
+    assert (world.hourly.published, world.hourly.written_off) == (90, False)
+
+
+def test_nothing_has_arrived_from_a_region_that_is_not_heard_of(world: World) -> None:
+    world.mirror("B", 50)
+    world.lose("A")
+    world.adopt("B")
+    with pytest.raises(errors.RegionRefused, match="A is not heard of"):
+        world.core.arrived(HOURLY, world.now)
+    with pytest.raises(errors.RegionRefused, match="holds for no lost region C"):
+        world.core.write_off(HOURLY, "ops", 1, "C")
+
+
+def test_a_second_loss_does_not_forget_the_first(world: World) -> None:
+    world.mirror("B", 50)
+    world.lose("A")
+    world.adopt("B")
+    world.confirm("A")
+    world.mirror("A", 70)
+    world.lose("B")
+    world.adopt("A")
+    assert [(each.at, each.region) for each in world.hourly.holds] == [(50, "A"), (70, "B")]
+    world.report("A", 3, 90)
+    world.do(world.core.write_off(HOURLY, "ops", 8, "B"))
+    assert (world.hourly.owner, world.hourly.number, world.hourly.published) == ("A", 3, MIN)
+    assert world.hourly.publishable <= 50
+
+
+def test_a_new_owner_is_not_its_own_replica(world: World) -> None:
+    world.mirror("B", 50)
+    world.lose("A")
+    world.adopt("B")
+    assert world.hourly.replicas == ()
+    world.do(world.core.write_off(HOURLY, "ops", 8))
+    world.report("B", 2, 90)
+    assert world.hourly.published == MIN
+    world.mirror("A", 80)
+    assert world.hourly.published == 80
+
+
+def automatic(world: World) -> list[tuple[str, str]]:
+    return world.core.adoptions(world.now)
+
+
+def test_automatic_adoption_needs_everything_to_be_known(world: World) -> None:
+    world.mirror("B", 50, at(100))
+    world.pass_time(LATELY, "A", "B")
+    world.lose("A")
+    assert automatic(world) == []  # the operator has not allowed it
+    world.do(world.core.allow_automatic(HOURLY, allowed=True))
+    assert automatic(world) == [(HOURLY, "B")]
+    for positions in ((), at(-1)):
+        world.mirror("B", 50, positions)
+        assert automatic(world) == []
+    world.mirror("B", MIN, at(100))
+    assert automatic(world) == []
+    world.mirror("B", 50, at(100))
+    world.adopt("B")
+    world.confirm("A")
+    world.mirror("A", 60, at(100))
+    world.lose("B")
+    assert automatic(world) == []  # it was adopted lately
+    world.pass_time(LATELY, "A")
+    assert automatic(world) == [(HOURLY, "A")]
+    world.restart()
+    world.confirm("A")
+    world.pass_time(SUSPECT, "A")
+    assert automatic(world) == []  # nobody knows any more when it was
+    world.pass_time(LATELY, "A")
+    assert automatic(world) == [(HOURLY, "A")]
+
+
+def test_automatic_adoption_is_not_allowed_where_a_sink_cannot_fence(world: World) -> None:
+    world.register("daily", sinks=(Sink("lake", fences=True), Sink("topic", fences=False)))
+    with pytest.raises(errors.RegionRefused, match="its sinks topic cannot fence"):
+        world.core.allow_automatic(DAILY, allowed=True)
+    world.register("weekly", sinks=())
+    with pytest.raises(errors.RegionRefused, match="no sink"):
+        world.core.allow_automatic(name_of("weekly", ["clicks"]), allowed=True)
+
+
+# -- a planned move -------------------------------------------------------------------------------------------------------
+
+
+def stop_to_move(world: World) -> None:
+    world.report("A", 1, 20, 4, digest="d", positions=at(40))
+    world.do(world.core.begin_move(HOURLY, "B", world.now))
+    told = Progress(HOURLY, 1, 1, 20, 4, "d", at(40))
+    for _ in range(2):
+        world.do(world.core.stop(world.caller("A"), told, world.now, len(world.log)))
+
+
+def arrive(world: World, replica: Replica, digest: str = "d") -> None:
+    for _ in range(2):
+        world.do(
+            world.core.arrive(
+                world.caller("B"), HOURLY, replica, 4, digest, replica.positions, world.now, len(world.log)
+            )
+        )
+
+
+def release(world: World) -> None:
+    for _ in range(2):
+        world.do(world.core.release(world.caller("A"), HOURLY, 1, "d", world.now, len(world.log)))
+
+
+def claim(world: World, positions: tuple[Position, ...] = at(40)) -> None:
+    for _ in range(2):
+        world.do(world.core.claim(world.caller("B"), HOURLY, 1, 4, "d", positions, world.now, len(world.log)))
+
+
+def test_a_planned_move_loses_nothing_and_writes_nothing_off(world: World) -> None:
+    world.mirror("B", 20)
+    stop_to_move(world)
+    assert refused(world.report("A", 1, 30, 5, digest="e")) == "REGION_REFUSED"
+    with pytest.raises(errors.RegionRefused, match="R is at 19"):
+        arrive(world, Replica("B", 19, MAX, at(40)))
+    with pytest.raises(errors.RegionRefused, match="the output's replica is at 19"):
+        arrive(world, Replica("B", 20, 19, at(40)))
+    with pytest.raises(errors.RegionRefused, match="has not everything yet"):
+        release(world)
+    with pytest.raises(errors.RegionRefused, match="its state is of batch 4"):
+        arrive(world, Replica("B", 20, MAX, at(40)), digest="other")
+    arrive(world, Replica("B", 20, MAX, at(40)))
+    with pytest.raises(errors.RegionRefused, match="has not released"):
+        claim(world)
+    release(world)
+    assert refused(world.report("A", 1, 20, 4, digest="d")) == "STALE_ADOPTION"
+    with pytest.raises(errors.RegionRefused, match="positions"):
+        claim(world, at(39))
+    claim(world)
+    found = world.hourly
+    assert (found.owner, found.number, found.move, found.holds, found.written_off) == ("B", 2, None, (), False)
+    assert found.published == 20
+    world.mirror("A", 90)
+    world.report("B", 2, 30)
+    assert world.hourly.published == 30
+
+
+@pytest.mark.parametrize("steps", range(1, 4))
+def test_a_move_is_cancelled_before_the_release(world: World, steps: int) -> None:
+    world.mirror("B", 20)
+    world.report("A", 1, 20, 4, digest="d", positions=at(40))
+    world.do(world.core.begin_move(HOURLY, "B", world.now))
+    if steps > 1:
+        told = Progress(HOURLY, 1, 1, 20, 4, "d", at(40))
+        world.do(world.core.stop(world.caller("A"), told, world.now, len(world.log)))
+    if steps > 2:
+        arrive(world, Replica("B", 20, MAX, at(40)))
+    world.restart()
+    world.confirm("A", hourly=1)
+    world.do(world.core.cancel_move(HOURLY))
+    assert not world.report("A", 1, 30, 5, digest="e").refused
+    with pytest.raises(errors.RegionRefused, match="not being moved"):
+        release(world)
+
+
+def test_a_move_is_not_cancelled_behind_the_release_and_may_be_adopted(world: World) -> None:
+    world.mirror("B", 20)
+    stop_to_move(world)
+    arrive(world, Replica("B", 20, MAX, at(40)))
+    release(world)
+    with pytest.raises(errors.RegionRefused, match="has released it"):
+        world.core.cancel_move(HOURLY)
+    world.adopt("A")  # no wait: nobody owns it
+    assert (world.hourly.owner, world.hourly.number, world.hourly.holds) == ("A", 2, ())
+
+
+def test_an_adoption_ends_a_move(world: World) -> None:
+    stop_to_move(world)
+    world.lose("A")
+    world.adopt("B")
+    assert world.hourly.move is None
+    assert refused(world.report("A", 1, 20, 4, digest="d")) == "STALE_ADOPTION"
+
+
+# -- a store that was lost ------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_store_is_made_again_from_what_the_regions_were_told(world: World) -> None:
+    world.mirror("B", 50, at(100))
+    world.report("A", 1, 60)
+    world.lose("A")
+    world.adopt("B")
+    world.do(world.core.write_off(HOURLY, "ops", 8))
+    known = references.encode(world.hourly)
+    lost = World()
+    lost.do(lost.core.recover("new", "store", ["A", "B"], []))
+    for region in "AB":
+        lost.callers[region] = lost.callers[region]._replace(token="store")
+    lost.do(lost.core.enrol(lost.caller("A"), [], lost.now))
+    with pytest.raises(errors.Recovering, match="waits for B"):
+        lost.confirm("A")
+    for _ in range(2):
+        lost.do(lost.core.enrol(lost.caller("B"), [known], lost.now))
+    assert (lost.hourly.owner, lost.hourly.number) == ("B", 3)
+    assert lost.hourly.write_offs == world.hourly.write_offs
+    with pytest.raises(errors.ServerTokenMismatch):
+        lost.report("B", 3, 60)
+    lost.callers["B"] = lost.callers["B"]._replace(token="new")
+    with pytest.raises(errors.Unconfirmed):
+        lost.report("B", 3, 60)
+
+
+def test_a_recovery_leaves_no_region_out_but_those_that_are_fenced(world: World) -> None:
+    with pytest.raises(errors.InvalidArgument, match="leaves out B"):
+        world.core.recover("new", "", ["A"], [])
+    world.do(world.core.recover("new", "", ["A"], ["B"]))
+    world.do(world.core.enrol(world.caller("A"), [], world.now))
+    assert world.hourly.number > 1000  # B may have had a number that nobody reports
+
+
+def test_a_region_of_another_store_does_not_enrol(world: World) -> None:
+    world.do(world.core.recover("new", "", ["A", "B"], []))
+    world.callers["A"] = world.callers["A"]._replace(token="foreign")
+    with pytest.raises(errors.ServerTokenMismatch):
+        world.core.enrol(world.caller("A"), [], world.now)
+
+
+def test_two_that_own_it_by_one_number_own_nothing_after_a_recovery(world: World) -> None:
+    mine = world.hourly
+    world.do(world.core.recover("new", "", ["A", "B"], []))
+    world.do(world.core.enrol(world.caller("A"), [references.encode(mine)], world.now))
+    world.do(world.core.enrol(world.caller("B"), [references.encode(replace(mine, owner="B"))], world.now))
+    assert world.hourly.owner == ""
+    world.callers = {region: caller._replace(token="new") for region, caller in world.callers.items()}
+    world.confirm("A", hourly=1)
+    world.confirm("B")
+    world.adopt("B")
+    assert (world.hourly.owner, world.hourly.number) == ("B", 3)
+
+
+# -- the journal ----------------------------------------------------------------------------------------------------------
+
+
+def everything(world: World) -> None:
+    world.mirror("B", 50, at(100))
+    world.report("A", 1, 60, 6, digest="x", positions=at(120))
+    world.lose("A")
+    world.adopt("B")
+    world.do(world.core.write_off(HOURLY, "ops", 8))
+    world.confirm("A")
+    world.mirror("A", 10)
+    world.do(world.core.begin_move(HOURLY, "A", world.now))
+    world.register("daily", LOCAL, home="B")
+
+
+@pytest.mark.parametrize("from_snapshot", [False, True])
+def test_a_restart_knows_all_that_was_written_down(world: World, from_snapshot: bool) -> None:
+    everything(world)
+    before = (world.core.references, world.core.store, world.core.forgotten)
+    world.restart(from_snapshot=from_snapshot)
+    assert (world.core.references, world.core.store, world.core.forgotten) == before
+
+
+def test_a_change_that_was_not_written_down_has_changed_nothing(world: World) -> None:
+    world.lose("A")
+    before = world.core.snapshot()
+    plans: list[Callable[[], Change]] = [
+        lambda: world.core.adopt(HOURLY, "B", "ops", 1, world.now),
+        lambda: world.core.set_policy(HOURLY, LOCAL),
+        lambda: world.core.forget(HOURLY, world.now),
+        lambda: world.core.recover("new", "", ["A", "B"], []),
+        lambda: world.core.progress(world.caller("B"), [], {HOURLY: Replica("B", 5)}, world.now, len(world.log)),
+    ]
+    for plan in plans:
+        assert not plan().empty
+        assert world.core.snapshot() == before

@@ -1,0 +1,685 @@
+"""A computation that is cut into slices: the root never leads what was acknowledged of a slice, and arrives.
+
+The rules T1 to T7 of a tree of authorities, by the executions that break naive versions. Of each there is a switch that breaks it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lowwater import errors
+from lowwater._core.lateness import Arrivals
+from lowwater_authority.cluster.peers import Kept
+from lowwater_authority.core import recovery
+from lowwater_authority.core.computation import CLAIMS_OF_ONE, Computation
+from lowwater_authority.core.groups import GroupState
+from lowwater_authority.core.requests import ClaimRequest, GroupReport
+from lowwater_authority.core.times import MAX, MIN
+from lowwater_authority.core.topology import Spec
+from lowwater_authority.engine import logs, slices
+from lowwater_authority.engine.shard import Shard
+from lowwater_authority.rpc.streams import Outbox
+from tests.kit.memory_journal import MemoryDisk
+from tests.kit.times import HOUR
+from tests.kit.tree import NeverCame, Tree, ids, numbers, rest, until
+from tests.property import slice_switches as switches
+from tests.unit.test_shard import Running
+
+KEY = b"\x80"
+
+
+def breaks(why: str, raises: type[Exception] | tuple[type[Exception], ...] = AssertionError) -> pytest.MarkDecorator:
+    """Marks a test that runs with a rule switched off: it must fail, in an assertion, or because nothing goes on."""
+    return pytest.mark.xfail(strict=True, raises=raises, reason=f"breaks when {why}")
+
+
+@pytest.fixture(autouse=True)
+def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits for the machine: what is refused is tried again at once, and an answer is waited for as long as it takes."""
+    monkeypatch.setattr(slices, "AGAIN_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(slices, "ANSWER_SECONDS", 600.0)
+
+
+@pytest.fixture
+async def tree(disk: MemoryDisk) -> AsyncIterator[Tree]:
+    made = await Tree(disk).start()
+    yield made
+    await made.stop()
+
+
+@pytest.fixture
+async def reader(disk: MemoryDisk) -> AsyncIterator[Tree]:
+    """One that reads ``x``, which stands at 100; ``y`` stands at 50."""
+    made = await Tree(disk).start(inputs=("x",))
+    await made.top.shard.register(Spec("y"))
+    for name, hour in (("x", 100), ("y", 50)):
+        grant = await made.top.claim(name)
+        assert await made.top.report(name, grant, hour) == []
+    yield made
+    await made.stop()
+
+
+# -- T1: the minimum ------------------------------------------------------------------------------------------------
+
+
+async def test_T1_a_slice_tells_its_minimum_and_not_what_it_has_published(tree: Tree) -> None:
+    first, _ = await tree.both(10, 10)
+    assert await tree.below.report("a~0", first, 5) == []
+    assert (tree.low("a~0"), tree.stands(0)) == (10, 5)
+    assert tree.low() == 10, "what was published stays"
+
+
+@breaks("the ratchet is told")
+async def test_T1_breaks_when_the_ratchet_is_told(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    switches.ratchet_is_told(monkeypatch)
+    await test_T1_a_slice_tells_its_minimum_and_not_what_it_has_published(tree)
+
+
+# -- T2: lowerings --------------------------------------------------------------------------------------------------
+
+
+async def test_T2_a_lowering_is_acknowledged_when_the_root_has_taken_it_over(tree: Tree) -> None:
+    first, _ = await tree.both(10, 10)
+    tree.way.hold("say")
+    before = len(tree.way.sent("say"))
+    advance = tree.below.report("a~0", first, 20)
+    assert await advance == [], "an advance waits for nothing"
+    await until(lambda: len(tree.way.sent("say")) > before)
+    lowering = tree.below.report("a~0", first, 15)
+    await rest()
+    assert not lowering.done(), "20 may come to count"
+    tree.way.let("say")
+    assert await lowering == []
+    assert tree.stands(0) == 15
+
+
+@breaks("lowerings are acknowledged at once")
+async def test_T2_breaks_when_lowerings_are_acknowledged_at_once(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    switches.lowerings_are_acknowledged_at_once(monkeypatch)
+    await test_T2_a_lowering_is_acknowledged_when_the_root_has_taken_it_over(tree)
+
+
+async def test_T2_a_report_whose_answer_was_lost_may_count(tree: Tree) -> None:
+    first, _ = await tree.both(10, 10)
+    tree.way.lost["say"] = "back"
+    assert await tree.below.report("a~0", first, 20) == []
+    await until(lambda: tree.stands(0) == 20)
+    tree.way.lost["say"] = "there"
+    lowering = tree.below.report("a~0", first, 15)
+    await rest()
+    assert not lowering.done()
+    del tree.way.lost["say"]
+    assert await lowering == []
+    assert tree.stands(0) == 15
+
+
+@breaks("only what was answered may count")
+async def test_T2_breaks_when_only_what_was_answered_may_count(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    switches.only_answers_count(monkeypatch)
+    await test_T2_a_report_whose_answer_was_lost_may_count(tree)
+
+
+async def test_T2_an_older_report_that_comes_once_more_changes_nothing(tree: Tree) -> None:
+    first, _ = await tree.both(10, 10)
+    assert await tree.below.report("a~0", first, 20) == []
+    await until(lambda: tree.stands(0) == 20)
+    sequencer = tree.below.slice("a~0")._range._there._sequencer  # type: ignore[union-attr]
+    assert await tree.below.report("a~0", first, 5) == []
+    late = slices.report_of(tree.below.slice("a~0")._told._replace(low=20 * HOUR), None, sequencer)
+    sender = next(iter(tree.root.map.groups[sequencer].senders))
+    [(_, refused)] = await tree.top.shard.report([("a", late)], sender=sender, number=(1, 2))
+    assert (refused.reason, tree.stands(0)) == ("OLD_STREAM", 5)
+
+
+async def test_T2_a_finished_slice_that_is_claimed_again_is_granted_when_the_root_has_gone_down(tree: Tree) -> None:
+    first, _ = await tree.both(10, 10)
+    assert await tree.below.report("a~0", first, MAX, finish=True) == []
+    await until(lambda: tree.stands(0) == MAX)
+    tree.way.hold("say")
+    claim = asyncio.create_task(tree.below.claim("a~0", bound=5))
+    await rest()
+    assert not claim.done()
+    tree.way.let("say")
+    await claim
+    assert (tree.stands(0), tree.low()) == (5, 10)
+
+
+@breaks("lowerings are acknowledged at once")
+async def test_T2_breaks_when_a_finished_slice_is_granted_at_once(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    switches.lowerings_are_acknowledged_at_once(monkeypatch)
+    await test_T2_a_finished_slice_that_is_claimed_again_is_granted_when_the_root_has_gone_down(tree)
+
+
+# -- T3: a new owner of a slice ---------------------------------------------------------------------------------------
+
+
+async def test_T3_a_new_owner_answers_nobody_before_it_has_claimed_above(tree: Tree) -> None:
+    first, _ = await tree.both(10, 10)
+    assert await tree.below.report("a~0", first, 20) == []
+    await until(lambda: tree.stands(0) == 20)
+    tree.way.hold("claim")
+    new = await tree.fail_over()
+    lowering = new.report("a~0", first, 15)
+    await rest()
+    assert not lowering.done(), "this ownership has sent nothing, but the one before it has"
+    assert tree.stands(0) == 20
+    tree.way.let("claim")
+    assert await lowering == []
+    assert tree.stands(0) == 15
+
+
+@breaks("a new owner answers at once")
+async def test_T3_breaks_when_a_new_owner_answers_at_once(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    switches.new_owners_answer_at_once(monkeypatch)
+    await test_T3_a_new_owner_answers_nobody_before_it_has_claimed_above(tree)
+
+
+async def test_T3_what_an_owner_before_has_sent_does_not_count_behind_the_claim(tree: Tree) -> None:
+    first, _ = await tree.both(10, 10)
+    tree.way.hold("say")
+    before = len(tree.way.sent("say"))
+    assert await tree.below.report("a~0", first, 20) == []
+    await until(lambda: len(tree.way.sent("say")) > before)
+    late = tree.way.sent("say")[-1]
+    new = await tree.fail_over()
+    tree.way.let("say")
+    assert await new.report("a~0", first, 5) == []
+    with pytest.raises(errors.StaleSequencer):
+        await late()
+    assert tree.stands(0) == 5
+
+
+# -- T4: the graph changes --------------------------------------------------------------------------------------------
+
+
+async def test_T4_a_slice_says_nothing_of_an_incarnation_that_is_over(tree: Tree) -> None:
+    await tree.both(10, 10)
+    [fresh, *_] = await tree.top.shard.reset("a")
+    assert fresh.incarnation == 2
+    tree.below.slice("a~0")._news.set()
+    await until(lambda: tree.below.shard.topology.get("a~0").incarnation == 2)
+    await rest()
+    assert (tree.stands(0), tree.stands(1), tree.low()) == (MIN, MIN, MIN)
+    await tree.both(3, 4)
+    assert tree.low() == 3
+
+
+@breaks("the old life is told")
+async def test_T4_breaks_when_the_old_life_is_told(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    switches.any_life_fits(monkeypatch)
+    await tree.both(10, 10)
+    await tree.top.shard.reset("a")
+    for number in (0, 1):
+        known = tree.below.slice(f"a~{number}")
+        known._said = None
+        known._news.set()
+    await rest()
+    assert (tree.stands(0), tree.stands(1), tree.low()) == (MIN, MIN, MIN)
+
+
+@pytest.mark.parametrize("between", ["nothing", "a snapshot", "a fail-over", "a fail-over of the root"])
+async def test_T4_a_version_of_the_inputs_that_is_granted_is_not_told_of_older_folds(
+    reader: Tree, monkeypatch: pytest.MonkeyPatch, between: str
+) -> None:
+    if between == "a snapshot":
+        monkeypatch.setattr(logs, "SNAPSHOT_BYTES", 1)
+    first, second = await reader.both(40, 45)
+    if between == "a snapshot":
+        stored = reader.disk.logs["a~0"]
+        assert stored.snapshot is not None, "of the claim"
+    reader.way.hold("say")
+    assert await reader.below.report("a~0", first, 90) == []
+    assert await reader.below.report("a~1", second, 95) == []
+    await reader.top.shard.set_inputs("a", ["x", "y"])
+    if between in ("a snapshot", "a fail-over"):
+        await reader.fail_over()
+    elif between == "a fail-over of the root":
+        await reader.fail_over(top=True)
+    reader.way.let("say")
+    for number in (0, 1):
+        reader.below.slice(f"a~{number}")._news.set()
+    await until(lambda: reader.below.shard.topology.get("a~0").input_version == 2)
+    await rest()
+    assert max(reader.stands(0), reader.stands(1)) <= 50, "what was folded without y does not stand beyond it"
+    assert reader.low() <= 50
+    old = await reader.below.report("a~0", first, 90)
+    assert [refused.reason for _, refused in old] == ["STALE_SEQUENCER"]
+    await reader.both(48, 50)
+    assert reader.low() == 48
+
+
+@breaks("the newest version is told of any folds")
+async def test_T4_breaks_when_a_granted_version_is_echoed(reader: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    switches.versions_are_echoed(monkeypatch)
+    await test_T4_a_version_of_the_inputs_that_is_granted_is_not_told_of_older_folds(reader, monkeypatch, "nothing")
+
+
+@breaks("a snapshot forgets the version")
+async def test_T4_breaks_when_a_snapshot_forgets_the_version(reader: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    switches.snapshots_forget_the_version(monkeypatch)
+    await test_T4_a_version_of_the_inputs_that_is_granted_is_not_told_of_older_folds(reader, monkeypatch, "a snapshot")
+
+
+async def test_T4_an_output_says_nothing_before_the_root_knows(reader: Tree) -> None:
+    first, _ = await reader.both(10, 10)
+    fold = reader.below.shard.topology.required("a~0")
+    reader.way.hold("vouch")
+    says = asyncio.create_task(reader.below.shard.vouch("a~0", first.sequencer, 80 * HOUR, fold))
+    await rest()
+    assert not says.done()
+    beside = reader.below.report("a~0", first, 11)
+    assert await beside == [], "who lets no output say anything waits for nothing"
+    reader.way.let("vouch")
+    await says
+    with pytest.raises(errors.WouldRegress, match="y is behind what a has let its output say"):
+        await reader.top.shard.set_inputs("a", ["x", "y"])
+
+
+async def test_T4_an_output_that_the_root_has_not_heard_of_when_inputs_were_added_says_nothing(reader: Tree) -> None:
+    first, _ = await reader.both(10, 10)
+    fold = reader.below.shard.topology.required("a~0")
+    reader.way.hold("vouch")
+    says = asyncio.create_task(reader.below.shard.vouch("a~0", first.sequencer, 80 * HOUR, fold))
+    await rest()
+    await reader.top.shard.set_inputs("a", ["x", "y"])
+    reader.way.let("vouch")
+    await until(lambda: reader.below.shard.topology.get("a~0").input_version == 2)
+    await rest()
+    assert reader.root.vouched == MIN
+    assert not says.done() or says.exception() is not None
+    says.cancel()
+
+
+@breaks("an output waits for the log of its slice alone")
+async def test_T4_breaks_when_an_output_waits_for_its_slice_alone(
+    reader: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switches.outputs_wait_for_the_slice_alone(monkeypatch)
+    await test_T4_an_output_says_nothing_before_the_root_knows(reader)
+
+
+async def test_T4_a_process_that_is_alone_does_not_read_its_graph_again(
+    disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has all of it in memory. What it reads while it writes would be another process's to it, and end it."""
+    alone = await Running(disk).start()
+    for name in ("x", "y"):
+        await alone.shard.register(Spec(name))
+        assert await alone.report(await alone.claim(name), 50, name=name) == []
+    await alone.shard.register(Spec("a", inputs=("x",), slices=(KEY,)))
+    await alone.claim("a~0", b"", KEY)
+    read: list[bool] = []
+
+    async def refresh(self: Shard) -> None:
+        read.append(self.shared)
+
+    monkeypatch.setattr(Shard, "refresh", refresh)
+    await alone.shard.set_inputs("a", ["x", "y"])
+    computation = alone.shard.held.computation("a~0")
+    assert computation is not None
+    await until(lambda: computation.input_version == 2)
+    assert read == []
+    await alone.stop()
+
+
+# -- order of claims --------------------------------------------------------------------------------------------------
+
+
+async def test_slices_are_owned_one_by_one(tree: Tree) -> None:
+    await tree.both(10, 10)
+    first = await tree.another("first:1", lambda name: name == "a~0")
+    for _ in range(4):
+        await first.stop()
+        first = await tree.another("first:1", lambda name: name == "a~0")
+    await until(lambda: first.slice("a~0").is_settled())
+    second = await tree.another("second:1", lambda name: name == "a~1")
+    epoch = second.shard.epoch("a~1")
+    assert first.shard.epoch("a~0") > second.shard.epoch("a~1")
+    await until(lambda: second.slice("a~1").is_settled())
+    assert await second.report("a~1", await second.claim("a~1"), 30) == []
+    await until(lambda: tree.stands(1) == 30)
+    assert second.shard.epoch("a~1") == epoch, "nobody thinks that it was replaced"
+
+
+@breaks("a computation has one order of claims")
+async def test_breaks_when_a_computation_has_one_order(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    switches.one_order(monkeypatch)
+    await test_slices_are_owned_one_by_one(tree)
+
+
+@pytest.mark.parametrize("retired", [False, True])
+async def test_a_queued_claim_of_a_dead_owner_is_refused(tree: Tree, retired: bool) -> None:
+    first, _ = await tree.both(10, 10)
+    dead = tree.way.sent("claim")[0]
+    new = await tree.fail_over()
+    if retired:
+        await new.shard.retire("a~0", b"", KEY, force=True)
+        await until(lambda: tree.state(0) is GroupState.RETIRED)
+    else:
+        assert await new.report("a~0", first, 20) == []
+        await until(lambda: tree.stands(0) == 20)
+    tree.root.granted.clear()  # so long ago that nobody knows it any more
+    with pytest.raises(errors.OlderClaim):
+        await dead()
+    assert tree.state(0) is (GroupState.RETIRED if retired else GroupState.OWNED)
+
+
+@breaks("claims win in order of arrival")
+@pytest.mark.parametrize("retired", [False, True])
+async def test_breaks_when_claims_win_in_order_of_arrival(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch, retired: bool
+) -> None:
+    switches.no_order(monkeypatch)
+    with pytest.MonkeyPatch.context():
+        try:
+            await test_a_queued_claim_of_a_dead_owner_is_refused(tree, retired)
+        except pytest.fail.Exception as nothing_was_raised:
+            raise AssertionError from nothing_was_raised
+
+
+async def test_a_claim_of_the_same_owner_that_comes_late_does_not_bring_back_what_is_retired(tree: Tree) -> None:
+    tree.way.lost["claim"] = "there"
+    new = await tree.fail_over()
+    await until(lambda: len(tree.way.sent("claim")) > 4)
+    late = tree.way.sent("claim")[-1:]
+    del tree.way.lost["claim"]
+    await until(lambda: new.slice("a~0").is_settled() and new.slice("a~1").is_settled())
+    for number, span in ((0, (b"", KEY)), (1, (KEY, b""))):
+        await new.shard.retire(f"a~{number}", *span, force=True)
+    await until(lambda: {tree.state(0), tree.state(1)} == {GroupState.RETIRED})
+    for again in late:
+        with pytest.raises(errors.OlderClaim):
+            await again()
+    assert {tree.state(0), tree.state(1)} == {GroupState.RETIRED}
+
+
+async def test_a_process_that_another_one_has_the_number_of_takes_a_greater_one(tree: Tree) -> None:
+    """As when the store has lost that number, and given it again."""
+    await tree.both(10, 10)
+    epoch = tree.below.shard.epoch("a~0")
+    await tree.below.stop()
+    await tree.another("elsewhere:1", lambda name: name == "a~1")
+    owner = tree.disk.owners["a~0"]
+    tree.disk.owners["a~0"] = owner._replace(epoch=owner.epoch - 1)
+    new = await tree.another("below:9", lambda name: name == "a~0")
+    tree.below = new
+    assert new.shard.epoch("a~0") == epoch
+    await until(lambda: new.shard.epoch("a~0") > epoch and new.slice("a~0").is_settled())
+    assert await new.report("a~0", await new.claim("a~0"), 20) == []
+    await until(lambda: tree.stands(0) == 20)
+
+
+def test_two_owners_of_a_slice_by_one_number_are_told_apart_by_their_address() -> None:
+    computation = Computation(Spec("a", slices=(KEY,)))
+
+    def claim(host: str, epoch: int, at: bytes = b"", claims: int = 1) -> None:
+        span = [at, b"" if at else KEY]
+        computation.claim(
+            ClaimRequest(
+                span,
+                identity="a~",
+                generation=1,
+                ordinal=epoch * CLAIMS_OF_ONE + claims,
+                host=host,
+                request_id=next(ids).to_bytes(16),
+            ),
+            0,
+        )
+
+    claim("one:1", 5)
+    claim("one:1", 5, KEY)
+    with pytest.raises(errors.OlderClaim) as refused:
+        claim("other:1", 5)
+    assert int(refused.value.metadata["claimed_ordinal"]) == 6 * CLAIMS_OF_ONE
+    with pytest.raises(errors.OlderClaim):
+        claim("other:1", 5, claims=9)
+    claim("other:1", 6)
+    with pytest.raises(errors.OlderClaim):
+        claim("one:1", 5)
+
+
+# -- T6: retirement ---------------------------------------------------------------------------------------------------
+
+
+async def test_T6_slices_that_are_all_retired_have_not_finished(tree: Tree) -> None:
+    await tree.both(10, 12)
+    await tree.below.shard.retire("a~0", b"", KEY, force=True)
+    await until(lambda: tree.state(0) is GroupState.RETIRED and tree.low() == 12)
+    await tree.below.shard.retire("a~1", KEY, b"", force=True)
+    await until(lambda: tree.state(1) is GroupState.RETIRED)
+    assert tree.low() == 12, "nobody says that nothing will ever come"
+    await tree.fail_over()
+    await rest()
+    await until(lambda: {tree.state(0), tree.state(1)} == {GroupState.RETIRED})
+    assert tree.low() == 12, "nor does who takes them over"
+
+
+@breaks("what is retired is told as finished")
+async def test_T6_breaks_when_what_is_retired_is_told_as_finished(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    switches.retired_is_told_as_finished(monkeypatch)
+    await tree.both(10, 12)
+    await tree.below.shard.retire("a~0", b"", KEY, force=True)
+    await tree.below.shard.retire("a~1", KEY, b"", force=True)
+    await rest()
+    assert tree.low() == 12
+
+
+async def test_T6_a_part_of_a_slice_that_is_retired_holds_nothing_back(tree: Tree) -> None:
+    await tree.below.claim("a~0", b"", b"\x40")
+    rest_of_it = await tree.below.claim("a~0", b"\x40", KEY)
+    second = await tree.below.claim("a~1")
+    for name, grant in (("a~0", rest_of_it), ("a~1", second)):
+        assert await tree.below.report(name, grant, 9) == []
+    await tree.below.shard.retire("a~0", b"", b"\x40", force=True)
+    await until(lambda: tree.low() == 9)
+    assert tree.state(0) is GroupState.OWNED
+
+
+async def test_T6_a_revival_is_granted_when_the_root_counts_the_slice_again(tree: Tree) -> None:
+    await tree.both(10, 12)
+    await tree.below.shard.retire("a~0", b"", KEY, force=True)
+    await until(lambda: tree.state(0) is GroupState.RETIRED)
+    tree.way.hold("claim")
+    revival = asyncio.create_task(tree.below.claim("a~0", bound=7))
+    await rest()
+    assert not revival.done()
+    tree.way.let("claim")
+    await revival
+    assert (tree.state(0), tree.stands(0)) == (GroupState.OWNED, 7)
+
+
+@breaks("lowerings are acknowledged at once")
+async def test_T6_breaks_when_a_revival_is_granted_at_once(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    switches.lowerings_are_acknowledged_at_once(monkeypatch)
+    await test_T6_a_revival_is_granted_when_the_root_counts_the_slice_again(tree)
+
+
+async def test_T6_a_delayed_retirement_does_not_take_out_what_was_revived(tree: Tree) -> None:
+    await tree.both(10, 12)
+    tree.way.lost["retire"] = "there"
+    await tree.below.shard.retire("a~0", b"", KEY, force=True)
+    await until(lambda: tree.way.sent("retire"))
+    late = tree.way.sent("retire")[0]
+    new = await tree.fail_over()
+    del tree.way.lost["retire"]
+    await until(lambda: tree.state(0) is GroupState.RETIRED)
+    await new.claim("a~0", bound=7)
+    with pytest.raises(errors.StaleSequencer):
+        await late()
+    assert (tree.state(0), tree.stands(0)) == (GroupState.OWNED, 7)
+
+
+@breaks("a retirement names no claim")
+async def test_T6_breaks_when_a_retirement_names_no_claim(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    switches.retirements_name_no_claim(monkeypatch)
+    try:
+        await test_T6_a_delayed_retirement_does_not_take_out_what_was_revived(tree)
+    except pytest.fail.Exception as nothing_was_raised:
+        raise AssertionError from nothing_was_raised
+
+
+async def test_T6_a_retirement_whose_answer_is_lost_is_repeated(tree: Tree) -> None:
+    await tree.both(10, 12)
+    tree.way.lost["retire"] = "back"
+    await tree.below.shard.retire("a~0", b"", KEY, force=True)
+    await until(lambda: tree.state(0) is GroupState.RETIRED)
+    del tree.way.lost["retire"]
+    await rest()
+    await until(lambda: tree.state(0) is GroupState.RETIRED and tree.below.slice("a~0")._range is None)
+    assert tree.low() == 12
+
+
+# -- T5: keys and names -----------------------------------------------------------------------------------------------
+
+
+async def test_T5_keys_of_others_are_refused(tree: Tree) -> None:
+    below, top = tree.below, tree.top
+    for keys in ((b"", b""), (b"\x10", b"\x81"), (KEY, b"\x90")):
+        with pytest.raises(errors.OtherSlice, match="a~0 is slice 0 of a") as refused:
+            await below.claim("a~0", *keys)
+        assert refused.value.metadata["slice_of"] == "a"
+        with pytest.raises(errors.OtherSlice):
+            await below.shard.retire("a~0", *keys, force=True)
+    with pytest.raises(errors.OtherSlice) as named:
+        await top.claim("a", b"\x10", b"\x20")
+    assert named.value.metadata["slice"] == "a~0"
+    with pytest.raises(errors.OtherSlice) as several:
+        await top.claim("a", b"", b"")
+    assert (several.value.metadata["first"], several.value.metadata["last"]) == ("a~0", "a~1")
+    for keys in ((b"\x10", b"\x20"), (b"", KEY), (b"", b"")):
+        with pytest.raises(errors.OtherSlice):
+            await top.shard.retire("a", *keys, force=True)
+
+
+async def test_T5_a_slice_that_nobody_has_claimed_holds(tree: Tree) -> None:
+    first = await tree.below.claim("a~0")
+    assert await tree.below.report("a~0", first, 20) == []
+    await until(lambda: tree.stands(0) == 20)
+    assert (tree.stands(1), tree.low()) == (MIN, MIN)
+
+
+async def test_T5_a_slice_is_nobodys_input_and_nobodys_name(tree: Tree) -> None:
+    for spec in (Spec("b", inputs=("a~0",)), Spec("a~7"), Spec("b~"), Spec("~")):
+        with pytest.raises(errors.InvalidArgument):
+            await tree.top.shard.register(spec)
+    await tree.top.shard.register(Spec("b"))
+    with pytest.raises(errors.InvalidArgument):
+        await tree.top.shard.set_inputs("b", ["a~0"])
+
+
+async def test_T5_what_is_done_to_a_computation_is_not_done_to_a_slice(tree: Tree) -> None:
+    shard = tree.below.shard
+    for asked in (shard.drop("a~0", force=True), shard.reset("a~0"), shard.set_inputs("a~0", [])):
+        with pytest.raises(errors.InvalidArgument, match="a~0 is a slice of a"):
+            await asked
+
+
+@pytest.mark.parametrize("unread", [False, True])
+async def test_a_slice_begins_with_its_own_keys_when_it_was_cut_elsewhere_before(tree: Tree, unread: bool) -> None:
+    await tree.both(10, 10)
+    if unread:
+        await tree.below.stop()
+    await tree.top.shard.drop("a", force=True)
+    if unread:
+        tree.below = await tree.another("below:2", lambda name: "~" in name)
+    else:
+        await tree.below.shard.refresh()
+    tree.below.shard.end_dropped()
+    await until(lambda: not tree.below.shard.held.gone)
+    await tree.top.shard.register(Spec("a", slices=(b"\x40", b"\xc0")))
+    below = await tree.fail_over()
+    await until(lambda: all(below.shard.serves(f"a~{number}") for number in range(3)))
+    for number in range(3):
+        grant = await below.claim(f"a~{number}")
+        assert await below.report(f"a~{number}", grant, 20 + number) == []
+        computation = below.shard.held.computation(f"a~{number}")
+        assert computation is not None
+        computation._check()
+    await until(lambda: tree.low() == 20)
+
+
+@breaks("the log of what was dropped says whose keys they are", (AssertionError, NeverCame))
+async def test_breaks_when_a_slice_begins_with_the_keys_that_its_log_names(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switches.logs_name_the_keys(monkeypatch)
+    await test_a_slice_begins_with_its_own_keys_when_it_was_cut_elsewhere_before(tree, unread=False)
+
+
+# -- neighbours -------------------------------------------------------------------------------------------------------
+
+
+async def test_rule7_while_the_root_is_away_an_advancing_slice_and_its_neighbours_go_on(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = await tree.both(10, 10)
+    tree.below.placement.names = lambda name: "~" in name or name == "beside"
+    await tree.below.shard.register(Spec("beside"))
+    beside = await tree.below.claim("beside")
+    tree.way.hold("say")
+    for hour in (11, 12, 13):
+        assert await tree.below.report("a~0", first, hour) == []
+    monkeypatch.setattr(slices, "ANSWER_SECONDS", 0.0)
+    [(name, refused)] = await tree.below.report("a~0", first, 9)
+    assert (name, refused.reason) == ("a~0", "UNAVAILABLE")
+    assert "a has not heard of this change of a~0" in refused.message
+    monkeypatch.setattr(slices, "ANSWER_SECONDS", 600.0)
+    both = [
+        ("a~0", GroupReport(first.sequencer, np.array([8 * HOUR]))),
+        ("beside", GroupReport(beside.sequencer, np.array([7 * HOUR]))),
+        ("a~1", GroupReport(second.sequencer, np.array([17 * HOUR]))),
+    ]
+    answer = tree.below.shard.report(both, sender=b"s" * 16, number=(1, next(numbers)))
+    assert [name for name, _ in await answer] == ["a~0"], "it is waited for once, and not each time"
+    assert tree.low("beside") == 7
+    tree.way.let("say")
+    await until(lambda: (tree.stands(0), tree.stands(1)) == (8, 17))
+    assert await tree.below.report("a~0", first, 6) == [], "and again when it is there"
+    assert tree.stands(0) == 6
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_an_acknowledgement_covers_no_report_in_front_of_it_that_waits(first: int) -> None:
+    outbox, told = Outbox(), list[int]()
+    waiting = [asyncio.get_running_loop().create_future() for _ in range(2)]
+    for number, each in enumerate(waiting):
+        how: Callable[[object], None] = lambda _, number=number: told.append(number)  # type: ignore[misc]  # noqa: E731
+        outbox.answer(each, how)
+    for each in (waiting[first], waiting[1 - first]):
+        each.set_result([])
+        await rest()
+        assert told == list(range(len(told)))
+    assert told == [0, 1]
+
+
+def test_what_a_slice_tells_of_its_budgets_has_all_that_a_lease_asks_of_arrivals() -> None:
+    asked = {name for name in vars(Arrivals) if not name.startswith("_")} - {"add_counted"}
+    assert asked <= set(dir(Kept(((50_000, 5, 10, 1),))))
+    kept = Kept(((50_000, 5, 10, 1),))
+    kept.heard({50_000: 3})
+    told = kept.told()
+    assert told is not None
+    assert told.behind == ((50_000, 1, 5),)
+
+
+def test_recovery_knows_the_owners_of_slices_one_by_one() -> None:
+    """From a snapshot too, and of what is retired."""
+    spec = Spec("a", slices=(KEY,))
+    computation = Computation(spec)
+    for start, end, ordinal in ((b"", KEY, 9), (KEY, b"", 3)):
+        request = ClaimRequest(
+            [start, end], identity="a~", generation=1, ordinal=ordinal, request_id=bytes([ordinal]) * 16
+        )
+        computation.claim(request, 0)
+    computation.retire(b"", KEY, force=True, now=0, sequencer=1)
+    computation.take_record(0)
+    again = recovery.recover(spec, recovery.snapshot(computation), [], epoch_base=0)
+    late = ClaimRequest([b"", KEY], identity="a~", generation=1, ordinal=8, request_id=b"8" * 16)
+    with pytest.raises(errors.OlderClaim):
+        again.claim(late, 0)
+    again.claim(replace(late, bounds=[KEY, b""], ordinal=4), 0)
