@@ -352,7 +352,9 @@ class Computation:
         taken = self.map.claim(group, codec.int64s(op.bound_micros), now)
         if self.spec.slices:
             group.kept = dict(taken[0].group.kept)
-            for remainder in taken[0].remainders:  # a slice was cut in two: both stand where it stood, and one has its records
+            for remainder in taken[
+                0
+            ].remainders:  # a slice was cut in two: both stand where it stood, and one has its records
                 remainder.kept = {ppm: (micros, 0, 0) for ppm, (micros, _, _) in group.kept.items()}
         self._hand_over_arrivals(group, taken)
         self._hand_over_masses(group, taken, bounded=bool(op.bound_micros))
