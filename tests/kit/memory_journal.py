@@ -311,23 +311,33 @@ class MemoryJournal(Journal):
             for run in runs:
                 self._owned.reached(run.log, run.end)
 
-    async def snapshot(self, log: str, position: int, payload: bytes) -> None:
+    async def snapshot(self, log: str, position: int, payload: bytes, *, newest: bool = False) -> None:
         """See Journal."""
         with self._meter.snapshot(payload):
             self._check_open()
-            frame = encode(log, position, payload, writer=self._owned.writer(log), kind=Kind.SNAPSHOT)
+            writer = self._owned.writer(log)
+            frame = encode(log, position, payload, writer=writer, kind=Kind.SNAPSHOT, newest=newest)
             operation = Operation("snapshot", [(log, position)], strong=True)
             believed, record = self._owned.held([log]), self._owned.record(log, position)
             await self._run(operation, partial(self._replace, log, position, frame, believed, record))
 
     async def restore(
-        self, log: str, position: int, payload: bytes, *, view: int = 0, address: str = "", over: End | None = None
+        self,
+        log: str,
+        position: int,
+        payload: bytes,
+        *,
+        view: int = 0,
+        address: str = "",
+        over: End | None = None,
+        newest: bool = False,
     ) -> Ownership:
         """See Journal."""
         with self._meter.snapshot(payload):
             self._check_open()
             wanted = Ownership(0, self._owned.next_nonce(log, self._randbits), address, view)
-            write = partial(self._restore, log, position, payload, self._owned.held([log])[log], wanted, over)
+            believed = self._owned.held([log])[log]
+            write = partial(self._restore, log, position, payload, newest, believed, wanted, over)
             owner, end = await self._run(Operation("restore", [(log, position)], strong=True), write)
             if log != GRAPH:
                 self._owned.took(log, owner)
@@ -425,6 +435,7 @@ class MemoryJournal(Journal):
         log: str,
         position: int,
         payload: bytes,
+        newest: bool,
         mine: Held,
         wanted: Ownership,
         over: End | None,
@@ -443,7 +454,7 @@ class MemoryJournal(Journal):
 
         def framed(owner: Ownership) -> bytes:
             writer = self._owned.writer(GRAPH) if log == GRAPH else Writer(owner.epoch, owner.nonce)
-            return encode(log, position, payload, writer=writer, kind=Kind.SNAPSHOT)
+            return encode(log, position, payload, writer=writer, kind=Kind.SNAPSHOT, newest=newest)
 
         if found.last == position and stored.tail == checksum(framed(found.owner)):
             disk.touch({}, synced=synced)

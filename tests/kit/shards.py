@@ -111,6 +111,10 @@ class Asks:
         """See Above: it goes to the shard that serves the root."""
         return await Here(self._deployment.owner(asked.root).shard).claim(asked)
 
+    async def epoch(self, root: str) -> int:
+        """See Above."""
+        return self._deployment.owner(root).shard.epoch(root)
+
     async def close(self) -> None:
         """See Peers."""
 

@@ -80,6 +80,10 @@ class Way:
         found = await self.go("claim", there)
         return Bent(self, found)  # type: ignore[arg-type]
 
+    async def epoch(self, root: str) -> int:
+        """See Above."""
+        return self.tree.owner(root).shard.epoch(root)
+
 
 class Bent:
     """A range at the root, at the end of such a way."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater_authority.access.policy import Action
-from lowwater_authority.core.topology import MAX_INPUTS, slicing
+from lowwater_authority.core.topology import MAX_INPUTS, is_slicing
 from lowwater_authority.rpc.codec import MAX_NAMES
 from lowwater_authority.rpc.refusals import bad_field
 
@@ -74,7 +74,7 @@ def _claim(request: Any) -> Iterable[tuple[Action, str]]:
 
 
 def _claims_for_slice(request: Any) -> bool:
-    return bool(request.identity == slicing(request.computation))
+    return is_slicing(request.computation, request.identity)
 
 
 def _inputs(action: Action, field: str) -> Needs:

@@ -13,7 +13,6 @@ from lowwater._core import lease
 from lowwater._core.fold import Fold
 from lowwater._core.lateness import Lateness
 from lowwater.watermark import MAX, MIN, Watermark
-from lowwater_authority.core.topology import slicing
 from lowwater_authority.engine.slices import GENERATION
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ class Peers:
     async def claim(self, asked: Asked) -> RangeThere:
         """See Above."""
         worker = self._connected().worker(
-            asked.root, name=asked.name, identity=slicing(asked.root), generation=GENERATION, ordinal=asked.ordinal
+            asked.root, name=asked.name, identity=asked.identity, generation=GENERATION, ordinal=asked.ordinal
         )
         worker._claimant = replace(
             worker._claimant, host=asked.host
@@ -99,6 +98,15 @@ class Peers:
                 raise errors.Unavailable(msg) from error
             raise
         return RangeThere(worker, lease)
+
+    async def epoch(self, root: str) -> int:
+        """See Above."""
+        try:
+            views = await self._connected().get(root)
+        except (errors.Timeout, errors.StaleEpoch) as error:
+            msg = f"the shard of {root} cannot be reached: {error}"
+            raise errors.Unavailable(msg) from error
+        return views[root].epoch
 
     def _connected(self) -> Client:
         if self._client is None:

@@ -30,7 +30,7 @@ from lowwater.cli.failures import fail
 from lowwater.cli.render import table
 from lowwater_authority.cluster.membership import View
 from lowwater_authority.commands.serve_arguments import refuse_password
-from lowwater_authority.engine.holdings import whole
+from lowwater_authority.engine.holdings import is_cut, whole
 from lowwater_authority.journal import GRAPH, Journal, SqliteJournal
 from lowwater_authority.journal.copy import (
     Copy,
@@ -112,9 +112,8 @@ async def _copy(args: argparse.Namespace) -> str:
         with speaking_of(str(target)):
             token = "" if await target.exists() else old.server_token
         async with _opened(target, served=False, server_token=token) as new:
-            copy = Copy(
-                old, facts, new, whole=whole, names=(str(source), str(target)), progress=_progress(time.monotonic)
-            )
+            names, progress = (str(source), str(target)), _progress(time.monotonic)
+            copy = Copy(old, facts, new, whole=whole, newest=is_cut, names=names, progress=progress)
             try:
                 await copy.run()
             except TargetNotEmpty as error:

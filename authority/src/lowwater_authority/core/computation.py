@@ -34,7 +34,7 @@ from lowwater_authority.core.layout import Layout, Told
 from lowwater_authority.core.requests import Fenced, Grant, Granted, Refused, finished
 from lowwater_authority.core.tasks import Tasks
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.core.topology import CUT, slicing
+from lowwater_authority.core.topology import CUT, carried, is_slicing, slicing, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -187,10 +187,15 @@ class Computation:
         if request.request_id in self.granted:
             return self._granted_before(request)
         self._check_span(request.bounds[0], request.bounds[-1], "claim")
-        if request.identity != slicing(self.spec.name):
+        identity = request.identity
+        if not is_slicing(self.spec.name, identity):
             self._check_cut(request.bounds[0], request.bounds[-1], "claim")
         else:
-            self._check_sliced("claims", "identity", request.identity)
+            self._check_sliced("claims", "identity", identity)
+            self._check_slice(request.bounds)
+            if carried(self.spec.name, self.incarnation, identity) is None:
+                identity = slicing(self.spec.name)
+        self._check_identity(identity)
         self._check_order(request)
         self._check_place(request)
         self._check_bounds(request, wall)
@@ -204,7 +209,7 @@ class Computation:
         claim.bounds.extend(request.bounds)
         claim.worker = request.worker
         claim.host = request.host
-        claim.identity = request.identity
+        claim.identity = identity
         claim.generation = request.generation
         claim.ordinal = request.ordinal
         claim.request_id = request.request_id
@@ -238,13 +243,27 @@ class Computation:
         watermarks[group.handles_of(places)] = self.map.columns.values[group.base + places]
         return Grant(sequencer, watermarks, self.reference)
 
-    def _check_order(self, request: ClaimRequest) -> None:
-        if self.identity is not None and request.identity != self.identity:
+    def _check_identity(self, identity: str) -> None:
+        """What is cut is bound to the identity of the first worker that has claimed in any of its slices. Raises IdentityMismatch."""
+        name, bound = self.spec.name, self.identity
+        if bound is None:
+            return
+        if self.spec.slices:
+            of_worker, of_slice = carried(name, self.incarnation, identity), carried(name, self.incarnation, bound)
+            if of_worker is None or of_slice is None:
+                return
+            identity, bound = of_worker, of_slice
+        if identity != bound:
+            root = whole(name)
+            cut = self.spec.slices or self.spec.slice_of
+            fix = f"reset {root}" if cut else "claim with adopt"
             msg = (
-                f"{self.spec.name} is bound to the identity {self.identity!r}, not {request.identity!r}: two owners of one "
-                "name would fence each other. Use another name, or claim with adopt to start a new incarnation of it."
+                f"{root} is bound to the identity {bound!r}, not {identity!r}: two owners of one "
+                f"name would fence each other. Use another name, or {fix} to start a new incarnation of it."
             )
-            raise errors.IdentityMismatch(msg, metadata=self._about(identity=request.identity, bound_to=self.identity))
+            raise errors.IdentityMismatch(msg, metadata=self._about(identity=identity, bound_to=bound))
+
+    def _check_order(self, request: ClaimRequest) -> None:
         order = (request.generation, request.ordinal)
         newest = self._newest_order(request)
         if order < newest:
@@ -317,6 +336,15 @@ class Computation:
             msg = f"{field} is {value}, by which a slice of {self.spec.name} {what}, and that is not cut into slices; leave it out"
             raise errors.InvalidArgument(msg, metadata=self._about(field=field, fix="leave it out"))
 
+    def _check_slice(self, bounds: Sequence[bytes]) -> None:
+        """A slice has one range here, with the keys of the slice: who claims another one knows of another cut. Raises InvalidArgument."""
+        start, end = bounds[0], bounds[-1]
+        over = self.spec.slices_over(start, end)
+        if len(bounds) > 2 or len(over) > 1 or self.spec.span_of(over[0]) != (start, end):
+            fix = "read the graph again"
+            msg = f"[{start.hex()}, {end.hex()}) is no slice of {self.spec.name}, which is cut elsewhere; {fix}"
+            raise errors.InvalidArgument(msg, metadata=self._about(field="bounds", fix=fix))
+
     def _check_place(self, request: ClaimRequest) -> None:
         """A claim in place of another one is nobody's who has lost that: a zombie's, or a late one's."""
         if not request.instead_of:
@@ -362,7 +390,8 @@ class Computation:
         self._regrouped(taken, group)
         self.last_sequencer = op.sequencer
         self.input_version = self.input_version or op.input_version
-        self.identity = op.identity
+        if self.identity is None or not self.spec.slices or op.identity != slicing(self.spec.name):
+            self.identity = op.identity
         self.order = max(self.order, (op.generation, op.ordinal))
         if op.request_id:
             self.granted[op.request_id] = Granted(op.sequencer, op.asked)

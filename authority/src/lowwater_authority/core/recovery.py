@@ -6,6 +6,7 @@ the very functions that a live round runs, so that what holds on one path holds 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
@@ -23,6 +24,7 @@ from lowwater_authority.core.layout import Layout
 from lowwater_authority.core.requests import Granted
 from lowwater_authority.core.tasks import Tasks, restored, restored_task
 from lowwater_authority.core.times import MAX, MIN
+from lowwater_authority.core.topology import WHOLE
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
@@ -110,9 +112,8 @@ def _replay_steps(computation: Computation, spec: Spec, records: Iterable[bytes]
             msg = f"a record of {spec.name}'s incarnation {record.incarnation} follows its incarnation {computation.incarnation}"
             raise ReplayError(msg)
         if record.incarnation > computation.incarnation:
-            computation = restarted(computation, spec)
+            computation = restarted(computation, _life(spec, record.incarnation))
             computation.incarnation = record.incarnation
-            _forget_keys(computation)
         yield from _replay(computation, record, len(payload))
     if computation.incarnation > spec.incarnation:
         msg = f"{spec.name} has records of its incarnation {computation.incarnation}, but the graph knows only {spec.incarnation}"
@@ -124,11 +125,14 @@ def _replay_steps(computation: Computation, spec: Spec, records: Iterable[bytes]
     return computation
 
 
-def _forget_keys(computation: Computation) -> None:
-    """Let a slice have any keys in a life that is over: the graph knows only those of the newest one, and only what does not go by keys is kept of it."""
-    if computation.spec.slice_of and computation.incarnation < computation.spec.incarnation:
-        computation.map = IntervalMap()
-        computation.masses = Masses(computation.spec.heuristics, computation.map.run_groups())
+def _life(spec: Spec, incarnation: int) -> Spec:
+    """Return by what an incarnation is read of which a log still tells.
+
+    One that is over may have had other keys, as a slice that was cut anew since, or dropped and registered with others: the graph does not know them any more,
+    and only what does not go by keys is kept of it.
+    """
+    over = bool(spec.slice_of) and incarnation < spec.incarnation
+    return replace(spec, span=WHOLE, began_end=None) if over else spec
 
 
 def _span(groups: list[tuple[Group, Int64s, Int64s]]) -> tuple[bytes, bytes]:
@@ -239,7 +243,9 @@ def _restore(computation: Computation, snapshot: bytes) -> Iterator[int]:
     message = pb.Snapshot.FromString(rest)
     yield len(rest)
     computation.incarnation = message.incarnation
-    _forget_keys(computation)
+    computation.spec = _life(computation.spec, message.incarnation)
+    computation.map = IntervalMap(computation.spec.began)
+    computation.masses = Masses(computation.spec.heuristics, computation.map.run_groups())
     groups = []
     for group in (pb.Group.FromString(snapshot[place]) for place in places):
         bounds: list[bytes] = []

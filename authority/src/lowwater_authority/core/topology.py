@@ -150,6 +150,14 @@ class Spec:
     def _slice(self, number: int) -> str:
         return f"{self.name}{CUT}{number}"
 
+    def span_of(self, name: str) -> tuple[bytes, bytes] | None:
+        """Return the key space of one of its slices; None when it has no slice of that name. O(slices)."""
+        parts = self.parts
+        for index, part in enumerate(parts):
+            if self._slice(part.number) == name:
+                return part.start, parts[index + 1].start if index + 1 < len(parts) else b""
+        return None
+
     def slices_over(self, start: bytes, end: bytes) -> list[str]:
         """Return the names of the slices that share keys with an interval. O(slices)."""
         parts = self.parts
@@ -250,6 +258,11 @@ class Topology:
             known = find()
             object.__setattr__(self, field_name, known)
         return known
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether something in it is cut into slices: what is written of it then is for nobody who does not know slices. O(graph)."""
+        return any(spec.slices for spec in self.computations.values())
 
     def get(self, name: str) -> Spec:
         """Return a computation. Raises UnknownComputation."""
@@ -675,9 +688,33 @@ def whole(name: str) -> str:
     return name if found is None else found[1]
 
 
-def slicing(name: str) -> str:
-    """Return the identity by which the slices of a computation claim their parts of it."""
-    return f"{name}{CUT}"
+def slicing(name: str, incarnation: int = 0, identity: str | None = None) -> str:
+    """Return the identity by which a slice of a computation claims its part of it.
+
+    With ``identity``: that by which a worker has claimed ranges of the slice, or is about to, in an incarnation. It binds the computation.
+    """
+    return f"{name}{CUT}" if identity is None else f"{name}{CUT}{incarnation}:{identity}"
+
+
+def is_slicing(name: str, identity: str) -> bool:
+    """Whether an identity is one of those by which slices of a computation claim.
+
+    >>> [is_slicing("hourly", each) for each in ("hourly~", slicing("hourly", 2, "job"), "hourly", "job", "daily~")]
+    [True, True, False, False, False]
+    """
+    whose, cut, rest = identity.partition(CUT)
+    number, carries, _ = rest.partition(":")
+    return bool(cut) and whose == name and (not rest or (bool(carries) and number.isdecimal()))
+
+
+def carried(name: str, incarnation: int, identity: str) -> str | None:
+    """Return the worker's identity that a slice's one carries; None: there is none, or it is of another incarnation.
+
+    >>> carried("hourly", 2, slicing("hourly", 2, "job")), carried("hourly", 3, slicing("hourly", 2, "job")), carried("hourly", 2, "hourly~")
+    ('job', None, None)
+    """
+    prefix = slicing(name, incarnation, "")
+    return identity.removeprefix(prefix) if identity.startswith(prefix) else None
 
 
 def _with_slices(spec: Spec) -> Iterable[tuple[str, Spec]]:

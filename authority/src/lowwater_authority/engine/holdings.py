@@ -568,7 +568,14 @@ class Holdings:
         position = self.graph.position
         self.graph.reached(max(over.last, self.covered, self.journal.acknowledged(GRAPH).last))
         try:
-            await self.logs.restore(self.graph, topology.encode(), view=self.view, address=self.address, over=over)
+            await self.logs.restore(
+                self.graph,
+                topology.encode(),
+                view=self.view,
+                address=self.address,
+                over=over,
+                newest=topology.is_cut,
+            )
         except BaseException:
             # What this process knows of it is as new as before, whatever it cannot write.
             self.graph.position = position
@@ -656,6 +663,11 @@ def _payloads(loaded: LoadedLog) -> list[bytes]:
 def whole(loaded: LoadedLog) -> bytes:
     """Return the graph in a log as one payload. Raises JournalCorrupt."""
     return replayed(loaded).topology.encode()
+
+
+def is_cut(payload: bytes) -> bool:
+    """Whether something is cut into slices in a graph, as :func:`whole` returns it."""
+    return Topology.decode(payload).is_cut
 
 
 def _goes_on(loaded: LoadedLog, known: LoadedLog) -> bool:

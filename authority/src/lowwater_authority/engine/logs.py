@@ -134,6 +134,8 @@ class Record(NamedTuple):
     payload: bytes
     strong: bool
     """Whether losing it breaks a promise; see Entry."""
+    newest: bool = False
+    """As in Entry."""
 
 
 T = TypeVar("T")
@@ -162,7 +164,7 @@ class _Append:
         """Return what to write next."""
         self._ends = {log: log.position for log in self._readings}
         self._graph = next((log.reading for log, *_ in self.records if log.name == GRAPH), 0)
-        return [Entry(log.name, log.position + 1, payload, strong) for log, payload, strong in self.records]
+        return [Entry(log.name, log.position + 1, payload, *how) for log, payload, *how in self.records]
 
     async def attempt(self, journal: Journal, entries: Sequence[Entry]) -> None:
         """Write once, unless a log was let go meanwhile."""
@@ -187,7 +189,7 @@ class _Append:
 
     def written(self, entries: Sequence[Entry]) -> None:
         """All that was left is written."""
-        for (log, payload, _), entry in zip(self.records, entries, strict=True):
+        for (log, payload, *_), entry in zip(self.records, entries, strict=True):
             if log.reading == self._readings.get(log, self._graph):
                 log.position = entry.position
                 log.behind += len(payload)
@@ -336,7 +338,9 @@ class Logs:
             msg = f"{error}. This process was out of touch with it: another one may own them, and goes first; try again"
             raise JournalFailed(msg)
 
-    async def restore(self, log: Log, payload: bytes, *, view: int, address: str, over: End | None = None) -> Ownership:
+    async def restore(
+        self, log: Log, payload: bytes, *, view: int, address: str, over: End | None = None, newest: bool = False
+    ) -> Ownership:
         """Make a snapshot all there is of a log, which the store has lost a part of. Raises JournalFenced, JournalPosition, ...
 
         ``over`` is where the log must end still: where it was read last, if others may write to it, too.
@@ -347,7 +351,9 @@ class Logs:
 
         async def write() -> Ownership:
             try:
-                return await self.journal.restore(log.name, position, payload, view=view, address=address, over=over)
+                return await self.journal.restore(
+                    log.name, position, payload, view=view, address=address, over=over, newest=newest
+                )
             except JournalUnknown:
                 log.doubted = True
                 raise
@@ -384,10 +390,12 @@ class Logs:
                     _logger.info("the store answers again", extra=event("store_back"))
                 return written
 
-    async def snapshot(self, log: Log, take: Callable[[], Iterable[bytes]], now: int = 0) -> None:
+    async def snapshot(
+        self, log: Log, take: Callable[[], Iterable[bytes]], now: int = 0, *, newest: bool = False
+    ) -> None:
         """Begin to replace a log's records by a snapshot of what is durable now: returns when it is made, and is being written; appends go on meanwhile.
 
-        It is made of pieces, and others have the event loop in between; what it is made of must not change until then. A failure is logged: a snapshot
+        It is made of pieces, and others have the event loop in between; what it is made of must not change until then. ``newest`` as in Entry. A failure is logged: a snapshot
         only shortens the replay.
         """
         reading = log.reading
@@ -401,17 +409,21 @@ class Logs:
             return
         if log.reading != reading:
             return  # it was let go meanwhile
-        log.snapshotting = task = asyncio.create_task(self._snapshot(log, log.position, log.behind, pieces, now))
+        log.snapshotting = task = asyncio.create_task(
+            self._snapshot(log, log.position, log.behind, pieces, now, newest=newest)
+        )
         self._snapshots.add(task)
         task.add_done_callback(self._snapshots.discard)
 
-    async def _snapshot(self, log: Log, position: int, covered: int, pieces: list[bytes], now: int) -> None:
+    async def _snapshot(
+        self, log: Log, position: int, covered: int, pieces: list[bytes], now: int, *, newest: bool
+    ) -> None:
         size, reading = sum(map(len, pieces)), log.reading
         try:
             payload = await _joined(pieces)
             if log.reading != reading:
                 return  # it was let go meanwhile, and perhaps taken again: then another one may have written there
-            await self.journal.snapshot(log.name, position, payload)
+            await self.journal.snapshot(log.name, position, payload, newest=newest)
         except (JournalError, MemoryError) as error:
             log.snapshot_refused(covered, size, now)
             _logger.warning(

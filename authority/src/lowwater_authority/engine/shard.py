@@ -419,6 +419,8 @@ class Shard:
 
         def stage(round_: Round) -> Grant:
             computation = self._computation(name)
+            if (known := self._unbound(name)) is not None and not known.is_bound(asked.identity):
+                raise GivenUp
             request = self._bounded(name, asked, away)
             adopts = adopt and computation.identity not in (None, request.identity)
             if not adopts or request.request_id in computation.granted:
@@ -442,9 +444,20 @@ class Shard:
 
         inputs = (lambda: self.topology.get(name).inputs) if len(asked.bound_micros) else None
         before = self.topology.get(name).incarnation
-        grant = await self._write(stage, alone=adopt, lows_of=inputs, away=away)
+        bind = partial(self._bind, name, asked.identity)
+        grant = await self._write(stage, alone=adopt, first=bind, lows_of=inputs, away=away)
         self._tell_claim(name, asked, grant, adopted=adopt and self.topology.get(name).incarnation > before)
         return grant
+
+    async def _bind(self, name: str, identity: str) -> None:
+        """Let the first worker of a slice bind what that is a slice of to its identity. Raises IdentityMismatch and Unavailable."""
+        if (known := self._unbound(name)) is not None:
+            await known.bind(identity)
+
+    def _unbound(self, name: str) -> Slice | None:
+        """Return a slice that is served here and bound to nobody yet; None for all others."""
+        computation = self.held.computation(name)
+        return self._slices.get(name) if computation is not None and computation.identity is None else None
 
     def _tell_claim(self, name: str, asked: ClaimRequest, grant: Grant, *, adopted: bool) -> None:
         what = "adopted" if adopted else "taken_over" if grant.fenced else "claimed"
@@ -892,8 +905,9 @@ class Shard:
         computation = self.held.computation(name)
         if computation is None or not computation.spec.slice_of:
             return
+        before = self._slices.get(name)
         self._unfollow(name)
-        made = Slice(self, computation, self.placement.above)
+        made = Slice(self, computation, self.placement.above, asked=before.asked if before is not None else 0)
         self._slices[name] = made
         made.follow()
 
@@ -1154,7 +1168,7 @@ class Shard:
         unchanged = [name for name in round_.touched if name not in changed] if self.shared else []
         if round_.topology is not None and not round_.read:
             graph = self.held.graph_record(round_.topology, whole=round_.merged)
-            records.append(Record(self.held.graph, graph, strong=True))
+            records.append(Record(self.held.graph, graph, strong=True, newest=round_.topology.is_cut))
         held = self.held
         apart = {GRAPH, *(n for n, computation in round_.touched.items() if held.computation(n) is not computation)}
         drop = partial(self._drop, round_) if self._divisible(round_) else None
@@ -1251,6 +1265,8 @@ class Shard:
                 computation.spec = spec
                 if computation.incarnation < spec.incarnation:
                     views.append(self.held.restart(computation, spec).publish())
+                    if (known := self._slices.get(name)) is not None and not known.is_of(spec):
+                        self._follow(name)  # it was dropped and registered anew in between
                 else:
                     self._tell_above(name)
             if spec is not None and name not in before.computations:
@@ -1358,7 +1374,8 @@ class Shard:
             if holding.log.due(now) or (name in whole and holding.unwritten is None and holding.log.changed(now)):
                 await held.logs.snapshot(holding.log, partial(recovery.pieces, holding.computation), now)
         if round_.topology is not None and held.graph.due(now):
-            await held.logs.snapshot(held.graph, lambda: [self.topology.encode()], now)
+            graph = self.topology
+            await held.logs.snapshot(held.graph, lambda: [graph.encode()], now, newest=graph.is_cut)
 
     def _fence_ended_incarnations(self, round_: Round) -> None:
         assert round_.topology is not None

@@ -37,7 +37,7 @@ from lowwater_authority.engine.rounds import GivenUp
 if TYPE_CHECKING:
     from lowwater_authority.core.computation import Computation
     from lowwater_authority.core.groups import Mass
-    from lowwater_authority.core.topology import Topology
+    from lowwater_authority.core.topology import Spec, Topology
     from lowwater_authority.engine.shard import Shard
 
 GENERATION: Final = 1
@@ -51,6 +51,9 @@ BEAT_SECONDS: Final = 5.0
 
 MASS_SECONDS: Final = 1.0
 """How often a slice tells of the mass of its records at most: it takes all of its claims to make, and heuristic watermarks are about records of ten minutes."""
+
+LOOK_SECONDS: Final = 0.5
+"""How often a slice that has nothing to say looks whether it has lost its range: nobody wakes it then."""
 
 AGAIN_SECONDS: Final = (0.05, 2.0)
 """First and longest wait until a root is asked again that did not answer, or refused."""
@@ -76,6 +79,8 @@ class Told(NamedTuple):
     """Of each lateness budget in ppm: its watermark, all records, and those of them that came behind."""
     oldest_operation: int
     waiting_for: str
+    identity: str | None = None
+    """Of its workers; None: nobody has claimed any of it yet."""
 
 
 class Asked(NamedTuple):
@@ -91,6 +96,8 @@ class Asked(NamedTuple):
     """How many it has made under it, with this one."""
     bound: int
     request_id: bytes
+    identity: str
+    """By which it claims: with its worker's, if it has one."""
 
     @property
     def ordinal(self) -> int:
@@ -134,7 +141,11 @@ class Above(Protocol):
     """The way to roots that other processes serve."""
 
     async def claim(self, asked: Asked) -> Range:
-        """Claim the range of a slice. Raises OlderClaim, Unavailable, ..."""
+        """Claim the range of a slice. Raises OlderClaim, IdentityMismatch, Unavailable, ..."""
+        ...
+
+    async def epoch(self, root: str) -> int:
+        """Return the ownership number of a root. Raises Unavailable, ..."""
         ...
 
 
@@ -153,6 +164,7 @@ def told_of(computation: Computation, topology: Topology) -> Told:
         kept=tuple((kept.ppm, kept.micros, kept.records, kept.behind) for kept in view.budgets),
         oldest_operation=view.oldest_operation,
         waiting_for=view.holder.owner.waiting_for if view.holder is not None else "",
+        identity=computation.identity,
     )
 
 
@@ -162,12 +174,14 @@ class Slice:
     ``follow`` begins the task that tells the root. All methods are called on the event loop.
     """
 
-    def __init__(self, shard: Shard, computation: Computation, above: Above | None) -> None:
+    def __init__(self, shard: Shard, computation: Computation, above: Above | None, *, asked: int = 0) -> None:
+        """``asked``: claims made so far by this process, whose ids and numbers are not to be used again."""
         spec = computation.spec
         self.name = spec.name
         self.root = spec.slice_of
         self._shard = shard
-        self._span = spec.span
+        self._spec = spec
+        self._of = computation
         self._told = told_of(computation, shard.topology)
         self._above = above
         self._range: Range | None = None
@@ -179,6 +193,14 @@ class Slice:
         """How far the root knows that outputs say that they are complete, from this ownership."""
         self._heard = asyncio.Event()
         """Set, and replaced, when the root has heard that."""
+        self._bound: str | None = None
+        """To which worker's identity this ownership has bound the root; None: to none."""
+        self._binding = asyncio.Lock()
+        """One is bound at a time."""
+        self._binds: tuple[str, asyncio.Future[None]] | None = None
+        """Which identity is to be, and who waits for it."""
+        self._root_epoch = 0
+        """Before the range was retired: the ownership number of the root."""
         self._weighs = bool(spec.heuristics)
         self._mass_turns, self._mass_said, self._mass_due = computation.mass_turns, -1, 0.0
         """How often its mass has changed, how often it had when the root was told of it last, and from when on it may be again."""
@@ -188,7 +210,7 @@ class Slice:
         """Answers that had to be refused, because the root had not heard of what they answer."""
         self._slow = False
         """Whether an answer has waited in vain: the next ones do not, until the root answers."""
-        self._asked = 0
+        self.asked = asked
         """Claims made so far."""
         self._news = asyncio.Event()
         self._settled: asyncio.Future[None] | None = None
@@ -205,6 +227,13 @@ class Slice:
             self._task.cancel()
         self._give_up()
         self._settle(ended=True)
+        if self._binds is not None and not self._binds[1].done():
+            self._binds[1].set_exception(self._not_bound())
+
+    def is_of(self, spec: Spec) -> bool:
+        """Whether this is that slice as it is registered now, if perhaps in another incarnation: by its keys, what is told of it, and its registration."""
+        mine = self._spec
+        return (mine.span, mine.heuristics, mine.first) == (spec.span, spec.heuristics, spec.first)
 
     def is_settled(self) -> bool:
         """Whether answers may leave: what is durable stands no lower than what may count at the root."""
@@ -213,7 +242,11 @@ class Slice:
     def durable(self, computation: Computation) -> None:
         """Something of it became durable, or the graph has changed. All that was staged of it is durable."""
         told = told_of(computation, self._shard.topology)
-        if computation.mass_turns != self._mass_turns:
+        if computation is not self._of:
+            # It was read back, or begins a new incarnation, and its masses are counted anew.
+            self._of, self._mass_turns, self._mass_said = computation, computation.mass_turns, -1
+            self._news.set()
+        elif computation.mass_turns != self._mass_turns:
             self._mass_turns = computation.mass_turns
             self._news.set()
         if told.incarnation != self._told.incarnation or (self._told.current and not told.current):
@@ -256,6 +289,33 @@ class Slice:
             msg = f"{self.root} does not know yet how far this output of {self.name}, a slice of it, is to say that it is complete; say nothing, and ask again"
             raise errors.Unavailable(msg, metadata={"computation": self.name, "root": self.root})
 
+    def is_bound(self, identity: str) -> bool:
+        """Whether the root is known to be bound to the identity of a worker, so that a range may be granted to it."""
+        return self._bound == identity
+
+    async def bind(self, identity: str) -> None:
+        """Bind the root to the identity of the first worker of the slice, before it is granted any range: slices are claimed one by one, and have one owner.
+
+        Raises IdentityMismatch when a worker of another identity has come first, in any slice, and Unavailable after ``ANSWER_SECONDS``.
+        """
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS), self._binding:
+                if self._told.identity is not None or self.is_bound(identity):
+                    return  # whose it is by now, the slice says itself
+                done = asyncio.get_running_loop().create_future()
+                self._binds = identity, done
+                try:
+                    self._give_up()
+                    await done
+                finally:
+                    self._binds = None
+        except TimeoutError as error:
+            raise self._not_bound() from error
+
+    def _not_bound(self) -> errors.Unavailable:
+        msg = f"{self.root} does not know yet whose worker claims {self.name}, a slice of it; nothing was granted, try again"
+        return errors.Unavailable(msg, metadata={"computation": self.name, "root": self.root})
+
     def _settle(self, *, ended: bool = False) -> None:
         if ended or self.is_settled():
             self._slow = False
@@ -268,6 +328,7 @@ class Slice:
         if self._range is not None:
             self._range.close()
         self._range, self._said, self._counts, self._vouched, self._mass_said = None, None, MAX, MIN, -1
+        self._bound = None
         self._news.set()
 
     # -- its task --------------------------------------------------------------------------------------------
@@ -276,49 +337,73 @@ class Slice:
         backoff = Backoff(*AGAIN_SECONDS)
         while True:
             try:
-                await self._tell()
-                backoff.restart()
-            except errors.LowwaterError as error:
-                self.reached = False
-                if isinstance(error, errors.OlderClaim):
+                try:
+                    await self._tell()
+                    backoff.restart()
+                    continue
+                except errors.LowwaterError as error:
+                    self.reached = False
+                    log.log(
+                        logging.WARNING if backoff.first else logging.DEBUG,
+                        "%s does not hear of its slice %s yet, trying again in %.2f s: %s",
+                        self.root,
+                        self.name,
+                        backoff.seconds,
+                        error,
+                        extra=event("slice_not_told", computation=self.name, root=self.root, reason=str(error)),
+                    )
                     with suppress(errors.LowwaterError):
-                        await self._rise(error)
-                log.log(
-                    logging.WARNING if backoff.first else logging.DEBUG,
-                    "%s does not hear of its slice %s yet, trying again in %.2f s: %s",
+                        await self._look_again(error)
+            except Exception:
+                # Whatever it is: without this task the slice is silent for good, and its workers wait.
+                self.reached = False
+                log.exception(
+                    "telling %s of its slice %s failed in a way it never should, trying again in %.2f s",
                     self.root,
                     self.name,
                     backoff.seconds,
-                    error,
-                    extra=event("slice_not_told", computation=self.name, root=self.root, reason=str(error)),
+                    extra=event("slice_failed", computation=self.name, root=self.root),
                 )
-                await backoff.wait()
+                self._give_up()
+            await backoff.wait()
+
+    async def _look_again(self, error: errors.LowwaterError) -> None:
+        """Find out why the root has refused something, where this process may know too little."""
+        if isinstance(error, errors.OlderClaim):
+            await self._rise(error)
+        elif isinstance(error, errors.InvalidArgument) and self._shard.shared:
+            await self._shard.refresh()  # it is not cut, or cut elsewhere
 
     async def _rise(self, error: errors.OlderClaim) -> None:
         """Another process has claimed under a greater number, or under this one: it has replaced this one, unless the store has lost numbers."""
         self._give_up()
-        epoch, claims = divmod(int(error.metadata["claimed_ordinal"]), CLAIMS_OF_ONE)
+        claimed = error.metadata.get("claimed_ordinal", "")
+        if not claimed.isdecimal():
+            return  # nobody who knows slices says so
+        epoch, claims = divmod(int(claimed), CLAIMS_OF_ONE)
         if epoch == self._shard.epoch(self.name):
-            self._asked = claims
+            self.asked = claims
             return
         await self._shard.confirm([self.name])
         await self._shard.rise(self.name, epoch)
 
     async def _tell(self) -> None:
         """Tell the root what it does not know yet, or wait until there is something."""
-        if self._range is not None and self._range.lost:
+        if self._range is not None and (self._range.lost or self._told.identity not in (None, self._bound)):
             self._give_up()
         if self._range is not None:
             await self._tell_by(self._range)
-        elif self._told.retired and self._said is not None and self._said.retired:
+        elif self._binds is None and self._told.retired and self._said is not None and self._said.retired:
             await self._wait()
         else:
             await self._claim()
 
     async def _tell_by(self, known: Range) -> None:
-        mass, turns = None, self._mass_said
+        mass, turns, of = None, self._mass_said, self._of
         if self._weighs and self._mass_turns != turns and asyncio.get_running_loop().time() >= self._mass_due:
-            mass, turns = await self._shard.ask(self.name, lambda found, _: (found.whole_mass(), found.mass_turns))
+            mass, turns, of = await self._shard.ask(
+                self.name, lambda found, _: (found.whole_mass(), found.mass_turns, found)
+            )
             if self._range is not known:
                 return
         if self._told.vouched > self._vouched and self._fits(self._told, known):
@@ -332,44 +417,55 @@ class Slice:
             await self._wait()
         elif told.retired:
             # From here on it may count as MAX.
-            self._counts = MAX
-            await self._of(known, known.retire())
+            self._counts, self._root_epoch = MAX, await self._epoch()
+            await self._by(known, known.retire())
             self.reached = True
             self._range, self._said = None, told
             known.close()
         else:
             self._counts = max(self._counts, told.low)
-            await self._of(known, known.say(told, mass))
+            await self._by(known, known.say(told, mass))
             self.reached = True
             if self._range is known:
                 self._counts, self._said = told.low, told
-                if mass is not None:
+                if mass is not None and of is self._of:
                     self._mass_said, self._mass_due = turns, asyncio.get_running_loop().time() + MASS_SECONDS
                 self._settle()
 
     async def _vouch(self, told: Told, known: Range) -> None:
         with suppress(errors.TooFarAhead):  # its clock is behind: the rest is to be said all the same
-            await self._of(known, known.vouch(told))
+            await self._by(known, known.vouch(told))
             if self._range is known:
                 self._vouched = told.vouched
                 heard, self._heard = self._heard, asyncio.Event()
                 heard.set()
 
     async def _wait(self) -> None:
-        """Wait for news; without any, say the same again now and then."""
+        """Wait for news, or for the range to be lost; without any, say the same again now and then."""
         self._news.clear()
+        time = asyncio.get_running_loop().time
         waits = self._range is not None and self._weighs and self._mass_turns != self._mass_said
-        try:
-            # Until a time: what is left of one may be too little to move a clock.
-            async with asyncio.timeout_at(
-                self._mass_due if waits else asyncio.get_running_loop().time() + BEAT_SECONDS
-            ):
-                await self._news.wait()
-        except TimeoutError:
-            if self._range is not None and not waits:
-                self._said = None
+        # Until a time: what is left of one may be too little to move a clock.
+        until = self._mass_due if waits else time() + BEAT_SECONDS
+        while True:
+            look = min(until, time() + LOOK_SECONDS)
+            try:
+                async with asyncio.timeout_at(look):
+                    await self._news.wait()
+            except TimeoutError:
+                if look < until and (self._range is None or not self._range.lost):
+                    continue
+                if not waits and (self._range is not None or await self._epoch() != self._root_epoch):
+                    self._said = None
+            return
 
-    async def _of(self, known: Range, saying: object) -> None:
+    async def _epoch(self) -> int:
+        """Return the ownership number of the root. Whoever takes it over reads its log, of which a store may have lost the retirement of a range."""
+        if self._above is None or self._shard.serves(self.root):
+            return self._shard.epoch(self.root)
+        return await self._above.epoch(self.root)
+
+    async def _by(self, known: Range, saying: object) -> None:
         """Wait for an answer by which the range may turn out to be lost."""
         try:
             await saying  # type: ignore[misc]  # a coroutine
@@ -380,21 +476,33 @@ class Slice:
 
     async def _claim(self) -> None:
         """Become the owner of the range, and make sure that what is said from now on is of the root's incarnation and inputs."""
-        shard, told = self._shard, self._told
+        shard, told, binds = self._shard, self._told, self._binds
         self._news.clear()
-        self._asked += 1
+        await self._check_listed()
+        identity = told.identity if told.identity is not None or binds is None else binds[0]
+        self.asked += 1
         asked = Asked(
             self.root,
             self.name,
-            self._span,
+            self._spec.span,
             shard.held.address,
             shard.epoch(self.name),
-            self._asked,
+            self.asked,
             told.low,
             self._request_id(shard.held.of(self.name).ownership.nonce),
+            slicing(self.root, told.incarnation, identity),
         )
         above: Above = Here(shard) if self._above is None or shard.serves(self.root) else self._above
-        found = await above.claim(asked)
+        try:
+            found = await above.claim(asked)
+        except errors.IdentityMismatch as error:
+            if binds is None or told.identity is not None:
+                raise
+            if not binds[1].done():
+                binds[1].set_exception(error)
+            if self._binds is binds:
+                self._binds = None
+            return
         if asked.epoch != shard.epoch(self.name):
             found.close()
             return
@@ -404,13 +512,27 @@ class Slice:
             if shard.shared:  # who is alone has all of it in memory
                 await shard.refresh()
             await shard.follow_inputs(self.name, found.low)
-            if found.incarnation != self._told.incarnation:
+            if not self._fits(self._told, found):
                 msg = f"the shards of {self.root} and {self.name} do not know the same graph yet"
                 raise errors.Unavailable(msg)
             return
         self._range, self._said, self._counts, self._mass_said = found, None, found.low, -1
         self._mass_due = 0.0
+        self._bound = identity
+        if binds is not None and identity == binds[0] and not binds[1].done():
+            binds[1].set_result(None)
         self._settle()
+
+    async def _check_listed(self) -> None:
+        """Nothing is said of a slice that its root does not have: a graph that was written without slices has none. Raises Unavailable."""
+        for again in (self._shard.shared, False):
+            root = self._shard.topology.computations.get(self.root)
+            if root is not None and root.span_of(self.name) == self._spec.span:
+                return
+            if again:
+                await self._shard.refresh()
+        msg = f"{self.root} has no slice {self.name} of these keys, as far as this shard has read the graph"
+        raise errors.Unavailable(msg)
 
     @staticmethod
     def _fits(told: Told, known: Range) -> bool:
@@ -419,7 +541,7 @@ class Slice:
     def _request_id(self, nonce: int) -> bytes:
         """A new one for each claim, and the same in each replay of a simulation."""
         return blake2b(
-            f"{self.name} {self._shard.epoch(self.name)} {nonce} {self._asked}".encode(), digest_size=16
+            f"{self.name} {self._shard.epoch(self.name)} {nonce} {self.asked}".encode(), digest_size=16
         ).digest()
 
 
@@ -452,7 +574,7 @@ class Here:
             asked.span,
             worker=asked.name,
             host=asked.host,
-            identity=slicing(asked.root),
+            identity=asked.identity,
             generation=GENERATION,
             ordinal=asked.ordinal,
             request_id=asked.request_id,
@@ -461,13 +583,17 @@ class Here:
         grant = await shard.claim(asked.root, request)
         return RangeHere(shard, asked, grant.sequencer, int(grant.watermarks[0]))
 
+    async def epoch(self, root: str) -> int:
+        """See Above."""
+        return self._shard.epoch(root)
+
 
 class RangeHere:
     """The range of a slice at a root that the same process serves."""
 
     def __init__(self, shard: Shard, asked: Asked, sequencer: int, low: int) -> None:
         self._shard = shard
-        self._asked = asked
+        self.asked = asked
         self._sequencer = sequencer
         self._number = 0
         self.low = low
@@ -477,28 +603,28 @@ class RangeHere:
     @property
     def lost(self) -> bool:
         """See Range."""
-        return not self._shard.granted(self._asked.root, self._sequencer)
+        return not self._shard.granted(self.asked.root, self._sequencer)
 
     async def say(self, told: Told, mass: Mass | None) -> None:
         """See Range."""
         self._number += 1
-        report = self._asked.root, report_of(told, mass, self._sequencer)
+        report = self.asked.root, report_of(told, mass, self._sequencer)
         number = 1, self._number
         try:
-            answers = await self._shard.report([report], sender=self._asked.request_id, number=number)
+            answers = await self._shard.report([report], sender=self.asked.request_id, number=number)
         except GivenUp as error:
-            msg = f"another process has taken {self._asked.root} over, or what was written beside this could not be"
+            msg = f"another process has taken {self.asked.root} over, or what was written beside this could not be"
             raise errors.Unavailable(msg) from error
         for _, refused in answers:
             raise errors.BY_REASON[refused.reason](refused.message)
 
     async def vouch(self, told: Told) -> None:
         """See Range."""
-        await self._shard.vouch(self._asked.root, self._sequencer, told.vouched, told.fold)
+        await self._shard.vouch(self.asked.root, self._sequencer, told.vouched, told.fold)
 
     async def retire(self) -> None:
         """See Range."""
-        root, (start, end) = self._asked.root, self._asked.span
+        root, (start, end) = self.asked.root, self.asked.span
         await self._shard.retire(root, start, end, force=True, sequencer=self._sequencer)
 
     def close(self) -> None:

@@ -171,6 +171,8 @@ class Entry:
     """What the record says; the journal never looks inside."""
     strong: bool
     """Whether losing the record breaks a promise (claims, registrations, lowerings); a lost advance does not."""
+    newest: bool = False
+    """Whether releases that do not know the newest format must not read it: they refuse it, as JournalVersion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,8 +355,8 @@ class Journal(ABC):
         """
 
     @abstractmethod
-    async def snapshot(self, log: str, position: int, payload: bytes) -> None:
-        """Replace everything up to and including ``position`` by ``payload``, in one step.
+    async def snapshot(self, log: str, position: int, payload: bytes, *, newest: bool = False) -> None:
+        """Replace everything up to and including ``position`` by ``payload``, in one step. ``newest`` as in Entry.
 
         A snapshot at or behind the present one changes nothing and succeeds: the present one says it all. Raises like
         ``append``; JournalPosition when the log does not reach ``position``. Appends of other logs, and of this one,
@@ -366,7 +368,15 @@ class Journal(ABC):
 
     @abstractmethod
     async def restore(
-        self, log: str, position: int, payload: bytes, *, view: int = 0, address: str = "", over: End | None = None
+        self,
+        log: str,
+        position: int,
+        payload: bytes,
+        *,
+        view: int = 0,
+        address: str = "",
+        over: End | None = None,
+        newest: bool = False,
     ) -> Ownership:
         """Heal a log that the store has lost a part of: it becomes a snapshot at ``position``, and nothing else.
 

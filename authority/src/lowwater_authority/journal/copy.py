@@ -105,7 +105,7 @@ class Copy:
     """One copy between two open journals, whose texts are for messages.
 
     ``facts`` is a survey of the source with ``fence``. The target has the server token of the source if it is new. ``whole`` makes of
-    the log of the graph, which is not empty, the graph that it ends with.
+    the log of the graph, which is not empty, the graph that it ends with; ``newest`` says whether that is written as Entry.newest has it.
     """
 
     def __init__(
@@ -115,6 +115,7 @@ class Copy:
         target: Journal,
         *,
         whole: Callable[[LoadedLog], bytes],
+        newest: Callable[[bytes], bool] = lambda _: False,
         names: tuple[str, str] = ("the source", "the target"),
         progress: Callable[[Progress], None] = lambda _: None,
     ) -> None:
@@ -123,6 +124,7 @@ class Copy:
         self._logs = [each for each in facts if each.log != GRAPH]
         self._target = target
         self._whole = whole
+        self._newest = newest
         self._source_name, self._target_name = names
         self._progress = progress
         self._logs_done = self._bytes_done = 0
@@ -229,7 +231,8 @@ class Copy:
             return
         with speaking_of(self._target_name):
             await self._target.confirm([each.log for each in self._logs])
-            await self._target.restore(GRAPH, wanted.last, wanted.snapshot)
+            newest = self._newest(wanted.snapshot)
+            await self._target.restore(GRAPH, wanted.last, wanted.snapshot, newest=newest)
         await self._compare(GRAPH, wanted)
         self._report(_size(graph))
 

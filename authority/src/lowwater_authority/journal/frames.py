@@ -35,8 +35,11 @@ from lowwater_authority.journal.contract import (
     Writer,
 )
 
-FORMAT = 2
-"""The newest format, the one that is written. All before it are read: 1 knew no bound of a revocation, and wrote whole graphs only."""
+FORMAT = 3
+"""The newest format. All before it are read: 1 knew no bound of a revocation, and wrote whole graphs only; 2 knew no slices."""
+
+USUAL = 2
+"""The format that is written, but for what older releases must not read, and go on to write without what they do not know of it."""
 
 _HEADER = struct.Struct("<IHHQIIQ")
 _CHECKSUM = struct.Struct("<I")
@@ -59,15 +62,23 @@ class Frame(NamedTuple):
 
 
 def encode(
-    log: str, position: int, payload: bytes, *, writer: Writer, kind: Kind = Kind.RECORD, part: int = 0, parts: int = 1
+    log: str,
+    position: int,
+    payload: bytes,
+    *,
+    writer: Writer,
+    kind: Kind = Kind.RECORD,
+    part: int = 0,
+    parts: int = 1,
+    newest: bool = False,
 ) -> bytes:
-    """The frame of a payload at its place.
+    """The frame of a payload at its place. ``newest``: in the newest format, which releases that do not know it refuse.
 
     >>> frame = encode("clicks", 7, b"payload", writer=Writer(epoch=3, nonce=99))
     >>> len(frame), decode("clicks", 7, frame).payload
     (39, b'payload')
     """
-    header = _HEADER.pack(0, FORMAT, kind, writer.epoch, writer.nonce, parts, len(payload))
+    header = _HEADER.pack(0, FORMAT if newest else USUAL, kind, writer.epoch, writer.nonce, parts, len(payload))
     value = crc32(payload, crc32(header[_CHECKSUM.size :], _place(log, position, part)))
     return b"".join((_CHECKSUM.pack(value), header[_CHECKSUM.size :], payload))
 
@@ -222,5 +233,7 @@ def runs_of(entries: Sequence[Entry], writer: Callable[[str], Writer]) -> list[R
             raise JournalPosition(
                 entry.log, position=entry.position, last=expected - 1, reason="positions count from 1 without gaps"
             )
-        run.frames.append(encode(entry.log, entry.position, entry.payload, writer=writer(entry.log)))
+        run.frames.append(
+            encode(entry.log, entry.position, entry.payload, writer=writer(entry.log), newest=entry.newest)
+        )
     return list(runs.values())

@@ -300,7 +300,7 @@ class RedisJournal(Journal):
             with self._doubting({("append", run.log) for run in runs}):
                 await self._in_order(write)
 
-    async def snapshot(self, log: str, position: int, payload: bytes) -> None:
+    async def snapshot(self, log: str, position: int, payload: bytes, *, newest: bool = False) -> None:
         """See Journal. Written in parts of 256 KiB; what is cut off is removed by the next snapshot of the log."""
         with self._meter.snapshot(payload):
             record = self._owned.record(log, position)
@@ -309,7 +309,7 @@ class RedisJournal(Journal):
                 self._snapshots += 1
                 snapshot = _snapshot(log, position, f"{self._nonce:08x}.{self._snapshots}", payload)
                 owners = self._owners([log])
-                for part, frame in self._frames(snapshot, payload):
+                for part, frame in self._frames(snapshot, payload, newest=newest):
 
                     async def stage(database: RedisDatabase, part: int = part, frame: bytes = frame) -> bool:
                         return await database.stage(snapshot, self._held(owners)[log], part, frame)
@@ -320,7 +320,15 @@ class RedisJournal(Journal):
                     await self._in_order(lambda db: db.finish(snapshot, self._held(owners)[log], record))
 
     async def restore(
-        self, log: str, position: int, payload: bytes, *, view: int = 0, address: str = "", over: End | None = None
+        self,
+        log: str,
+        position: int,
+        payload: bytes,
+        *,
+        view: int = 0,
+        address: str = "",
+        over: End | None = None,
+        newest: bool = False,
     ) -> Ownership:
         """See Journal. Written in parts of 256 KiB, and the last step makes them the log."""
         with self._meter.snapshot(payload):
@@ -330,7 +338,7 @@ class RedisJournal(Journal):
                 # The same name for the same call, so that a repeat knows its first try.
                 snapshot = _snapshot(log, position, f"{self._nonce:08x}.{crc32(payload):08x}", payload)
                 owners = self._owners([log])
-                for part, frame in self._frames(snapshot, payload):
+                for part, frame in self._frames(snapshot, payload, newest=newest):
 
                     async def stage(database: RedisDatabase, part: int = part, frame: bytes = frame) -> None:
                         await database.stage_restore(snapshot, self._held(owners)[log], part, frame)
@@ -385,13 +393,16 @@ class RedisJournal(Journal):
         """The same with the ends, as they are when the call has its turn."""
         return {log: Held(owner, self._owned.end(log)) for log, owner in owners.items()}
 
-    def _frames(self, snapshot: Snapshot, payload: bytes) -> Iterator[tuple[int, bytes]]:
+    def _frames(self, snapshot: Snapshot, payload: bytes, *, newest: bool) -> Iterator[tuple[int, bytes]]:
         """The parts of a snapshot, numbered and framed."""
         log, position, _, parts = snapshot
         writer = self._owned.writer(log)
         for part in range(parts):
             piece = payload[part * PART_BYTES : (part + 1) * PART_BYTES]
-            yield part, encode(log, position, piece, writer=writer, kind=Kind.SNAPSHOT, part=part, parts=parts)
+            frame = encode(
+                log, position, piece, writer=writer, kind=Kind.SNAPSHOT, part=part, parts=parts, newest=newest
+            )
+            yield part, frame
 
     async def _look(self, log: str, owner: Ownership) -> Look:
         """What there is of a log; refused when it is less than there was."""

@@ -175,7 +175,7 @@ class SqliteJournal(Journal):
             for log, end in ends.items():
                 self._owned.reached(log, end)
 
-    async def snapshot(self, log: str, position: int, payload: bytes) -> None:
+    async def snapshot(self, log: str, position: int, payload: bytes, *, newest: bool = False) -> None:
         """See Journal. Written in parts of 256 KiB; cancelled or cut off, the parts are removed later."""
         with self._meter.snapshot(payload):
             writer, believed = self._owned.writer(log), self._owned.held([log])
@@ -185,14 +185,22 @@ class SqliteJournal(Journal):
                 return
             parts = _parts(payload)
             for part in range(parts):
-                await self._run(self._stage, key, log, position, payload, part, writer)
+                await self._run(self._stage, key, log, position, payload, part, writer, newest)
             await self._run(self._database.finish_snapshot, log, position, parts, believed, record)
             # A call at a time, so that appends get their turn in between.
             while await self._run(self._database.purge_some, log):
                 pass
 
     async def restore(
-        self, log: str, position: int, payload: bytes, *, view: int = 0, address: str = "", over: End | None = None
+        self,
+        log: str,
+        position: int,
+        payload: bytes,
+        *,
+        view: int = 0,
+        address: str = "",
+        over: End | None = None,
+        newest: bool = False,
     ) -> Ownership:
         """See Journal. One transaction of any size, which appends wait for."""
         with self._meter.snapshot(payload):
@@ -200,7 +208,8 @@ class SqliteJournal(Journal):
 
             def framed(owner: Ownership) -> list[bytes]:
                 writer = graph if log == GRAPH else Writer(owner.epoch, owner.nonce)
-                return [_frame(log, position, payload, part, writer) for part in range(_parts(payload))]
+                parts = range(_parts(payload))
+                return [_frame(log, position, payload, part, writer, newest=newest) for part in parts]
 
             mine, wanted = self._owned.held([log])[log], Ownership(0, 0, address, view)
             restore = self._database.restore
@@ -228,8 +237,10 @@ class SqliteJournal(Journal):
         self._database.append(runs, believed)
         return {run.log: run.end for run in runs}
 
-    def _stage(self, key: int, log: str, position: int, payload: bytes, part: int, writer: Writer) -> None:
-        self._database.stage(log, key, position, part, _frame(log, position, payload, part, writer))
+    def _stage(
+        self, key: int, log: str, position: int, payload: bytes, part: int, writer: Writer, newest: bool
+    ) -> None:
+        self._database.stage(log, key, position, part, _frame(log, position, payload, part, writer, newest=newest))
 
     async def _run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
         """Call on the journal's thread. Calls run in order, each to its end, even when its caller is cancelled."""
@@ -250,10 +261,11 @@ def _parts(payload: bytes) -> int:
     return max(1, -(-len(payload) // PART_BYTES))
 
 
-def _frame(log: str, position: int, payload: bytes, part: int, writer: Writer) -> bytes:
+def _frame(log: str, position: int, payload: bytes, part: int, writer: Writer, *, newest: bool) -> bytes:
     """One part of a snapshot, framed."""
     piece = payload[part * PART_BYTES : (part + 1) * PART_BYTES]
-    return encode(log, position, piece, writer=writer, kind=Kind.SNAPSHOT, part=part, parts=_parts(payload))
+    parts = _parts(payload)
+    return encode(log, position, piece, writer=writer, kind=Kind.SNAPSHOT, part=part, parts=parts, newest=newest)
 
 
 _logger = logging.getLogger(__name__)

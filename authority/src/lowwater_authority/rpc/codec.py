@@ -35,7 +35,7 @@ from lowwater_authority.core.requests import (
     TaskPart,
 )
 from lowwater_authority.core.times import DAY, MAX, MIN
-from lowwater_authority.core.topology import MAX_BUDGETS, MAX_HEURISTICS, Spec
+from lowwater_authority.core.topology import MAX_BUDGETS, MAX_HEURISTICS, Spec, is_slicing
 from lowwater_authority.rpc.refusals import MESSAGE_BYTES, bad_field
 
 if TYPE_CHECKING:
@@ -56,6 +56,9 @@ MAX_KEY: Final = 1024
 
 MAX_NAME: Final = 256
 """Longest worker, host or identity, in characters."""
+
+SLICING: Final = MAX_NAME + 32
+"""By how much the identity may be longer by which a slice claims: the name of what it is a slice of, and the incarnation."""
 
 CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 """What no name for people has: it would go on to terminals and logs, which obey it."""
@@ -126,7 +129,8 @@ def claim(message: workers_pb2.ClaimRequest) -> Pieces[ClaimRequest]:
     bounds = yield from _bounds(message)
     _check_digest("batch_digest", message.batch_digest)
     for path in ("worker", "host", "identity"):
-        if len(getattr(message, path)) > MAX_NAME:
+        of_slice = path == "identity" and is_slicing(message.computation, message.identity)
+        if len(getattr(message, path)) > MAX_NAME + of_slice * SLICING:
             raise bad_field(path, "is too long", f"use at most {MAX_NAME} characters")
     for path in ("worker", "host"):
         if CONTROL.search(getattr(message, path)):
