@@ -183,7 +183,7 @@ class Computation:
         claim). ``wall`` as in report.
         """
         wall = now if wall is None else wall
-        self._check_taken_in()
+        self.check_taken_in()
         if request.request_id in self.granted:
             return self._granted_before(request)
         self._check_span(request.bounds[0], request.bounds[-1], "claim")
@@ -310,7 +310,7 @@ class Computation:
         )
         raise errors.OtherSlice(msg, metadata=self._about(slice_of=root))
 
-    def _check_taken_in(self) -> None:
+    def check_taken_in(self) -> None:
         """A slice that is to take in what another one knows of its keys knows nothing of them before. Raises Unavailable."""
         if self.spec.source:
             msg = f"{self.spec.name} is still taking its keys over from {self.spec.source}; nothing was changed, try again in a moment"
@@ -593,7 +593,7 @@ class Computation:
         Raises OwnedRanges when a worker owns one of them, unless forced; OtherSlice. ``sequencer``: the claim that has the interval, all of it and
         nothing else, and asks for that itself; StaleSequencer unless it has.
         """
-        self._check_taken_in()
+        self.check_taken_in()
         self._check_span(start, end, "retire")
         if sequencer:
             self._check_sliced("retires", "sequencer", str(sequencer))

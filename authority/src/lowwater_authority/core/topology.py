@@ -166,6 +166,15 @@ class Spec:
         last = bisect_left(starts, end) if end else len(parts)
         return [self._slice(part.number) for part in parts[first : max(first + 1, last)]]
 
+    def taker_from(self, name: str) -> str:
+        """Return its slice that is still to take in keys of another one; empty: there is none. O(slices)."""
+        found = (
+            self._slice(part.number)
+            for part in self.cut
+            if part.source is not None and self._slice(part.source) == name
+        )
+        return next(found, "")
+
     def part_of(self, name: str) -> Part:
         """Return one of its slices. Raises InvalidArgument."""
         for part in self.parts:
