@@ -7,7 +7,16 @@ from itertools import count
 
 import pytest
 
-from lowwater_authority.journal import GRAPH, JournalClosed, JournalCorrupt, JournalPosition, LoadedLog
+from lowwater_authority.journal import (
+    GRAPH,
+    Entry,
+    JournalClosed,
+    JournalCorrupt,
+    JournalPosition,
+    JournalVersion,
+    LoadedLog,
+    frames,
+)
 from lowwater_authority.journal.sqlite import PART_BYTES
 from tests.contract.journal_stores import SharedStore, Store, entry, loaded, turn
 
@@ -458,3 +467,33 @@ async def test_close_finishes_what_was_begun(store: Store) -> None:
     await appending
     journal = await store.open()
     assert await journal.load("a") == loaded("a", 1, 1)
+
+
+# --- what older releases must not read --------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("written", ["a record", "a snapshot", "a restore"])
+async def test_what_is_in_the_newest_format_is_refused_by_who_does_not_know_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
+    journal = await store.open()
+    await journal.append([entry(GRAPH, 1)])
+    many = b"p" * (2 * PART_BYTES)
+    if written == "a record":
+        await journal.append([Entry(GRAPH, 2, b"new", strong=True, newest=True), entry(GRAPH, 3)])
+    elif written == "a snapshot":
+        await journal.snapshot(GRAPH, 1, many, newest=True)
+    else:
+        await journal.restore(GRAPH, 2, many, newest=True)
+    found = await journal.load(GRAPH)
+    assert found.snapshot == (None if written == "a record" else many)
+    last = found.last
+    with monkeypatch.context() as older:
+        older.setattr(frames, "FORMAT", frames.USUAL)
+        with pytest.raises(JournalVersion, match="upgrade lowwater-authority"):
+            await journal.load(GRAPH)
+    await journal.snapshot(GRAPH, last, b"usual again")
+    with monkeypatch.context() as older:
+        older.setattr(frames, "FORMAT", frames.USUAL)
+        assert (await journal.load(GRAPH)).snapshot == b"usual again"

@@ -25,6 +25,7 @@ NEXT_RELEASE = """
 import sys
 from lowwater_authority.journal import frames
 frames.FORMAT += 1
+frames.USUAL = frames.FORMAT
 from lowwater_authority.serve import main
 sys.exit(main(sys.argv[1:]))
 """

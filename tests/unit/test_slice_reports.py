@@ -25,7 +25,7 @@ TOLD = Told(
     oldest_operation=0,
     waiting_for="",
 )
-ASKED = Asked("hourly", "hourly~0", (b"", b"\x80"), "", 1, 0, b"id")
+ASKED = Asked("hourly", "hourly~0", (b"", b"\x80"), "", 1, 0, 0, b"id", "hourly~")
 
 
 async def test_a_root_that_another_process_takes_meanwhile_is_a_reason_to_try_again() -> None:

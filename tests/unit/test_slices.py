@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,16 +18,19 @@ from lowwater._core.lateness import Arrivals
 from lowwater_authority.cluster.peers import Kept
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import CLAIMS_OF_ONE, Computation
-from lowwater_authority.core.groups import GroupState
+from lowwater_authority.core.groups import GroupState, Mass
 from lowwater_authority.core.requests import ClaimRequest, GroupReport
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.core.topology import Spec
+from lowwater_authority.core.topology import WHOLE, Spec, Topology
 from lowwater_authority.engine import logs, slices
+from lowwater_authority.engine.rounds import Round
 from lowwater_authority.engine.shard import Shard
+from lowwater_authority.engine.slices import Here, RangeHere, Slice
+from lowwater_authority.journal import GRAPH, JournalVersion, frames
 from lowwater_authority.rpc.streams import Outbox
 from tests.kit.memory_journal import MemoryDisk
 from tests.kit.times import HOUR
-from tests.kit.tree import NeverCame, Tree, ids, numbers, rest, until
+from tests.kit.tree import NeverCame, One, Tree, ids, numbers, rest, until
 from tests.property import slice_switches as switches
 from tests.unit.test_shard import Running
 
@@ -683,3 +687,312 @@ def test_recovery_knows_the_owners_of_slices_one_by_one() -> None:
     with pytest.raises(errors.OlderClaim):
         again.claim(late, 0)
     again.claim(replace(late, bounds=[KEY, b""], ordinal=4), 0)
+
+
+# -- cut anew, and cut for some only ------------------------------------------------------------------------------------
+
+
+async def test_a_slice_that_is_cut_anew_before_its_shard_reads_of_the_drop_has_its_new_keys_at_the_root(
+    tree: Tree,
+) -> None:
+    await tree.both(10, 10)
+    await tree.top.shard.drop("a", force=True)
+    await tree.top.shard.register(Spec("a", slices=(b"\x40", b"\xc0")))
+    await tree.below.shard.refresh()
+    await tree.below.shard.take_over("a~2")
+    for number in (1, 2, 0):
+        grant = await tree.below.claim(f"a~{number}")
+        assert await tree.below.report(f"a~{number}", grant, 20 + number) == []
+    await until(lambda: [tree.stands(number) for number in range(3)] == [20, 21, 22])
+    await until(lambda: tree.low() == 20)
+    assert len(tree.root.map) == 3
+    await tree.fail_over()
+    await until(lambda: all(tree.below.slice(f"a~{number}").is_settled() for number in range(3)))
+    assert [tree.stands(number) for number in range(3)] == [20, 21, 22], "its log begins with claims of other keys"
+
+
+def test_the_log_of_a_slice_is_read_whose_first_claims_are_of_another_cut() -> None:
+    graph = Topology().register(Spec("a", slices=(b"m",)))
+    before, records = Computation(graph.get("a~1")), list[bytes]()
+    for keys in ([b"m", b""], [b"m", b"p"], [b"y", b""]):
+        before.claim(ClaimRequest(keys, request_id=next(ids).to_bytes(16)), 0)
+        taken = before.take_record(0)
+        assert taken is not None
+        records.append(taken[0])
+    again = graph.drop("a").register(Spec("a", slices=(b"z",))).get("a~1")
+    for snapshot, behind in ((None, records), (recovery.snapshot(before), [])):
+        read = recovery.recover(again, snapshot, behind, epoch_base=0)
+        read._check()
+        assert (read.incarnation, read.map.span, read.last_sequencer) == (2, (b"z", b""), 3)
+
+
+def test_who_claims_for_no_slice_that_there_is_claims_nothing() -> None:
+    computation = Computation(Spec("a", slices=(b"c", b"f")))
+    for keys in ([b"", b"f"], [b"c", b"e"], [b"d", b"f"], [b"c", b"d", b"f"], [b"", b""]):
+        with pytest.raises(errors.InvalidArgument, match="is no slice of a, which is cut elsewhere"):
+            computation.claim(ClaimRequest(keys, identity="a~", request_id=next(ids).to_bytes(16)), 0)
+    computation.claim(ClaimRequest([b"c", b"f"], identity="a~", request_id=next(ids).to_bytes(16)), 0)
+
+
+async def test_a_slice_that_its_root_does_not_have_tells_nothing_and_acknowledges_nothing(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the graph was written by a process that knows no slices."""
+    first, _ = await tree.both(10, 10)
+    graph = tree.top.shard.topology
+    bare = {name: replace(spec, slices=(), span=WHOLE) for name, spec in graph.computations.items()}
+    stripped = Topology(graph.version + 1, bare, graph.dropped)
+
+    def strip(round_: Round) -> None:
+        round_.topology, round_.merged = stripped, True
+
+    await tree.top.shard._write(strip, alone=True)
+    new = await tree.fail_over()
+    await rest()
+    claims = len(tree.way.sent("claim"))
+    monkeypatch.setattr(slices, "ANSWER_SECONDS", 0.0)
+    [(_, refused)] = await new.report("a~0", first, 12)
+    assert refused.reason == "UNAVAILABLE"
+    await rest()
+    assert len(tree.way.sent("claim")) == claims, "nobody is asked in its name"
+
+
+async def test_a_release_that_knows_no_slices_does_not_write_over_what_is_cut(
+    disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = Tree(disk)
+    top = await tree.another("top:1", lambda name: "~" not in name and name != "b")
+    older = await tree.another("older:1", lambda name: name == "b")
+    await top.shard.register(Spec("b"))
+    await older.shard.refresh()
+    await top.shard.register(Spec("a", slices=(KEY,)))
+    before = dict(disk.logs[GRAPH].records)
+    with monkeypatch.context() as release:
+        release.setattr(frames, "FORMAT", frames.USUAL)
+        for change in (older.shard.refresh(), older.shard.register(Spec("c")), older.shard.reset("b")):
+            with pytest.raises(errors.Unavailable, match="format 3"):
+                await change
+        with pytest.raises(JournalVersion):
+            await tree.another("older:2", lambda name: name == "b")
+    assert disk.logs[GRAPH].records == before
+    await tree.stop()
+
+
+@pytest.mark.parametrize("cut", [False, True])
+async def test_the_graph_is_for_every_release_as_long_as_nothing_is_cut(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch, cut: bool
+) -> None:
+    if not cut:
+        await tree.top.shard.drop("a", force=True)
+    monkeypatch.setattr(logs, "GRAPH_BYTES", 0)
+    await tree.top.shard.register(Spec("b"))
+    await tree.top.shard.held.logs.settle()
+    assert tree.disk.logs[GRAPH].snapshot is not None
+    with monkeypatch.context() as release:
+        release.setattr(frames, "FORMAT", frames.USUAL)
+        if cut:
+            with pytest.raises(JournalVersion):
+                await tree.below.journal.load(GRAPH)
+        else:
+            await tree.below.journal.load(GRAPH)
+
+
+# -- the task of a slice ------------------------------------------------------------------------------------------------
+
+
+async def test_a_slice_goes_on_after_a_failure_that_should_never_be(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, _ = await tree.both(10, 10)
+    fails = [True]
+    say = RangeHere.say
+
+    async def failing(self: RangeHere, *what: Any) -> None:
+        if fails:
+            fails.clear()
+            raise ZeroDivisionError
+        await say(self, *what)
+
+    monkeypatch.setattr(RangeHere, "say", failing)
+    assert await tree.below.report("a~0", first, 11) == []
+    await until(lambda: tree.stands(0) == 11)
+    [told] = [each for each in caplog.records if getattr(each, "lowwater", {}).get("event") == "slice_failed"]
+    assert told.levelname == "ERROR"
+    assert told.__dict__["lowwater"] == {"event": "slice_failed", "computation": "a~0", "root": "a"}
+
+
+async def test_a_root_that_knows_no_slices_is_asked_again(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = Here.claim
+    refusals = [errors.OlderClaim("older", metadata={"computation": "a", "ordinal": "1"}) for _ in range(3)]
+
+    async def refusing(self: Here, asked: slices.Asked) -> slices.Range:
+        if refusals:
+            raise refusals.pop()
+        return await claim(self, asked)
+
+    monkeypatch.setattr(Here, "claim", refusing)
+    new = await tree.fail_over()
+    await until(lambda: new.slice("a~0").is_settled() and new.slice("a~1").is_settled())
+    assert not refusals
+
+
+async def test_a_slice_pauses_when_it_cannot_follow_the_inputs_of_its_root(
+    reader: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await reader.both(10, 10)
+
+    async def nothing(*_: object) -> None:
+        return
+
+    monkeypatch.setattr(Shard, "follow_inputs", nothing)
+    monkeypatch.setattr(slices, "AGAIN_SECONDS", (600.0, 600.0))
+    reader.below = await reader.fail_over()
+    before = len(reader.way.sent("claim"))
+    await reader.top.shard.set_inputs("a", ["x", "y"])
+    await reader.below.shard.refresh()
+    await rest()
+    assert 0 < len(reader.way.sent("claim")) - before <= 4
+
+
+async def test_an_idle_slice_hears_of_a_reset_without_waiting_for_its_beat(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slices, "BEAT_SECONDS", 600.0)
+    monkeypatch.setattr(slices, "LOOK_SECONDS", 0.0)
+    await tree.both(10, 10)
+    await tree.top.shard.reset("a")
+    await until(lambda: tree.below.shard.topology.get("a~0").incarnation == 2)
+
+
+async def test_a_retirement_that_the_store_has_lost_is_made_again(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "BEAT_SECONDS", 0.0)
+    monkeypatch.setattr(slices, "LOOK_SECONDS", 0.0)
+    await tree.both(10, 12)
+    stored = tree.disk.logs["a"].copy()
+    await tree.below.shard.retire("a~0", b"", KEY, force=True)
+    await until(lambda: tree.state(0) is GroupState.RETIRED and tree.low() == 12)
+    claims = len(tree.way.sent("claim"))
+    await rest()
+    assert len(tree.way.sent("claim")) == claims, "as long as one process has it in memory, nothing is lost"
+    await tree.top.stop()
+    tree.disk.logs["a"] = stored
+    await tree.fail_over(top=True)
+    await until(lambda: tree.state(0) is GroupState.RETIRED)
+
+
+# -- whose it is --------------------------------------------------------------------------------------------------------
+
+
+async def claimed_by(one: One, name: str, identity: str) -> bool:
+    asked = ClaimRequest(list(one.shard.topology.get(name).span), identity=identity, request_id=next(ids).to_bytes(16))
+    try:
+        await one.shard.claim(name, asked)
+    except errors.IdentityMismatch:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("between", ["nothing", "a fail-over", "a fail-over of the root"])
+async def test_the_first_worker_of_any_slice_binds_the_computation(tree: Tree, between: str) -> None:
+    assert await claimed_by(tree.below, "a~0", "X")
+    if between != "nothing":
+        await tree.fail_over(top="root" in between)
+    for name in ("a~1", "a~0", "a~1"):
+        assert not await claimed_by(tree.below, name, "Y")
+    with pytest.raises(
+        errors.IdentityMismatch, match=r"a is bound to the identity 'X', not 'Y'.* reset a to"
+    ) as refused:
+        await tree.below.shard.claim("a~1", ClaimRequest([KEY, b""], identity="Y", request_id=next(ids).to_bytes(16)))
+    assert refused.value.metadata["bound_to"] == "X"
+    for name in ("a~1", "a~0"):
+        assert await claimed_by(tree.below, name, "X")
+    await until(lambda: tree.below.slice("a~1").is_settled())
+    assert not await claimed_by(tree.below, "a~1", "Y")
+
+
+@pytest.mark.parametrize("same", [False, True])
+async def test_of_two_workers_at_once_one_wins(tree: Tree, same: bool) -> None:
+    names = ("a~0", "a~0" if same else "a~1")
+    won = await asyncio.gather(claimed_by(tree.below, names[0], "X"), claimed_by(tree.below, names[1], "Y"))
+    assert sorted(won) == [False, True]
+    winner = "XY"[won.index(True)]
+    for name in ("a~0", "a~1"):
+        assert await claimed_by(tree.below, name, winner)
+
+
+async def test_a_reset_lets_another_worker_have_it(tree: Tree) -> None:
+    """Also while the slices still go by the incarnation that was the first one's."""
+    for name in ("a~0", "a~1"):
+        assert await claimed_by(tree.below, name, "X")
+    await tree.top.shard.reset("a")
+    for number in (0, 1):
+        known = tree.below.slice(f"a~{number}")
+        known._give_up()
+    await until(lambda: tree.below.shard.topology.get("a~0").incarnation == 2)
+    await rest()
+    assert await claimed_by(tree.below, "a~1", "Y")
+    assert not await claimed_by(tree.below, "a~0", "X")
+
+
+async def test_nothing_is_granted_while_the_root_does_not_know_to_whom(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree.way.hold("claim")
+    first = asyncio.create_task(claimed_by(tree.below, "a~0", "X"))
+    await rest()
+    assert not first.done()
+    computation = tree.below.shard.held.computation("a~0")
+    assert computation is not None
+    assert computation.identity is None
+    monkeypatch.setattr(slices, "ANSWER_SECONDS", 0.0)
+    with pytest.raises(errors.Unavailable, match="whose worker claims a~0"):
+        await claimed_by(tree.below, "a~0", "Y")
+    tree.way.let("claim")
+    assert await first
+
+
+# -- masses -------------------------------------------------------------------------------------------------------------
+
+
+async def test_masses_that_were_told_before_a_slice_was_read_back_are_told_again(
+    disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are counted from the beginning then, so that a number says nothing."""
+    monkeypatch.setattr(slices, "MASS_SECONDS", 600.0)
+    tree = await Tree(disk).start(heuristics=(500_000,))
+    first, _ = await tree.both(10, 10)
+    below = tree.below
+
+    def mass(pending: int) -> Mass:
+        times = np.array([10 * HOUR], dtype=np.int64)
+        return Mass(
+            times[: bool(pending)], np.array([pending][: bool(pending)], dtype=np.int64), 10, {500_000: 10 * HOUR}
+        )
+
+    async def say(pending: int) -> None:
+        report = GroupReport(first.sequencer, np.array([10 * HOUR], dtype=np.int64), mass=mass(pending))
+        assert await below.shard.report([("a~0", report)], sender=b"s" * 16, number=(1, next(numbers))) == []
+
+    def known() -> list[int]:
+        [[group, _, _]] = tree.root.map.overlapping(b"", KEY)
+        return [] if group.mass is None else group.mass.counts.tolist()
+
+    def let(each: Slice) -> None:
+        each._mass_due = 0.0
+        each._news.set()
+
+    told = below.slice("a~0")
+    await say(5)
+    let(told)
+    await until(lambda: known() == [5])
+    await until(lambda: told._mass_said == told._mass_turns)
+    said = told._mass_said
+    view, _ = await below.shard.held.of("a~0").reload()
+    assert view is not None
+    below.shard._show([view])
+    for pending in (*range(1, said), 1000):
+        await say(pending)
+    assert told._mass_turns == said
+    let(told)
+    await until(lambda: known() == [1000])
+    await tree.stop()

@@ -43,7 +43,7 @@ def write_as_a_newer_release(log: str, stored: StoredLog) -> None:
     """A record has a format that is yet to come."""
     _, _, payload = decode(log, place := stored.last - 1, stored.records[place])
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(frames, "FORMAT", frames.FORMAT + 1)
+        patched.setattr(frames, "USUAL", frames.FORMAT + 1)
         stored.records[place] = encode(log, place, payload, writer=decode(log, place, stored.records[place]).writer)
 
 

@@ -183,21 +183,9 @@ class Computation:
         claim). ``wall`` as in report.
         """
         wall = now if wall is None else wall
-        self.check_taken_in()
         if request.request_id in self.granted:
             return self._granted_before(request)
-        self._check_span(request.bounds[0], request.bounds[-1], "claim")
-        identity = request.identity
-        if not is_slicing(self.spec.name, identity):
-            self._check_cut(request.bounds[0], request.bounds[-1], "claim")
-        else:
-            self._check_sliced("claims", "identity", identity)
-            self._check_slice(request.bounds)
-            if carried(self.spec.name, self.incarnation, identity) is None:
-                identity = slicing(self.spec.name)
-        self._check_identity(identity)
-        self._check_order(request)
-        self._check_place(request)
+        identity = self._check_claim(request)
         self._check_bounds(request, wall)
         prepared = self.batches.prepared
         if prepared is not None and prepared.request.batch < request.generation:
@@ -223,6 +211,33 @@ class Computation:
         watermarks = self.map.columns.values[group.slots()].copy()
         fenced = tuple(self._fenced(taken, "a newer claim took it over"))
         return Grant(group.sequencer, watermarks, self.reference, fenced)
+
+    def begins(self, request: ClaimRequest) -> bool:
+        """Whether a claim would be the first of this incarnation: it decides whose the computation is. Not one that is refused, but for its bounds."""
+        if self.identity is not None or request.request_id in self.granted:
+            return False
+        try:
+            self._check_claim(request)
+        except errors.LowwaterError:
+            return False
+        return True
+
+    def _check_claim(self, request: ClaimRequest) -> str:
+        """Raise what a claim is refused for, if it is; returns the identity that it binds the computation to."""
+        self._check_taken_in()
+        self._check_span(request.bounds[0], request.bounds[-1], "claim")
+        identity = request.identity
+        if not is_slicing(self.spec.name, identity):
+            self._check_cut(request.bounds[0], request.bounds[-1], "claim")
+        else:
+            self._check_sliced("claims", "identity", identity)
+            self._check_slice(request.bounds)
+            if carried(self.spec.name, self.incarnation, identity) is None:
+                identity = slicing(self.spec.name)
+        self._check_identity(identity)
+        self._check_order(request)
+        self._check_place(request)
+        return identity
 
     def _granted_before(self, request: ClaimRequest) -> Grant:
         sequencer, asked = self.granted[request.request_id]
@@ -310,7 +325,7 @@ class Computation:
         )
         raise errors.OtherSlice(msg, metadata=self._about(slice_of=root))
 
-    def check_taken_in(self) -> None:
+    def _check_taken_in(self) -> None:
         """A slice that is to take in what another one knows of its keys knows nothing of them before. Raises Unavailable."""
         if self.spec.source:
             msg = f"{self.spec.name} is still taking its keys over from {self.spec.source}; nothing was changed, try again in a moment"
@@ -593,7 +608,7 @@ class Computation:
         Raises OwnedRanges when a worker owns one of them, unless forced; OtherSlice. ``sequencer``: the claim that has the interval, all of it and
         nothing else, and asks for that itself; StaleSequencer unless it has.
         """
-        self.check_taken_in()
+        self._check_taken_in()
         self._check_span(start, end, "retire")
         if sequencer:
             self._check_sliced("retires", "sequencer", str(sequencer))

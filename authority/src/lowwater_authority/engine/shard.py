@@ -439,8 +439,7 @@ class Shard:
 
         def stage(round_: Round) -> Grant:
             computation = self._computation(name)
-            computation.check_taken_in()
-            if (known := self._unbound(name)) is not None and not known.is_bound(asked.identity):
+            if (known := self._unbound(name, asked)) is not None and not known.is_bound(asked.identity):
                 raise GivenUp
             request = self._bounded(name, asked, away)
             adopts = adopt and computation.identity not in (None, request.identity)
@@ -465,20 +464,21 @@ class Shard:
 
         inputs = (lambda: self.topology.get(name).inputs) if len(asked.bound_micros) else None
         before = self.topology.get(name).incarnation
-        bind = partial(self._bind, name, asked.identity)
+        bind = partial(self._bind, name, asked)
         grant = await self._write(stage, alone=adopt, first=bind, lows_of=inputs, away=away)
         self._tell_claim(name, asked, grant, adopted=adopt and self.topology.get(name).incarnation > before)
         return grant
 
-    async def _bind(self, name: str, identity: str) -> None:
+    async def _bind(self, name: str, asked: ClaimRequest) -> None:
         """Let the first worker of a slice bind what that is a slice of to its identity. Raises IdentityMismatch and Unavailable."""
-        if (known := self._unbound(name)) is not None and not self.topology.get(name).source:
-            await known.bind(identity)
+        if (known := self._unbound(name, asked)) is not None:
+            await known.bind(asked.identity)
 
-    def _unbound(self, name: str) -> Slice | None:
-        """Return a slice that is served here and bound to nobody yet; None for all others."""
-        computation = self.held.computation(name)
-        return self._slices.get(name) if computation is not None and computation.identity is None else None
+    def _unbound(self, name: str, asked: ClaimRequest) -> Slice | None:
+        """Return a slice that is served here, if a claim would be its first; else None."""
+        known, computation = self._slices.get(name), self.held.computation(name)
+        begins = known is not None and computation is not None and computation.begins(asked)
+        return known if begins else None
 
     def _tell_claim(self, name: str, asked: ClaimRequest, grant: Grant, *, adopted: bool) -> None:
         what = "adopted" if adopted else "taken_over" if grant.fenced else "claimed"
@@ -931,7 +931,7 @@ class Shard:
         before = self._slices.get(name)
         self._unfollow(name)
         self._forget_handed_over(computation)
-        made = Slice(self, computation, self.placement.above, asked=before.asked if before is not None else 0)
+        made = Slice(self, computation, self.placement.above, before.asked if before is not None else 0)
         self._slices[name] = made
         made.follow()
 

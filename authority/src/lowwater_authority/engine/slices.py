@@ -208,7 +208,7 @@ class Slice:
     ``follow`` begins the task that tells the root. All methods are called on the event loop.
     """
 
-    def __init__(self, shard: Shard, computation: Computation, above: Above | None, *, asked: int = 0) -> None:
+    def __init__(self, shard: Shard, computation: Computation, above: Above | None, asked: int = 0) -> None:
         """``asked``: claims made so far by this process, whose ids and numbers are not to be used again."""
         spec = computation.spec
         self.name = spec.name
@@ -428,7 +428,8 @@ class Slice:
 
     async def _tell(self) -> None:
         """Tell the root what it does not know yet, or wait until there is something."""
-        if self._range is not None and (self._range.lost or self._told.identity not in (None, self._bound)):
+        wanted = self._wanted()
+        if self._range is not None and (self._range.lost or wanted not in (None, self._bound)):
             self._give_up()
         if not self._told.has_keys:
             self.reached = False
@@ -460,7 +461,10 @@ class Slice:
             await self._wait()
         elif told.retired:
             # From here on it may count as MAX.
-            self._counts, self._root_epoch = MAX, await self._epoch()
+            self._counts = MAX
+            self._root_epoch = await self._epoch()
+            if self._range is not known or self._told != told:
+                return
             await self._by(known, known.retire())
             self.reached = True
             self._range, self._said = None, told
@@ -519,10 +523,10 @@ class Slice:
 
     async def _claim(self) -> None:
         """Become the owner of the range, and make sure that what is said from now on is of the root's incarnation and inputs."""
+        await self._check_listed()
         shard, told, binds = self._shard, self._told, self._binds
         self._news.clear()
-        await self._check_listed()
-        identity = told.identity if told.identity is not None or binds is None else binds[0]
+        identity = self._wanted()
         self.asked += 1
         asked = Asked(
             self.root,
@@ -566,6 +570,12 @@ class Slice:
         if binds is not None and identity == binds[0] and not binds[1].done():
             binds[1].set_result(None)
         self._settle()
+
+    def _wanted(self) -> str | None:
+        """Return the identity that the root is to be bound to; None: no worker has come yet."""
+        if self._told.identity is not None or self._binds is None:
+            return self._told.identity
+        return self._binds[0]
 
     async def _check_listed(self) -> None:
         """Nothing is said of a slice that its root does not have: a graph that was written without slices has none. Raises Unavailable."""
@@ -642,7 +652,7 @@ class RangeHere:
 
     def __init__(self, shard: Shard, asked: Asked, sequencer: int, low: int) -> None:
         self._shard = shard
-        self.asked = asked
+        self._asked = asked
         self._sequencer = sequencer
         self._number = 0
         self.span = asked.span
@@ -653,28 +663,28 @@ class RangeHere:
     @property
     def lost(self) -> bool:
         """See Range."""
-        return not self._shard.granted(self.asked.root, self._sequencer)
+        return not self._shard.granted(self._asked.root, self._sequencer)
 
     async def say(self, told: Told, mass: Mass | None) -> None:
         """See Range."""
         self._number += 1
-        report = self.asked.root, report_of(told, mass, self._sequencer)
+        report = self._asked.root, report_of(told, mass, self._sequencer)
         number = 1, self._number
         try:
-            answers = await self._shard.report([report], sender=self.asked.request_id, number=number)
+            answers = await self._shard.report([report], sender=self._asked.request_id, number=number)
         except GivenUp as error:
-            msg = f"another process has taken {self.asked.root} over, or what was written beside this could not be"
+            msg = f"another process has taken {self._asked.root} over, or what was written beside this could not be"
             raise errors.Unavailable(msg) from error
         for _, refused in answers:
             raise errors.BY_REASON[refused.reason](refused.message)
 
     async def vouch(self, told: Told) -> None:
         """See Range."""
-        await self._shard.vouch(self.asked.root, self._sequencer, told.vouched, told.fold)
+        await self._shard.vouch(self._asked.root, self._sequencer, told.vouched, told.fold)
 
     async def retire(self) -> None:
         """See Range."""
-        root, (start, end) = self.asked.root, self.asked.span
+        root, (start, end) = self._asked.root, self._asked.span
         await self._shard.retire(root, start, end, force=True, sequencer=self._sequencer)
 
     def close(self) -> None:
