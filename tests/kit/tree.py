@@ -102,7 +102,7 @@ class Bent:
         """Return it as it is reached now: whoever serves the root knows of the claim."""
         there = self._there
         assert isinstance(there, RangeHere)
-        there._shard = self._way.tree.owner(there.asked.root).shard
+        there._shard = self._way.tree.owner(there._asked.root).shard
         return there
 
     async def vouch(self, told: Told) -> None:
