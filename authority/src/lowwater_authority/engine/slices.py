@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from lowwater_authority.core.topology import Spec, Topology
     from lowwater_authority.engine.shard import Shard
 
-GENERATION: Final = 1
-"""Of the claims of a slice that was never cut anew, see ``Asked.generation``."""
+CUTS_OF_ONE: Final = 1 << 20
+"""The generation of a slice's claim is its incarnation times so many, and the version of the cut by which it has its keys."""
 
 ANSWER_SECONDS: Final = 1.0
 """How long an answer waits for the root. A worker has one report under way, with all that it works for: so no longer than a fail-over takes."""
@@ -117,6 +117,8 @@ class Asked(NamedTuple):
     request_id: bytes
     identity: str
     """By which it claims: with its worker's, if it has one."""
+    incarnation: int = 1
+    """Of the slice."""
     cut_version: int = 0
     """The version of the cut by which it has these keys."""
 
@@ -124,9 +126,10 @@ class Asked(NamedTuple):
     def generation(self) -> int:
         """What orders it among the claims of slices that had these keys, before ``ordinal`` does: their ownership numbers say nothing of each other.
 
-        It is journaled by the slice. So who owns it never knows a lower one than who did, and the newer of two owners claims by the higher order of both.
+        The version is journaled by the slice. So who owns it never knows a lower one than who did, and the newer of two owners claims by the higher order of
+        both. Who was replaced may know of a newer incarnation, and can write nothing in it: it says no more than that nothing is known.
         """
-        return GENERATION + self.cut_version
+        return self.incarnation * CUTS_OF_ONE + min(self.cut_version, CUTS_OF_ONE - 1)
 
     @property
     def ordinal(self) -> int:
@@ -538,6 +541,7 @@ class Slice:
             told.low,
             self._request_id(shard.held.of(self.name).ownership.nonce),
             slicing(self.root, told.incarnation, identity),
+            told.incarnation,
             told.cut_version,
         )
         above: Above = Here(shard) if self._above is None or shard.serves(self.root) else self._above
