@@ -239,6 +239,8 @@ class Tree:
     async def hear(self) -> None:
         """Let all processes read the graph and take what is theirs, as their beats do."""
         for one in (self.top, self.below, self.beside):
+            if one.ended:
+                continue
             await one.shard.refresh()
             await one.shard.serve_those(one.shard.topology.computations)
 

@@ -138,3 +138,28 @@ def logs_name_the_keys(planted: Planted) -> None:
             computation.map = IntervalMap()
 
     planted.setattr(recovery, "_restore", as_written)
+
+
+def moved_answers_leave(planted: Planted) -> None:
+    """What waits for the root while keys are handed over is acknowledged by what is left of the slice."""
+    planted.setattr(Slice, "turn", property(lambda self: 0, lambda self, value: None), raising=False)
+
+
+def keys_are_exported_early(planted: Planted) -> None:
+    """A slice goes on with keys that another one has read of it."""
+    _told(planted, lambda told, computation, _: told._replace(has_keys=not computation.spec.source))
+
+    async def copied(self: Shard, source: str, name: str) -> Any:
+        loaded = await self.journal.load(source)
+        found = await self.held.recovered_in_pieces(self.topology.get(source), loaded)
+        if name not in found.computation.handed_over:
+            found.computation.move_out(name)
+        return found.computation.handed_over[name]
+
+    planted.setattr(Shard, "_handed_over", copied)
+    planted.setattr(Computation, "_check_slice", lambda self, bounds: None)
+
+
+def numbers_of_shards_order_all_claims(planted: Planted) -> None:
+    """Claims of slices that had the same keys go by ownership numbers, which say nothing of each other."""
+    planted.setattr(slices.Asked, "generation", property(lambda self: 1))

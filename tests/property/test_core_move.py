@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lowwater import errors
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import recovery
+from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.interval_map import IntervalMap
 from lowwater_authority.core.requests import NO_FOLD
@@ -83,7 +84,7 @@ class Pair:
         self.snapshots = False
 
     @property
-    def core(self):  # type: ignore[no-untyped-def]  # a Computation
+    def core(self) -> Computation:
         return self.driver.core
 
     def use(self, topology: Topology) -> None:
@@ -225,7 +226,8 @@ def move(source: Pair, topology: Topology, at: int, *, crash: bool) -> tuple[Pai
     new.use(topology)
     source.use(topology)
     new.check()
-    assert new.core.cut_version and new.core.cut_version == source.core.cut_version
+    assert new.core.cut_version
+    assert new.core.cut_version == source.core.cut_version
     return new, topology
 
 
@@ -328,7 +330,9 @@ def test_what_was_handed_over_is_kept_until_it_is_forgotten_and_a_life_that_is_o
     # The next life begins with the keys that are its own, whatever stands in the log of the one before.
     for records, snapshot in ((one.driver.records, one.snapshot), (one.driver.records, None)):
         again = recovery.recover(reset.get("a~1"), snapshot, records, epoch_base=0)
-        assert again.map.span == (edge(2), edge(4)) and not again.cut_version and again.low == MIN
+        assert again.map.span == (edge(2), edge(4))
+        assert not again.cut_version
+        assert again.low == MIN
 
 
 def test_logs_of_a_life_that_is_over_are_read_whatever_keys_they_had() -> None:
@@ -352,14 +356,16 @@ def test_logs_of_a_life_that_is_over_are_read_whatever_keys_they_had() -> None:
         assert again.map.span == reset.get(pair.name).span
         assert again.last_sequencer == pair.core.last_sequencer
         assert again.granted == pair.core.granted
-        assert not again.cut_version and not again.handed_over
+        assert not again.cut_version
+        assert not again.handed_over
 
 
 def test_a_slice_that_is_not_cut_anew_is_journaled_as_before() -> None:
     driver = Driver(graph().get("a~1"))
     driver.claim(edge(2), edge(6))
     message = pb.Snapshot.FromString(recovery.snapshot(driver.core))
-    assert not message.cut_version and not message.handed_over
+    assert not message.cut_version
+    assert not message.handed_over
 
 
 def test_only_the_last_keys_of_many_are_handed_over() -> None:

@@ -482,6 +482,7 @@ def test_a_root_never_leads_what_was_told_of_its_slices_and_arrives() -> None:
         switches.new_owners_answer_at_once,
         switches.any_life_fits,
         switches.retired_is_told_as_finished,
+        switches.keys_are_exported_early,
     ],
 )
 def test_a_rule_that_is_switched_off_is_noticed(broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
