@@ -493,7 +493,8 @@ async def test_what_is_in_the_newest_format_is_refused_by_who_does_not_know_it(
         older.setattr(frames, "FORMAT", frames.USUAL)
         with pytest.raises(JournalVersion, match="upgrade lowwater-authority"):
             await journal.load(GRAPH)
-    await journal.snapshot(GRAPH, last, b"usual again")
+    await journal.append([entry(GRAPH, last + 1)])
+    await journal.snapshot(GRAPH, last + 1, b"usual again")
     with monkeypatch.context() as older:
         older.setattr(frames, "FORMAT", frames.USUAL)
         assert (await journal.load(GRAPH)).snapshot == b"usual again"

@@ -232,9 +232,9 @@ def overwrite_a_newer_snapshot(planted: Planted) -> None:
     """
     snapshot = MemoryJournal.snapshot
 
-    async def slowly(self: MemoryJournal, log: str, position: int, payload: bytes) -> None:
+    async def slowly(self: MemoryJournal, log: str, position: int, payload: bytes, **how: bool) -> None:
         await asyncio.sleep(position % 6)
-        await snapshot(self, log, position, payload)
+        await snapshot(self, log, position, payload, **how)
 
     def replace_all(
         self: MemoryJournal,

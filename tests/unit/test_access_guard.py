@@ -20,7 +20,7 @@ from lowwater._core.attempts import error_of_call
 from lowwater._core.events import ATTRIBUTE
 from lowwater._server.audit import Audit
 from lowwater._server.tokens import digest
-from lowwater_authority.access.caller import CALLER, Caller, permit, visible
+from lowwater_authority.access.caller import CALLER, Caller, permit, room, visible
 from lowwater_authority.access.door import PEER_TOKEN, Door
 from lowwater_authority.access.file import AccessFile
 from lowwater_authority.access.guard import Guard, _Stream, insider
@@ -167,6 +167,22 @@ def caller() -> Caller:
 def test_without_access_control_everything_is_visible_and_permitted() -> None:
     assert visible(["a", "n/b"]) == ["a", "n/b"]
     permit("a")(["a", "n/b"])
+
+
+def test_what_is_cut_takes_room_for_itself_and_for_each_slice() -> None:
+    token = CALLER.set(Caller(READER, Limits(computations=6), "here", Audit(lambda: 0.0)))
+    try:
+        room("n/cut", 4)(["n/a", "m/b"])
+        room("n/cut", 4)(["n/cut", *(f"n/{each}" for each in "abcdefgh")])
+        room("n/b", 0)([f"n/a~{number}" for number in range(5)])
+        with pytest.raises(
+            errors.Overloaded, match="may have 6 computations, counting slices; it has 2, and n/cut would be 5 more"
+        ):
+            room("n/cut", 4)(["n/a", "n/b"])
+        with pytest.raises(errors.Overloaded, match="it has 6, and n/b would be 1 more"):
+            room("n/b", 0)(["n/a", *(f"n/a~{number}" for number in range(5))])
+    finally:
+        CALLER.reset(token)
 
 
 def test_a_caller_sees_what_it_may_read() -> None:

@@ -540,10 +540,10 @@ async def test_a_snapshot_that_the_store_refuses_is_made_again_ever_more_rarely(
         made[computation.spec.name] += 1
         return pieces(computation)
 
-    async def refuse(log: str, position: int, payload: bytes) -> None:
+    async def refuse(log: str, position: int, payload: bytes, **how: bool) -> None:
         if log in refusing:
             raise JournalFailed("the store takes no snapshot")
-        await store(log, position, payload)
+        await store(log, position, payload, **how)
 
     monkeypatch.setattr(recovery, "pieces", counted)
     monkeypatch.setattr(shard.journal, "snapshot", refuse)
@@ -647,7 +647,7 @@ async def test_a_snapshot_is_not_written_by_who_let_its_log_go_meanwhile(
     journal, held = running.shard.journal, running.shard.held
     written: list[bytes] = []
 
-    async def note(log: str, position: int, payload: bytes) -> None:
+    async def note(log: str, position: int, payload: bytes, **_: bool) -> None:
         written.append(payload)
 
     async def joined(pieces: list[bytes]) -> bytes:

@@ -142,14 +142,18 @@ class Caller:
         if most is not None and not self.principal.shard and ranges > most:
             raise overloaded("ranges", f"{name} would have {ranges} key ranges, and may have {most}", str(most))
 
-    def check_computations(self, name: str, known: Collection[str]) -> None:
-        """Raise Overloaded when a new name would be one too many in its namespace. O(computations), for new ones."""
+    def check_computations(self, name: str, slices: int, known: Collection[str]) -> None:
+        """Raise Overloaded when a new name, with so many slices, would be too much for its namespace. O(computations), for new ones.
+
+        Each slice counts: it has a log of its own, and is kept in memory by itself.
+        """
         most = self.limits.computations
         if most is None or name in known:
             return
         namespace, _ = parted(name)
-        if sum(parted(each)[0] == namespace for each in known) >= most:
-            msg = f"the namespace {namespace!r} has {most} computations, the most it may have"
+        there = sum(parted(each)[0] == namespace for each in known)
+        if there + 1 + slices > most:
+            msg = f"the namespace {namespace!r} may have {most} computations, counting slices; it has {there}, and {name} would be {1 + slices} more"
             raise overloaded("computations", msg, str(most))
 
     def redacted(self, error: errors.LowwaterError, known: Mapping[str, Spec]) -> errors.LowwaterError:
@@ -205,10 +209,10 @@ def anything(*asked: object) -> None:
     del asked
 
 
-def room(name: str) -> Callable[[Collection[str]], None]:
+def room(name: str, slices: int) -> Callable[[Collection[str]], None]:
     """Return what refuses a new computation, once it is known which others there are. Raises Overloaded. Who calls is looked up now."""
     caller = CALLER.get()
-    return anything if caller is None else lambda known: caller.check_computations(name, known)
+    return anything if caller is None else lambda known: caller.check_computations(name, slices, known)
 
 
 def room_for_ranges(name: str) -> Callable[[int], None]:

@@ -31,7 +31,7 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         """Register a computation."""
         shard, spec = self.services.shard, codec.spec(request)
         await shard.confirm(())  # what another shard knows of it decides whether it conflicts
-        spec = await shard.register(spec, room=room(spec.name))
+        spec = await shard.register(spec, room=room(spec.name, len(spec.slices) + bool(spec.slices)))
         return topology_pb2.RegisterResponse(
             server_token=self.services.token, computation=codec.computation_message(spec, shard.topology)
         )
