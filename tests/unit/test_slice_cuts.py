@@ -171,13 +171,11 @@ async def test_what_was_said_of_all_keys_counts_no_more(tree: Tree) -> None:
 
 @pytest.mark.parametrize("which", ["top", "below", "beside"])
 @pytest.mark.parametrize("step", range(6))
-async def test_whoever_dies_at_any_step_the_next_one_goes_on(
-    tree: Tree, which: str, step: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_whoever_dies_at_any_step_the_next_one_goes_on(tree: Tree, which: str, step: int) -> None:
     """Before or after: the slice hands over, the other takes in, and both claim."""
     _, grant = await tree.both(9, 7)
     assert await tree.below.report("a~1", grant, 6) == []  # a lowering that was acknowledged
-    reached, go_on = asyncio.Event(), asyncio.Event()
+    reached, go_on, planted = asyncio.Event(), asyncio.Event(), pytest.MonkeyPatch()
 
     def stop_at(name: str, *, before: bool) -> None:
         real: Callable[..., Awaitable[object]] = getattr(Shard, name)
@@ -189,7 +187,7 @@ async def test_whoever_dies_at_any_step_the_next_one_goes_on(
             await go_on.wait()
             return await real(self, *more) if before else done
 
-        monkeypatch.setattr(Shard, name, stopped)
+        planted.setattr(Shard, name, stopped)
 
     if step < 4:
         stop_at(["_move_out", "_take_in"][step // 2], before=step % 2 == 0)
@@ -201,7 +199,7 @@ async def test_whoever_dies_at_any_step_the_next_one_goes_on(
     else:
         await until(lambda: len(tree.way.sent("claim")) > 2)
     await tree.fail_over(which=which) if which != "top" or step % 2 else await rest()
-    monkeypatch.undo()
+    planted.undo()
     go_on.set()
     if step >= 4:
         tree.way.let("claim")

@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 191a4c5089eb4f779b7d1a9597dffe1339c235a0b163a42a58b9bed21728be68
+Made from: sha256 bdfd6d26b7db160bca214da14d72e50dd6af86f3f1bb76288ad1939a94fdd109
 """
