@@ -482,8 +482,8 @@ class Computation:
         Raises IncarnationChanged, LayoutConflict, and InvalidArgument for one that is cut, whose slices stay as they are. O(ranges).
         """
         if self.spec.slices:
-            fix = "ask for a layout of one of its slices, or drop it and register it with other slices"
-            msg = f"{self.spec.name} is cut into slices, which are not moved or cut again; {fix}"
+            fix = "ask for a layout of one of its slices"
+            msg = f"{self.spec.name} is cut into slices, each of which has a layout of its own; {fix}"
             raise errors.InvalidArgument(msg, metadata=self._about(field="computation", fix=fix))
         if incarnation != self.incarnation:
             msg = f"{self.spec.name} is in incarnation {self.incarnation}, not {incarnation}; look at its ranges again"

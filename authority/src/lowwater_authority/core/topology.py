@@ -326,8 +326,8 @@ class Topology:
                 return self._with(replace(known, estimated=True))
             if known.slices != spec.slices:
                 msg = (
-                    f"{spec.name} is registered with {counted(len(known.slices) + 1, 'slice')}, cut elsewhere than asked. Slices are fixed: "
-                    "register the same, or drop it and register it anew."
+                    f"{spec.name} is registered with {counted(len(known.slices) + 1, 'slice')}, cut elsewhere than asked: "
+                    "register the same, and cut slices in two as `lowwater slices split` does, or drop it and register it anew."
                 )
                 slices = str(len(known.slices) + 1)
                 raise errors.RegistrationConflict(msg, metadata={"computation": spec.name, "slices": slices})
