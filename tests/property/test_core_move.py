@@ -313,6 +313,29 @@ def test_the_last_batch_and_what_outputs_were_let_say_move_too() -> None:
     new.claim(edge(4), edge(6), identity="w", generation=8)
 
 
+def test_lateness_counts_from_where_the_budget_stood() -> None:
+    one, topology, name = cut()
+    one.core.budgets[1000].value = 70
+    one.core.move_out(name)
+    one.driver.settle()
+    new = Driver(topology.get(name))
+    new.core.take_in(one.core.handed_over[name])
+    new.settle()
+    assert new.core.published.budgets[0][:4] == (1000, 70, 0, 0)
+    new.crash()
+    assert new.core.budgets[1000].value == 70
+
+
+def test_keys_that_are_gone_are_not_granted_whatever_the_graph_says() -> None:
+    one, _, name = cut()
+    one.core.move_out(name)
+    one.driver.settle()
+    one.use(graph())
+    with pytest.raises(errors.OtherSlice):
+        one.core.claim(request([edge(4), edge(5)], identity="w", generation=9), NOW)
+    one.claim(2, 1, None)
+
+
 def test_what_was_handed_over_is_kept_until_it_is_forgotten_and_a_life_that_is_over_takes_nothing_in() -> None:
     one, topology, name = cut()
     one.core.move_out(name)

@@ -316,7 +316,10 @@ class Computation:
     def _check_span(self, start: bytes, end: bytes, what: str) -> None:
         """A slice has the keys of its own, and what is cut has none but by its slices. Raises OtherSlice."""
         own_start, own_end = self.spec.span
-        if start >= own_start and (not own_end or (end and end <= own_end)):
+        # Also of those that it has in fact: the graph may know an older cut, if a store has lost the newest one.
+        if all(
+            start >= first and (not last or (end and end <= last)) for first, last in (self.spec.span, self.map.span)
+        ):
             return
         root, _, number = self.spec.name.rpartition(CUT)
         msg = (
@@ -679,6 +682,7 @@ class Computation:
             ],
             input_version=self.input_version,
             vouched_micros=None if self.vouched == MIN else self.vouched,
+            budgets=[codec.budget(Budget(ppm, value=budget.value)) for ppm, budget in self.budgets.items()],
         )
         if self.last_batch is not None:
             state.has_batch, state.batch_sequencer = True, self.committed_by
@@ -705,7 +709,7 @@ class Computation:
 
         Its watermark is what it was told, and what nobody may report any more holds; sequencers go on above those of the other one, so that no sink takes
         a late owner of there for a newer one. A request that was granted there is known, and stale: it is never granted a second time. Masses are not known,
-        and lateness budgets begin anew. Raises IncarnationChanged when the state is of another incarnation, ValueError when it is not of these keys.
+        and lateness budgets stand where they stood, and count anew. Raises IncarnationChanged when the state is of another incarnation, ValueError when it is not of these keys.
         """
         if state.incarnation != self.incarnation:
             msg = (
@@ -741,6 +745,9 @@ class Computation:
             self.last_batch, self.committed_by = (state.batch, state.batch_digest), state.batch_sequencer
         for each in state.granted:
             self.granted[each.request_id] = Granted(each.sequencer, each.asked)
+        for told in map(codec.budget_from, state.budgets):
+            if told.ppm in self.budgets:  # readers were shown no more than that: so late is what comes behind it
+                self.budgets[told.ppm].value = max(self.budgets[told.ppm].value, told.value)
         self._mass_changed = True
 
     # -- reports ---------------------------------------------------------------------------------------------

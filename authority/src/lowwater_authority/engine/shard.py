@@ -966,8 +966,9 @@ class Shard:
             if spec.source or (start, end) == spec.span:
                 return None
             to = root.taker_from(name)
-            if start != spec.span[0] or (to and root.span_of(to) != (spec.span[1], end)):
-                msg = f"the log of {name} has other keys than its last cut left it: the store has lost records of it. Reset {root.name}"
+            smaller = bool(spec.span[1]) and (not end or spec.span[1] < end)
+            if start != spec.span[0] or not smaller or (to and root.span_of(to) != (spec.span[1], end)):
+                msg = f"the log of {name} has other keys than its last cut left it: the store has lost records of it, or of the graph. Reset {root.name}"
                 raise errors.Unavailable(msg, metadata={"computation": name})
             round_.touch(name, computation)
             round_.fenced += computation.move_out(to)
