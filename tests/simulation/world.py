@@ -391,13 +391,13 @@ class Pauses:
         await asyncio.sleep(seconds)
 
 
-def _waiting(sim: Simulation) -> Callable[[slices.Slice], Coroutine[Any, Any, errors.Unavailable | None]]:
+def _waiting(sim: Simulation) -> Callable[[slices.Slice, int], Coroutine[Any, Any, errors.Unavailable | None]]:
     """Count the answers that wait for the root of a slice."""
     settle = slices.Slice.settle
 
-    async def counted(self: slices.Slice) -> errors.Unavailable | None:
+    async def counted(self: slices.Slice, turn: int) -> errors.Unavailable | None:
         sim.reach("an answer waited for the root")
-        refusal = await settle(self)
+        refusal = await settle(self, turn)
         if refusal is not None:
             sim.reach("an answer waited for the root in vain")
         return refusal
