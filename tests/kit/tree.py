@@ -93,10 +93,20 @@ class Bent:
         self._there = there
         self.incarnation, self.input_version, self.low = there.incarnation, there.input_version, there.low
         self.span = there.span
+        self._said = 0
 
     async def say(self, told: Told, mass: Mass | None) -> None:
         """See Range."""
-        await self._way.go("say", lambda: self._routed().say(told, mass))
+        self._said += 1
+        number = self._said
+
+        async def said() -> None:
+            there = self._routed()
+            assert isinstance(there, RangeHere)
+            there._number = number - 1  # also of one that comes once more
+            await there.say(told, mass)
+
+        await self._way.go("say", said)
 
     def _routed(self) -> Range:
         """Return it as it is reached now: whoever serves the root knows of the claim."""
@@ -197,10 +207,11 @@ class One:
 
 
 class Tree:
-    """``a``, whose slices ``a~0`` and ``a~1`` lie below and from the key 0x80 on. The root has a process, the slices have one, and those that it is cut into have one."""
+    """``a``, whose slices ``a~0`` and ``a~1`` lie below and from the key 0x80 on. The root has a process, the slices have one, and, with ``beside``, those that they are cut into later have one."""
 
-    def __init__(self, disk: MemoryDisk) -> None:
+    def __init__(self, disk: MemoryDisk, *, beside: bool = False) -> None:
         self.disk = disk
+        self._beside = beside
         self.now = 1_000 * HOUR
         self.way = Way(self)
         self.all: list[One] = []
@@ -210,7 +221,10 @@ class Tree:
         for name in spec.get("inputs", ()):  # type: ignore[attr-defined]
             await self.top.shard.register(Spec(name))
         await self.top.shard.register(Spec("a", **{"slices": (b"\x80",), **spec}))  # type: ignore[arg-type]
-        first = {f"a~{number}" for number in range(len(self.top.shard.topology.get("a").slices) + 1)}
+        first = set(self.top.shard.topology.get("a").slice_specs())
+        if not self._beside:
+            self.below = self.beside = await self.another("below:1", lambda name: "~" in name)
+            return self
         self.below = await self.another("below:1", lambda name: name in first)
         self.beside = await self.another("beside:1", lambda name: "~" in name and name not in first)
         return self

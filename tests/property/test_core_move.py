@@ -89,6 +89,8 @@ class Pair:
 
     def use(self, topology: Topology) -> None:
         self.driver.spec = self.core.spec = topology.get(self.name)
+        if not self.core.spec.taker:  # as a shard does
+            self.core.forget_handed_over()
 
     def claim(self, first: int, more: int, bound: int | None) -> None:
         start, end = min(self.known.keys), max(self.known.keys)

@@ -37,7 +37,7 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def tree() -> AsyncIterator[Tree]:
-    made = await Tree(MemoryDisk()).start()
+    made = await Tree(MemoryDisk(), beside=True).start()
     yield made
     await made.stop()
 
@@ -230,7 +230,7 @@ async def test_a_reset_in_the_middle_leaves_nothing_to_take_in(tree: Tree) -> No
 
 
 async def test_a_drop_in_the_middle_ends_all_and_the_name_begins_anew() -> None:
-    tree = await Tree(MemoryDisk()).start()
+    tree = await Tree(MemoryDisk(), beside=True).start()
     await tree.both(9, 7)
     await tree.below.stop()
     await tree.top.shard.split("a", "a~1", AT)
@@ -247,7 +247,7 @@ async def test_a_drop_in_the_middle_ends_all_and_the_name_begins_anew() -> None:
 
 
 async def test_inputs_that_are_added_in_the_middle_bound_the_keys_that_move() -> None:
-    tree = await Tree(MemoryDisk()).start(inputs=("x",))
+    tree = await Tree(MemoryDisk(), beside=True).start(inputs=("x",))
     await tree.top.shard.register(Spec("y"))
     for name, hour in (("x", 20), ("y", 8)):
         assert await tree.top.report(name, await tree.top.claim(name), hour) == []
@@ -352,7 +352,7 @@ async def test_a_log_that_cannot_be_read_any_more_holds_until_a_reset(
 
 
 async def test_a_process_that_serves_both_reads_no_log(disk: MemoryDisk) -> None:
-    tree = await Tree(disk).start()
+    tree = await Tree(disk, beside=True).start()
     tree.below.placement.names = lambda name: "~" in name
     tree.beside.placement.names = lambda _: False
     await tree.both(9, 7)

@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 bdfd6d26b7db160bca214da14d72e50dd6af86f3f1bb76288ad1939a94fdd109
+Made from: sha256 3a21ff5c8109910398369259563ee6c471625bb760016588ded77bc1079466e0
 """

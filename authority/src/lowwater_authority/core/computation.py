@@ -701,7 +701,7 @@ class Computation:
         return taken
 
     def forget_handed_over(self) -> None:
-        """Forget what was handed over: whom it was meant for has it, durably, as the graph says. Who reads the log again knows it again, until it is cut short."""
+        """Forget what was handed over: whom it was meant for has it, durably, as the graph says."""
         self.handed_over = {}
 
     def take_in(self, state: pb.Snapshot) -> None:

@@ -120,6 +120,8 @@ def _replay_steps(computation: Computation, spec: Spec, records: Iterable[bytes]
         raise ReplayError(msg)
     if computation.incarnation < spec.incarnation:
         computation = restarted(computation, spec)
+    if not spec.taker:
+        computation.forget_handed_over()
     computation.reference = computation.masses.reference_time()
     computation.publish()
     return computation

@@ -109,6 +109,8 @@ class Spec:
     """Of a slice: the one whose keys it is to take in; empty: it has them."""
     began_end: bytes | None = None
     """Of a slice: see Part."""
+    taker: str = ""
+    """Of a slice: the one that is to take in keys of it; empty: there is none."""
 
     @property
     def began(self) -> tuple[bytes, bytes]:
@@ -133,6 +135,7 @@ class Spec:
         if not parts:
             return {}
         ends = (*(part.start for part in parts[1:]), b"")
+        takers = {part.source: self._slice(part.number) for part in parts if part.source is not None}
         return {
             (name := self._slice(part.number)): replace(
                 self,
@@ -143,6 +146,7 @@ class Spec:
                 next_slice=0,
                 source="" if part.source is None else self._slice(part.source),
                 began_end=part.began_end,
+                taker=takers.get(part.number, ""),
             )
             for part, end in zip(parts, ends, strict=True)
         }
@@ -165,15 +169,6 @@ class Spec:
         first = bisect_right(starts, start) - 1
         last = bisect_left(starts, end) if end else len(parts)
         return [self._slice(part.number) for part in parts[first : max(first + 1, last)]]
-
-    def taker_from(self, name: str) -> str:
-        """Return its slice that is still to take in keys of another one; empty: there is none. O(slices)."""
-        found = (
-            self._slice(part.number)
-            for part in self.cut
-            if part.source is not None and self._slice(part.source) == name
-        )
-        return next(found, "")
 
     def part_of(self, name: str) -> Part:
         """Return one of its slices. Raises InvalidArgument."""
@@ -643,6 +638,7 @@ def _message(spec: Spec, *, dropped: bool = False) -> pb.Computation:
         next_slice=spec.next_slice,
         source=spec.source,
         began_end=spec.began_end,
+        taker=spec.taker,
     )
 
 
@@ -675,6 +671,7 @@ def _spec(message: pb.Computation) -> Spec:
         message.next_slice,
         message.source,
         message.began_end if message.HasField("began_end") else None,
+        message.taker,
     )
 
 

@@ -930,7 +930,6 @@ class Shard:
             return
         before = self._slices.get(name)
         self._unfollow(name)
-        self._forget_handed_over(computation)
         made = Slice(self, computation, self.placement.above, before.asked if before is not None else 0)
         self._slices[name] = made
         made.follow()
@@ -948,8 +947,7 @@ class Shard:
 
     def _forget_handed_over(self, computation: Computation) -> None:
         """A slice forgets what it has handed over as soon as the graph says, durably, that the other one has it."""
-        root = self.topology.computations.get(computation.spec.slice_of)
-        if computation.handed_over and root is not None and not root.taker_from(computation.spec.name):
+        if computation.handed_over and not computation.spec.taker:
             computation.forget_handed_over()
 
     async def cut_anew(self, name: str) -> None:
@@ -965,7 +963,7 @@ class Shard:
             (start, end), root = computation.map.span, self.topology.get(spec.slice_of)
             if spec.source or (start, end) == spec.span:
                 return None
-            to = root.taker_from(name)
+            to = spec.taker
             smaller = bool(spec.span[1]) and (not end or spec.span[1] < end)
             if start != spec.span[0] or not smaller or (to and root.span_of(to) != (spec.span[1], end)):
                 msg = f"the log of {name} has other keys than its last cut left it: the store has lost records of it, or of the graph. Reset {root.name}"

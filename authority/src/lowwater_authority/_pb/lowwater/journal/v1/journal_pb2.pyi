@@ -1691,6 +1691,7 @@ class Computation(google.protobuf.message.Message):
     NEXT_SLICE_FIELD_NUMBER: builtins.int
     SOURCE_FIELD_NUMBER: builtins.int
     BEGAN_END_FIELD_NUMBER: builtins.int
+    TAKER_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Its name."""
     key_hash: builtins.str
@@ -1729,6 +1730,8 @@ class Computation(google.protobuf.message.Message):
     """Of a slice that has become smaller in this incarnation: the first key after
     those that it began with; empty means no upper bound.
     """
+    taker: builtins.str
+    """Of a slice: the one that is to take in keys of it; empty: none."""
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """What it reads."""
@@ -1775,9 +1778,10 @@ class Computation(google.protobuf.message.Message):
         next_slice: builtins.int = ...,
         source: builtins.str = ...,
         began_end: builtins.bytes | None = ...,
+        taker: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_began_end", b"_began_end", "began_end", b"began_end"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_began_end", b"_began_end", "all_pending", b"all_pending", "began_end", b"began_end", "cut", b"cut", "cut_version", b"cut_version", "dropped", b"dropped", "estimated", b"estimated", "first", b"first", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "incarnation", b"incarnation", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "lateness_budgets_ppm", b"lateness_budgets_ppm", "max_skew_micros", b"max_skew_micros", "name", b"name", "next_slice", b"next_slice", "slice_end", b"slice_end", "slice_start", b"slice_start", "slices", b"slices", "source", b"source"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_began_end", b"_began_end", "all_pending", b"all_pending", "began_end", b"began_end", "cut", b"cut", "cut_version", b"cut_version", "dropped", b"dropped", "estimated", b"estimated", "first", b"first", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "incarnation", b"incarnation", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "lateness_budgets_ppm", b"lateness_budgets_ppm", "max_skew_micros", b"max_skew_micros", "name", b"name", "next_slice", b"next_slice", "slice_end", b"slice_end", "slice_start", b"slice_start", "slices", b"slices", "source", b"source", "taker", b"taker"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_began_end", b"_began_end"]) -> typing.Literal["began_end"] | None: ...
 
 Global___Computation: typing_extensions.TypeAlias = Computation
