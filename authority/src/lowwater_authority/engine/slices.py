@@ -219,6 +219,7 @@ class Slice:
         self._shard = shard
         self._spec = spec
         self._of = computation
+        """What is served of it: another object after it was read back, or when it begins a new incarnation."""
         self._told = told_of(computation, shard.topology)
         self.turn = 0
         """Grows when it hands keys over: answers that wait from before may be of these."""
