@@ -86,11 +86,14 @@ RETIRE: Final = "retire"
 
 RETIREMENTS: Final = 4
 
+SPLIT: Final = "split a slice"
+"""What happens as often there: an operator cuts a slice in two."""
+
 INPUT: Final = "new inputs"
 INPUTS: Final = 3
 """How often somebody tries to give a computation another input in worlds with slices, besides; it has it once."""
 
-KINDS: Final = (*COMMON, *ALONE, *SHARDED, DAMAGE, DAMAGE_GRAPH, RETIRE)
+KINDS: Final = (*COMMON, *ALONE, *SHARDED, DAMAGE, DAMAGE_GRAPH, RETIRE, SPLIT)
 """All of them."""
 
 WEATHER: Final = ("bad network", "bad store", "hostile reports")
@@ -142,7 +145,7 @@ def schedule(random: Random, moves: int, *, sharded: bool, rotten: bool = False,
     for kind in (DAMAGE, DAMAGE_GRAPH) if rotten else (DAMAGE,):
         made += [Move(round(random.uniform(5.0, at), 3), kind, _facts(kind, random)) for _ in range(DAMAGES)]
     if sliced:
-        for kind in (*[RETIRE] * RETIREMENTS, *[INPUT] * INPUTS):
+        for kind in (*[RETIRE] * RETIREMENTS, *[INPUT] * INPUTS, *[SPLIT] * RETIREMENTS):
             made.append(Move(round(random.uniform(5.0, at), 3), kind, _facts(kind, random)))
     return sorted(made, key=lambda move: move.at)
 

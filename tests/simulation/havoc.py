@@ -96,6 +96,8 @@ class Havoc:
             case chaos.RETIRE:
                 self._acted(move.kind)
                 self._retire(move.facts["pick"])
+            case chaos.SPLIT:
+                self._split(move.facts["pick"])
             case chaos.DAMAGE:
                 if not self._world.weak:
                     self._damage(facts["pick"])
@@ -301,6 +303,28 @@ class Havoc:
 
         async def run(lw: Client) -> None:
             await lw.retire(UNREAD, node.edge(start), node.edge(end), force=True)
+
+        self.operate(run)
+
+    def _split(self, pick: float) -> None:
+        """Let an operator cut a slice in two where it may be cut and is not yet."""
+        may = [
+            (node, cell, name)
+            for node in self._world.pipeline.nodes.values()
+            for cell in node.later
+            for name, cells in node.slices.items()
+            if cell in cells[1:]
+        ]
+        if not may:
+            return
+        self._acted(chaos.SPLIT)
+        node, cell, name = may[int(pick * len(may))]
+
+        async def run(lw: Client) -> None:
+            try:
+                await lw.split_slice(name, node.edge(cell))
+            except (errors.Unavailable, errors.InvalidArgument, errors.UnknownComputation) as error:
+                self._world.sim.reach(f"split: {error.reason}")  # another one is still taken over, or it is cut by now
 
         self.operate(run)
 
