@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from lowwater import errors
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
-from lowwater_authority.core import recovery
+from lowwater_authority.core import codec, recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.interval_map import IntervalMap
@@ -268,6 +269,54 @@ def test_all_that_is_known_of_keys_moves_with_them(
         do(pair, last)
         pair.crash(short=False)
         pair.check()
+
+
+def _no_sequencers(state: pb.Snapshot) -> None:
+    state.last_sequencer = 0
+
+
+def _no_requests(state: pb.Snapshot) -> None:
+    del state.granted[:]
+
+
+def _no_order(state: pb.Snapshot) -> None:
+    state.generation = 0
+
+
+def _no_identity(state: pb.Snapshot) -> None:
+    state.bound = False
+
+
+def _no_retirements(state: pb.Snapshot) -> None:
+    for group in state.groups:
+        group.state = GroupState.UNOWNED
+
+
+def _newer_values(state: pb.Snapshot) -> None:
+    for group in state.groups:
+        group.micros = codec.int64_bytes(codec.int64s(group.micros) // 2 + 10)
+
+
+@pytest.mark.parametrize(
+    "forget", [_no_sequencers, _no_requests, _no_order, _no_identity, _no_retirements, _newer_values]
+)
+def test_what_does_not_move_is_noticed(forget: Callable[[pb.Snapshot], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    take_in = Computation.take_in
+
+    def forgetful(self: Computation, state: pb.Snapshot) -> None:
+        changed = pb.Snapshot()
+        changed.CopyFrom(state)
+        forget(changed)
+        take_in(self, changed)
+
+    monkeypatch.setattr(Computation, "take_in", forgetful)
+    topology = graph()
+    one = Pair("a~1", topology, Known({key: Key() for key in range(FIRST, LAST)}))
+    one.claim(2, 4, None)
+    one.report(0, 10)
+    one.retire(5)
+    with pytest.raises(AssertionError):
+        move(one, topology, 4, crash=False)
 
 
 def cut() -> tuple[Pair, Topology, str]:
