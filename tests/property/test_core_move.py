@@ -219,7 +219,7 @@ def move(source: Pair, topology: Topology, at: int, *, crash: bool) -> tuple[Pai
         new.driver.retire(edge(at))
     fenced = source.core.move_out(name)
     assert source.driver.settle() is True
-    assert all("claim there" in each.reason for each in fenced)
+    assert all("claim them again" in each.reason for each in fenced)
     source.check()
     if crash:
         source.crash(short=crash)

@@ -74,7 +74,7 @@ async def test_workers_lose_what_moved_and_are_told_where_to_claim(tree: Tree) -
     tree.below.shard.on_fenced = lost.append
     await tree.split("a~1", AT)
     await settled(tree, "a~2")
-    assert [(each.sequencer, "claim there" in each.reason) for each in lost] == [(grant.sequencer, True)]
+    assert [(each.sequencer, "claim them again" in each.reason) for each in lost] == [(grant.sequencer, True)]
     [(_, refused)] = await tree.below.report("a~1", grant, 8)
     assert refused.reason == "STALE_SEQUENCER"
     with pytest.raises(errors.OtherSlice) as caught:

@@ -664,7 +664,7 @@ class Computation:
         taken = self._apply_move_out(op)
         self._ops.append(pb.Op(move_out=op))
         self._strong = True
-        return list(self._fenced(taken, f"its keys were moved to {to}: claim there"))
+        return list(self._fenced(taken, f"its keys were moved to {to}: claim them again"))
 
     def _apply_move_out(self, op: pb.MoveOut) -> list[Taken]:
         taken, known = self.map.move_out(op.start)
