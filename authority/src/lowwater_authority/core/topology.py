@@ -175,7 +175,7 @@ class Spec:
         for part in self.parts:
             if self._slice(part.number) == name:
                 return part
-        fix = "name one of those that Client.slices lists"
+        fix = "name one of its slices, as the graph has them"
         msg = f"{name} is no slice of {self.name}; {fix}"
         raise errors.InvalidArgument(msg, metadata={"computation": self.name, "field": "slice", "fix": fix})
 

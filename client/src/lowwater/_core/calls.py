@@ -174,7 +174,7 @@ class Calls:
         full = self.full(name)
         root = slice_of(full)
         if not root:
-            raise checks.refused("name", name, "the name of a slice, as Client.slices has it")
+            raise checks.refused("name", name, "the name of a slice, like hourly~3")
         request = topology_pb2.SplitSliceRequest(
             server_token=self._known.server_token, computation=root, slice=full, at=checks.key("at", at)
         )
