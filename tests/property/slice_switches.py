@@ -158,8 +158,3 @@ def keys_are_exported_early(planted: Planted) -> None:
 
     planted.setattr(Shard, "_handed_over", copied)
     planted.setattr(Computation, "_check_slice", lambda self, bounds: None)
-
-
-def numbers_of_shards_order_all_claims(planted: Planted) -> None:
-    """Claims of slices that had the same keys go by ownership numbers, which say nothing of each other."""
-    planted.setattr(slices.Asked, "generation", property(lambda self: 1))

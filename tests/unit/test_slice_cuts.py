@@ -140,23 +140,13 @@ async def test_nothing_is_granted_before_the_keys_are_taken_in(tree: Tree) -> No
     await tree.top.shard.split("a", "a~0", b"\x40")
 
 
-async def _cut_of_a_higher_number(tree: Tree) -> None:
+async def test_numbers_of_shards_say_nothing_of_each_other(tree: Tree) -> None:
     await tree.both(9, 7)
     for _ in range(3):
         await tree.fail_over()
     await settled(tree, "a~1")
     await tree.split("a~1", AT)
     await settled(tree, "a~1", "a~2")
-
-
-async def test_claims_by_numbers_of_shards_alone_are_noticed(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    switches.numbers_of_shards_order_all_claims(monkeypatch)
-    await _cut_of_a_higher_number(tree)
-    assert tree.beside.shard.epoch("a~2") > 1, "it takes a number for lost that was another slice's"
-
-
-async def test_numbers_of_shards_say_nothing_of_each_other(tree: Tree) -> None:
-    await _cut_of_a_higher_number(tree)
     assert tree.beside.shard.epoch("a~2") == 1, "which is no number that a store has lost"
     await work(tree, "a~2", 8)
     await until(lambda: tree.stands(2) == 8)
