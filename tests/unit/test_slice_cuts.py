@@ -380,3 +380,25 @@ async def test_one_process_cuts_what_it_serves_alone(disk: MemoryDisk) -> None:
     shard.stop()
     await rounds
     await shard.close()
+
+
+async def test_a_log_that_has_not_gone_on_is_not_read_again(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    await tree.both(9, 7)
+    await tree.below.stop()
+    await tree.top.shard.split("a", "a~1", AT)
+    one, load = tree.beside, tree.beside.journal.load
+    read: list[str] = []
+
+    async def counted(log: str, **more: Any) -> Any:
+        read.append(log)
+        return await load(log, **more)
+
+    monkeypatch.setattr(one.journal, "load", counted)
+    await one.shard.refresh()
+    await one.shard.serve_those(["a~2"])
+    await rest()
+    assert read.count("a~1") == 1
+    tree.below = await tree.another("below:2", tree.below.placement.names)
+    await settled(tree, "a~1", "a~2")
+    assert read.count("a~1") == 2
+    assert tree.stands(2) == 7

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from lowwater_authority.engine.holding import Holding
     from lowwater_authority.engine.holdings import ReadGraph
     from lowwater_authority.engine.placement import Lows, Placement
-    from lowwater_authority.journal import Journal
+    from lowwater_authority.journal import End, Journal
     from lowwater_authority.ops.observer import Observer
 
     Permit = Callable[[Iterable[str]], None]
@@ -125,6 +125,8 @@ class Shard:
         self._loop = CommitLoop(self)
         self._slices: dict[str, Slice] = {}
         """Those of other computations that are served here."""
+        self._looked: dict[str, tuple[Spec, End]] = {}
+        """Of slices that wait for keys of others: up to where the logs of these have nothing for them."""
         self._withheld = 0
         """Answers refused for the sake of what is above slices that are not served here any more."""
         self._registered = asyncio.Semaphore(TAKEN_AFTER_REGISTERING)
@@ -1003,13 +1005,20 @@ class Shard:
         """Return what a slice has handed over to another one, as it is durable, whoever serves it; None: it has not yet. Raises Unavailable."""
         if self.serves(source):
             return await self.ask(source, lambda found, _: found.handed_over.get(name))
+        spec = self.topology.get(source)
         try:
+            if self._looked.get(name) == (spec, await self.journal.end(source)):
+                return None  # nobody has written since
             loaded = await self.journal.load(source)
-            found = await self.held.recovered_in_pieces(self.topology.get(source), loaded)
+            found = await self.held.recovered_in_pieces(spec, loaded)
         except JournalError as error:
             msg = f"what {source} knows of the keys of {name} cannot be read: {error}. If that stays so, reset what they are slices of"
             raise errors.Unavailable(msg, metadata={"computation": name, "source": source}) from error
-        return found.computation.handed_over.get(name)
+        state = found.computation.handed_over.get(name)
+        self._looked.pop(name, None)
+        if state is None:
+            self._looked[name] = spec, loaded.end
+        return state
 
     async def follow_inputs(self, name: str, bound: int) -> None:
         """Revoke the claims of a slice that go by older inputs than its root, and let none of its ranges stand beyond where the root has it."""
