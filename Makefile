@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka demo-dedup demo-zeitgeist demo-billing demo-year daily-close two-partitions zombie test test-long simulate mutants chaos chaos-kafka floors dist site lint fmt gen bench soak clean \
+.PHONY: help setup demo demo-kafka demo-dedup demo-zeitgeist demo-billing demo-regions demo-year daily-close two-partitions zombie test test-long simulate mutants chaos chaos-kafka floors dist site lint fmt gen bench soak clean \
 	check-style check-pyright check-mypy check-public check-generated
 
 RUN := . .tools/env &&
@@ -29,6 +29,7 @@ help:
 	@echo "make demo-dedup  a Kafka topic with copies through the deduplicator, which is killed while it works (about a minute)"
 	@echo "make demo-zeitgeist   dips and spikes of real departures: a feed that is late, and a blizzard (about four minutes)"
 	@echo "make demo-billing   Kafka in, bills in a Delta table out, while the driver, the authority and the broker are killed (about three minutes)"
+	@echo "make demo-regions   two regions, each with broker, Redis and Spark: a planned move, and two kills (about four minutes)"
 	@echo "make demo-year   the whole year through plain Python workers, every window checked"
 	@echo "make daily-close a day of event time is closed once, whoever sleeps over it (some seconds)"
 	@echo "make two-partitions   what Spark's own watermark drops, attached and driven (about a minute)"
@@ -70,6 +71,10 @@ demo-zeitgeist: setup
 demo-billing:
 	@scripts/setup.sh --tests
 	@$(RUN) python -m examples.billing $(ARGS)
+
+demo-regions:
+	@scripts/setup.sh --tests
+	@$(RUN) python -m examples.regions $(ARGS)
 
 demo-year: setup
 	@$(RUN) python -m examples.flights.year $(ARGS)

@@ -26,7 +26,6 @@ from benchmarks.latency import take_turns
 from benchmarks.messages import BACK, METHOD
 from benchmarks.owner import OPTIONS, PATIENCE, channel, check
 from benchmarks.result import Result, Spread
-from lowwater._core.slices import even_slices
 from lowwater._pb.lowwater.v1 import workers_pb2 as pb
 from lowwater._pb.lowwater.v1 import workers_pb2_grpc
 from tests.kit.eventually import eventually
@@ -70,6 +69,11 @@ TICK: Final = 0.01
 """Seconds between the reports of a worker while shards are killed."""
 
 WHOLE: Final = "the same computation, not cut"
+
+
+def even_slices(count: int) -> list[bytes]:
+    """Return keys of two bytes that cut all keys into so many slices of about one size."""
+    return [(index * 65_536 // count).to_bytes(2, "big") for index in range(1, count)]
 
 
 def run(folder: Path, *, quick: bool) -> list[Result]:

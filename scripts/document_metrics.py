@@ -14,6 +14,7 @@ import lowwater.prometheus
 import lowwater_spark.prometheus
 from lowwater.prometheus import Figure
 from lowwater_authority.ops import computation_figures, metrics, shard_figures
+from lowwater_authority.regions import figures as region_figures
 from lowwater_pipeline.dedup import figures as dedup_figures
 from lowwater_pipeline.dedup import stage_figures
 from scripts import tables
@@ -31,6 +32,7 @@ TABLES: Final[dict[str, Sequence[Figure]]] = {
         shard_figures.ERRORS,
         *shard_figures.GATES,
     ),
+    "regions": region_figures.FIGURES,
     "client": lowwater.prometheus.FIGURES,
     "spark": lowwater_spark.prometheus.FIGURES,
     "dedup": dedup_figures.FIGURES,

@@ -33,7 +33,8 @@ def test_the_overview_has_one_box_and_one_row_for_all_slices(tab: Watched) -> No
 @pytest.mark.usefixtures("cut")
 def test_its_own_page_lists_them_and_each_leads_back(tab: Watched) -> None:
     page = tab.open("#/c/hourly")
-    slices = page.get_by_role("region", name="Slices")
+    slices = page.get_by_role("region", name="Slices", exact=True)
+    expect(page.get_by_role("region", name="What its slices have told").locator("tbody tr")).to_have_count(4)
     expect(slices.locator("tbody tr")).to_have_count(4)
     expect(page.get_by_role("region", name="Why")).to_contain_text("hourly~0")
     slices.get_by_role("link", name="hourly~1").first.click()

@@ -13,6 +13,7 @@ from lowwater_authority.journal import JournalCorrupt, JournalFenced
 from lowwater_authority.regions import registry as regions_registry
 from lowwater_authority.regions.references import (
     LOCAL,
+    REPLICATED,
     Agent,
     Caller,
     Change,
@@ -225,6 +226,61 @@ async def test_nothing_is_shown_before_it_is_durable(memory: Deployment) -> None
     await memory.report(registry, 60)
     assert registry.references.get(HOURLY).published == 60
     assert (await registry.journal.load(LOG)).last == registry.position
+
+
+class Away(FaultPlan):
+    """A store that keeps whoever writes waiting, until it is back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.back = asyncio.Event()
+        self.back.set()
+        self.asked = asyncio.Event()
+
+    async def after(self, operation: object) -> None:
+        self.asked.set()
+        await self.back.wait()
+
+    def leave(self) -> None:
+        self.back.clear()
+        self.asked.clear()
+
+
+async def test_what_waits_behind_others_is_not_begun_for_somebody_who_has_gone(memory: Deployment) -> None:
+    """An operator whose command has timed out would find it done when the store is back, hours later."""
+    plan = Away()
+    registry = await ready(memory, journal_of(memory, plan))
+    plan.leave()
+    first = asyncio.create_task(memory.report(registry, 50))
+    await plan.asked.wait()
+    late = asyncio.create_task(registry.change(lambda core: core.set_policy(HOURLY, REPLICATED)))
+    await asyncio.sleep(0)
+    late.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await late
+    plan.back.set()
+    await first
+    await memory.report(registry, 60)
+    assert registry.references.get(HOURLY).policy == LOCAL
+    assert not registry._changes
+
+
+async def test_nobody_is_silent_while_the_store_keeps_everybody_waiting(memory: Deployment) -> None:
+    plan = Away()
+    registry = await ready(memory, journal_of(memory, plan))
+    await memory.confirm(registry, "B")
+    plan.leave()
+    asking = asyncio.create_task(memory.report(registry, 50))
+    await plan.asked.wait()
+    memory.clock.now += 100
+    heard = asyncio.create_task(memory.confirm(registry, "B"))
+    adopting = asyncio.create_task(registry.adopt(HOURLY, "B", "ops"))
+    await asyncio.sleep(0)
+    plan.back.set()
+    await asking
+    await heard
+    with pytest.raises(errors.RegionRefused, match="its owner A is alive"):
+        await adopting
 
 
 async def test_a_store_that_lost_records_gets_them_back(memory: Deployment) -> None:

@@ -191,6 +191,13 @@ class Kafka:
 
         return eventually(look, f"there is {topic}")
 
+    def end(self, topic: str, partition: int = 0) -> int:
+        """The offset behind its last row, of whatever transaction."""
+        with closing(Consumer({"bootstrap.servers": self.address, **self._clients, "group.id": "kit"})) as consumer:
+            place = TopicPartition(topic, partition)
+            _, end = consumer.get_watermark_offsets(place, timeout=ANSWERS_WITHIN, cached=False)
+            return int(end)
+
     def delete(self, topic: str) -> None:
         """Remove a topic; returns when it is gone."""
         self.admin.delete_topics([topic], operation_timeout=ANSWERS_WITHIN)[topic].result(ANSWERS_WITHIN)

@@ -26,7 +26,7 @@ SLOW = (
 test_failover.py does with the same code."""
 
 # All benchmarks run before the first test.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -26,7 +26,7 @@ OWN = {errors.Closed.reason, errors.Timeout.reason, errors.StaleEpoch.reason}
 """Reasons that only this client makes: no authority sends them."""
 
 AGAIN_BY_REASON = {
-    **dict.fromkeys(("MOVED",), "elsewhere"),
+    **dict.fromkeys(("MOVED", "OTHER_SLICE"), "elsewhere"),
     **dict.fromkeys(("OLD_STREAM", "INPUT_VERSION", "INCARNATION_CHANGED", "UNCONFIRMED"), "anew"),
     **dict.fromkeys(
         ("IDENTITY_MISMATCH", "OLDER_CLAIM", "REWOUND", "STALE_ADOPTION", "STALE_LEASE", "STALE_SEQUENCER"), "stop"
@@ -38,6 +38,7 @@ LIMITS = {
     "bytes of a message": MESSAGE_BYTES,
     "bytes of a key": codec.MAX_KEY,
     "ranges of a claim": codec.MAX_RANGES,
+    "slices of a computation": graph.MAX_SLICES,
     "characters of `worker`, `host`, `identity`": codec.MAX_NAME,
     "bytes of a digest": codec.MAX_DIGEST,
     "bytes of `waiting_for`": codec.MAX_WAITING_FOR,

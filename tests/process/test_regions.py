@@ -147,6 +147,8 @@ def test_the_global_authority_is_killed_and_the_regions_go_on(world: World) -> N
     world.center.kill()
     eventually(lambda: "global_away" in a.agent.events())
     assert a.work(sink, BASE + 20), "the region goes on by the number that it has"
+    with pytest.raises(errors.Unavailable):
+        a.token.read(fresh=True)  # but for what no sink would fence
     assert a.token.read().stale_seconds > 0
     assert a.published() == BASE + 10
 
@@ -157,6 +159,7 @@ def test_the_global_authority_is_killed_and_the_regions_go_on(world: World) -> N
     assert a.refusal() == "UNCONFIRMED"
     world.center.start()
     assert a.adoption().number == 1
+    assert a.token.read(fresh=True).number == 1
     for site in (a, b):
         eventually(lambda site=site: site.published() == BASE + 20, seen=site.agent.log)  # type: ignore[misc]
 
@@ -182,8 +185,8 @@ def test_a_planned_move_and_a_neighbour_that_is_not_touched(world: World) -> Non
     assert a.work(sink, BASE + 10)
     other = world.operator.reference("other:clicks")
     world.operator.decide(pb.DECISION_MOVE, "B")
-    adoption = eventually(lambda: (found := a.adoption()).stop and found, seen=a.agent.log)
-    assert adoption
+    adoption = eventually(lambda: found if (found := a.adoption()).stop else None, seen=a.agent.log)
+    assert adoption is not None
     a.token.committed(adoption, a.batch, f"1/{a.batch}", a.positions(), stopped=True)
     eventually(lambda: world.operator.reference().move_step == "stopped", seen=a.agent.log)
     eventually(lambda: a.refusal() == "REGION_REFUSED", seen=a.agent.log)
@@ -201,8 +204,8 @@ def test_a_planned_move_and_a_neighbour_that_is_not_touched(world: World) -> Non
     # Back again: what A has published of its own before begins anew.
     b.token.committed(b.token.read(), 0, "2/0", b.positions())
     world.operator.decide(pb.DECISION_MOVE, "A")
-    back = eventually(lambda: (found := b.adoption()).stop and found, seen=b.agent.log)
-    assert back
+    back = eventually(lambda: found if (found := b.adoption()).stop else None, seen=b.agent.log)
+    assert back is not None
     b.token.committed(back, b.batch, f"2/{b.batch}", b.positions(), stopped=True)
     eventually(lambda: world.operator.reference().move_step == "stopped", seen=b.agent.log)
     view = world.operator.reference()
@@ -305,6 +308,7 @@ def test_requests_that_make_no_sense_are_refused_by_their_field(world: World) ->
         ("Report", pb.RegionReportRequest(caller=pb.RegionCaller(region="C")), "caller.agent"),
         ("Decide", pb.DecideRequest(reference=HOURLY), "decision"),
         ("Decide", pb.DecideRequest(reference=HOURLY, decision=pb.DECISION_ARRIVED, who="x" * 200), "who"),
+        ("Decide", pb.DecideRequest(reference=HOURLY, decision=pb.DECISION_ADOPT, who="automatic"), "who"),
         ("Recover", pb.RecoverRequest(), "regions"),
         ("RegisterReference", pb.RegisterReferenceRequest(caller=caller, computation="no name"), "computation"),
     ]

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 from lowwater._pb.lowwater.v1 import tasks_pb2, types_pb2, workers_pb2
 from lowwater_authority.core.batches import MAX_PARTS
+from lowwater_authority.core.computation import MOST_FRONTIERS
+from lowwater_authority.core.topology import slicing
 from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.watermarks import MAX_HOLDERS, MAX_INTERVAL_MILLIS, MAX_PAGE
 from tests.kit.times import HOUR, MAX, MIN
@@ -179,7 +181,14 @@ CASES: Final[dict[str, Case]] = {
     "a claim of keys of another slice": Case("Claim", put(computation="cut~0", bounds=[b"g", b"z"], bound_micros=[]), "OTHER_SLICE"),
     "an interval of a slice": Case("Retire", put(computation="cut", start=b"a", end=b"g"), "OTHER_SLICE"),
     "an interval that a claim has only a part of": Case(
-        "Retire", put(computation="a", start=b"a", end=b"b", sequencer=lambda _, p: p.sequencers["a"]), "STALE_SEQUENCER"
+        "Retire", put(computation="cut", start=b"a", end=b"b", sequencer=lambda _, p: p.slice_claim()), "STALE_SEQUENCER"
+    ),
+    "an interval by a claim of what is not cut": Case(
+        "Retire", put(computation="a", start=b"", end=b"", sequencer=lambda _, p: p.sequencers["a"]), field="sequencer"
+    ),
+    "a claim as that of a slice of what is not cut": Case("Claim", put(identity=slicing("spare")), field="identity"),
+    "a claim as that of a slice elsewhere": Case(
+        "Claim", put(computation="cut", identity=slicing("cut"), bounds=[b"a", b"g"], bound_micros=[]), field="bounds"
     ),
     "a slice as an input": Case("Register", put(inputs=["a", "a~0"]), field="inputs[1]"),
     "a slice by its name": Case("Register", put(name="a~0"), field="name"),
@@ -211,6 +220,7 @@ CASES: Final[dict[str, Case]] = {
     "an interval with a long end": Case("Retire", put(end=lambda r, _: b"m" * r.randint(1025, 20_000)), field="end"),
     "a drop of what is read": Case("Drop", put(computation="a"), "STILL_READ"),
     "a drop of what is owned": Case("Drop", put(computation="d"), "OWNED_RANGES"),
+    "a drop of slices that are not finished": Case("Drop", put(computation="cut"), "OWNED_RANGES"),
     "an interval that is owned": Case("Retire", put(computation="a"), "OWNED_RANGES"),
     "a layout without ranges": Case("ChangeLayout", put(starts=[]), field="starts"),
     "a layout that begins later": Case("ChangeLayout", put(starts=any_of([1, 2, 3], [7, 8, 9])), field="starts"),
@@ -559,6 +569,15 @@ IN_PART: Final[dict[str, tuple[Callable[[Pipeline], workers_pb2.GroupReport], st
         "INVALID_ARGUMENT",
         [],
     ),
+    "a mass of a claim with others, as slices have them": (lambda p: _others(p, [5]), "INVALID_ARGUMENT", []),
+    "a mass of a claim that does not know all, as slices may": (
+        lambda p: _mass(p, [2], [1], unknown=True),
+        "INVALID_ARGUMENT",
+        [],
+    ),
+    "a mass with too many others": (lambda p: _others(p, *[[5]] * (MOST_FRONTIERS + 1)), "INVALID_ARGUMENT", []),
+    "a mass with a frontier of no share among others": (lambda p: _others(p, [5], [1_000_000]), "INVALID_ARGUMENT", []),
+    "a mass with a frontier twice among others": (lambda p: _others(p, [5, 5]), "INVALID_ARGUMENT", []),
     "lateness with unequal columns": (lambda p: _lateness(p, [0, 1], [1]), "INVALID_ARGUMENT", []),
     "lateness whose buckets do not ascend": (lambda p: _lateness(p, [1, 0], [1, 1]), "INVALID_ARGUMENT", []),
     "lateness in a bucket that is not there": (lambda p: _lateness(p, [756], [1]), "INVALID_ARGUMENT", []),
@@ -617,6 +636,14 @@ def _max(pipeline: Pipeline, handle: int, value: int = MAX) -> workers_pb2.Group
 def _mass(pipeline: Pipeline, starts: list[int], counts: list[int], **fields: Any) -> workers_pb2.GroupReport:
     mass = workers_pb2.Mass(pending=histogram(starts, counts), **fields)
     return pipeline.group("a", 14, 15, 16, mass=mass)
+
+
+def _others(pipeline: Pipeline, *shares: list[int]) -> workers_pb2.GroupReport:
+    others = [
+        workers_pb2.FinishedAt(recent=1, frontiers=[types_pb2.Heuristic(share_ppm=share, micros=5) for share in each])
+        for each in shares
+    ]
+    return _mass(pipeline, [2], [1], others=others)
 
 
 def _lateness(

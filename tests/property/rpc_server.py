@@ -31,8 +31,10 @@ from lowwater._pb.lowwater.v1 import (
 from lowwater_authority.authority import Authority
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
+from lowwater_authority.core.groups import GroupState
 from lowwater_authority.ops.observer import Observer
 from lowwater_authority.serve import OPTIONS
+from tests.kit.eventually import eventually_async
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.kit.times import HOUR
 from tests.property.core_driver import durable
@@ -278,6 +280,7 @@ class Pipeline:
         server.call("Register", topology_pb2.RegisterRequest(name="guess", estimated=True))
         self.claim("a", b"", b"g", b"p", b"")
         server.call("Register", topology_pb2.RegisterRequest(name="cut", slices=[b"m"]))
+        server.run(eventually_async(lambda: len(self._slices()) == 2, "both slices of cut are claimed"))
         self.claim("b", b"", b"m", b"")
         self.claim("d", b"", b"m", b"", identity="query", generation=3)
         self.say(self.group("a", 14, 15, 16))
@@ -293,6 +296,14 @@ class Pipeline:
         self.done = self.take(b"d" * 16)
         server.call("CommitTask", self.ended(self.done))
         self.lease = self.take(b"i" * 16)
+
+    def _slices(self) -> list[int]:
+        groups = self.server.computation("cut").map.groups.values()
+        return [group.sequencer for group in groups if group.state is GroupState.OWNED]
+
+    def slice_claim(self) -> int:
+        """The sequencer of a slice at the computation that it is a slice of."""
+        return self._slices()[0]
 
     def register(self, name: str, inputs: Sequence[str] = ()) -> None:
         request = topology_pb2.RegisterRequest(

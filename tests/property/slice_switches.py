@@ -111,6 +111,19 @@ def no_order(planted: Planted) -> None:
     planted.setattr(Computation, "_newest_order", none)
 
 
+def sequencers_go_down_in_a_move(planted: Planted) -> None:
+    """Whoever takes a slice over counts its claims below those of the shard before (T7)."""
+    recover = recovery.recover
+
+    def lower(*arguments: Any, **more: Any) -> Computation:
+        found = recover(*arguments, **more)
+        if found.spec.slice_of:
+            found.epoch_base, found.last_sequencer = (1 << 62) - found.epoch_base, 0
+        return found
+
+    planted.setattr(recovery, "recover", lower)
+
+
 def retired_is_told_as_finished(planted: Planted) -> None:
     """A slice that is retired tells that nothing will ever come (T6)."""
     _told(planted, lambda told, *_: told._replace(retired=False))

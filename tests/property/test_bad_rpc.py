@@ -65,6 +65,8 @@ TAKEN_IN_PART = {
     "a mass with a count beyond 63 bits",
     "a mass of too many records",
     "a mass of too many recent records",
+    "a mass of a claim with others, as slices have them",
+    "a mass of a claim that does not know all, as slices may",
     "a frontier beyond max skew",
     "lateness of too many records",
     "more records behind than came",
@@ -137,10 +139,10 @@ OTHERWISE = {
     "raise errors.InvalidArgument in reading",  # bytes that are no message: tests/process/test_bad_messages.py
     "raise bad_field 'groups.computation' in group",  # of one claim in a report: IN_PART
     "raise bad_field 'waiting_for' in _check_waiting_for",  # the same
+    "raise bad_field 'mass.others' in mass",  # the same
     "raise bad_field 'lateness.counts' in lateness",  # the same
     "raise bad_field 'lateness.buckets' in lateness",  # the same
     "raise bad_field 'lateness.behind' in lateness",  # the same
-    "raise errors.OwnedRanges in refuse_owners",  # of what is cut, which the shards of its slices own
     "raise errors.Overloaded in deny",  # rights that are missing, and that come back: tests/process/test_access_attacks.py
     "raise errors.ShuttingDown in _check_rights",  # the same
 }  # fmt: skip

@@ -407,7 +407,7 @@ def search(examples: int = 150) -> None:
             derandomize=True,
             database=None,
             phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
+            suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
         ),
     )
 

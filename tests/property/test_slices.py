@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from lowwater import errors
-from lowwater_authority.core.computation import Computation, slicing
+from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.groups import GroupState, Mass
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Grant, GroupReport
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.core.topology import Spec
+from lowwater_authority.core.topology import Spec, slicing
 from lowwater_authority.engine import slices
 from tests.kit.memory_journal import MemoryDisk
 from tests.kit.tree import NeverCame, Tree, rest, until
@@ -38,9 +38,6 @@ KEYS = 8
 BEHIND = 50
 """Where the input stands that is added; the other one stands at 100."""
 
-RETIRED = None
-"""In place of a value: nobody waits for the key."""
-
 hours = st.integers(1, 99)
 widths = st.sampled_from([1, 3, KEYS + 1, KEYS + 1, KEYS + 1])
 
@@ -54,14 +51,15 @@ class Key:
     """What is known of a key by who was told what."""
 
     told: int | None = MIN
-    """The last value that a worker was told to be durable."""
+    """The last value that a worker was told to be durable; None: it is retired, nobody waits for it."""
     may: list[tuple[int, int | None]] = field(default_factory=list)
     """What was asked for since, by the number of the question, and was not answered: it may be durable."""
 
     @property
     def most(self) -> int:
         """The greatest value that may count."""
-        return max(MAX if value is RETIRED else value for value in (self.told, *(value for _, value in self.may)))
+        values = (self.told, *(value for _, value in self.may))
+        return max(MAX if value is None else value for value in values)
 
     newest: int = 0
     """The question that was answered last, of those that were asked last: answers overtake each other."""
@@ -86,6 +84,8 @@ class Claim:
 
 class Slices(RuleBasedStateMachine):
     """One computation with two to four slices."""
+
+    tree: Tree
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class Slices(RuleBasedStateMachine):
         name = self.name_of(first)
 
         def value(key: Key) -> int | None:
-            if key.told is RETIRED:
+            if key.told is None:
                 return MIN if bound is None else bound
             return key.told if bound is None else min(key.told, bound)
 
@@ -225,13 +225,13 @@ class Slices(RuleBasedStateMachine):
     @rule(first=st.integers(0, KEYS - 1), more=widths)
     def retire(self, first: int, more: int) -> None:
         keys, life = self.span(first, more), self.life
-        number, name = self.begin_asking(keys, lambda _: RETIRED), self.name_of(first)
+        number, name = self.begin_asking(keys, lambda _: None), self.name_of(first)
 
         async def retires() -> None:
             await self.tree.owner(name).shard.retire(name, edge(keys[0]), edge(keys[-1] + 1), force=True)
             if life == self.life:
                 for key in keys:
-                    self.keys[key].answered(number, RETIRED)
+                    self.keys[key].answered(number, None)
 
         self.ask(retires())
 
@@ -273,8 +273,8 @@ class Slices(RuleBasedStateMachine):
                 return
             self.version = 2
             for key in self.keys:
-                key.told = key.told if key.told is RETIRED else min(key.told, BEHIND)
-                key.may = [(number, value if value is RETIRED else min(value, BEHIND)) for number, value in key.may]
+                key.told = key.told if key.told is None else min(key.told, BEHIND)
+                key.may = [(number, value if value is None else min(value, BEHIND)) for number, value in key.may]
 
         self.run(adds())
         self.wake()
@@ -470,7 +470,7 @@ def play(examples: int) -> None:
             deadline=None,
             database=None,
             phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
+            suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
         ),
     )
 

@@ -89,11 +89,20 @@ RETIREMENTS: Final = 4
 SPLIT: Final = "split a slice"
 """What happens as often there: an operator cuts a slice in two."""
 
+RESET: Final = "reset"
+RESETS: Final = 2
+"""How often a computation is reset in worlds with slices, besides."""
+
+HOLD: Final = "hold a slice"
+"""What happens some times in worlds with slices: the workers of one slice stop, and behind it, when others have gone on, somebody adds an input."""
+
+HOLDS: Final = 2
+
 INPUT: Final = "new inputs"
 INPUTS: Final = 3
 """How often somebody tries to give a computation another input in worlds with slices, besides; it has it once."""
 
-KINDS: Final = (*COMMON, *ALONE, *SHARDED, DAMAGE, DAMAGE_GRAPH, RETIRE, SPLIT)
+KINDS: Final = (*COMMON, *ALONE, *SHARDED, DAMAGE, DAMAGE_GRAPH, RETIRE, SPLIT, HOLD)
 """All of them."""
 
 WEATHER: Final = ("bad network", "bad store", "hostile reports")
@@ -145,7 +154,13 @@ def schedule(random: Random, moves: int, *, sharded: bool, rotten: bool = False,
     for kind in (DAMAGE, DAMAGE_GRAPH) if rotten else (DAMAGE,):
         made += [Move(round(random.uniform(5.0, at), 3), kind, _facts(kind, random)) for _ in range(DAMAGES)]
     if sliced:
-        for kind in (*[RETIRE] * RETIREMENTS, *[INPUT] * INPUTS, *[SPLIT] * RETIREMENTS):
+        for kind in (
+            *[RETIRE] * RETIREMENTS,
+            *[INPUT] * INPUTS,
+            *[SPLIT] * RETIREMENTS,
+            *[RESET] * RESETS,
+            *[HOLD] * HOLDS,
+        ):
             made.append(Move(round(random.uniform(5.0, at), 3), kind, _facts(kind, random)))
     return sorted(made, key=lambda move: move.at)
 
@@ -214,6 +229,10 @@ def _facts(kind: str, random: Random) -> dict[str, Any]:
             return {"pick": chance()}
         case "pause a worker" | "pause a reader" | "replace a paused worker":
             return {"pick": chance(), "seconds": seconds(0.2, 25)}
+        case "hold a slice":
+            return {"pick": chance(), "seconds": seconds(4, 20)}
+        case "retire":
+            return {"pick": chance(), "late": chance() < 0.7}
         case "share out anew":
             return {"pick": chance(), "cut": random.randrange(1 << 30)}
         case _:

@@ -78,6 +78,12 @@ class Durable:
         """By slice and incarnation: the greatest value that it has ever stood at, durably."""
         self._moved: dict[str, float] = {}
         """When keys of a slice were moved last, of each computation."""
+        self._held_by_workers: set[tuple[str, int]] = set()
+        """Cells of slices that a worker was granted since they were retired last, if they were: none of them is taken out of a root."""
+        self._grown: dict[str, int] = {}
+        """The incarnation in which a computation was given another input: nobody has waited for that in older ones."""
+        self._input_versions: dict[str, int] = {}
+        """The newest version of the inputs that a computation has demanded, durably."""
         self._bereft: set[str] = set()
         """Computations of which something that was acknowledged, and is not just an advance, is lost for good."""
 
@@ -94,7 +100,10 @@ class Durable:
         if not holds:
             self.fail(message)
 
-    def _not_ahead(self, name: str, low: int, where: str) -> None:
+    def _not_ahead(self, name: str, low: int, where: str, incarnation: int = 0) -> None:
+        """Check a value; of an incarnation, if it is known, in which a computation may have had fewer inputs."""
+        if 0 < incarnation < self._grown.get(name, 0):
+            return
         truth = self._pipeline.low(name)
         self._expect(low <= max(truth, self._excused.get(name, MIN)), f"{where}, but {truth} is not finished")
 
@@ -192,12 +201,25 @@ class Durable:
 
     def _sound(self, name: str, computation: Computation) -> None:
         """No key range stands beyond its own oldest work."""
+        if self._may_lack_an_input(name):
+            return
         for cells, value in self._ranges(name, computation):
             truth = self._pipeline.least_of(name, cells)
             self._expect(value <= truth, f"{name} {cells} stands at {value}, but {truth} is not finished")
 
+    def _may_lack_an_input(self, name: str) -> bool:
+        """Whether it is a slice that has not heard of an input yet: what it says by the older ones counts nowhere any more."""
+        root = self._pipeline.whole(name).name
+        newest = self._input_versions.get(root, 0)
+        versions = [each.input_version for who in self._authorities if (each := self._owned_by(who, name)) is not None]
+        return name != root and any(0 < version < newest for version in versions)
+
+    def _owned_by(self, who: str, name: str) -> Computation | None:
+        return self._computation(who, name) if self._owns(who, name) else None
+
     def excuse_slices(self, name: str) -> None:
-        """A computation has another input, which does not stand below what it has published. A slice of it may have gone further."""
+        """A computation has another input, which does not stand below what it has published. A slice of it may have gone further, and so may an older incarnation."""
+        self._grown[name] = self._ledger.book(GRAPH).incarnations.get(name, 0)
         for each in self._pipeline.nodes[name].slices:
             shown = [low for (known, _), low in self._highest.items() if known == each]
             self._excused[each] = max([self._excused.get(each, MIN), *shown])
@@ -222,11 +244,18 @@ class Durable:
         """Keys that are retired, or claimed again, in the order of the record. What a slice does counts, and not what its root hears of it."""
         node = self._pipeline.whole(log)
         if log == node.name and node.cuts:
+            for retire in (op.retire for op in record.ops if op.HasField("retire")):
+                held = [
+                    index for index in node.covered(retire.start, retire.end) if (log, index) in self._held_by_workers
+                ]
+                self._expect(not held, f"{log} has taken out its slice of the cells {held}, which workers have claimed")
             return
         for op in record.ops:
             match op.WhichOneof("kind"):
                 case "retire":
-                    self._pipeline.retire(log, node.covered(op.retire.start, op.retire.end))
+                    cells = node.covered(op.retire.start, op.retire.end)
+                    self._held_by_workers -= {(node.name, index) for index in cells}
+                    self._pipeline.retire(log, cells)
                 case "claim":
                     self._pipeline.revive(log, node.covered(op.claim.bounds[0], op.claim.bounds[-1]))
                 case _:
@@ -243,6 +272,7 @@ class Durable:
             if each.owner.state is not GroupState.RETIRED:
                 self._pipeline.revive(name, cells)
             elif not all(node.cells[index].retired for index in cells):
+                self._held_by_workers -= {(node.name, index) for index in cells}
                 self._pipeline.retire(name, cells)
 
     # -- writes ----------------------------------------------------------------------------------------------------
@@ -314,14 +344,17 @@ class Durable:
         if any(op.revoke.HasField("bound_micros") for op in record.ops):
             self._sim.reach("a new input lowered a range")
         computation = self._computation(who, log)
+        if computation is not None:
+            self._stands(computation)  # also when another has taken over since: it has read this
         # The news of a write may come late, and find that another has taken over: what this one has in memory is not published any more.
         if computation is not None and self._owns(who, log):
-            self._stands(computation)
             self._sound(log, computation)
             self._counts(computation)
 
     def _stands(self, computation: Computation) -> None:
-        key = computation.spec.name, computation.incarnation
+        name = computation.spec.name
+        self._input_versions[name] = max(computation.input_version, self._input_versions.get(name, 0))
+        key = name, computation.incarnation
         if computation.spec.slice_of:
             self._stood[key] = max(computation.map.minimum(), self._stood.get(key, MIN))
 

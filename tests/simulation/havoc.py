@@ -19,6 +19,7 @@ from tests.simulation.upheaval import Upheaval
 
 if TYPE_CHECKING:
     from lowwater._async.client import Client
+    from tests.simulation.deployment import Seat
     from tests.simulation.world import Slot, World
 
 UNREAD = GROWING
@@ -26,6 +27,20 @@ UNREAD = GROWING
 
 PATIENCE_SECONDS = 10
 """How long an operator waits for somebody who can read a log."""
+
+HEALED_WITHIN = 15
+"""Seconds after which a damaged graph is written again, while somebody waits for it and somebody well has it in memory."""
+
+LATE = {
+    "seconds": 4.0,
+    "slow": 0.3,
+    "slowness": 3.0,
+    "lose_request": 0.0,
+    "lose_response": 0.2,
+    "repeat": 0.8,
+    "break": 0.0,
+}
+"""What a network does, for some seconds, that is to bring again what has happened since."""
 
 LATE_RECORDS = 3
 """How many records of a log may be damaged."""
@@ -95,9 +110,13 @@ class Havoc:
                 self._drop(names[int(facts["pick"] * len(names))])
             case chaos.RETIRE:
                 self._acted(move.kind)
-                self._retire(move.facts["pick"])
+                self._retire(facts["pick"])
+                if facts["late"]:
+                    self._world.later(self._bad_network, "bad network", LATE)
             case chaos.SPLIT:
-                self._split(move.facts["pick"])
+                self._split(facts["pick"])
+            case chaos.HOLD:
+                self._world.later(self._hold, facts["pick"], facts["seconds"])
             case chaos.DAMAGE:
                 if not self._world.weak:
                     self._damage(facts["pick"])
@@ -254,18 +273,37 @@ class Havoc:
 
     async def _restore_graph(self, place: int, whole: bytes, damaged: bytes) -> None:
         """An operator restores a copy when nobody who has read what is damaged has served for a while: then everybody waits for it."""
-        silent = 0
+        silent = waited = 0
         while True:
             await asyncio.sleep(1.0)
             stored = self._world.deployment.ledger.logs.get(GRAPH)
             unread = stored is not None and stored.records.get(place) == damaged
-            seats = self._world.deployment.seats
-            known = any(seat.authority.shard.held.covered >= place for seat in seats if seat.serving and seat.authority)
+            seats = [seat for seat in self._world.deployment.seats if seat.serving]
+            covered = {seat.name: seat.authority.shard.held.covered for seat in seats if seat.authority}
+            known = any(each >= place for each in covered.values())
             silent = silent + 1 if unread and not known else 0
+            well = [name for name, each in covered.items() if each >= place and self._reaches_the_store(name)]
+            waiting = [seat.name for seat in self._world.deployment.seats if self._is_waiting(seat)]
+            waited = waited + 1 if unread and well and waiting else 0
+            if waited == HEALED_WITHIN:
+                self._world.oracle.fail(
+                    f"the graph is damaged at {place}, and {waiting} cannot start for {waited} s, though {well} have all of it in memory"
+                )
             if stored is not None and silent == PATIENCE_SECONDS:
                 self._world.sim.reach("a damaged graph was restored from a copy")
                 stored.records[place] = whole
                 silent = 0
+
+    def _is_waiting(self, seat: Seat) -> bool:
+        """Whether a shard should serve by now, and has not read the graph."""
+        if not seat.wanted or seat.away or seat.process.paused or not self._reaches_the_store(seat.name):
+            return False
+        return not seat.serving or seat.authority is None or not seat.authority.shard.held.covered
+
+    def _reaches_the_store(self, name: str) -> bool:
+        """Whether nothing keeps a shard from reading and writing."""
+        store = self._world.deployment.store
+        return name not in store.cut and not store.weather.away and not self._stores
 
     async def _give_up(self) -> None:
         """An operator drops what is damaged and served nowhere for a while."""
@@ -327,6 +365,20 @@ class Havoc:
                 self._world.sim.reach(f"split: {error.reason}")  # another one is still taken over, or it is cut by now
 
         self.operate(run)
+
+    async def _hold(self, pick: float, seconds: float) -> None:
+        """Let one slice stand while the others go on, and then give its computation another input, below which these may be by then."""
+        if self._world.inputs_changed:
+            return
+        slices = list(self._world.pipeline.nodes[GROWING].slices.values())
+        cells = slices[int(pick * len(slices))]
+        self._acted(chaos.HOLD)
+        for slot in self._world.slots:
+            if slot.name == GROWING and slot.share.cells.start in cells:
+                self._world.later(self.pause, "pause a worker", slot.process, seconds)
+        await asyncio.sleep(0.8 * seconds)
+        if not self._world.inputs_changed:
+            self.operate(self._new_inputs)
 
     async def _new_inputs(self, lw: Client) -> None:
         node = self._world.pipeline.nodes[GROWING]

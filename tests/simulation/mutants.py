@@ -62,6 +62,9 @@ FIRST: Final = 1_000_000
 FINDERS: Final = Path(__file__).with_name("finders.json")
 """The seed of a world that finds each of them."""
 
+NEVER: Final = re.compile("nothing went wrong for")
+"""What a world says that does not arrive. That is not enough of what :data:`UNSAFE` has."""
+
 FAILED: Final = re.compile(r"\b(AttributeError|KeyError|NameError|TypeError)\b")
 """What a bug says that does not fit to the code any more into which it is planted: that finds nothing."""
 
@@ -337,9 +340,9 @@ def lose_a_change_by_compaction(planted: Planted) -> None:
         self.logs.__dict__["older"] = self.topology
         return record(self, graph, whole=whole)
 
-    async def older(self: Logs, log: Log, take: Callable[[], Iterable[bytes]], now: int = 0) -> None:
+    async def older(self: Logs, log: Log, take: Callable[[], Iterable[bytes]], now: int = 0, **how: bool) -> None:
         known = log.name == GRAPH and "older" in self.__dict__
-        await snapshot(self, log, (lambda: [self.__dict__["older"].encode()]) if known else take, now)
+        await snapshot(self, log, (lambda: [self.__dict__["older"].encode()]) if known else take, now, **how)
 
     planted.setattr(holdings.Holdings, "graph_record", remembering)
     planted.setattr(Logs, "snapshot", older)
@@ -505,13 +508,17 @@ SLICED: Final = (
     slice_switches.lowerings_are_acknowledged_at_once,
     slice_switches.new_owners_answer_at_once,
     slice_switches.any_life_fits,
-    slice_switches.versions_are_echoed,
     slice_switches.one_order,
+    slice_switches.sequencers_go_down_in_a_move,
     slice_switches.retired_is_told_as_finished,
+    slice_switches.retirements_name_no_claim,
     slice_switches.logs_name_the_keys,
     publish_a_slice_as_the_whole,
 )
 """Bugs that only show where computations are cut into slices."""
+
+UNSAFE: Final = (*SLICED, leave_a_damaged_graph)
+"""Bugs that must be seen as they do harm: a value that leads or goes back, or somebody who is refused for long."""
 
 WRITING: Final = (
     let_a_zombie_write,
@@ -571,6 +578,8 @@ SHARDED: Final = (
     answer_what_has_left_a_round,
     apply_over_the_wrong_whole,
     let_the_older_process_have_the_address,
+    slice_switches.retirements_name_no_claim,
+    slice_switches.any_life_fits,
 )
 """Bugs that only many shards can have; they are looked for where there are many."""
 
@@ -645,7 +654,8 @@ def hunt(name: str, first: int | None = None, most: int = SEEDS) -> Hunt:
         MUTANTS[name](planted)
         for number, seed in enumerate(seeds, start=1):
             outcome = live((seed, MOVES))
-            if outcome.violations and not FAILED.search(outcome.violations[0]):
+            late = MUTANTS[name] in UNSAFE and bool(outcome.violations) and NEVER.search(outcome.violations[0])
+            if outcome.violations and not late and not FAILED.search(outcome.violations[0]):
                 return Hunt(name, number, seed, outcome.violations[0])
             why = outcome.violations[0] if outcome.violations else why
     return Hunt(name, number, None, why)

@@ -164,7 +164,7 @@ class Oracle(Durable):
         streams = isinstance(tap.message, watermarks_pb2.WatchResponse)
         before = self._before[tap.call] if self._sharded or streams else self._published
         where = f"{name}/{message.incarnation} is published at {low}"
-        self._not_ahead(name, low, where)
+        self._not_ahead(name, low, where, message.incarnation)
         seen = Seen(
             message.incarnation,
             low,
@@ -220,7 +220,8 @@ class Oracle(Durable):
             cells = node.covered(each.start, each.end)
             covered += cells
             truth = self._pipeline.least_of(name, cells)
-            holds = each.watermark_micros <= truth or each.state == types_pb2.RANGE_STATE_RETIRED
+            retired = each.state == types_pb2.RANGE_STATE_RETIRED
+            holds = each.watermark_micros <= truth or retired or self._may_lack_an_input(name)
             self._expect(holds, f"{name} {cells} is shown at {each.watermark_micros}, but {truth} is not finished")
             self._expect(each.watermark_micros < limit or limit == MAX, f"{name} {cells} is not below {limit}")
         if len(message.ranges) == message.total and limit == MAX:
@@ -261,6 +262,9 @@ class Oracle(Durable):
             self._sim.reach("a claim was granted twice")
             return
         claim.sequencer, claim.granted_at = message.sequencer, self._sim.now
+        node = self._pipeline.whole(claim.name)
+        if claim.name != node.name:
+            self._held_by_workers.update((node.name, i) for i in claim.cells if not node.cells[i].retired)
         for other in self._claims.values():
             if other.name != claim.name or other is claim or not other.sequencer:
                 continue
@@ -279,7 +283,8 @@ class Oracle(Durable):
         self._written.setdefault((claim.name, claim.sequencer), set()).update(message.watermarks_micros)
         for cells, micros in zip(claim.ranges, message.watermarks_micros, strict=True):
             truth = self._pipeline.least_of(claim.name, cells)
-            self._expect(micros <= truth, f"{about} begins with {cells} at {micros}, but {truth} is not finished")
+            holds = micros <= truth or self._may_lack_an_input(claim.name)
+            self._expect(holds, f"{about} begins with {cells} at {micros}, but {truth} is not finished")
 
     def _may_have_ended(self, claim: Claim) -> bool:
         """Whether a reset, new inputs or a cut may have made a claim stale: asked for since, or shortly before and still on the way."""
@@ -327,7 +332,7 @@ class Oracle(Durable):
         if not view.registered:
             return
         where = f"{process.name} sees {view.computation}/{view.incarnation} at {view.low.micros}"
-        self._not_ahead(view.computation, view.low.micros, where)
+        self._not_ahead(view.computation, view.low.micros, where, view.incarnation)
         new = Seen(
             view.incarnation,
             view.low.micros,
@@ -366,12 +371,12 @@ class Oracle(Durable):
         self._expect(answer.complete == complete, about)
         held = [each.watermark.micros for each in answer.holders]
         self._expect(held == sorted(held) and all(micros < until for micros in held), about)
-        self.reached(process, name, until, complete=answer.complete)
+        self.reached(process, name, until, complete=answer.complete, incarnation=answer.watermark.incarnation)
 
-    def reached(self, process: Process, name: str, until: int, *, complete: bool) -> None:
+    def reached(self, process: Process, name: str, until: int, *, complete: bool, incarnation: int = 0) -> None:
         """A program goes on because everything before a time is here."""
         if complete:
-            self._not_ahead(name, until, f"{process.name} is told that {name} is complete to {until}")
+            self._not_ahead(name, until, f"{process.name} is told that {name} is complete to {until}", incarnation)
 
     def remembered(self, name: str, history: History) -> None:
         """A program was told when steps became complete: never before they were, and it stays what it was."""

@@ -376,7 +376,7 @@ async def _question(place: Place, process: Process, lw: Client, name: str, rando
                 oracle.fail(
                     f"{process.name} waits for {name} and is answered from incarnation {view.incarnation}, not {incarnation}"
                 )
-            oracle.reached(process, name, until, complete=view.low.micros >= until)
+            oracle.reached(process, name, until, complete=view.low.micros >= until, incarnation=view.incarnation)
         case 4:
             oracle.remembered(name, await lw.history(name, limit=10_000))
         case _:

@@ -89,8 +89,11 @@ class Forgetful(BatchLog):
         return None if batch < 3 else super().read(batch)
 
 
-def clock_of(log: BatchLog, number: int, wall: float) -> tuple[int, bool]:
-    """Begin a batch in a run of its own; return the clock that it runs with, in seconds, and whether it is a replay."""
+def clock_of(log: BatchLog, number: int, wall: float, known: int = -1) -> tuple[int, bool]:
+    """Begin a batch in a run of its own; return the clock that it runs with, in seconds, and whether it is a replay.
+
+    ``known``: the newest batch that there was as the run looked first; -1: the one before.
+    """
     hook = Hook(lambda *_: None, lambda *_: None, lambda: wall)
     part: Any = SimpleNamespace(
         entries=log,
@@ -102,7 +105,7 @@ def clock_of(log: BatchLog, number: int, wall: float) -> tuple[int, bool]:
     checked = SimpleNamespace(spark_bound=lambda _: MAX)
     run: Any = SimpleNamespace(lock=nullcontext(), reader=None, checked=checked, parts=[part])
     hook.run = run
-    if (before := log.read(number - 1)) is not None:
+    if (before := log.read(number - 1 if known < 0 else known)) is not None:
         hook._note(before)
     running = hook._choose(Plan(number, [], "aa", 0))
     return running.entry.now // SECOND, running.replayed
@@ -113,6 +116,14 @@ def test_the_clock_of_a_batch_is_that_of_its_first_run_and_does_not_go_back(tmp_
     walls = [(0, 5.0), (1, 3.0), (1, 8.0), (2, 9.0), (2, 20.0), (3, 1.0)]
     told = [clock_of(log, number, wall) for number, wall in walls]
     assert told == [(5, False), (5, False), (5, True), (9, False), (9, True), (9, False)]
+
+
+def test_the_clock_does_not_go_back_where_another_run_has_gone_on_since_this_one_looked(tmp_path: Path) -> None:
+    """Its driver is behind, and Spark looks at its checkpoint only behind the claim."""
+    log = BatchLog(tmp_path)
+    for number, wall in [(0, 5.0), (1, 25.0)]:
+        clock_of(log, number, wall)
+    assert clock_of(log, 2, 6.0, known=0) == (25, False)
 
 
 def test_the_clock_of_batches_goes_on_where_that_of_the_driver_has_gone_back() -> None:

@@ -308,6 +308,28 @@ async def test_a_large_record_and_snapshot(path: Path) -> None:
     await journal.close()
 
 
+def read_by_this_process() -> int:
+    """Bytes that all reads of this process have returned, from the disk or from the kernel's memory."""
+    with Path("/proc/self/io").open() as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("rchar"))
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/io").exists(), reason="what a process reads is told by /proc, which this system does not have"
+)
+@pytest.mark.asyncio
+async def test_an_append_reads_nothing_of_the_large_records_before_it(path: Path) -> None:
+    """Rounds with many claims make records of tens of megabytes; whatever is appended behind them must not pay for them."""
+    journal = await opened(path)
+    payload = os.urandom(1 << 20) * 8
+    for position in range(1, 7):
+        await journal.append([Entry(log, position, payload, strong=True) for log in "ab"])
+    before = read_by_this_process()
+    await journal.append([Entry("a", 7, b"small", strong=True)])
+    assert read_by_this_process() - before < 1 << 20
+    await journal.close()
+
+
 @pytest.mark.asyncio
 async def test_epochs_of_the_logs_are_those_of_the_file(path: Path) -> None:
     """The first take costs no write; a second one of the same log, or one above, begins an epoch of the file."""

@@ -164,7 +164,7 @@ def test_row_l_is_1400_with_the_policy_local_breaks_visibly(world: World) -> Non
     world.lose("A")
     world.adopt("B", DAILY)
     found = world.core.get(DAILY)
-    assert found.broken == (Broken(1350, 1400, "ops", 7),)
+    assert found.broken == (Broken(1350, 1400, "ops", 7, "A"),)
     assert (found.published, found.accepted, found.written_off) == (1400, 1350, True)
     assert world.core.watermarks()["daily"] == (1, 1400, True)
 
@@ -179,6 +179,39 @@ def test_a_local_reference_is_tainted_also_where_the_mirror_was_ahead_of_l(world
     world.report("B", 2, 1500, name=DAILY)
     found = world.core.get(DAILY)
     assert (found.published, found.accepted, found.written_off) == (1500, 1450, True)
+
+
+def test_what_was_published_as_local_is_tainted_when_the_owner_is_lost_before_the_replica_has_it(world: World) -> None:
+    """The policy was changed; what was published by the old one stays, and is in no replica."""
+    world.register("daily", LOCAL)
+    world.mirror("B", 1350, name=DAILY)
+    world.report("A", 1, 1400, name=DAILY)
+    world.do(world.core.set_policy(DAILY, REPLICATED))
+    world.lose("A")
+    world.adopt("B", DAILY)
+    found = world.core.get(DAILY)
+    assert (found.published, found.accepted, found.written_off) == (1400, 1350, True)
+    world.confirm("A")
+    world.do(world.core.arrived(DAILY, world.now))
+    found = world.core.get(DAILY)
+    assert (found.published, found.accepted, found.written_off) == (1400, 1400, False)
+
+
+@pytest.mark.parametrize("policy", [REPLICATED, LOCAL])
+def test_outputs_that_only_the_lost_region_has_count_as_its_rows_do(world: World, policy: str) -> None:
+    world.register("daily", policy)
+    replica = Replica("B", 50, output=30)
+    world.do(world.core.progress(world.caller("B"), [], {DAILY: replica}, world.now, len(world.log)))
+    world.report("A", 1, 60, name=DAILY)
+    world.lose("A")
+    world.adopt("B", DAILY)
+    world.report("B", 2, 60, name=DAILY)
+    world.mirror("A", 60, name=DAILY)
+    assert world.core.get(DAILY).accepted == 30
+    if policy == REPLICATED:
+        assert world.core.get(DAILY).published == 30
+        world.do(world.core.write_off(DAILY, "ops", 8))
+    assert (world.core.get(DAILY).published, world.core.get(DAILY).accepted) == (60, 30)
 
 
 def test_row_a_source_offset_used_on_the_mirror_is_refused(world: World) -> None:
@@ -228,6 +261,9 @@ def test_row_lease_checked_pause_write_is_refused_by_the_token_in_the_write(worl
     assert token < sink
     world.do(world.core.fenced(world.caller("B"), HOURLY, sink, "lake", "", world.now, len(world.log)))
     assert world.hourly.sinks == (Sink("lake", fences=True, fenced=2),)
+    for cut in ("7", ""):  # said again after a restart
+        world.do(world.core.fenced(world.caller("B"), HOURLY, sink, "lake", cut, world.now, len(world.log)))
+    assert world.hourly.sinks == (Sink("lake", fences=True, fenced=2, cut="7"),)
 
 
 def test_row_a_is_isolated_and_commits_on_but_publishes_nothing(world: World) -> None:
@@ -255,14 +291,53 @@ def test_row_a_tail_is_not_merged_after_a_write_off(world: World) -> None:
     assert (world.hourly.published, world.hourly.accepted) == (60, 50)
     world.report("B", 2, 55, 1, digest="z", positions=at(121), life=2)
     found = world.hourly
-    assert (found.incarnation, found.written_off, found.published) == (2, False, 55)
+    assert (found.incarnation, found.written_off, found.published) == (2, True, 55)
+
+
+def test_a_reset_alone_does_not_say_that_rows_are_included(world: World) -> None:
+    """It may be one of an input's, long after: the lost region is still lost, and its rows are in no window."""
+    world.register("daily", LOCAL)
+    for name in (HOURLY, DAILY):
+        world.mirror("B", 50, name=name)
+        world.report("A", 1, 60, name=name)
+    world.lose("A")
+    for name in (HOURLY, DAILY):
+        world.adopt("B", name)
+        world.report("B", 2, 60, name=name)
+    world.do(world.core.write_off(HOURLY, "ops", 8))
+    for name in (HOURLY, DAILY):
+        with pytest.raises(errors.RegionRefused, match="windows were closed without these rows"):
+            world.core.arrived(name, world.now)
+        world.report("B", 2, 70, name=name, life=2)
+        found = world.core.get(name)
+        assert (found.incarnation, found.written_off, found.accepted <= 50) == (2, True, True)
+        with pytest.raises(errors.RegionRefused, match="A is not heard of"):
+            world.core.arrived(name, world.now)
+    world.confirm("A")
+    for name in (HOURLY, DAILY):
+        world.mirror("A", 70, name=name)
+        world.do(world.core.arrived(name, world.now, "A"))
+        found = world.core.get(name)
+        assert (found.published, found.accepted, found.written_off) == (70, 70, False)
+
+
+def test_losses_of_a_region_that_comes_and_goes_are_one_entry(world: World) -> None:
+    world.register("daily", LOCAL)
+    world.mirror("B", 50, name=DAILY)
+    for number in range(1, 8):
+        lost, to = ("A", "B") if number % 2 else ("B", "A")
+        world.report(lost, number, 60, name=DAILY, life=1)
+        world.lose(lost)
+        world.adopt(to, DAILY)
+        world.confirm(lost)
+    assert [(each.region, each.start) for each in world.core.get(DAILY).broken] == [("B", MIN), ("A", MIN)]
 
 
 def test_row_a_global_store_from_a_backup_reissues_no_number(world: World) -> None:
     backup = list(world.log)
     world.lose("A")
     world.adopt("B")
-    records = {region: [references.encode(world.hourly)] for region in "AB"}
+    records = {region: {HOURLY: references.encode(world.hourly)} for region in "AB"}
     seen = len(world.log)
     world.log = backup
     world.restart()
@@ -473,6 +548,26 @@ def test_a_record_that_would_break_others_later_is_damaged_at_once(world: World,
         references.decode({**good, field: value})
 
 
+@pytest.mark.parametrize("from_snapshot", [False, True])
+def test_a_damaged_reference_keeps_its_number_over_snapshots(world: World, from_snapshot: bool) -> None:
+    """Without its name in the snapshot its regions would know a greater number than the store, which would stop for all."""
+    world.register("daily", LOCAL)
+    world.log.append(b'{"format":1,"put":{"hourly:clicks":{"computation":"hourly"}}}')
+    world.restart()
+    for _ in range(2):
+        world.restart(from_snapshot=from_snapshot)
+    world.confirm("A", daily=1, hourly=1)
+    assert not world.report("A", 1, 30, name=DAILY).refused
+    with pytest.raises(errors.RegionRefused, match="damaged"):
+        world.register()
+    world.do(world.core.recover("new", "", ["A", "B"], []))
+    good = references.encode(Reference("hourly", ("clicks",), ("A", "B"), REPLICATED, "A", number=7, sinks=LAKE))
+    world.do(world.core.enrol(world.caller("A"), {HOURLY: good}, world.now))
+    world.do(world.core.enrol(world.caller("B"), {}, world.now))
+    world.restart(from_snapshot=True)
+    assert (world.hourly.number, world.core.damaged) == (8, {})
+
+
 def test_a_record_of_a_newer_format_is_refused_as_a_whole(world: World) -> None:
     with pytest.raises(ValueError, match="format 2"):
         world.core.apply(b'{"format":2}')
@@ -495,6 +590,19 @@ def test_another_definition_is_refused_and_the_same_one_is_not(world: World) -> 
         world.register(sinks=())
 
 
+def test_the_policy_that_an_operator_has_decided_takes_the_place_of_the_one_in_the_files(world: World) -> None:
+    with pytest.raises(errors.RegistrationConflict, match=r"replicated is in force; .*references policy"):
+        world.register(policy=LOCAL)
+    for policy in (LOCAL, REPLICATED):
+        world.do(world.core.set_policy(HOURLY, policy))
+        world.restart()
+        for said in (LOCAL, REPLICATED):
+            world.register(policy=said)
+        assert world.hourly.policy == policy
+    with pytest.raises(errors.RegistrationConflict, match="forget"):
+        world.register(sinks=())
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -506,12 +614,33 @@ def test_another_definition_is_refused_and_the_same_one_is_not(world: World) -> 
         ("owner", "C"),
         ("policy", "best effort"),
         ("sinks", (Sink("x", fences=True), Sink("x", fences=False))),
+        ("sinks", (Sink("", fences=True),)),
+        ("sinks", (Sink("x" * 200, fences=True),)),
+        ("inputs", tuple(f"clicks-{number:03}" for number in range(101))),
     ],
 )
 def test_a_definition_that_makes_no_sense_is_refused(world: World, field: str, value: Any) -> None:
     wanted = replace(Reference("weekly", ("clicks",), ("A", "B"), REPLICATED, "A"), **{field: value})
     with pytest.raises(errors.InvalidArgument, match=field):
         world.core.register(world.caller("A"), wanted, world.now, len(world.log))
+
+
+def test_names_that_would_be_relayed_as_one_are_refused(world: World) -> None:
+    """A local authority would show the greater of the two for both."""
+    world.register("sales/hourly")
+    with pytest.raises(errors.RegistrationConflict, match=r"would both be relayed as global/sales\.hourly"):
+        world.register("sales.hourly")
+
+
+def test_more_than_can_be_told_every_second_is_refused_of_one_reference_alone(world: World) -> None:
+    world.register("daily", LOCAL)
+    many = tuple(Position("a", "clicks", partition, 1) for partition in range(1001))
+    told = [Progress(HOURLY, 1, 1, 30, positions=many), Progress(DAILY, 1, 1, 30)]
+    change = world.do(world.core.progress(world.caller("A"), told, {}, world.now, len(world.log)))
+    assert refused(change) == "REGION_REFUSED"
+    assert world.core.get(DAILY).published == 30
+    assert refused(world.report("A", 1, 30, digest="x" * 2000)) == "REGION_REFUSED"
+    assert refused(world.mirror("B", 30, (Position("a", "x" * 2000, 0, 1),))) == "REGION_REFUSED"
 
 
 def test_numbers_and_incarnations_go_on_after_a_reference_was_forgotten(world: World) -> None:
@@ -755,11 +884,11 @@ def test_a_lost_store_is_made_again_from_what_the_regions_were_told(world: World
     lost.do(lost.core.recover("new", "store", ["A", "B"], []))
     for region in "AB":
         lost.callers[region] = lost.callers[region]._replace(token="store")
-    lost.do(lost.core.enrol(lost.caller("A"), [], lost.now))
+    lost.do(lost.core.enrol(lost.caller("A"), {}, lost.now))
     with pytest.raises(errors.Recovering, match="waits for B"):
         lost.confirm("A")
     for _ in range(2):
-        lost.do(lost.core.enrol(lost.caller("B"), [known], lost.now))
+        lost.do(lost.core.enrol(lost.caller("B"), {HOURLY: known}, lost.now))
     assert (lost.hourly.owner, lost.hourly.number) == ("B", 3)
     assert lost.hourly.write_offs == world.hourly.write_offs
     with pytest.raises(errors.ServerTokenMismatch):
@@ -773,22 +902,108 @@ def test_a_recovery_leaves_no_region_out_but_those_that_are_fenced(world: World)
     with pytest.raises(errors.InvalidArgument, match="leaves out B"):
         world.core.recover("new", "", ["A"], [])
     world.do(world.core.recover("new", "", ["A"], ["B"]))
-    world.do(world.core.enrol(world.caller("A"), [], world.now))
+    world.do(world.core.enrol(world.caller("A"), {}, world.now))
     assert world.hourly.number > 1000  # B may have had a number that nobody reports
+
+
+def test_what_was_forgotten_stays_so_over_a_recovery(world: World) -> None:
+    """Each region still has its record, by which it would come back with its old owner, and hold for it."""
+    world.register("daily", LOCAL)
+    world.report("A", 1, 30, name=DAILY)
+    known = {each: references.encode(world.core.get(each)) for each in (HOURLY, DAILY)}
+    world.lose("A")
+    world.do(world.core.forget(HOURLY, world.now))
+    before = world.core.watermarks()
+    world.do(world.core.recover("new", "", ["A", "B"], []))
+    for region in "AB":
+        world.do(world.core.enrol(world.caller(region), known, world.now))
+    assert world.core.watermarks() == before == {"daily": (1, 30, False)}
+    with pytest.raises(errors.UnknownReference):
+        world.core.get(HOURLY)
+
+
+def test_a_reset_at_home_is_noticed_over_a_recovery(world: World) -> None:
+    """What was published is of the life before, and is being made anew."""
+    world.mirror("B", 90)
+    world.report("A", 1, 50, life=3)
+    world.do(world.core.recover("new", "", ["A", "B"], []))
+    for region in "AB":
+        world.do(world.core.enrol(world.caller(region), {}, world.now))
+    world.callers = {region: caller._replace(token="new") for region, caller in world.callers.items()}
+    world.confirm("A", hourly=1)
+    world.report("A", 2, 10, life=4)
+    assert (world.hourly.incarnation, world.hourly.published) == (2, 10)
+
+
+@pytest.mark.parametrize("recoveries", [1, 2])
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_reset_at_home_is_noticed_over_a_recovery_without_a_region(
+    world: World, reset: bool, recoveries: int
+) -> None:
+    """The owner resets its computation once by itself, for the number has jumped; another reset is meant for those who read it."""
+    world.report("A", 1, 50, life=3)
+    world.mirror("B", 40)
+    assert world.hourly.published == 40
+    for at_ in range(recoveries):
+        world.do(world.core.recover(f"new {at_}", "", ["A"], ["B"]))
+        world.do(world.core.enrol(world.caller("A"), {}, world.now))
+        world.callers = {region: each._replace(token=world.core.store.token) for region, each in world.callers.items()}
+    world.confirm("A")
+    world.confirm("B")
+    world.mirror("B", 50)
+    assert world.hourly.published == 40, "L is of before the recovery, and may have been reset since"
+    world.report("A", world.hourly.number, MIN, life=5 if reset else 4)
+    found = world.hourly
+    assert (found.incarnation, found.published) == ((2, MIN) if reset else (1, 40))
+
+
+def test_a_reset_behind_a_release_is_noticed_when_the_owner_gets_it_back(world: World) -> None:
+    world.report("A", 1, 50, life=3)
+    world.mirror("B", 40)
+    found = replace(world.hourly, move=references.Move("B", references.RELEASED))
+    world.do(Change((found,)))
+    world.do(world.core.adopt(HOURLY, "A", "ops", 0, world.now))
+    world.report("A", world.hourly.number, MIN, life=4)
+    assert (world.hourly.incarnation, world.hourly.published) == (2, MIN)
+
+
+@pytest.mark.parametrize("damaged", ["{", "[]", '{"number": 9}', "null", "another"])
+@pytest.mark.parametrize("order", ["AB", "BA"])
+def test_a_record_that_cannot_be_read_is_refused_alone_when_a_region_enrols(
+    world: World, damaged: str, order: str
+) -> None:
+    """It may be the newest one, with a greater number and a hold that nobody else knows: no other record of the reference counts."""
+    world.register("daily", LOCAL)
+    hourly, daily = references.encode(world.hourly), references.encode(world.core.get(DAILY))
+    told = {
+        "A": {HOURLY: daily if damaged == "another" else damaged, DAILY: daily},
+        "B": {HOURLY: hourly, DAILY: daily},
+    }
+    world.do(world.core.recover("new", "", ["A", "B"], []))
+    for region in order:
+        change = world.do(world.core.enrol(world.caller(region), told[region], world.now))
+        assert list(change.refused) == ([HOURLY] if region == "A" else [])
+        world.restart(from_snapshot=region == "B")
+    assert (world.core.store.state, world.core.get(DAILY).number) == ("serving", 2)
+    with pytest.raises(errors.RegionRefused, match="the record that A has of it cannot be read"):
+        world.core.get(HOURLY)
+    world.do(world.core.recover("newer", "store", ["B"], ["A"]))
+    world.do(world.core.enrol(world.caller("B"), told["B"], world.now))
+    assert world.hourly.number == 1 + 1 + references.GAP, "its folder was removed, and its sinks are fenced"
 
 
 def test_a_region_of_another_store_does_not_enrol(world: World) -> None:
     world.do(world.core.recover("new", "", ["A", "B"], []))
     world.callers["A"] = world.callers["A"]._replace(token="foreign")
     with pytest.raises(errors.ServerTokenMismatch):
-        world.core.enrol(world.caller("A"), [], world.now)
+        world.core.enrol(world.caller("A"), {}, world.now)
 
 
 def test_two_that_own_it_by_one_number_own_nothing_after_a_recovery(world: World) -> None:
     mine = world.hourly
     world.do(world.core.recover("new", "", ["A", "B"], []))
-    world.do(world.core.enrol(world.caller("A"), [references.encode(mine)], world.now))
-    world.do(world.core.enrol(world.caller("B"), [references.encode(replace(mine, owner="B"))], world.now))
+    world.do(world.core.enrol(world.caller("A"), {HOURLY: references.encode(mine)}, world.now))
+    world.do(world.core.enrol(world.caller("B"), {HOURLY: references.encode(replace(mine, owner="B"))}, world.now))
     assert world.hourly.owner == ""
     world.callers = {region: caller._replace(token="new") for region, caller in world.callers.items()}
     world.confirm("A", hourly=1)

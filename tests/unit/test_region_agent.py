@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import grpc
 import pytest
 
+from lowwater import Watermark, WatermarkView, errors
 from lowwater._pb.lowwater.v1 import regions_pb2 as pb
-from lowwater_authority.regions.agent import _goes_on, relayed_name
-from lowwater_authority.regions.config import BadConfig, StateFolder, read_config
+from lowwater_authority.regions import agent as agents
+from lowwater_authority.regions import region
+from lowwater_authority.regions.agent import RegionAgent, Told, _goes_on
+from lowwater_authority.regions.config import BadConfig, Kept, StateFolder, positive_duration, read_config
+from lowwater_authority.regions.references import relayed_name
 
 GOOD = """
 [[reference]]
@@ -35,10 +45,11 @@ def view(number: int) -> pb.ReferenceView:
         (("A", 3), 5, False),  # another owner, and the way back
         (("B", 3), 4, False),
         (("A", 3), 1030, False),
+        (("A", "3"), 3, False),  # it cannot be read
     ],
 )
 def test_an_own_computation_goes_on_only_if_nobody_else_can_have_owned_it(
-    record: tuple[str, int] | None, number: int, goes_on: bool
+    record: tuple[str, object] | None, number: int, goes_on: bool
 ) -> None:
     before = None if record is None else json.dumps({"owner": record[0], "number": record[1]})
     assert _goes_on(before, view(number), "A") is goes_on
@@ -68,6 +79,12 @@ def test_a_file_is_read_and_its_defaults_are_those_of_the_documentation(tmp_path
         (('["B", "A"]', '["B", "C"]'), "may not be owned by A"),
         (("[[reference]]", "[[other]]"), "it lacks 'reference'"),
         (('home = "A"', 'home = "A"\nhoem = "A"'), "hoem"),
+        (('["views", "clicks"]', '"clicks"'), "inputs is no list of texts"),
+        (('home = "A"', 'home = "A"\nlow = 5'), "low is no text"),
+        (('home = "A"', 'home = "A"\nlow = "no name"'), "'no name' is no name of a local computation"),
+        (('home = "A"', 'home = "A"\nsinks = [{name = "lake", fences = "no"}]'), "fences of a sink"),
+        (("[[reference]]", GOOD + "[[reference]]"), "is the reference of two tables"),
+        (("[[reference]]", GOOD.replace("views", "others") + "[[reference]]"), "hourly is the low of two tables"),
         (("[[reference]]", "[[reference"), "region.toml"),
     ],
 )
@@ -82,7 +99,7 @@ def test_a_folder_serves_one_agent_at_a_time_and_counts_its_runs(tmp_path: Path)
     first = StateFolder(tmp_path, 100)
     with pytest.raises(BadConfig, match="another agent uses"):
         StateFolder(tmp_path, 100)
-    first.state.records["hourly:clicks"] = "{}"
+    first.state.records["hourly:clicks"] = '{"number": 1}'
     first.state.store = "token"
     first.save()
     first.close()
@@ -91,9 +108,325 @@ def test_a_folder_serves_one_agent_at_a_time_and_counts_its_runs(tmp_path: Path)
     assert (second.state.agent, second.state.store, second.state.records) == (
         first.state.agent,
         "token",
-        {"hourly:clicks": "{}"},
+        {"hourly:clicks": '{"number": 1}'},
     )
     second.close()
-    (tmp_path / "state.json").write_text("{")
-    with pytest.raises(BadConfig, match="is damaged"):
-        StateFolder(tmp_path, 100)
+    for damaged in ("{", '{"records": {"hourly:clicks": "{}"}}', '{"records": {"hourly:clicks": 3}}'):
+        (tmp_path / "state.json").write_text(damaged)
+        with pytest.raises(BadConfig, match="is damaged"):
+            StateFolder(tmp_path, 100)
+
+
+def test_what_is_done_every_so_often_is_not_done_without_end() -> None:
+    assert positive_duration("500ms") == 0.5
+    with pytest.raises(argparse.ArgumentTypeError, match="too short"):
+        positive_duration("0s")
+
+
+class Local:
+    """A local authority."""
+
+    def __init__(self) -> None:
+        self.views = {
+            name: WatermarkView(name, registered=True, incarnation=1, low=Watermark(50))
+            for name in ("hourly", "daily", "mirror")
+        }
+        self.denied: set[str] = set()
+        self.resetting = asyncio.Barrier(1)
+
+    async def get(self, *names: str) -> dict[str, WatermarkView]:
+        if self.denied & set(names):
+            raise errors.PermissionDenied("not for this token")
+        return {name: self.views[name] for name in names}
+
+    async def reset(self, name: str) -> None:
+        await self.resetting.wait()
+        life = self.views[name].incarnation + 1
+        self.views[name] = WatermarkView(name, registered=True, incarnation=life)
+
+
+class Away(grpc.RpcError):
+    """No answer."""
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self) -> str:
+        return ""
+
+    def trailing_metadata(self) -> tuple[()]:
+        return ()
+
+
+class Center:
+    """A global authority that says what it is told to say, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.views: dict[str, pb.ReferenceView] = {}
+        self.asked: list[tuple[str, Any]] = []
+        self.away = False
+        self.deaf_to = ""
+        """A method that has no answer."""
+
+    def own(self, name: str, number: int, owner: str = "A", moving_to: str = "", step: str = "") -> None:
+        record = json.dumps({"owner": owner, "number": number})
+        self.views[f"{name}:clicks"] = pb.ReferenceView(
+            name=f"{name}:clicks", owner=owner, number=number, record=record, moving_to=moving_to, move_step=step
+        )
+
+    def __getattr__(self, method: str) -> Any:
+        if not method[0].isupper():
+            raise AttributeError(method)
+
+        async def call(request: Any, **_: Any) -> pb.RegionResponse:
+            self.asked.append((method, request))
+            if self.away or method == self.deaf_to:
+                raise Away
+            return pb.RegionResponse(store_token="token", references=self.views.values())
+
+        return call
+
+    def reported(self) -> Any:
+        """The last report."""
+        return [request for method, request in self.asked if method == "Report"][-1]
+
+
+class World:
+    """An agent of region A between the two."""
+
+    def __init__(self, folder: Path) -> None:
+        self.local, self.center = Local(), Center()
+        self.folder = StateFolder(folder, 0)
+        kept = [Kept(name, ("clicks",), ("A", "B"), "A", low=name, replicated="mirror") for name in ("hourly", "daily")]
+        self.agent = RegionAgent(
+            "A",
+            kept,
+            self.folder,
+            self.local,  # type: ignore[arg-type]
+            self.center,
+            where="global",
+            metadata=(),
+            monotonic=lambda: 0.0,
+        )
+
+    def reason(self, name: str = "hourly:clicks") -> str:
+        """Why there is no number."""
+        try:
+            self.agent.owned(name)
+        except errors.LowwaterError as error:
+            return error.reason
+        return ""
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """It owns both references by their first number."""
+    made = World(tmp_path)
+    for name in ("hourly", "daily"):
+        made.center.own(name, 1)
+    yield made
+    made.folder.close()
+
+
+async def test_a_fresh_number_is_asked_of_the_global_authority(world: World) -> None:
+    """A region that wakes up goes by what it was told before; a sink that cannot fence would let it fence its successor."""
+    await world.agent.once()
+    assert (await world.agent.asked("hourly:clicks")).number == 1
+    world.center.own("hourly", 2, owner="B")
+    assert world.agent.owned("hourly:clicks").number == 1
+    with pytest.raises(errors.StaleAdoption):
+        await world.agent.asked("hourly:clicks")
+    world.agent.linked = False
+    assert (await world.agent.asked("daily:clicks")).number == 1
+    assert world.center.asked[-1][0] == "Confirm"
+    world.center.away = True
+    with pytest.raises(errors.Unavailable):
+        await world.agent.asked("daily:clicks")
+    world.center.away = False
+    await world.agent.once()
+    assert world.center.asked[-1][0] == "Confirm", "a request had no answer"
+
+
+async def test_what_was_confirmed_counts_though_a_registration_behind_it_has_no_answer(world: World) -> None:
+    await world.agent.once()
+    world.agent._registered.clear()  # as where it is refused at each try
+    world.center.away = True
+    await world.agent.once()
+    assert world.reason() == "", "cut off, it goes on"
+    world.center.away, world.center.deaf_to = False, "RegisterReference"
+    world.center.own("hourly", 2, owner="B")
+    await world.agent.once()
+    assert world.reason() == "STALE_ADOPTION"
+
+
+async def test_a_record_that_cannot_be_read_keeps_no_other_reference_from_being_confirmed(world: World) -> None:
+    world.folder.state.records = {"hourly:clicks": '{"number": "x"}', "daily:clicks": '{"owner": "A", "number": 1}'}
+    await world.agent.once()
+    method, request = world.center.asked[0]
+    assert (method, dict(request.numbers)) == ("Confirm", {"daily:clicks": 1})
+    assert world.reason("daily:clicks") == world.reason() == ""
+    assert world.local.views["hourly"].incarnation == 2, "nobody knows who had it, so it begins anew"
+
+
+async def test_the_policy_in_force_is_told_where_the_file_has_another(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    for each in world.center.views.values():
+        each.policy = "replicated"
+    world.center.views["daily:clicks"].policy = "local"
+    await world.agent.once()
+    [said] = [each.message for each in caplog.records if "in force" in each.message]
+    assert said.startswith("daily:clicks: the policy in force is local, as an operator has decided")
+    assert world.agent.status()["references"]["daily:clicks"]["policy"] == "local"
+
+
+async def test_what_was_read_before_the_own_computation_was_reset_is_not_reported(world: World) -> None:
+    """It stems from a time when the region went on without knowing that it had been replaced."""
+    await world.agent.once()
+    world.center.own("hourly", 2, owner="B")
+    await world.agent.once()
+    read = world.local.get
+
+    async def get(*names: str) -> dict[str, WatermarkView]:
+        found = await read(*names)
+        # Between the read and the report another request is answered: the region is the owner again.
+        world.center.own("hourly", 3)
+        raising.append(asyncio.create_task(world.agent.raised("daily:clicks", 1, "lake", "")))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        return found
+
+    raising: list[asyncio.Task[None]] = []
+    world.local.get = get  # type: ignore[method-assign]
+    await world.agent.once()
+    await raising[0]
+    assert {each.reference for each in world.center.reported().progress} == {"daily:clicks"}
+    world.local.get = read  # type: ignore[method-assign]
+    await world.agent.once()
+    told = {each.reference: (each.number, each.life) for each in world.center.reported().progress}
+    assert told["hourly:clicks"] == (3, 2)
+
+
+async def test_an_estimate_is_not_reported(world: World) -> None:
+    await world.agent.once()
+    world.center.own("daily", 2, owner="B")
+    await world.agent.once()
+    for name in ("hourly", "mirror"):
+        world.local.views[name] = WatermarkView(name, registered=True, incarnation=1, low=Watermark(99), estimated=True)
+    await world.agent.once()
+    assert not world.center.reported().progress
+    assert not world.center.reported().replicas
+    assert "nobody promises it" in world.agent.refusals["hourly"]
+
+
+async def test_a_computation_that_may_not_be_read_keeps_no_other_from_being_reported(world: World) -> None:
+    await world.agent.once()
+    world.local.denied = {"hourly"}
+    await world.agent.once()
+    assert [each.reference for each in world.center.reported().progress] == ["daily:clicks"]
+    assert "not for this token" in world.agent.refusals["hourly, read"]
+
+
+async def test_a_local_authority_that_cannot_be_read_is_told_of(world: World) -> None:
+    async def get(*_: str) -> dict[str, WatermarkView]:
+        raise errors.ServerTokenMismatch("another deployment has answered")
+
+    read, world.local.get = world.local.get, get  # type: ignore[method-assign]
+    await world.agent.once()
+    assert "another deployment has answered" in world.agent.refusals["local authority"]
+    world.local.get = read  # type: ignore[method-assign]
+    await world.agent.once()
+    assert "local authority" not in world.agent.refusals
+
+
+async def test_a_pipeline_that_has_stopped_gets_no_number_before_the_move_is_cancelled(world: World) -> None:
+    world.center.own("hourly", 1, moving_to="B", step="wanted")
+    await world.agent.once()
+    stopped = Told(1, 7, "d", [], stopped=True)
+    for _ in range(2):
+        world.agent.committed("hourly:clicks", stopped)  # may be said again
+    assert world.reason() == "REGION_REFUSED"
+    with pytest.raises(errors.RegionRefused):
+        world.agent.committed("hourly:clicks", Told(1, 8, "e"))
+    world.center.own("hourly", 1)  # cancelled
+    await world.agent.once()
+    assert world.reason() == ""
+    world.center.own("hourly", 1, moving_to="B", step="wanted")  # and begun anew: nobody has stopped for this one
+    await world.agent.once()
+    await world.agent.once()
+    assert world.reason() == ""
+    assert "Stop" not in [method for method, _ in world.center.asked]
+
+
+async def test_state_that_has_arrived_for_one_move_counts_for_no_other(world: World) -> None:
+    world.center.own("hourly", 1, owner="B", moving_to="A", step="wanted")
+    await world.agent.once()
+    world.agent.arrived("hourly:clicks", Told(batch=7, digest="d"))
+    world.center.own("hourly", 1, owner="B")
+    await world.agent.once()
+    world.center.own("hourly", 1, owner="B", moving_to="A", step="stopped")
+    for _ in range(2):
+        await world.agent.once()
+    assert "Arrive" not in [method for method, _ in world.center.asked]
+    world.agent.arrived("hourly:clicks", Told(batch=7, digest="d"))
+    await world.agent.once()
+    assert "Arrive" in [method for method, _ in world.center.asked]
+
+
+async def test_computations_are_reset_side_by_side(world: World) -> None:
+    """One after the other would keep the region's sign of life for longer than makes it suspect, when the local authority is away."""
+    world.local.resetting = asyncio.Barrier(2)
+    for name in ("hourly", "daily"):
+        world.center.own(name, 3)
+    await world.agent.once()
+    assert [world.reason(f"{name}:clicks") for name in ("hourly", "daily")] == ["", ""]
+
+
+async def test_a_local_authority_that_does_not_answer_keeps_the_number_and_not_the_sign_of_life(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "READ_SECONDS", 0.0)
+    world.local.resetting = asyncio.Barrier(9)
+    world.center.own("hourly", 3)
+    await world.agent.once()
+    assert world.reason() == "UNCONFIRMED"
+    assert "no answer" in world.agent.refusals["hourly:clicks, reset"]
+    await world.agent.once()
+    assert world.center.reported().caller.turn > 1
+
+
+async def test_an_incarnation_that_goes_back_is_told_of(world: World) -> None:
+    world.agent.watermarks = [pb.GlobalWatermark(computation="hourly", incarnation=2, published_micros=7)]
+    world.folder.state.relayed["global/hourly"] = 3
+    await world.agent._relay()
+    assert "older than 3" in world.agent.refusals["global/hourly"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"number": 1 << 70},
+        {"number": -1},
+        {"batch": 1 << 70},
+        {"batch": float("inf")},
+        {"digest": "\ud800"},
+        {"digest": "x" * 2000},
+        {"positions": [["c", "t", 1 << 40, 0]]},
+        {"positions": [["c", "t", 0]]},
+        {"positions": [["c", "t", 0, 0]] * 1001},
+        {"reference": None},
+        [],
+    ],
+)
+async def test_what_a_pipeline_says_is_refused_where_it_would_end_every_report(body: Any) -> None:
+    async def read() -> Any:
+        return body if isinstance(body, list) else {"reference": "hourly:clicks", "number": 1, **body}
+
+    with pytest.raises(errors.InvalidArgument, match="makes no sense"):
+        await region._told(SimpleNamespace(json=read))  # type: ignore[arg-type]
+
+
+def test_a_mirror_of_what_is_not_in_the_file_is_refused(world: World) -> None:
+    with pytest.raises(errors.UnknownReference):
+        world.agent.mirrors("other:clicks", [])

@@ -25,7 +25,9 @@ TOLD = Told(
     oldest_operation=0,
     waiting_for="",
 )
-ASKED = Asked("hourly", "hourly~0", (b"", b"\x80"), "", 1, 0, 0, b"id", "hourly~")
+ASKED = Asked(
+    "hourly", "hourly~0", (b"", b"\x80"), host="", epoch=1, claims=1, bound=0, request_id=b"id", identity="hourly~"
+)
 
 
 async def test_a_root_that_another_process_takes_meanwhile_is_a_reason_to_try_again() -> None:

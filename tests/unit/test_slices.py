@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 
 from lowwater import errors
-from lowwater._core.lateness import Arrivals
-from lowwater_authority.cluster.peers import Kept
+from lowwater._core.columns import Column
+from lowwater._core.fold import Fold
+from lowwater._core.lease import LeaseState
+from lowwater_authority.cluster.peers import _told_lateness
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import CLAIMS_OF_ONE, Computation
 from lowwater_authority.core.groups import GroupState, Mass
@@ -661,14 +663,21 @@ async def test_an_acknowledgement_covers_no_report_in_front_of_it_that_waits(fir
     assert told == [0, 1]
 
 
-def test_what_a_slice_tells_of_its_budgets_has_all_that_a_lease_asks_of_arrivals() -> None:
-    asked = {name for name in vars(Arrivals) if not name.startswith("_")} - {"add_counted"}
-    assert asked <= set(dir(Kept(((50_000, 5, 10, 1),))))
-    kept = Kept(((50_000, 5, 10, 1),))
-    kept.heard({50_000: 3})
-    told = kept.told()
-    assert told is not None
-    assert told.behind == ((50_000, 1, 5),)
+def test_a_lease_tells_how_a_slice_keeps_its_budgets_and_not_what_it_counts_itself() -> None:
+    state = LeaseState("a", 1, Column(1, MIN), reference=MIN, budgets={50_000: MIN})
+    state.whole_lateness = _told_lateness(((50_000, 5, 10, 1),))
+    state.advance(Fold(MAX, (), 1, ()), 7, now=0.0)
+    assert state.arrivals is not None
+    state.arrivals.heard({50_000: 3})
+    said = state.take()
+    assert said is not None
+    assert said.lateness is not None
+    assert said.lateness.behind == ((50_000, 1, 5),)
+    assert said.lateness.counts == ((0, 10),)
+    assert state.take() is None
+    repeated = state.beat()
+    assert repeated is not None
+    assert repeated.lateness is None
 
 
 def test_recovery_knows_the_owners_of_slices_one_by_one() -> None:
@@ -864,6 +873,25 @@ async def test_an_idle_slice_hears_of_a_reset_without_waiting_for_its_beat(
     await until(lambda: tree.below.shard.topology.get("a~0").incarnation == 2)
 
 
+async def test_a_retired_slice_counts_as_heard_of_when_its_root_answers_again(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slices, "BEAT_SECONDS", 0.0)
+    monkeypatch.setattr(slices, "LOOK_SECONDS", 0.0)
+    await tree.both(10, 12)
+    await tree.below.shard.retire("a~0", b"", KEY, force=True)
+    await until(lambda: tree.state(0) is GroupState.RETIRED)
+    answers = tree.way.epoch
+
+    async def away(root: str) -> int:
+        raise errors.Unavailable(root)
+
+    monkeypatch.setattr(tree.way, "epoch", away)
+    await until(lambda: not tree.below.slice("a~0").reached)
+    monkeypatch.setattr(tree.way, "epoch", answers)
+    await until(lambda: tree.below.slice("a~0").reached)
+
+
 async def test_a_retirement_that_the_store_has_lost_is_made_again(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "BEAT_SECONDS", 0.0)
     monkeypatch.setattr(slices, "LOOK_SECONDS", 0.0)
@@ -932,6 +960,20 @@ async def test_a_reset_lets_another_worker_have_it(tree: Tree) -> None:
     await rest()
     assert await claimed_by(tree.below, "a~1", "Y")
     assert not await claimed_by(tree.below, "a~0", "X")
+
+
+async def test_a_reset_while_a_slice_binds_the_computation_lets_nobody_in_unbound(tree: Tree) -> None:
+    """The claim that binds comes to a root of another incarnation, which does not read whose it is."""
+    tree.way.hold("claim")
+    first = asyncio.create_task(claimed_by(tree.below, "a~0", "X"))
+    await rest()
+    await tree.top.shard.reset("a")
+    await tree.below.shard.refresh()
+    await until(lambda: tree.below.slice("a~0")._told.incarnation == 2)
+    tree.way.let("claim")
+    assert await first
+    assert not await claimed_by(tree.below, "a~1", "Y")
+    assert await claimed_by(tree.below, "a~1", "X")
 
 
 async def test_nothing_is_granted_while_the_root_does_not_know_to_whom(

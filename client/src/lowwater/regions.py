@@ -16,7 +16,7 @@ same write*. How, sink by sink:
 * **Iceberg**: keep the number in the table's properties, and commit by compare-and-set over them, in one catalog for all regions.
 * **Files**: names that contain the number; a list of what counts, kept in one of the stores above.
 * **Kafka**: a transactional id fences within one cluster, and there the one that comes *later* wins, also when that is the region which was replaced. So
-  :meth:`Token.read` comes before ``initTransactions``, and the new owner notes with :meth:`Token.raised` where readers cut the topic of the
+  ``token.read(fresh=True)``, which asks the global authority, comes before ``initTransactions``, and the new owner notes with :meth:`Token.raised` where readers cut the topic of the
   lost region. Such a sink cannot fence: there is no adoption without an operator.
 
 A sink that both regions reach is one store. Two copies of it, one a region, are two sinks and fence nothing from each other.
@@ -90,21 +90,29 @@ class Token:
         # Not by a proxy: it is on this machine, or in this region.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
-    def read(self) -> Adoption:
+    def read(self, *, fresh: bool = False) -> Adoption:
         """Return by which number to commit. Before each commit.
+
+        ``fresh``: the agent asks the global authority now, and raises when it cannot. Else it goes by what it was told last, also while it is cut off.
+        That is enough where the sink compares the number; before anything that fences others and compares nothing, as ``initTransactions``, it is not.
 
         Raises StaleAdoption when another region owns the reference, Unconfirmed when nobody has confirmed yet that this one does, RegionRefused when
         it has stopped to be moved, UnknownReference, and Unavailable without an agent. After any of them commit nothing.
         """
-        told = self._ask(f"/token?{urllib.parse.urlencode({'reference': self.reference})}")
-        return Adoption(
-            self.reference,
-            told["number"],
-            told["stop"],
-            told["stale_seconds"],
-            told["batch"],
-            tuple(map(tuple, told["positions"])),
-        )
+        asked = {"reference": self.reference, **({"fresh": "1"} if fresh else {})}
+        told = self._ask(f"/token?{urllib.parse.urlencode(asked)}")
+        try:
+            return Adoption(
+                self.reference,
+                told["number"],
+                told["stop"],
+                told["stale_seconds"],
+                told["batch"],
+                tuple(map(tuple, told["positions"])),
+            )
+        except (KeyError, TypeError) as error:
+            msg = f"what answers at {self.agent} is no agent of a region ({error!r}): commit nothing until `lowwater region` runs there"
+            raise errors.Unavailable(msg, metadata={"address": self.agent}) from None
 
     def committed(
         self, adoption: Adoption, batch: int, digest: str, positions: Iterable[Position], *, stopped: bool = False

@@ -140,7 +140,7 @@ class RangeThere:
         state, reporter = self._lease._state, self._lease._runtime.reporter
         with reporter.guard:
             if told.kept:
-                state.arrivals = Kept(told.kept)  # type: ignore[assignment]  # what it tells, and no more
+                state.whole_lateness = _told_lateness(told.kept)
             if mass is not None:
                 state.whole_mass = _told_mass(mass)
             state.advance(
@@ -182,23 +182,8 @@ def _told_mass(mass: Mass) -> lease.Mass:
     return lease.Mass(starts, counts, mass.recent, tuple(mass.frontiers.items()), others, unknown=mass.unknown)
 
 
-class Kept:
-    """How a slice keeps its lateness budgets, where a lease has what it counts itself."""
-
-    def __init__(self, kept: tuple[tuple[int, int, int, int], ...]) -> None:
-        records = max(records for _, _, records, _ in kept)
-        late = tuple((ppm, behind, micros) for ppm, micros, _, behind in kept)
-        self._told = Lateness(((0, records),) if records else (), MIN, MIN, late)
-
-    def told(self) -> Lateness:
-        """See lowwater's Arrivals."""
-        return self._told
-
-    def add(self, *_: object) -> None:
-        """See Arrivals: nothing is counted here."""
-
-    def answered(self, _: int) -> None:
-        """See Arrivals."""
-
-    def heard(self, _: object) -> None:
-        """See Arrivals: the slice judges its records itself."""
+def _told_lateness(kept: tuple[tuple[int, int, int, int], ...]) -> Lateness:
+    """Return how a slice keeps its lateness budgets, as a lease tells it."""
+    records = max(records for _, _, records, _ in kept)
+    late = tuple((ppm, behind, micros) for ppm, micros, _, behind in kept)
+    return Lateness(((0, records),) if records else (), MIN, MIN, late)

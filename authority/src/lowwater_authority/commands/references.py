@@ -71,8 +71,9 @@ examples:
   lowwater references write-off hourly:clicks
   lowwater references write-off hourly:clicks --lost eu --yes
 
-Nobody knows how many rows that is. What is published says so from then on, until
-a reset of the computation. When the lost region is back, keep its tail aside.
+Nobody knows how many rows that is. What is published says so from then on. When
+the lost region is back, keep its tail aside; or reset the computation, let it read
+the tail, and say `arrived`.
 """
 
 _ARRIVED: Final = """\
@@ -80,7 +81,8 @@ example:
   lowwater references arrived hourly:clicks
 
 Say it when the lost region is back, and its mirror has come to the end of what
-it had accepted.
+it had accepted. Rows that were written off count again only behind a reset of the
+computation: say it when they were read.
 """
 
 _AUTOMATIC: Final = """\
@@ -206,10 +208,27 @@ def _run(args: argparse.Namespace) -> str:
             )
             said = f"the store is {token} now; it serves when {args.regions} have enrolled"
             return to_json({"store_token": token}) if args.json else said
-        answer = center.decide(_DECISIONS[args.command](args), args, getattr(args, "to", getattr(args, "lost", "")))
         if args.command == "adopt" and args.write_off:
-            answer = center.decide(pb.DECISION_WRITE_OFF, args, "")
-        return _tell(args, answer)
+            return _tell(args, _adopt_and_write_off(center, args))
+        return _tell(
+            args,
+            center.decide(_DECISIONS[args.command](args), args, getattr(args, "to", getattr(args, "lost", ""))),
+        )
+
+
+def _adopt_and_write_off(center: _Global, args: argparse.Namespace) -> pb.ListReferencesResponse:
+    """Adopt, and give up what only the last owner has: nothing of another region that was lost before. May be said again after half of it."""
+    answer = center.list(args.reference)
+    [before] = answer.references
+    if before.owner == args.to and len(before.holds_for) == 1:
+        lost = before.holds_for[0]
+    else:
+        lost = before.owner
+        answer = center.decide(pb.DECISION_ADOPT, args, args.to)
+    holds = list(answer.references[0].holds_for)
+    if lost in holds and (lost or len(holds) == 1):
+        answer = center.decide(pb.DECISION_WRITE_OFF, args, lost)
+    return answer
 
 
 _WARNINGS: Final = {

@@ -48,6 +48,8 @@ from lowwater_authority.engine.backoff import Backoff
 from lowwater_authority.engine.rounds import GivenUp
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from lowwater_authority.core.computation import Computation
     from lowwater_authority.core.groups import Mass
     from lowwater_authority.core.topology import Spec, Topology
@@ -471,8 +473,9 @@ class Slice:
                 return
             await self._by(known, known.retire())
             self.reached = True
-            self._range, self._said = None, told
-            known.close()
+            if self._range is known:
+                self._range, self._said = None, told
+                known.close()
         else:
             self._counts = max(self._counts, told.low)
             await self._by(known, known.say(told, mass))
@@ -508,6 +511,8 @@ class Slice:
                     continue
                 if not waits and (self._range is not None or await self._epoch() != self._root_epoch):
                     self._said = None
+                elif self._range is None:
+                    self.reached = True
             return
 
     async def _epoch(self) -> int:
@@ -516,10 +521,10 @@ class Slice:
             return self._shard.epoch(self.root)
         return await self._above.epoch(self.root)
 
-    async def _by(self, known: Range, saying: object) -> None:
+    async def _by(self, known: Range, saying: Awaitable[None]) -> None:
         """Wait for an answer by which the range may turn out to be lost."""
         try:
-            await saying  # type: ignore[misc]  # a coroutine
+            await saying
         except (errors.StaleSequencer, errors.InputVersion, errors.IncarnationChanged):
             if self._range is known:
                 self._give_up()
@@ -571,8 +576,9 @@ class Slice:
             return
         self._range, self._said, self._counts, self._mass_said = found, None, found.low, -1
         self._mass_due = 0.0
-        self._bound = identity
-        if binds is not None and identity == binds[0] and not binds[1].done():
+        # The root reads no identity of another incarnation than its own: after a reset meanwhile the next claim binds it.
+        self._bound = identity if told.incarnation == self._told.incarnation else None
+        if binds is not None and self._bound == binds[0] and not binds[1].done():
             binds[1].set_result(None)
         self._settle()
 

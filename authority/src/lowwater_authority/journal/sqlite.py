@@ -676,7 +676,9 @@ FORMAT = 1
 APPLICATION_ID = 0x6C6F7777
 """Marks the file as ours (``loww``); ``file`` and sqlite3 show it."""
 
-# records and snapshots: keys that cluster, so that a load is one scan. Blobs of any size spill to overflow pages.
+# records and snapshots have row numbers on purpose. In a table WITHOUT ROWID a frame is part of the key's b-tree, and SQLite
+# reads frames whole, with all their overflow pages, when it looks for the place of the next one. Files of 0.2 have such
+# tables and stay as they are: every statement here means the same in both.
 # logs.tail: checksum of the record at logs.last; kept apart from it, it shows a page that was lost on the disk.
 _TABLES = f"""
 CREATE TABLE meta (
@@ -699,14 +701,14 @@ CREATE TABLE records (
     position INTEGER NOT NULL,
     frame BLOB NOT NULL,
     PRIMARY KEY (log, position)
-) WITHOUT ROWID;
+);
 CREATE TABLE snapshots (
     log INTEGER NOT NULL,
     position INTEGER NOT NULL,
     part INTEGER NOT NULL,
     frame BLOB NOT NULL,
     PRIMARY KEY (log, position, part)
-) WITHOUT ROWID;
+);
 PRAGMA application_id = {APPLICATION_ID};
 """
 

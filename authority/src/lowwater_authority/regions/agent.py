@@ -33,8 +33,7 @@ from lowwater._pb.lowwater.v1 import regions_pb2 as pb
 from lowwater.aio import Client, Lease
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.regions.config import Kept, StateFolder
-
-RELAY_NAMESPACE: Final = "global"
+from lowwater_authority.regions.references import MOST_NUMBER, relayed_name
 
 RELAY_IDENTITY: Final = "lowwater-region"
 
@@ -114,6 +113,8 @@ class RegionAgent:
         self._monotonic = monotonic
         self._nonce = secrets.token_hex(8)
         self._turn = 0
+        self._values: dict[str, WatermarkView] = {}
+        """What was read of the local authority, for this report. What is reset meanwhile is taken out."""
         self._ready: dict[str, int] = {}
         """By reference the number for which the local computation was made ready."""
         self._relays: dict[str, Relayed] = {}
@@ -147,13 +148,32 @@ class RegionAgent:
             raise errors.RegionRefused(
                 f"{reference} has stopped to be moved to {view.moving_to}: {fix}", metadata={**metadata, "fix": fix}
             )
+        told = self.told.get(reference)
+        if view.moving_to and told is not None and told.stopped and told.number == view.number:
+            fix = "commit nothing more; the move may still be cancelled"
+            raise errors.RegionRefused(
+                f"the pipeline of {reference} has said that it has stopped: {fix}", metadata={**metadata, "fix": fix}
+            )
         if self._ready.get(reference) != view.number:
             msg = f"the local computation of {reference} is not reset yet for number {view.number}"
             raise errors.Unconfirmed(msg, metadata=metadata)
         return view
 
+    async def asked(self, reference: str) -> pb.ReferenceView:
+        """Return as owned, but ask the global authority first: for what cannot be fenced later. Raises also what keeps it from being asked."""
+        self.owned(reference)
+        async with self._asking:
+            if self.linked:
+                await self._take(await self._call(self._stub.Report, pb.RegionReportRequest()))
+            else:
+                await self._talk()
+        return self.owned(reference)
+
     def committed(self, reference: str, told: Told) -> None:
         """Take what a pipeline has committed. Raises as owned; StaleAdoption for another number."""
+        before = self.told.get(reference)
+        if before is not None and before.stopped and before == told:
+            return  # said again
         view = self.owned(reference)
         if told.number != view.number:
             msg = f"{reference} is owned by number {view.number}, not {told.number}"
@@ -165,6 +185,12 @@ class RegionAgent:
         if reference not in self.kept:
             raise errors.UnknownReference(f"{reference!r} is not in the file of region {self.name}")
         self.arrivals[reference] = told
+
+    def mirrors(self, reference: str, positions: list[pb.SourcePosition]) -> None:
+        """Take how far the sources are mirrored here. Raises UnknownReference."""
+        if reference not in self.kept:
+            raise errors.UnknownReference(f"{reference!r} is not in the file of region {self.name}")
+        self.mirrored[reference] = positions
 
     async def raised(self, reference: str, number: int, sink: str, cut: str) -> None:
         """Pass on that a sink has the number. Raises as owned, and Unavailable."""
@@ -179,16 +205,16 @@ class RegionAgent:
 
     async def once(self) -> None:
         """Report once, or confirm. Raises what waiting does not cure, when nothing is handed out any more."""
-        values = await self._read()
         async with self._asking:
+            self._values = await self._read()
             try:
-                await self._talk(values)
+                await self._talk()
             except FATAL:
                 self.views, self.linked = {}, False
                 raise
             except (errors.Unconfirmed, errors.OldStream):
                 self.linked = False  # it was restarted, or a newer request was heard: ask anew at once
-                await self._away(self._talk(values))
+                await self._away(self._talk())
             except errors.LowwaterError as error:
                 self._lost(error)
         # Beside: a local authority that is slow keeps no sign of life from the global one.
@@ -221,13 +247,15 @@ class RegionAgent:
             )
         self.linked, self._away_for = False, error.reason
 
-    async def _talk(self, values: dict[str, WatermarkView]) -> None:
+    async def _talk(self) -> None:
         if self.linked:
-            await self._take(await self._call(self._stub.Report, self._report(values)))
-            await self._move(values)
+            await self._take(await self._call(self._stub.Report, self._report()))
+            await self._move()
             return
         # All that it was ever told, whoever owned it: a store that knows less is an old copy.
-        numbers = {name: json.loads(record)["number"] for name, record in self.folder.state.records.items()}
+        numbers = {
+            name: told[1] for name, record in self.folder.state.records.items() if (told := _told_before(record))
+        }
         try:
             answer = await self._call(self._stub.Confirm, pb.ConfirmRequest(numbers=numbers))
         except errors.ServerTokenMismatch as error:
@@ -236,9 +264,13 @@ class RegionAgent:
         except errors.Recovering as error:
             if error.metadata.get("state") != "enrolling" or error.metadata.get("recovers") != self.folder.state.store:
                 raise
-            records = list(self.folder.state.records.values())
+            records = self.folder.state.records
             answer = await self._call(self._stub.Enrol, pb.EnrolRequest(records=records))
             log.warning("enrolled %d references", len(records), extra=event("region_enrolled", references=len(records)))
+            for view in answer.references:
+                self._stand_by(view)
+            for refusal in answer.refused:
+                self._refuse(f"{refusal.reference}, enrolment", refusal.reason, refusal.message)
             if not answer.serving:
                 raise
             self._belong(
@@ -247,13 +279,24 @@ class RegionAgent:
                 )
             )
             answer = await self._call(self._stub.Confirm, pb.ConfirmRequest(numbers=numbers))
+        # Taken at once: a registration below may have no answer, and the region goes on by what it was told last.
+        await self._take(answer)
         for each in self.kept.values():
             if each.name in self._registered:
                 continue
             try:
-                answer = await self._call(self._stub.RegisterReference, _registration(each))
+                await self._take(await self._call(self._stub.RegisterReference, _registration(each)))
                 self._registered.add(each.name)
                 self.refusals.pop(f"{each.name}, registration", None)
+                known = self.views.get(each.name)
+                if known is not None and known.policy != each.policy:
+                    log.info(
+                        "%s: the policy in force is %s, as an operator has decided; the file has %s",
+                        each.name,
+                        known.policy,
+                        each.policy,
+                        extra=event("policy_decided", reference=each.name, policy=known.policy),
+                    )
             except (
                 errors.RegistrationConflict,
                 errors.InvalidArgument,
@@ -263,7 +306,6 @@ class RegionAgent:
                 self._refuse(f"{each.name}, registration", error.reason, error.message)
         self.linked, self._away_for = True, ""
         log.info("confirmed by the global authority", extra=event("region_confirmed", region=self.name))
-        await self._take(answer)
 
     def _belong(self, error: errors.ServerTokenMismatch) -> None:
         """Belong to the store that an operator has put in the place of the one that was lost. Raises the error for any other."""
@@ -276,14 +318,15 @@ class RegionAgent:
             "the global store was recovered, as %s", state.store, extra=event("store_recovered", token=state.store)
         )
 
-    def _report(self, values: dict[str, WatermarkView]) -> pb.RegionReportRequest:
+    def _report(self) -> pb.RegionReportRequest:
+        values = self._values
         request = pb.RegionReportRequest()
         for name, each in self.kept.items():
             view = self.views.get(name)
             if view is None:
                 continue
             if view.owner != self.name:
-                replica = self._replica(each, values)
+                replica = self._replica(each)
                 if replica is not None:
                     request.replicas.append(replica)
             elif each.low in values and self._ready.get(name) == view.number and view.move_step != "released":
@@ -300,8 +343,9 @@ class RegionAgent:
             made.positions.extend(told.positions)
         return made
 
-    def _replica(self, each: Kept, values: dict[str, WatermarkView]) -> pb.ReferenceReplica | None:
+    def _replica(self, each: Kept) -> pb.ReferenceReplica | None:
         """What this region has of what another one makes; None while the local authority cannot tell."""
+        values = self._values
         if not each.replicated or each.replicated not in values or (each.output and each.output not in values):
             return None
         output = values[each.output].low.micros if each.output else MAX
@@ -315,7 +359,7 @@ class RegionAgent:
             positions=positions,
         )
 
-    async def _move(self, values: dict[str, WatermarkView]) -> None:
+    async def _move(self) -> None:
         """Do the next step of planned moves that is this region's."""
         for name, view in list(self.views.items()):
             told, arrival = self.told.get(name), self.arrivals.get(name)
@@ -327,7 +371,7 @@ class RegionAgent:
                     and told.stopped
                     and told.number == view.number
                 ):
-                    low = values.get(self.kept[name].low)
+                    low = self._values.get(self.kept[name].low)
                     if low is not None:
                         await self._take(
                             await self._call(
@@ -339,7 +383,7 @@ class RegionAgent:
                     request = pb.ReleaseReferenceRequest(reference=name, number=view.number, digest=view.digest)
                     await self._take(await self._call(self._stub.ReleaseReference, request))
                 elif view.moving_to == self.name and view.move_step == "stopped" and arrival is not None:
-                    replica = self._replica(self.kept[name], values)
+                    replica = self._replica(self.kept[name])
                     if replica is not None:
                         del replica.positions[:]
                         replica.positions.extend(arrival.positions)
@@ -371,17 +415,17 @@ class RegionAgent:
         self.heard = self._monotonic()
         state.store, state.seen = answer.store_token, max(state.seen, answer.position)
         views = {each.name: each for each in answer.references if each.name in self.kept}
+        # Side by side: a local authority that is away keeps each of them waiting, and the next sign of life with them.
+        await asyncio.gather(
+            *(
+                self._begin(name, view)
+                for name, view in views.items()
+                if view.owner == self.name and self._ready.get(name) != view.number
+            )
+        )
         for name, view in views.items():
-            mine = view.owner == self.name
-            if mine and self._ready.get(name) != view.number:
-                await self._begin(name, view)
-            if self.views.get(name) is not None and self.views[name].owner == self.name and not mine:
-                log.warning(
-                    "%s is owned by %s now: standing by",
-                    name,
-                    view.owner,
-                    extra=event("stand_by", reference=name, region=view.owner),
-                )
+            self._over(name, view)
+            self._stand_by(view)
         # Of what is not ready the older record stays, by which the next run knows that it has to be made ready.
         state.records.update(
             {
@@ -402,18 +446,44 @@ class RegionAgent:
             if not view.moving_to:
                 self.refusals.pop(f"{name}, move", None)
 
+    def _stand_by(self, view: pb.ReferenceView) -> None:
+        """Hand out nothing more of a reference that is another's now, whichever answer said so. This gives the region nothing that it had not."""
+        before = self.views.get(view.name)
+        if before is None or before.owner != self.name or view.owner == self.name:
+            return
+        self.views[view.name] = view
+        log.warning(
+            "%s is owned by %s now: standing by",
+            view.name,
+            view.owner or "nobody",
+            extra=event("stand_by", reference=view.name, region=view.owner),
+        )
+
+    def _over(self, name: str, view: pb.ReferenceView) -> None:
+        """What was said for a move that is over says nothing about the next one."""
+        before = self.views.get(name)
+        if not view.moving_to and name in self.told:
+            self.told[name].stopped = False
+        if before is not None and before.moving_to == self.name != view.moving_to:
+            self.arrivals.pop(name, None)
+
     async def _begin(self, name: str, view: pb.ReferenceView) -> None:
         """Make the local computation ready for a number that the region was given; again at the next answer, if that fails."""
         record = self.folder.state.records.get(name)
         if not _goes_on(record, view, self.name):
             low = self.kept[name].low
             try:
-                await self.local.reset(low)
+                async with asyncio.timeout(READ_SECONDS):
+                    await self.local.reset(low)
             except errors.UnknownComputation:
                 pass  # it was never here, so that nothing of it was published
-            except errors.LowwaterError as error:
-                self._refuse(f"{name}, reset", error.reason, f"{low} cannot be reset at the local authority: {error}")
+            except (errors.LowwaterError, TimeoutError) as error:
+                reason = error.reason if isinstance(error, errors.LowwaterError) else "TIMEOUT"
+                said = str(error) or f"no answer within {READ_SECONDS:g} s"
+                self._refuse(f"{name}, reset", reason, f"{low} cannot be reset at the local authority: {said}")
                 return
+            finally:
+                self._values.pop(low, None)  # it was read before: of a time when the region was not the owner
             log.warning(
                 "%s is owned by this region, by %d",
                 name,
@@ -430,11 +500,38 @@ class RegionAgent:
         names = {name for each in self.kept.values() for name in (each.low, each.replicated, each.output) if name}
         try:
             async with asyncio.timeout(READ_SECONDS):
-                found = await self.local.get(*sorted(names))
+                found = await self._get(sorted(names))
         except (errors.LowwaterError, TimeoutError) as error:
-            log.debug("the local authority cannot be read: %s", error)
+            reason = error.reason if isinstance(error, errors.LowwaterError) else "TIMEOUT"
+            said = str(error) or f"no answer within {READ_SECONDS:g} s"
+            self._refuse("local authority", reason, f"it cannot be read, and nothing that it has is reported: {said}")
             return {}
-        return {name: view for name, view in found.items() if view.registered}
+        self.refusals.pop("local authority", None)
+        for name in names:
+            if name in found and found[name].estimated:
+                self._refuse(name, "ESTIMATED", f"{name} is estimated: nobody promises it, so it is not reported")
+            else:
+                self.refusals.pop(name, None)
+        return {name: view for name, view in found.items() if view.registered and not view.estimated}
+
+    async def _get(self, names: list[str]) -> dict[str, WatermarkView]:
+        """Read them at once, or one by one when one of them may not be read: it keeps no other from being reported."""
+        try:
+            return await self.local.get(*names)
+        except errors.PermissionDenied:
+            if len(names) == 1:
+                raise
+        found = await asyncio.gather(*(self.local.get(name) for name in names), return_exceptions=True)
+        views: dict[str, WatermarkView] = {}
+        for name, each in zip(names, found, strict=True):
+            if isinstance(each, BaseException):
+                if not isinstance(each, errors.PermissionDenied):
+                    raise each
+                self._refuse(f"{name}, read", each.reason, str(each))
+            else:
+                views |= each
+                self.refusals.pop(f"{name}, read", None)
+        return views
 
     async def _relay(self) -> None:
         """Publish what is published for all at the local authority; one that fails keeps no other from it."""
@@ -444,7 +541,7 @@ class RegionAgent:
                 async with asyncio.timeout(CALL_SECONDS):
                     await self._relay_one(name, each)
                 self.refusals.pop(name, None)
-            except (errors.LowwaterError, TimeoutError) as error:
+            except (errors.LowwaterError, TimeoutError, OSError) as error:
                 self._relays.pop(name, None)
                 self._refuse(name, "RELAY", f"{name} cannot be relayed: {error}")
 
@@ -452,7 +549,9 @@ class RegionAgent:
         state = self.folder.state
         known = state.relayed.get(name)
         if known is not None and told.incarnation < known:
-            return
+            fix = "reset the computation where it is owned, which begins a new one"
+            msg = f"its incarnation {told.incarnation} is older than {known}, which is relayed already, as after a recovery: {fix}"
+            raise errors.IncarnationChanged(msg, metadata={"fix": fix})
         relay = self._relays.get(name)
         if relay is None or told.incarnation != known:
             await self.local.register(name)
@@ -500,7 +599,15 @@ class RegionAgent:
         try:
             answer: pb.RegionResponse = await method(request, timeout=CALL_SECONDS, metadata=self._metadata)
         except grpc.RpcError as failure:
-            raise error_of_call(failure, self._where) from None
+            error = error_of_call(failure, self._where)
+            if isinstance(error, (errors.Unavailable, errors.Timeout)):
+                self.linked = False  # no answer: whether it was heard nobody knows
+            elif isinstance(error, errors.StaleAdoption):
+                said = error.metadata
+                self._stand_by(
+                    pb.ReferenceView(name=said["reference"], owner=said["owner"], number=int(said["number"]))
+                )
+            raise error from None
         return answer
 
     def status(self) -> dict[str, Any]:
@@ -514,6 +621,7 @@ class RegionAgent:
                 name: {
                     "owner": view.owner,
                     "number": view.number,
+                    "policy": view.policy,
                     "published_micros": view.published_micros,
                     "accepted_micros": view.accepted_micros,
                     "written_off": view.written_off,
@@ -535,21 +643,22 @@ class RegionAgent:
         }
 
 
-def relayed_name(computation: str) -> str:
-    """Return the name by which a global watermark is read at a local authority.
-
-    >>> relayed_name("hourly"), relayed_name("sales/hourly")
-    ('global/hourly', 'global/sales.hourly')
-    """
-    return f"{RELAY_NAMESPACE}/{computation.replace('/', '.')}"
-
-
 def _goes_on(record: str | None, view: pb.ReferenceView, region: str) -> bool:
     """Whether nobody else can have owned a reference since the record: another owner and the way back are two numbers."""
     if record is None:
         return view.number == 1
-    before = json.loads(record)
-    return before["owner"] == region and view.number - before["number"] in (0, 1)
+    before = _told_before(record)
+    return before is not None and before[0] == region and view.number - before[1] in (0, 1)
+
+
+def _told_before(record: str) -> tuple[str, int] | None:
+    """Return owner and number of a record that was kept; None for one that cannot be read, which keeps no other reference from anything."""
+    try:
+        told = json.loads(record)
+        owner, number = told["owner"], told["number"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return (owner, number) if type(number) is int and 0 < number < MOST_NUMBER else None
 
 
 def _registration(each: Kept) -> pb.RegisterReferenceRequest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import json
 import os
@@ -11,7 +12,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from lowwater._core.checks import is_name
+from lowwater.cli.arguments import parse_duration
 from lowwater_authority.regions.references import REPLICATED, Sink, name_of
+
+
+def positive_duration(text: str) -> float:
+    """Return seconds above zero: what is done once in none is done without end."""
+    found = parse_duration(text)
+    if found <= 0:
+        msg = f"{text!r} is too short; write it like 500ms, 1s or 5m"
+        raise argparse.ArgumentTypeError(msg)
+    return found
 
 
 class BadConfig(Exception):
@@ -45,7 +57,9 @@ def read_config(path: Path, region: str) -> list[Kept]:
     """Return the references of a file. Raises BadConfig."""
     try:
         told = tomllib.loads(path.read_text("utf-8"))
-        return [_kept(each, region) for each in told["reference"]]
+        found = [_kept(each, region) for each in told["reference"]]
+        _check_apart(found)
+        return found
     except OSError as error:
         msg = f"{path} cannot be read: {error.strerror}"
         raise BadConfig(msg) from error
@@ -55,15 +69,36 @@ def read_config(path: Path, region: str) -> list[Kept]:
         raise BadConfig(msg) from error
 
 
+def _check_apart(found: list[Kept]) -> None:
+    """Raise ValueError for two references that are one, or that read L of one computation: adopting one would reset the other's."""
+    for which, told in (("reference", [each.name for each in found]), ("low", [each.low for each in found])):
+        twice = sorted({each for each in told if told.count(each) > 1})
+        if twice:
+            msg = f"{twice[0]} is the {which} of two tables: give each its own"
+            raise ValueError(msg)
+
+
 def _kept(told: dict[str, Any], region: str) -> Kept:
     told = dict(told)
-    sinks = tuple(Sink(each["name"], bool(each["fences"])) for each in told.pop("sinks", ()))
+    for name, value in told.items():
+        kind = {"inputs": str, "regions": str, "sinks": dict}.get(name)
+        if kind is None and not isinstance(value, str):
+            raise ValueError(f"{name} is no text")
+        if kind is not None and not (isinstance(value, list) and all(isinstance(each, kind) for each in value)):
+            raise ValueError(f"{name} is no list of {'texts' if kind is str else 'tables'}")
+    if not all(isinstance(each.get("fences"), bool) for each in told.get("sinks", ())):
+        raise ValueError("fences of a sink is neither true nor false")
+    sinks = tuple(Sink(str(each["name"]), each["fences"]) for each in told.pop("sinks", ()))
     inputs, regions = tuple(sorted(told.pop("inputs"))), tuple(sorted(told.pop("regions")))
     told.setdefault("low", told["computation"])
     found = Kept(inputs=inputs, regions=regions, sinks=sinks, **told)
     if region not in regions:
         msg = f"{found.name} may not be owned by {region}: its regions are {', '.join(regions)}"
         raise ValueError(msg)
+    for name in filter(None, (found.low, found.replicated, found.output)):
+        if not is_name(name):
+            msg = f"{name!r} is no name of a local computation"
+            raise ValueError(msg)
     if found.policy == REPLICATED and not found.replicated:
         msg = f"{found.name} is {REPLICATED}: say with replicated = ... which local computation tells R while another region owns it"
         raise ValueError(msg)
@@ -107,6 +142,8 @@ class StateFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             told = json.loads(self._path.read_text("utf-8")) if self._path.exists() else {}
             state = State(**{"agent": secrets.token_hex(8), "run": 0, **told})
+            for record in state.records.values():
+                json.loads(record)["number"]
             # Also greater than before when the file was lost, as long as the clock is right.
             state.run = max(state.run + 1, now)
         except BlockingIOError:
@@ -115,7 +152,7 @@ class StateFolder:
         except OSError as error:
             msg = f"{self._path} cannot be read: {error.strerror}"
             raise BadConfig(msg) from error
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             msg = f"{self._path} is damaged ({error}): remove it; this region is then as one that was never here"
             raise BadConfig(msg) from error
         return state

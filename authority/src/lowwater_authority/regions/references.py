@@ -39,6 +39,9 @@ REPLICATED: Final = "replicated"
 LOCAL: Final = "local"
 """Publishes L. When the owner is lost, [R, L) is broken, and the record says so."""
 
+AUTOMATIC: Final = "automatic"
+"""Who decides, where nobody does."""
+
 WANTED: Final = "wanted"
 STOPPED: Final = "stopped"
 ARRIVED: Final = "arrived"
@@ -51,6 +54,8 @@ ENROLLING: Final = "enrolling"
 GAP: Final = 1 << 10
 """How far numbers jump when a region is absent from a recovery: it may have one that nobody reports."""
 
+RELAY_NAMESPACE: Final = "global"
+
 MOST_REGIONS: Final = 1000
 
 MOST_REFERENCES: Final = 1000
@@ -61,6 +66,15 @@ MOST_NUMBER: Final = 1 << 62
 
 MOST_NAME: Final = 128
 """Characters of a region's or sink's name."""
+
+MOST_EACH: Final = 100
+"""Inputs, regions and sinks of a reference."""
+
+MOST_POSITIONS: Final = 1000
+"""Of a reference in one place."""
+
+MOST_TEXT: Final = 1024
+"""Characters of a digest, of a place where readers cut, and of a cluster's or topic's name."""
 
 
 class Position(NamedTuple):
@@ -96,6 +110,11 @@ class Replica(NamedTuple):
     positions: tuple[Position, ...] = ()
     """How far the sources are mirrored, in the coordinates of the source."""
 
+    @property
+    def frontier(self) -> int:
+        """Up to where the region has the rows, and the outputs."""
+        return min(self.replicated, self.output)
+
 
 class Hold(NamedTuple):
     """Above it there may be rows that only a lost region has."""
@@ -116,6 +135,8 @@ class WriteOff(NamedTuple):
     """From which event time on."""
     who: str
     when: int
+    incarnation: int = 1
+    """In a later one the rows may be read."""
 
 
 class Broken(NamedTuple):
@@ -125,6 +146,10 @@ class Broken(NamedTuple):
     end: int
     who: str
     when: int
+    region: str = ""
+    """The one that was lost."""
+    incarnation: int = 1
+    """As of a write-off."""
 
 
 class Move(NamedTuple):
@@ -150,6 +175,8 @@ class Reference:
     incarnation: int = 1
     life: int = 0
     """The incarnation of the computation at the owner's local authority; 0: not told since the last adoption."""
+    jumped: bool = False
+    """Whether the number has jumped since the owner told of it. The owner then resets its own computation, and ``life`` counts that reset already."""
     low: int = MIN
     """L, as the owner has told it."""
     published: int = MIN
@@ -161,6 +188,8 @@ class Reference:
     sinks: tuple[Sink, ...] = ()
     replicas: tuple[Replica, ...] = ()
     automatic: bool = False
+    decided: bool = False
+    """Whether an operator has decided on the policy: the one in the regions' files was the first one, and says nothing any more."""
     holds: tuple[Hold, ...] = ()
     """One for each lost region of which nobody has said what becomes of its rows."""
     write_offs: tuple[WriteOff, ...] = ()
@@ -183,15 +212,16 @@ class Reference:
 
     @property
     def written_off(self) -> bool:
-        """Whether rows were given up, or were lost after they had counted as complete: what is published taints who reads it."""
-        return bool(self.write_offs or self.broken)
+        """Whether rows were given up, or may be lost after they had counted as complete: what is published taints who reads it."""
+        return bool(self.write_offs or self.broken) or any(each.at < self.published for each in self.holds)
 
     @property
     def accepted(self) -> int:
         """Up to where everything that any region has accepted is included, in this incarnation."""
-        return min(
-            [self.published, *(each.replicated for each in self.write_offs), *(each.start for each in self.broken)]
-        )
+        bounds = [self.published, *(each.at for each in self.holds)]
+        bounds += [each.replicated for each in self.write_offs]
+        bounds += [each.start for each in self.broken]
+        return min(bounds)
 
     def replica(self, region: str) -> Replica:
         """Return what a region has; unknown when it has not told."""
@@ -200,7 +230,7 @@ class Reference:
     @property
     def replicated(self) -> int:
         """R, the least of all regions that keep a replica: one that is silent or was never heard of holds."""
-        return min((min(each.replicated, each.output) for each in map(self.replica, self._others)), default=MIN)
+        return min((self.replica(each).frontier for each in self._others), default=MIN)
 
     @property
     def _others(self) -> list[str]:
@@ -233,6 +263,17 @@ def name_of(computation: str, inputs: Iterable[str]) -> str:
     return f"{computation}:{'+'.join(sorted(inputs))}"
 
 
+def relayed_name(computation: str) -> str:
+    """Return the name by which a global watermark is read at a local authority.
+
+    Two that differ in the separator alone have one name, so that only one of them is registered.
+
+    >>> relayed_name("hourly"), relayed_name("sales/hourly")
+    ('global/hourly', 'global/sales.hourly')
+    """
+    return f"{RELAY_NAMESPACE}/{computation.replace('/', '.')}"
+
+
 class Tombstone(NamedTuple):
     """What is kept of a reference that was forgotten: its numbers go on."""
 
@@ -253,6 +294,8 @@ class Store(NamedTuple):
     enrolled: tuple[str, ...] = ()
     fenced: tuple[str, ...] = ()
     """Regions that do not, because an operator has fenced their sinks."""
+    unread: tuple[str, ...] = ()
+    """References of which a region that enrolled has a record that cannot be read: it may be the newest, so that no other one counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +305,8 @@ class Change:
     put: tuple[Reference, ...] = ()
     forget: Mapping[str, Tombstone] = field(default_factory=dict)
     store: Store | None = None
+    unread: Mapping[str, Any] = field(default_factory=dict)
+    """By reference what is written down as it was found, though it cannot be read."""
     refused: Mapping[str, errors.LowwaterError] = field(default_factory=dict)
     """By reference: what became of the rest of a request is not touched by it."""
     raises: errors.LowwaterError | None = None
@@ -270,13 +315,13 @@ class Change:
     @property
     def empty(self) -> bool:
         """Whether there is nothing to write."""
-        return not self.put and not self.forget and self.store is None
+        return not self.put and not self.forget and self.store is None and not self.unread
 
     def encode(self) -> bytes:
         """Return it as a journal record."""
         record: dict[str, Any] = {"format": FORMAT}
-        if self.put:
-            record["put"] = {each.name: asdict(each) for each in self.put}
+        if self.put or self.unread:
+            record["put"] = {**self.unread, **{each.name: asdict(each) for each in self.put}}
         if self.forget:
             record["forget"] = self.forget
         if self.store is not None:
@@ -344,6 +389,8 @@ class References:
         self.forgotten: dict[str, Tombstone] = {}
         self.damaged: dict[str, str] = {}
         """References whose record cannot be read, and why; they are refused, and nothing else is."""
+        self._unread: dict[str, Any] = {}
+        """Their records, which a snapshot keeps as they are: a name that is missing could be registered anew, by a number that is in use."""
         self.sessions: dict[str, Session] = {}
         self.suspect_after = suspect_after
         self.lately = lately
@@ -358,7 +405,7 @@ class References:
             raise _no(
                 name,
                 f"its record is damaged ({self.damaged[name]})",
-                "forget it, and let the regions register it again",
+                "recover the store, which takes it from the regions",
             )
         found = self.references.get(name)
         if found is None:
@@ -377,11 +424,15 @@ class References:
 
     def watched(self, now: int) -> None:
         """To be called a few times in `suspect_after`. When it was not, this process was asleep, and heard nobody: silence counts from now."""
-        if now - self._watched >= self.suspect_after // 2:
+        self.held_up(self._watched, now)
+        self._watched = now
+
+    def held_up(self, since: int, now: int) -> None:
+        """For so long nobody could be heard, as while the store kept everybody waiting: when that was long, silence counts from now."""
+        if now - since >= self.suspect_after // 2:
             self._started = now
             for session in self.sessions.values():
                 session.heard = now
-        self._watched = now
 
     def watermarks(self) -> dict[str, tuple[int, int, bool]]:
         """By computation: the incarnation, what is published, and whether rows were written off.
@@ -416,19 +467,22 @@ class References:
             raise ValueError(msg)
         for name, fields in told.get("put", {}).items():
             try:
+                if isinstance(fields, dict) and "unread" in fields:
+                    raise ValueError(fields["unread"])
                 found = decode(fields)
                 if found.name != name:
                     raise ValueError(f"it is called {found.name}")
             except (ValueError, TypeError, KeyError) as error:
                 self.damaged[name] = f"{type(error).__name__}: {error}"
+                self._unread[name] = fields
                 self.references.pop(name, None)
             else:
                 self.references[name] = found
-                self.damaged.pop(name, None)
+                self._readable(name)
                 self.forgotten.pop(name, None)
         for name, tombstone in told.get("forget", {}).items():
             self.references.pop(name, None)
-            self.damaged.pop(name, None)
+            self._readable(name)
             self.forgotten[name] = Tombstone(*tombstone)
         if "store" in told:
             before, self.store = self.store, _store(told["store"])
@@ -436,9 +490,13 @@ class References:
                 for session in self.sessions.values():
                     session.confirmed = False
 
+    def _readable(self, name: str) -> None:
+        self.damaged.pop(name, None)
+        self._unread.pop(name, None)
+
     def snapshot(self) -> bytes:
-        """Return everything that is durable as one record."""
-        return Change(tuple(self.references.values()), self.forgotten, self.store).encode()
+        """Return everything that is durable as one record, also what cannot be read."""
+        return Change(tuple(self.references.values()), self.forgotten, self.store, self._unread).encode()
 
     # -- what regions ask -----------------------------------------------------------------------------------------------
 
@@ -461,17 +519,25 @@ class References:
             self.get(wanted.name)
         found = self.references.get(wanted.name)
         if found is not None:
-            same = ("policy", "regions")
+            same = ("regions",) if found.decided else ("policy", "regions")
             differ = [each for each in same if getattr(found, each) != getattr(wanted, each)]
             if tuple((each.name, each.fences) for each in found.sinks) != tuple(
                 (each.name, each.fences) for each in wanted.sinks
             ):
                 differ.append("sinks")
             if differ:
-                msg = f"{wanted.name} is registered with other {', '.join(differ)}: give all regions the same, or forget it first"
+                fix = "give all regions the same, or forget it first"
+                if differ == ["policy"]:
+                    fix = f"{found.policy} is in force; give all regions the same, or decide with `lowwater references policy`"
+                msg = f"{wanted.name} is registered with other {', '.join(differ)}: {fix}"
                 raise errors.RegistrationConflict(msg, metadata={"reference": wanted.name, "fields": " ".join(differ)})
             return Change()
         for other in self.references.values():
+            if other.computation != wanted.computation and relayed_name(other.computation) == relayed_name(
+                wanted.computation
+            ):
+                msg = f"{wanted.computation} and {other.computation} would both be relayed as {relayed_name(wanted.computation)}: rename one of them"
+                raise errors.RegistrationConflict(msg, metadata={"reference": wanted.name, "other": other.name})
             shared = set(other.inputs) & set(wanted.inputs)
             if other.computation == wanted.computation and shared:
                 msg = f"{other.name} has the home input {min(shared)} already: the homes of one computation share none"
@@ -512,17 +578,21 @@ class References:
 
     def _advanced(self, found: Reference, region: str, told: Progress) -> Reference:
         self._check_owner(found, region, told.number)
+        _check_told(found, told.positions, told.digest)
         if told.life < found.life:
-            msg = f"{found.name}: the local incarnation {told.life} is older than {found.life}, which was told before"
+            msg = (
+                f"{found.name}: the local incarnation {told.life} is older than {found.life}, which was told before. Was the local authority "
+                f"set up anew? Then reset the computation there until its incarnation is {found.life}"
+            )
             raise errors.Rewound(msg, metadata={"reference": found.name})
         _check_batch(found, told)
         _check_tail(found, told)
         if found.life and told.life > found.life:
-            # It was reset at home, on purpose: another life, in which what was written off may be read.
-            found = replace(found, incarnation=found.incarnation + 1, published=MIN, write_offs=(), broken=())
+            # It was reset at home, on purpose: another life, in which what was written off may be read. Whether it is, an operator has to say.
+            found = replace(found, incarnation=found.incarnation + 1, published=MIN)
         if told.batch >= 0:
             found = replace(found, batch=told.batch, digest=told.digest, batch_number=found.number)
-        return replace(found, life=told.life, low=told.low, positions=told.positions or found.positions)
+        return replace(found, life=told.life, jumped=False, low=told.low, positions=told.positions or found.positions)
 
     def fenced(self, caller: Caller, name: str, number: int, sink: str, cut: str, now: int, position: int) -> Change:
         """The owner has raised its number at a sink, or knows where readers cut the lost region's topic."""
@@ -531,9 +601,15 @@ class References:
         self._check_confirmed(caller)
         found = self.get(name)
         self._check_owner(found, caller.region, number)
+        _check_told(found, (), cut)
         if sink not in {each.name for each in found.sinks}:
             raise _no(name, f"it has no sink {sink!r}", f"name one of {', '.join(each.name for each in found.sinks)}")
-        sinks = tuple(each._replace(fenced=number, cut=cut) if each.name == sink else each for each in found.sinks)
+        sinks = tuple(
+            each._replace(fenced=number, cut=cut or (each.cut if each.fenced == number else ""))
+            if each.name == sink
+            else each
+            for each in found.sinks
+        )
         return self._put(replace(found, sinks=sinks))
 
     # -- a planned move -------------------------------------------------------------------------------------------------
@@ -660,7 +736,7 @@ class References:
     def adopt(self, name: str, to: str, who: str, when: int, now: int) -> Change:
         """Give a reference to another region, because its owner is lost, or seems so.
 
-        Above the R of that region nothing is published until somebody has said what becomes of the rest.
+        Above what that region has, rows and outputs, nothing is published until somebody has said what becomes of the rest.
         """
         self._check_serving()
         found = self.get(name)
@@ -677,10 +753,15 @@ class References:
             return self._put(adopted)  # both have all of it, as after the claim that did not come
         if found.policy == LOCAL:
             # Also where R is ahead of L: what the lost region had accepted behind R is missing from what is published next.
-            broken = Broken(replica.replicated, max(replica.replicated, found.published), who, when)
-            adopted = replace(adopted, broken=(*found.broken, broken))
+            end = max(replica.frontier, found.published)
+            broken = Broken(replica.frontier, end, who, when, found.owner, found.incarnation)
+            same = [each for each in found.broken if each[-2:] == broken[-2:]]
+            if same:  # lost once more: one entry says both
+                start, end = min(each.start for each in (*same, broken)), max(each.end for each in (*same, broken))
+                broken = broken._replace(start=start, end=end)
+            adopted = replace(adopted, broken=(*(each for each in found.broken if each not in same), broken))
         else:
-            hold = Hold(replica.replicated, found.owner, replica.positions)
+            hold = Hold(replica.frontier, found.owner, replica.positions)
             if all(each.region != hold.region or each.at > hold.at for each in found.holds):
                 others = (each for each in found.holds if each.region != hold.region)
                 adopted = replace(adopted, holds=(*others, hold))
@@ -715,29 +796,43 @@ class References:
 
     def adopt_by_itself(self, name: str, to: str, when: int, now: int) -> Change:
         """Adopt what `adoptions` has offered, if it still does."""
-        return self.adopt(name, to, "automatic", when, now) if (name, to) in self.adoptions(now) else Change()
+        return self.adopt(name, to, AUTOMATIC, when, now) if (name, to) in self.adoptions(now) else Change()
 
     def write_off(self, name: str, who: str, when: int, region: str = "") -> Change:
-        """Give up what only a lost region may have, or all of them. What is published says so for as long as the incarnation lasts."""
+        """Give up what only a lost region may have, or all of them. What is published says so until `arrived` in a later incarnation."""
         self._check_serving()
         found = self.get(name)
         over, kept = _holds_of(found, region)
-        entries = tuple(WriteOff(each.region, each.positions, each.at, who, when) for each in over)
+        entries = tuple(WriteOff(each.region, each.positions, each.at, who, when, found.incarnation) for each in over)
         return self._publish(replace(found, holds=kept, write_offs=(*found.write_offs, *entries)))
 
     def arrived(self, name: str, now: int, region: str = "") -> Change:
-        """A lost region is back, and all that it had accepted is mirrored: nothing is given up."""
+        """A lost region is back, and all that it had accepted is mirrored: nothing is given up.
+
+        What was given up in an earlier incarnation is included as well by now, as far as the region had it.
+        """
         self._check_serving()
         found = self.get(name)
-        over, kept = _holds_of(found, region)
-        for each in over:
-            if self.is_suspect(each.region, now):
+        kept = replace(
+            found,
+            holds=tuple(each for each in found.holds if region not in ("", each.region)),
+            write_offs=tuple(each for each in found.write_offs if not _read_anew(found, each, each.source, region)),
+            broken=tuple(each for each in found.broken if not _read_anew(found, each, each.region, region)),
+        )
+        if kept == found:
+            if found.written_off:
+                fix = "reset the computation where it is owned, let it read them, and say so then"
+                raise _no(name, "windows were closed without these rows", fix)
+            _holds_of(found, region)
+        gone = {each.region for each in found.holds} - {each.region for each in kept.holds}
+        gone |= {each.source for each in found.write_offs if each not in kept.write_offs}
+        gone |= {each.region for each in found.broken if each not in kept.broken}
+        for each in sorted(gone):
+            if self.is_suspect(each, now):
                 raise _no(
-                    name,
-                    f"{each.region or 'its region'} is not heard of",
-                    "start its agent first, or write off what it has",
+                    name, f"{each or 'its region'} is not heard of", "start its agent first, or write off what it has"
                 )
-        return self._publish(replace(found, holds=kept))
+        return self._publish(kept)
 
     def allow_automatic(self, name: str, *, allowed: bool) -> Change:
         """Say whether it may be adopted without an operator. Raises RegionRefused where a sink does not fence."""
@@ -752,7 +847,7 @@ class References:
     def set_policy(self, name: str, policy: str) -> Change:
         """Say what is published: min(L, R), or L."""
         self._check_serving()
-        found = replace(self.get(name), policy=policy)
+        found = replace(self.get(name), policy=policy, decided=True)
         _check(found)
         return self._publish(found)
 
@@ -792,8 +887,12 @@ class References:
             raise errors.InvalidArgument(msg, metadata={"field": "regions"})
         return Change(store=Store(token, ENROLLING, "an operator recovers it", recovers or lost, expected, (), fenced))
 
-    def enrol(self, caller: Caller, records: Iterable[str], now: int) -> Change:
-        """A region tells what it was told last. When all have, numbers go on above the greatest of them."""
+    def enrol(self, caller: Caller, records: Mapping[str, str], now: int) -> Change:
+        """A region tells what it was told last, by reference. When all have, numbers go on above the greatest of them.
+
+        A record that cannot be read makes its reference a damaged one, whatever others have: it may have had the greatest number, and a hold
+        that nobody else knows. The rest of the region enrols.
+        """
         if self.store.state != ENROLLING:
             return Change()  # said again; what it has to do next is to confirm
         if caller.token not in (self.store.recovers, self.store.token):
@@ -803,17 +902,32 @@ class References:
             raise _no(caller.region, "the recovery does not name this region", "recover again, with all regions")
         self._listen(caller, now)
         best = dict(self.references)
-        for record in records:
-            told = decode(json.loads(record))
-            _check(told)
-            best[told.name] = _better(best.get(told.name), told)
-        store = self.store._replace(enrolled=tuple(sorted({*self.store.enrolled, caller.region})))
+        refused: dict[str, errors.LowwaterError] = {}
+        unread: dict[str, Any] = {}
+        for name, record in records.items():
+            try:
+                told = _enrolled(name, record)
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError, errors.InvalidArgument) as error:
+                what = f"the record that {caller.region} has of it cannot be read ({type(error).__name__}: {error})"
+                fix = f"stop the agent of {caller.region}, remove its --state folder, and recover with {caller.region} as --fenced"
+                refused[name], unread[name] = _no(name, what, fix), {"unread": what, "record": record}
+            else:
+                if told.number > self.forgotten.get(name, Tombstone(0, 0)).number:
+                    best[name] = _better(best.get(name), told)
+        spoiled = {*self.store.unread, *unread}
+        best = {name: each for name, each in best.items() if name not in spoiled}
+        store = self.store._replace(
+            enrolled=tuple(sorted({*self.store.enrolled, caller.region})), unread=tuple(sorted(spoiled))
+        )
         if set(store.enrolled) >= set(store.expected):
             # Above the greatest that anybody has; of an absent region one may be missing.
             more = 1 + GAP * len(store.fenced)
-            best = {name: replace(each, number=each.number + more, life=0, move=None) for name, each in best.items()}
+            best = {name: replace(each, number=each.number + more, move=None) for name, each in best.items()}
+            if self.store.fenced:
+                best = {name: _jumped(each) for name, each in best.items()}
             store = Store(store.token, recovers=store.recovers)
-        return Change(tuple(each for each in best.values() if each != self.references.get(each.name)), store=store)
+        put = tuple(each for each in best.values() if each != self.references.get(each.name))
+        return Change(put, store=store, unread=unread, refused=refused)
 
     # -- inside ---------------------------------------------------------------------------------------------------------
 
@@ -902,7 +1016,10 @@ class References:
     def _owned_by(self, found: Reference, region: str) -> Reference:
         """Return the record under its next owner. What it publishes stays; what only the owner could tell is unknown again."""
         replicas = tuple(each for each in found.replicas if each.region != region)
-        return replace(found, owner=region, number=found.number + 1, life=0, low=MIN, move=None, replicas=replicas)
+        owned = replace(found, owner=region, number=found.number + 1, move=None, replicas=replicas)
+        if found.owner == region:
+            return owned  # as after a move that was not claimed: it goes on, and a reset of it is to be seen
+        return replace(owned, life=0, jumped=False, low=MIN)
 
     def adopted(self, name: str, now: int) -> None:
         """Remember when it was adopted, for whoever asks whether that was lately."""
@@ -951,10 +1068,27 @@ def _check(wanted: Reference) -> None:
             "a replica needs a second region; or take local",
         ),
         (len({each.name for each in wanted.sinks}) < len(wanted.sinks), "sinks", "name each once"),
+        (
+            any(not each.name or len(each.name) > MOST_NAME or not each.name.isprintable() for each in wanted.sinks),
+            "sinks",
+            "give each a name",
+        ),
+        *(
+            (len(getattr(wanted, name)) > MOST_EACH, name, f"name at most {MOST_EACH}")
+            for name in ("inputs", "regions", "sinks")
+        ),
     )
     for wrong, name, fix in problems:
         if wrong:
             raise errors.InvalidArgument(f"{name}: {fix}", metadata={"field": name, "fix": fix})
+
+
+def _check_told(found: Reference, positions: tuple[Position, ...], *texts: str) -> None:
+    """Raise RegionRefused for more than all regions can be told once a second."""
+    texts += tuple(text for place in positions for text in place[:2])
+    if len(positions) > MOST_POSITIONS or any(len(each) > MOST_TEXT for each in texts):
+        what = f"more than {MOST_POSITIONS} positions, or a text of more than {MOST_TEXT} characters"
+        raise _no(found.name, f"{what} was told", "tell less, or divide it into several references")
 
 
 def _check_batch(found: Reference, told: Progress) -> None:
@@ -975,6 +1109,8 @@ def _check_tail(found: Reference, told: Progress) -> None:
     if found.life and told.life > found.life:
         return
     for entry in found.write_offs:
+        if entry.incarnation < found.incarnation:
+            continue
         ends = {place[:3]: place.offset for place in entry.positions}
         for place in told.positions:
             if place.offset > ends.get(place[:3], MAX):
@@ -999,10 +1135,16 @@ def _with_replica(found: Reference, replica: Replica) -> Reference:
     """Return a record with what a region has. Raises RegionRefused when it is none that keeps a replica."""
     if replica.region not in found.regions:
         raise _no(found.name, f"{replica.region} is none of its regions", "register it with all of them")
+    _check_told(found, replica.positions)
     if replica.region == found.owner:
         return found
     others = (each for each in found.replicas if each.region != replica.region)
     return replace(found, replicas=tuple(sorted((*others, replica))))
+
+
+def _read_anew(found: Reference, entry: WriteOff | Broken, lost: str, region: str) -> bool:
+    """Whether an operator's word that a region's rows, or all, are here may be taken for what was given up: not where windows closed without them."""
+    return region in ("", lost) and entry.incarnation < found.incarnation
 
 
 def _holds_of(found: Reference, region: str) -> tuple[list[Hold], tuple[Hold, ...]]:
@@ -1015,6 +1157,25 @@ def _holds_of(found: Reference, region: str) -> tuple[list[Hold], tuple[Hold, ..
             "there is nothing to decide: adopt first",
         )
     return over, tuple(each for each in found.holds if each not in over)
+
+
+def _enrolled(name: str, record: str) -> Reference:
+    """Return a record that a region has kept. Raises as decode does, and InvalidArgument."""
+    told = decode(json.loads(record))
+    _check(told)
+    if told.name != name:
+        raise ValueError(f"it is called {told.name}")
+    return told
+
+
+def _jumped(found: Reference) -> Reference:
+    """Return a record whose number jumps so far that the owner begins its own computation anew.
+
+    That reset is not meant for those who read it; any other one is, and begins a new incarnation. After several jumps that the owner
+    has not heard of it makes one reset.
+    """
+    life = found.life + 1 if found.life and not found.jumped else found.life
+    return replace(found, life=life, jumped=True, low=MIN)
 
 
 def _better(known: Reference | None, told: Reference) -> Reference:

@@ -24,9 +24,10 @@ from lowwater._pb.lowwater.v1 import regions_pb2 as pb
 from lowwater._pb.lowwater.v1 import regions_pb2_grpc
 from lowwater._server.logging import FORMATS, set_up
 from lowwater.aio import Client
-from lowwater.cli.arguments import CommandParser, parse_duration
+from lowwater.cli.arguments import CommandParser
 from lowwater_authority.regions.agent import FATAL, RegionAgent, Told
-from lowwater_authority.regions.config import BadConfig, StateFolder, read_config
+from lowwater_authority.regions.config import BadConfig, StateFolder, positive_duration, read_config
+from lowwater_authority.regions.references import MOST_POSITIONS, MOST_TEXT
 
 EXAMPLES: Final = """\
 examples:
@@ -77,7 +78,7 @@ def parser() -> CommandParser:
     )
     parse.add_argument("--listen", default="127.0.0.1:7440", help="HOST:PORT for pipelines (default: %(default)s)")
     parse.add_argument(
-        "--every", metavar="T", type=parse_duration, default=1.0, help="between two reports (default: 1s)"
+        "--every", metavar="T", type=positive_duration, default=1.0, help="between two reports (default: 1s)"
     )
     parse.add_argument(
         "--ca", default="", metavar="PEM", help="certificates to trust, of both authorities; turns TLS on"
@@ -165,7 +166,8 @@ def application(agent: RegionAgent) -> web.Application:
         return web.json_response(agent.status())
 
     async def token(request: web.Request) -> web.Response:
-        view = agent.owned(request.query.get("reference", ""))
+        reference = request.query.get("reference", "")
+        view = await agent.asked(reference) if request.query.get("fresh") else agent.owned(reference)
         told = {
             "number": view.number,
             "reference": view.name,
@@ -189,12 +191,16 @@ def application(agent: RegionAgent) -> web.Application:
 
     async def mirrored(request: web.Request) -> web.Response:
         reference, told, _ = await _told(request)
-        agent.mirrored[reference] = told.positions
+        agent.mirrors(reference, told.positions)
         return web.json_response({})
 
     async def raised(request: web.Request) -> web.Response:
         reference, told, body = await _told(request)
-        await agent.raised(reference, told.number, str(body["sink"]), str(body.get("cut", "")))
+        sink, cut = body.get("sink"), body.get("cut", "")
+        if not isinstance(sink, str) or not isinstance(cut, str) or len(cut) > MOST_TEXT:
+            msg = "the request makes no sense: give sink, and cut, as short texts"
+            raise errors.InvalidArgument(msg)
+        await agent.raised(reference, told.number, sink, cut)
         return web.json_response({})
 
     made.add_routes([web.get("/", status), web.get("/token", token), web.post("/committed", committed)])
@@ -217,8 +223,15 @@ async def _told(request: web.Request) -> tuple[str, Told, dict[str, Any]]:
             positions,
             bool(body.get("stopped")),
         )
-        return str(body["reference"]), told, body
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        # What does not fit would end the reports of all references.
+        pb.ReferenceProgress(number=told.number, batch=told.batch, digest=told.digest)
+        texts = [told.digest, *(text for place in positions for text in (place.cluster, place.topic))]
+        if len(positions) > MOST_POSITIONS or max(map(len, texts)) > MOST_TEXT:
+            raise ValueError(f"more than {MOST_POSITIONS} positions, or a text of more than {MOST_TEXT} characters")
+        if not isinstance(body["reference"], str):
+            raise TypeError("reference is no text")
+        return body["reference"], told, body
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         msg = f"the request makes no sense ({error!r})"
         raise errors.InvalidArgument(msg) from None
 

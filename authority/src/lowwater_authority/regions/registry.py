@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from lowwater import errors
@@ -22,7 +23,7 @@ from lowwater_authority.journal.contract import (
     JournalLost,
     JournalUnknown,
 )
-from lowwater_authority.regions.references import References
+from lowwater_authority.regions.references import AUTOMATIC, References
 
 if TYPE_CHECKING:
     from lowwater_authority.journal.contract import Journal
@@ -76,6 +77,8 @@ class Registry:
         self._behind = 0
         self._lock = asyncio.Lock()
         self._changes: set[asyncio.Task[Change]] = set()
+        self._begun: set[asyncio.Task[Change]] = set()
+        """Those that have had the lock."""
 
     async def open(self) -> None:
         """Take the log, and read it. Raises JournalError."""
@@ -104,13 +107,18 @@ class Registry:
     async def change(self, plan: Plan) -> Change:
         """Plan a change, make it durable, take it over. What the plan raises is raised, and nothing was changed.
 
-        A caller that goes away meanwhile ends nothing: what was begun is finished. Raises JournalFailed, Unavailable.
+        A caller that goes away meanwhile ends nothing: what was begun is finished. What waits behind others is not begun any more: while the
+        store is away it would be done hours later, for nobody. Raises JournalFailed, Unavailable.
         """
         running = asyncio.create_task(self._change(plan))
         self._changes.add(running)
         running.add_done_callback(self._over)
         try:
             return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            if running not in self._begun:
+                running.cancel()
+            raise
         except JournalFailed as error:
             raise errors.JournalFailed(f"the store of the global authority has refused a write: {error}") from error
         except JournalError as error:
@@ -119,6 +127,7 @@ class Registry:
     def _over(self, change: asyncio.Task[Change]) -> None:
         """What has failed is told to whoever asked; nobody may be there any more."""
         self._changes.discard(change)
+        self._begun.discard(change)
         if not change.cancelled():
             change.exception()
 
@@ -127,6 +136,10 @@ class Registry:
             if self.stopping or (self.ended is not None and self.ended.done()):
                 msg = "this global authority is stopping"
                 raise errors.ShuttingDown(msg)
+            running = asyncio.current_task()
+            assert running is not None
+            self._begun.add(running)
+            since = self.monotonic()
             try:
                 refusal: errors.LowwaterError | None = None
                 change: Change | None = None
@@ -145,6 +158,8 @@ class Registry:
             except JournalError as error:
                 self._end(error)
                 raise
+            finally:
+                self.references.held_up(since, self.monotonic())
         if change is None:
             assert refusal is not None
             raise refusal
@@ -162,7 +177,7 @@ class Registry:
                     await self.journal.confirm([LOG])
                 else:
                     entry = Entry(LOG, self.position + 1, record, strong=True)
-                    await self._until_known(lambda entry=entry: self.journal.append([entry]))  # type: ignore[misc]
+                    await self._until_known(partial(self.journal.append, [entry]))
                     self.position += 1
                     self._behind += 1
             except JournalLost as error:
@@ -170,17 +185,17 @@ class Registry:
                     "%s; putting it back from memory", error, extra=event("store_lost_records", reason=str(error))
                 )
                 payload = self.references.snapshot()
-                await self._until_known(lambda payload=payload: self.journal.restore(LOG, self.position + 1, payload))  # type: ignore[misc]
+                await self._until_known(partial(self.journal.restore, LOG, self.position + 1, payload))
                 self.position, self._behind = self.position + 1, 0
             else:
                 return
 
-    async def _until_known(self, write: Callable[[], object]) -> None:
+    async def _until_known(self, write: Callable[[], Awaitable[object]]) -> None:
         """Repeat a write of unknown outcome as it is; nothing is shown meanwhile."""
         backoff = Backoff(*RETRY_SECONDS)
         while True:
             try:
-                await write()  # type: ignore[misc]
+                await write()
             except JournalUnknown as error:
                 if self.stopping:
                     raise
@@ -224,7 +239,7 @@ class Registry:
             told = suspect
             for name, to in core.adoptions(now):
                 try:
-                    await self.adopt(name, to, "automatic")
+                    await self.adopt(name, to, AUTOMATIC)
                 except errors.LowwaterError as error:
                     log.warning(
                         "%s is not adopted: %s",
@@ -235,7 +250,7 @@ class Registry:
 
     async def adopt(self, name: str, to: str, who: str) -> None:
         """Give a reference to another region. Raises as References.adopt."""
-        if who == "automatic":  # what was seen may have changed while others had the lock
+        if who == AUTOMATIC:  # what was seen may have changed while others had the lock
             change = await self.change(lambda core: core.adopt_by_itself(name, to, self.clock(), self.monotonic()))
         else:
             change = await self.change(lambda core: core.adopt(name, to, who, self.clock(), self.monotonic()))

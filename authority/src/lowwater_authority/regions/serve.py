@@ -10,24 +10,23 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from lowwater._core.events import event
 from lowwater._pb.lowwater.v1 import regions_pb2_grpc
 from lowwater._server.logging import FORMATS, set_up
 from lowwater.cli.arguments import CommandParser, parse_duration
 from lowwater_authority import serve as local
-from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.journal import Journal, JournalError, SqliteJournal
 from lowwater_authority.ops.metrics import Metrics
+from lowwater_authority.regions.config import positive_duration
+from lowwater_authority.regions.figures import ReferenceFigures
 from lowwater_authority.regions.registry import Registry
 from lowwater_authority.rpc.health import HealthServicer
 from lowwater_authority.rpc.interceptors import Decoding, Timing
@@ -80,7 +79,7 @@ def parser() -> CommandParser:
     parse.add_argument(
         "--suspect-after",
         metavar="T",
-        type=parse_duration,
+        type=positive_duration,
         default=30.0,
         help="a region that is silent for so long is suspect; nothing moves by that (default: 30s)",
     )
@@ -168,7 +167,7 @@ async def serve(args: argparse.Namespace) -> int:
         regions_pb2_grpc.add_RegionServiceServicer_to_server(RegionServicer(registry), server)
         health = HealthServicer((SERVICE,))
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
-        metrics.registry.register(_Figures(registry))
+        metrics.registry.register(ReferenceFigures(registry))
         endpoint = local.endpoint_of(args, certificates, metrics, door)
         await server.start()
         if endpoint is not None:
@@ -204,45 +203,3 @@ async def serve(args: argparse.Namespace) -> int:
         await registry.close()
     log.info("stopped", extra=event("stopped"))
     return code
-
-
-class _Figures(Collector):
-    """What a scrape reads of the references."""
-
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-
-    def collect(self) -> Iterator[Metric]:
-        """Read them, on whatever thread this is."""
-        core, now = self._registry.references, self._registry.monotonic()
-        labels = ("reference", "region")
-        families = {
-            "published": GaugeMetricFamily(
-                "lowwater_reference_published_seconds",
-                "What is published of a reference, by its owner; absent while unknown or finished.",
-                labels=labels,
-            ),
-            "number": GaugeMetricFamily(
-                "lowwater_reference_adoption_number", "The adoption number of its owner.", labels=labels
-            ),
-            "suspect": GaugeMetricFamily(
-                "lowwater_reference_suspect", "1 while its owner is silent for too long.", labels=labels
-            ),
-            "holds": GaugeMetricFamily(
-                "lowwater_reference_holds", "Lost regions for which it holds until an operator decides.", labels=labels
-            ),
-            "written_off": GaugeMetricFamily(
-                "lowwater_reference_written_off",
-                "1 when rows were written off or broken in its incarnation.",
-                labels=labels,
-            ),
-        }
-        for each in list(core.references.values()):
-            told = (each.name, each.owner)
-            if MIN < each.published < MAX:
-                families["published"].add_metric(told, each.published / 1e6)
-            families["number"].add_metric(told, each.number)
-            families["suspect"].add_metric(told, core.is_suspect(each.owner, now))
-            families["holds"].add_metric(told, len(each.holds))
-            families["written_off"].add_metric(told, each.written_off)
-        yield from families.values()

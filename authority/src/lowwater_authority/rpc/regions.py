@@ -13,8 +13,10 @@ from lowwater._core.events import event
 from lowwater._pb.lowwater.v1 import regions_pb2 as pb
 from lowwater._pb.lowwater.v1 import regions_pb2_grpc
 from lowwater_authority.regions.references import (
+    AUTOMATIC,
     LOCAL,
     MOST_NAME,
+    MOST_REFERENCES,
     REPLICATED,
     SERVING,
     Agent,
@@ -166,15 +168,10 @@ class RegionServicer(regions_pb2_grpc.RegionServiceServicer):
     @_refusing
     async def Enrol(self, request: pb.EnrolRequest, context: Context) -> pb.RegionResponse:  # noqa: N802
         """Take back what a region was told."""
-        who, records = _caller(request), list(request.records)
-
-        def plan(core: References, now: int, _: int) -> Change:
-            try:
-                return core.enrol(who, records, now)
-            except (ValueError, TypeError, KeyError, RecursionError) as error:
-                raise bad_field("records", f"cannot be read ({error})", "send them as they came") from None
-
-        return await self._region(who, plan)
+        who, records = _caller(request), dict(request.records)
+        if len(records) > MOST_REFERENCES:
+            raise bad_field("records", f"has more than {MOST_REFERENCES}", "send each once")
+        return await self._region(who, lambda core, now, _: core.enrol(who, records, now))
 
     @_refusing
     async def ListReferences(self, request: pb.ListReferencesRequest, context: Context) -> pb.ListReferencesResponse:  # noqa: N802
@@ -195,6 +192,8 @@ class RegionServicer(regions_pb2_grpc.RegionServiceServicer):
         who = request.who or "somebody"
         if len(who) > MOST_NAME or not who.isprintable():
             raise bad_field("who", "is no name", f"use at most {MOST_NAME} printable characters")
+        if who == AUTOMATIC:
+            raise bad_field("who", f"is {AUTOMATIC!r}", "say who decides: by itself is something else")
         log.warning(
             "%s decides: %s of %s",
             who,

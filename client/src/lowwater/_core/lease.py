@@ -166,6 +166,7 @@ class LeaseState:
         self._waiting_for = ""
         self._pending: Histogram | None = None
         self.whole_mass: Mass | None = None
+        self.whole_lateness: Lateness | None = None
         """Of a slice: what is told in place of what is counted here."""
         self._recent = RecentSlots()
         self.arrivals: Arrivals | None = Arrivals(budgets) if budgets else None
@@ -264,7 +265,7 @@ class LeaseState:
         mass = self._mass()
         if mass == self._sent_mass:
             mass = None
-        late = self.arrivals.told() if self.arrivals is not None else None
+        late = self._lateness()
         if late == self._sent_lateness:
             late = None
         handles = self._changed()
@@ -283,7 +284,7 @@ class LeaseState:
         if self._sent is None or self.lost_all or len(self.lost) == self.count:
             return None
         unsent = (self._pending is not None and self._sent_mass is None) or (
-            self.arrivals is not None and self._sent_lateness is None and self.arrivals.told() is not None
+            self._sent_lateness is None and self._lateness() is not None
         )
         if self._last_refusal is not None or unsent:
             self._retry()
@@ -343,6 +344,11 @@ class LeaseState:
         # Together at most what the authority takes of one claim.
         recent = min(self._recent.total, max(0, MOST_RECORDS - sum(counts)))
         return Mass(tuple(starts), tuple(counts), recent, self._fold.frontiers)
+
+    def _lateness(self) -> Lateness | None:
+        if self.whole_lateness is not None:
+            return self.whole_lateness
+        return self.arrivals.told() if self.arrivals is not None else None
 
     def _group(self, handles: Handles[int] | None, mass: Mass | None, late: Lateness | None = None) -> GroupState:
         assert self._sent is not None

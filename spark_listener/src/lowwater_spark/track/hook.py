@@ -105,6 +105,8 @@ class Hook:
     _running: _Running | None = field(default=None, init=False)
     _now: tuple[int, float] = field(default=(MIN, 0.0), init=False)
     """The clock of the newest batch, microseconds, and when that was by a clock that is never set, seconds."""
+    _noted: int = field(default=-1, init=False)
+    """The batch that this is the clock of."""
     _swept: set[Location] = field(default_factory=set, init=False)
     _removals: dict[Path, Removal] = field(default_factory=dict, init=False)
     _topics: dict[Path, KafkaOut] = field(default_factory=dict, init=False)
@@ -442,7 +444,7 @@ class Hook:
         return max(int(self.wall() * 1_000_000), before + int(passed * 1_000_000))
 
     def _note(self, entry: BatchEntry) -> None:
-        self._now = max(self._now[0], entry.now), self.elapsed()
+        self._now, self._noted = (max(self._now[0], entry.now), self.elapsed()), entry.batch
 
     def _begin(self, number: int) -> _Running:
         """Choose W for the batch and make it durable, together with the plan that it was chosen for."""
@@ -465,6 +467,8 @@ class Hook:
                     part.follow_wanted(number, digest)
                 self.probe("laid out", number)
             layouts = {part.place.name: part.keyed.layout for part in self.run.parts if part.keyed.layout.version}
+            if self._noted < number - 1 and (before := entries.read(number - 1)) is not None:
+                self._note(before)  # another run has gone on between this one's first look and its first batch
             entry, replayed = entries.begin(BatchEntry(number, digest, chosen, promised, layouts, self._clock()))
             for part in self.run.parts:
                 part.follow_logged(entry.layouts, number, digest)

@@ -52,15 +52,22 @@ class _DecisionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     DECISION_CANCEL_MOVE: _Decision.ValueType  # 3
     """It is taken back, before the release."""
     DECISION_WRITE_OFF: _Decision.ValueType  # 4
-    """What only a lost region has is given up. How many rows that is nobody knows."""
+    """What only a lost region has is given up. How many rows that is nobody knows.
+    What is published says so (written_off) until the computation was reset, has
+    read them, and an operator says ARRIVED. A reset alone does not say it.
+    """
     DECISION_ARRIVED: _Decision.ValueType  # 5
-    """What the lost region had is all here: nothing is given up."""
+    """What the lost region had is all here: nothing is given up. What was given up
+    in an earlier incarnation has been read by now; in this one it is refused.
+    """
     DECISION_ALLOW_AUTOMATIC: _Decision.ValueType  # 6
-    """It may be adopted without an operator; or not any more."""
+    """It may be adopted without an operator."""
     DECISION_FORBID_AUTOMATIC: _Decision.ValueType  # 7
+    """It may not any more."""
     DECISION_REPLICATED: _Decision.ValueType  # 8
-    """What is published is min(L, R), or L."""
+    """What is published is min(L, R, the frontier of the outputs' replica)."""
     DECISION_LOCAL: _Decision.ValueType  # 9
+    """What is published is L."""
     DECISION_FORGET: _Decision.ValueType  # 10
     """The reference is taken out. Its numbers go on, should it be registered again."""
 
@@ -78,15 +85,22 @@ DECISION_MOVE: Decision.ValueType  # 2
 DECISION_CANCEL_MOVE: Decision.ValueType  # 3
 """It is taken back, before the release."""
 DECISION_WRITE_OFF: Decision.ValueType  # 4
-"""What only a lost region has is given up. How many rows that is nobody knows."""
+"""What only a lost region has is given up. How many rows that is nobody knows.
+What is published says so (written_off) until the computation was reset, has
+read them, and an operator says ARRIVED. A reset alone does not say it.
+"""
 DECISION_ARRIVED: Decision.ValueType  # 5
-"""What the lost region had is all here: nothing is given up."""
+"""What the lost region had is all here: nothing is given up. What was given up
+in an earlier incarnation has been read by now; in this one it is refused.
+"""
 DECISION_ALLOW_AUTOMATIC: Decision.ValueType  # 6
-"""It may be adopted without an operator; or not any more."""
+"""It may be adopted without an operator."""
 DECISION_FORBID_AUTOMATIC: Decision.ValueType  # 7
+"""It may not any more."""
 DECISION_REPLICATED: Decision.ValueType  # 8
-"""What is published is min(L, R), or L."""
+"""What is published is min(L, R, the frontier of the outputs' replica)."""
 DECISION_LOCAL: Decision.ValueType  # 9
+"""What is published is L."""
 DECISION_FORGET: Decision.ValueType  # 10
 """The reference is taken out. Its numbers go on, should it be registered again."""
 Global___Decision: typing_extensions.TypeAlias = Decision
@@ -345,7 +359,8 @@ class ReferenceView(google.protobuf.message.Message):
     """Up to where all that any region has accepted is included."""
     written_off: builtins.bool
     """Whether rows were written off, or were lost after they had counted as
-    complete. Whoever reads it is tainted by that.
+    complete. Whoever reads it is tainted by that, until the computation was
+    reset, has read them, and an operator says ARRIVED.
     """
     complete_of: builtins.str
     """Of what it is complete, for people."""
@@ -358,8 +373,9 @@ class ReferenceView(google.protobuf.message.Message):
     move_step: builtins.str
     """wanted, stopped, arrived or released."""
     batch: builtins.int
-    """The last batch, its digest, and where the sources are read on."""
+    """The last batch."""
     digest: builtins.str
+    """Of that batch."""
     automatic: builtins.bool
     """Whether it may be adopted without an operator."""
     record: builtins.str
@@ -379,7 +395,9 @@ class ReferenceView(google.protobuf.message.Message):
         """Regions for whose rows it holds."""
 
     @property
-    def positions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SourcePosition]: ...
+    def positions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SourcePosition]:
+        """Where the sources are read on."""
+
     @property
     def sinks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ReferenceSink]:
         """The sinks."""
@@ -671,8 +689,9 @@ class FenceRequest(google.protobuf.message.Message):
     SINK_FIELD_NUMBER: builtins.int
     CUT_FIELD_NUMBER: builtins.int
     reference: builtins.str
-    """The reference, and the number by which the caller owns it."""
+    """The reference."""
     number: builtins.int
+    """By which the caller owns it."""
     sink: builtins.str
     """The sink."""
     cut: builtins.str
@@ -733,8 +752,9 @@ class ArriveRequest(google.protobuf.message.Message):
     BATCH_FIELD_NUMBER: builtins.int
     DIGEST_FIELD_NUMBER: builtins.int
     batch: builtins.int
-    """The batch of that state, and its digest."""
+    """The batch of that state."""
     digest: builtins.str
+    """Of that batch."""
     @property
     def caller(self) -> Global___RegionCaller:
         """Who asks."""
@@ -767,8 +787,9 @@ class ReleaseReferenceRequest(google.protobuf.message.Message):
     NUMBER_FIELD_NUMBER: builtins.int
     DIGEST_FIELD_NUMBER: builtins.int
     reference: builtins.str
-    """The reference, and the number by which the caller owns it."""
+    """The reference."""
     number: builtins.int
+    """By which the caller owns it."""
     digest: builtins.str
     """Of the batch at which it stopped."""
     @property
@@ -801,17 +822,21 @@ class ClaimReferenceRequest(google.protobuf.message.Message):
     DIGEST_FIELD_NUMBER: builtins.int
     POSITIONS_FIELD_NUMBER: builtins.int
     reference: builtins.str
-    """The reference, and the number that was released."""
+    """The reference."""
     number: builtins.int
+    """That was released."""
     batch: builtins.int
     """The state from which it goes on."""
     digest: builtins.str
+    """Of that batch."""
     @property
     def caller(self) -> Global___RegionCaller:
         """Who asks."""
 
     @property
-    def positions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SourcePosition]: ...
+    def positions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SourcePosition]:
+        """Where the sources are read on."""
+
     def __init__(
         self,
         *,
@@ -833,6 +858,22 @@ class EnrolRequest(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class RecordsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     CALLER_FIELD_NUMBER: builtins.int
     RECORDS_FIELD_NUMBER: builtins.int
     @property
@@ -840,14 +881,17 @@ class EnrolRequest(google.protobuf.message.Message):
         """Who asks; store_token is that of the store which was lost."""
 
     @property
-    def records(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """ReferenceView.record of each."""
+    def records(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """By reference ReferenceView.record. One that cannot be read is among
+        RegionResponse.refused: its reference is damaged until the next Recover,
+        and the others enrol.
+        """
 
     def __init__(
         self,
         *,
         caller: Global___RegionCaller | None = ...,
-        records: collections.abc.Iterable[builtins.str] | None = ...,
+        records: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["caller", b"caller"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["caller", b"caller", "records", b"records"]) -> None: ...

@@ -124,7 +124,8 @@ class RegionServiceServicer(object):
     def RegisterReference(self, request, context):
         """Makes references known. A repeat is harmless; another definition is refused
         with REGISTRATION_CONFLICT, and so is a home input that another reference of
-        the computation has.
+        the computation has. Once an operator has decided on the policy, the one that
+        is registered says nothing any more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

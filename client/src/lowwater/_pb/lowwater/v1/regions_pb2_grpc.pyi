@@ -355,7 +355,8 @@ class RegionServiceStub(typing.Generic[_RegionServiceConfirmType, _RegionService
     RegisterReference: _RegionServiceRegisterReferenceType
     """Makes references known. A repeat is harmless; another definition is refused
     with REGISTRATION_CONFLICT, and so is a home input that another reference of
-    the computation has.
+    the computation has. Once an operator has decided on the policy, the one that
+    is registered says nothing any more.
     """
 
     Report: _RegionServiceReportType
@@ -478,7 +479,8 @@ class RegionServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[lowwater._pb.lowwater.v1.regions_pb2.RegionResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.regions_pb2.RegionResponse]]:
         """Makes references known. A repeat is harmless; another definition is refused
         with REGISTRATION_CONFLICT, and so is a home input that another reference of
-        the computation has.
+        the computation has. Once an operator has decided on the policy, the one that
+        is registered says nothing any more.
         """
 
     @abc.abstractmethod

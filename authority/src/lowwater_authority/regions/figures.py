@@ -1,0 +1,85 @@
+"""The figures of the global authority, as one scrape reads them from the references and from who was heard of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client.registry import Collector
+
+from lowwater.prometheus import Figure
+from lowwater_authority.core.times import MAX, MIN
+from lowwater_authority.regions.references import SERVING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prometheus_client.metrics_core import Metric
+
+    from lowwater_authority.regions.registry import Registry
+
+
+def _reference(name: str, says: str) -> Figure:
+    return Figure("gauge", f"lowwater_reference_{name}", says, ("reference", "region"))
+
+
+PUBLISHED: Final = _reference("published_timestamp_seconds", "What is published of a reference, while it is a time.")
+NUMBER: Final = _reference("adoption_number", "The adoption number of its owner.")
+SUSPECT: Final = _reference("suspect", "1 while its owner is silent for too long, or nobody is known to be it.")
+HOLDS: Final = _reference("holds", "Lost regions for which it holds until an operator decides.")
+WRITTEN_OFF: Final = _reference(
+    "written_off", "1 when rows were written off or broken, and nobody has said since that they arrived."
+)
+REGION_HEARD: Final = Figure(
+    "gauge",
+    "lowwater_region_heard_timestamp_seconds",
+    "When the agent of a region was heard of last; absent before that, since the start.",
+    ("region",),
+)
+REGION_SUSPECT: Final = Figure(
+    "gauge", "lowwater_region_suspect", "1 while a region is silent for too long.", ("region",)
+)
+DAMAGED: Final = Figure("gauge", "lowwater_damaged_references", "References whose record cannot be read.")
+SERVES: Final = Figure(
+    "gauge", "lowwater_global_serving", "0 while the store has to be recovered, and nobody is answered."
+)
+
+FIGURES: Final = (
+    PUBLISHED,
+    NUMBER,
+    SUSPECT,
+    HOLDS,
+    WRITTEN_OFF,
+    REGION_HEARD,
+    REGION_SUSPECT,
+    DAMAGED,
+    SERVES,
+)
+"""As docs/metrics.md has them. ``region`` of a reference is its owner."""
+
+
+class ReferenceFigures(Collector):
+    """What a scrape reads of the references, on whatever thread it is."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        """Read them all; O(references + regions)."""
+        core, now, date = self._registry.references, self._registry.monotonic(), self._registry.clock()
+        families = {figure: figure.family() for figure in FIGURES}
+        references, sessions = list(core.references.values()), dict(core.sessions)
+        for each in references:
+            told = (each.name, each.owner)
+            if MIN < each.published < MAX:
+                families[PUBLISHED].add_metric(told, each.published / 1e6)
+            families[NUMBER].add_metric(told, each.number)
+            families[SUSPECT].add_metric(told, core.is_suspect(each.owner, now))
+            families[HOLDS].add_metric(told, len(each.holds))
+            families[WRITTEN_OFF].add_metric(told, each.written_off)
+        for region in sorted({*sessions, *(region for each in references for region in each.regions)}):
+            if region in sessions:
+                families[REGION_HEARD].add_metric((region,), (date - (now - sessions[region].heard)) / 1e6)
+            families[REGION_SUSPECT].add_metric((region,), core.is_suspect(region, now))
+        families[DAMAGED].add_metric((), len(core.damaged))
+        families[SERVES].add_metric((), core.store.state == SERVING)
+        yield from families.values()

@@ -1,0 +1,150 @@
+"""``make demo-regions``: a region is killed at random points of its work, the other one takes over, and every closed hour is what was promised."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.result import Result, Spread, machine
+from examples.regions.answer import ARRIVED, MOVE, WRITE_OFF, Run, Take, wrong
+from examples.regions.world import SUSPECT_AFTER, run
+from examples.session import clear
+
+STEPS: Final = {
+    "adopted": "the operator's adoption is taken, or the move has ended",
+    "raised": "the next owner has raised its number in the sink",
+    "committed": "the next owner has committed by it",
+    "returned": "the lost region is started again",
+    "decided": "the operator has decided about what only the lost region had",
+    "above": "the next owner has closed an hour above R",
+    "published": "readers are told of more than R: of two regions, the lost one has to be back and keep a replica",
+}
+"""Of a take-over, counted from the kill, seconds."""
+
+
+IN_ONE: Final = 3
+"""Take-overs in one world at most."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Kill the region that owns a reference, again and again, and move from it as planned; compare every hour, and say how long each step took."""
+    parser = argparse.ArgumentParser(prog="python -m examples.regions", description=main.__doc__)
+    parser.add_argument("--out", type=Path, default=Path("build/regions"), help="files of the runs")
+    parser.add_argument("--kills", type=int, default=2, help="how often a region is killed (default: %(default)s)")
+    parser.add_argument("--moves", type=int, default=1, help="planned moves (default: %(default)s)")
+    parser.add_argument("--seed", type=int, help="of the first world; the others count on from it. At random without")
+    parser.add_argument("--json", type=Path, help="append a line for each take-over to this file")
+    parser.add_argument(
+        "--sum", type=Path, help="run nothing; sum up the lines of such a file, as those of a benchmark"
+    )
+    options = parser.parse_args(arguments)
+    if options.sum is not None:
+        return summed(options.sum)
+    out = options.out.resolve()
+    clear(out, "regions", parser)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # so that all processes end with this one
+    seed = options.seed if options.seed is not None else time.time_ns() % 1_000_000
+    print(f"seed {seed}; a region is suspect after {SUSPECT_AFTER}, and the operator adopts then\n", flush=True)
+    told: list[dict[str, Any]] = []
+    bad = 0
+    for number, hows in enumerate(worlds(options.kills, options.moves)):
+        began = time.monotonic()
+        found = run(out / str(number), hows, seed + number)
+        bad += report(found, time.monotonic() - began)
+        lines = [line(found, take) for take in found.takes]
+        told += lines
+        if options.json is not None:
+            with options.json.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(each) + "\n" for each in lines)
+        shutil.rmtree(out / str(number))
+    for result in figures(told):
+        print(result.text())
+    if bad:
+        print(f"\nWRONG: {bad} problems")
+        return 1
+    print(f"\nevery closed hour is what was promised, over {len(told)} take-overs")
+    return 0
+
+
+def worlds(kills: int, moves: int) -> list[list[str]]:
+    """Return the take-overs of each world. The last kill of a world is written off, which nobody returns from within it.
+
+    >>> worlds(5, 1)
+    [['moved', 'arrived', 'written off'], ['arrived', 'arrived', 'written off']]
+    """
+    plan = [MOVE] * moves + [ARRIVED] * kills
+    found = [plan[first : first + IN_ONE] for first in range(0, len(plan), IN_ONE)]
+    return [[*each[:-1], WRITE_OFF] if each[-1] == ARRIVED else each for each in found]
+
+
+def line(found: Run, take: Take) -> dict[str, Any]:
+    """Return what is kept of a take-over."""
+    return {
+        "example": "regions",
+        "how": take.how,
+        "seed": found.seed,
+        "from": take.owner,
+        "number": take.number,
+        "hours": sum(each.number == take.number for each in found.hours.values()),
+        "lost": len(found.lost(take) - found.kept(take)),
+        "closed_before": len(found.kept(take)),
+        "refused": take.tries,
+        "wrong": len(wrong(found)),
+        "seconds": {step: round(take.times[step] - take.times["struck"], 3) for step in STEPS if step in take.times},
+    }
+
+
+def report(found: Run, seconds: float) -> int:
+    """Say how a world was; return how much was wrong."""
+    print(
+        f"seed {found.seed}: {len(found.clicks)} clicks in {len(found.hours)} hours, {len(found.seen)} watermarks seen, {seconds:.0f} s"
+    )
+    for take in found.takes:
+        told = line(found, take)
+        steps = "  ".join(f"{step} {after:.1f}" for step, after in told["seconds"].items())
+        print(
+            f"    {take.owner} to {take.to}, {take.how}: {steps};  {told['hours']} hours by {take.number}, {told['lost']} clicks given up, "
+            f"the old number refused {take.tries} times"
+        )
+    problems = wrong(found)
+    for problem in problems:
+        print(f"    WRONG: {problem}")
+    sys.stdout.flush()
+    return len(problems)
+
+
+def figures(told: Sequence[dict[str, Any]]) -> list[Result]:
+    """Return each step of the take-over as a figure over all runs of one kind."""
+    found = []
+    for how in (WRITE_OFF, ARRIVED, MOVE):
+        runs = [each for each in told if each["how"] == how]
+        for step in STEPS:
+            rounds = tuple(each["seconds"][step] for each in runs if step in each["seconds"])
+            if rounds:
+                name = f"{how.replace(' ', '_')}_{step}"
+                facts = {
+                    "what": STEPS[step],
+                    "suspect_after": SUSPECT_AFTER,
+                    "wrong": sum(each["wrong"] for each in runs),
+                }
+                found.append(Result("regions", name, Spread(rounds), "s", facts=facts))
+    return found
+
+
+def summed(path: Path) -> int:
+    """Print the figures over the lines of a file, one JSON object a line."""
+    told = [each for each in map(json.loads, path.read_text("utf-8").splitlines()) if "example" in each]
+    for result in figures(told):
+        print(json.dumps(result.line(machine()) | {"rounds_s": list(result.value.rounds)}))
+    return int(any(each["wrong"] for each in told))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""What should be in the sink, by plain Python over the clicks; and everything that is wrong with a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from examples.flights.data import HOUR, moment
+from examples.regions.clients import Click
+from examples.regions.sink import Commit, Written
+from lowwater.watermark import MAX
+
+WRITE_OFF: Final = "written off"
+ARRIVED: Final = "arrived"
+MOVE: Final = "moved"
+
+
+class Seen(NamedTuple):
+    """A watermark as a reader in a region has seen it."""
+
+    at: float
+    """Seconds since the epoch."""
+    region: str
+    name: str
+    incarnation: int
+    low: int
+    until: int = MAX
+    """How far the sink was complete then; asked for global names only."""
+
+
+@dataclass(slots=True)
+class Take:
+    """A take-over."""
+
+    how: str
+    owner: str
+    """The region that is killed, or moved from."""
+    to: str
+    number: int
+    """By which the next owner commits."""
+    hold: int = MAX
+    """R of the region that took over, which what is published may not pass before somebody has decided."""
+    cut: int = 0
+    """The first offset of the lost region that was not in the other one then."""
+    times: dict[str, float] = field(default_factory=dict[str, float])
+    """Its steps, seconds since the epoch."""
+    tries: int = 0
+    """Of the region that returned, and of its old number: each was refused."""
+
+
+@dataclass(slots=True)
+class Run:
+    """What has happened in a world."""
+
+    seed: int
+    clicks: Sequence[Click]
+    takes: list[Take]
+    accepted: dict[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
+    """By click the region that has acknowledged it, and the offset there."""
+    hours: dict[int, Written] = field(default_factory=dict[int, Written])
+    commits: list[Commit] = field(default_factory=list[Commit])
+    seen: list[Seen] = field(default_factory=list[Seen])
+    wrong: list[str] = field(default_factory=list[str])
+    """What was found while it ran: a number that was handed out, a commit that was taken."""
+    written_off: bool = False
+    """What the global record says at the end."""
+
+    def lost(self, take: Take) -> set[int]:
+        """Clicks that only the lost region had acknowledged, and that were given up."""
+        if take.how != WRITE_OFF:
+            return set()
+        return {click for click, (region, at) in self.accepted.items() if region == take.owner and at >= take.cut}
+
+    def kept(self, take: Take) -> set[int]:
+        """Those of them that stand in hours that were closed before."""
+        before = (each for each in self.hours.values() if each.number < take.number)
+        return self.lost(take) & {click for each in before for click in each.hour.ids}
+
+
+def batch(clicks: Iterable[Click]) -> dict[int, tuple[int, ...]]:
+    """Return the answer over all clicks at once: their ids by hour.
+
+    >>> batch([Click(3, 0, "A"), Click(4, HOUR - 1, "B"), Click(5, HOUR, "A")])
+    {0: (3, 4), 3600000000: (5,)}
+    """
+    found: dict[int, list[int]] = {}
+    for click in clicks:
+        found.setdefault(click.at // HOUR * HOUR, []).append(click.id)
+    return {start: tuple(sorted(ids)) for start, ids in sorted(found.items())}
+
+
+def wrong(run: Run) -> list[str]:
+    """Return everything that is wrong with a run; nothing is what was promised."""
+    return [*run.wrong, *_hours(run), *_watermarks(run), *_numbers(run)]
+
+
+def _hours(run: Run) -> Iterator[str]:
+    """Each closed hour is the batch answer over what was promised: over all that was accepted, but for what was written off."""
+    missing = {click.id for click in run.clicks} - run.accepted.keys()
+    if missing:
+        yield f"{len(missing)} clicks were acknowledged by nobody"
+    wanted = everything = batch(run.clicks)
+    for take in run.takes:
+        for click in run.clicks:
+            region, offset = run.accepted.get(click.id, ("", 0))
+            if region == take.owner and offset >= take.cut and click.at < take.hold < MAX:
+                yield f"R led: click {click.id} of {moment(click.at)} was not in {take.to}, whose R was {moment(take.hold)}"
+        survived = batch(click for click in run.clicks if click.id not in run.lost(take))
+        # What was closed before has all that the lost region had.
+        wanted = {
+            start: ids if start in run.hours and run.hours[start].number < take.number else survived.get(start, ())
+            for start, ids in wanted.items()
+        }
+    for start in sorted(everything.keys() | run.hours.keys()):
+        want, have = wanted.get(start, ()), run.hours[start].hour.ids if start in run.hours else ()
+        if want != have:
+            who = f" by {run.hours[start].number}" if start in run.hours else ""
+            lacks, more = sorted(set(want) - set(have)), sorted(set(have) - set(want))
+            yield f"hour {moment(start)}{who}: {len(have)} clicks, {len(want)} expected; lacks {lacks}, has besides {more}"
+
+
+def _watermarks(run: Run) -> Iterator[str]:
+    """None goes back; and what is published for all leads neither the sink nor a hold."""
+    readers = {(each.region, each.name) for each in run.seen}
+    for region, name in sorted(readers):
+        seen = [each for each in run.seen if (each.region, each.name) == (region, name)]
+        for before, after in pairwise(seen):
+            if (after.incarnation, after.low) < (before.incarnation, before.low):
+                yield f"{name} in {region} went back from {before} to {after}"
+    shown = [each for each in run.seen if each.name.startswith("global/")]
+    for each in shown:
+        if each.low > each.until:
+            yield f"{each.name} in {each.region} led the sink: {each}"
+        for take in run.takes:
+            if each.at < take.times.get("decided", 0.0) and each.low > take.hold:
+                yield f"{each.name} in {each.region} passed the hold before anybody had decided: {each}"
+    for region in ("A", "B"):
+        ends = [each.low for each in shown if each.region == region]
+        if not ends or ends[-1] != MAX:
+            yield f"a reader in {region} was not told that all is complete"
+
+
+def _numbers(run: Run) -> Iterator[str]:
+    numbers = [each.number for each in run.commits]
+    if numbers != sorted(numbers):
+        yield f"an older number has committed behind a newer one: {numbers}"
+    for take in run.takes:
+        if take.number not in numbers:
+            yield f"{take.to} has committed nothing by {take.number}"
+    wanted = any(take.how == WRITE_OFF for take in run.takes)
+    if run.written_off != wanted:
+        yield f"the record says that rows are{'' if run.written_off else ' not'} written off, and that is not what was decided"

@@ -1,0 +1,59 @@
+"""What all processes of the example know: names, addresses and settings, in one file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, Self
+
+CLICKS: Final = "clicks"
+"""The computation of the clients in a region, and the topic there."""
+MIRROR: Final = "mirror"
+MIRRORED: Final = "mirrored"
+"""The topic of the copies."""
+SOURCE: Final = "source"
+"""The header of a copy: cluster and offset that it has at home."""
+WINDOWS: Final = "windows"
+HOURLY: Final = "hourly"
+REFERENCE: Final = f"{HOURLY}:{CLICKS}"
+READY: Final = "it runs"
+REGIONS: Final = ("A", "B")
+"""A is the home of the reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the processes of a region are."""
+
+    folder: Path
+    authority: str
+    agent: str
+    broker: str
+    cluster: str
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """One world."""
+
+    regions: dict[str, Place]
+    sink: Path
+    behind: dict[str, int]
+    """By region the looks by which the mirror there is late."""
+
+    @staticmethod
+    def other(region: str) -> str:
+        """The other region."""
+        return next(each for each in REGIONS if each != region)
+
+    def write(self, path: Path) -> None:
+        """Make the file."""
+        path.write_text(json.dumps(asdict(self), default=str), "utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read the file."""
+        told = json.loads(path.read_text("utf-8"))
+        places = {name: Place(**{**each, "folder": Path(each["folder"])}) for name, each in told["regions"].items()}
+        return cls(places, Path(told["sink"]), told["behind"])
