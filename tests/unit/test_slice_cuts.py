@@ -85,7 +85,7 @@ async def test_workers_lose_what_moved_and_are_told_where_to_claim(tree: Tree) -
     assert caught.value.metadata["slice"] == "a~2"
 
 
-async def _lowered(tree: Tree) -> asyncio.Task[Any]:
+async def _lowered(tree: Tree) -> asyncio.Future[Any]:
     """A worker lowers its range of ``a~1``, of which the root does not hear; then the slice is cut, and nobody serves the new one."""
     grants = await tree.both(9, 7)
     await tree.beside.stop()
@@ -181,8 +181,7 @@ async def test_whoever_dies_at_any_step_the_next_one_goes_on(tree: Tree, which: 
         real: Callable[..., Awaitable[object]] = getattr(Shard, name)
 
         async def stopped(self: Shard, *more: Any) -> object:
-            if not before:
-                done = await real(self, *more)
+            done = None if before else await real(self, *more)
             reached.set()
             await go_on.wait()
             return await real(self, *more) if before else done

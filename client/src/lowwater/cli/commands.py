@@ -462,11 +462,11 @@ def slices(lw: Client, args: argparse.Namespace) -> int:
     """List the slices of a computation, or cut one in two."""
     if args.action == "split":
         made = lw.split_slice(args.slice, args.at)
-        record = {"slice": args.slice, "new": made.name, "start": made.start.hex(), "end": made.end.hex()}
+        cut = {"slice": args.slice, "new": made.name, "start": made.start.hex(), "end": made.end.hex()}
         said = (
             f"{made.name} has the keys of {args.slice} from 0x{made.start.hex()} on; their workers have to claim again"
         )
-        print(to_json(record) if args.json else said)
+        print(to_json(cut) if args.json else said)
         return 0
     graph, found = lw.topology().computations, lw.slices(args.name)
     sources = {each.name: graph[each.name].slice_source if each.name in graph else "" for each in found}
