@@ -306,10 +306,15 @@ class Durable:
         graph = journal_pb2.Topology.FromString(decode(GRAPH, position, frame, kind=Kind.RECORD).payload)
         for each in graph.computations:
             node = self._pipeline.nodes.get(each.name)
-            if node is None or not each.cut:
+            parts = (
+                tuple((part.number, node.covered(part.start, b"").start) for part in each.cut)
+                if node is not None
+                else ()
+            )
+            if node is None or (not parts and not node.parts):
                 continue
             self._moved[node.name] = self._sim.now
-            node.parts = tuple((part.number, node.covered(part.start, b"").start) for part in each.cut)
+            node.parts = parts  # none any more, once it was dropped and registered again
             self._pipeline.changed()
             for part in each.cut:
                 if not part.HasField("source"):

@@ -222,10 +222,30 @@ async def test_a_reset_in_the_middle_leaves_nothing_to_take_in(tree: Tree) -> No
     await tree.top.shard.reset("a")
     tree.below = await tree.another("below:2", tree.below.placement.names)
     await tree.hear()
-    for number in range(3):
+    assert list(tree.top.shard.topology.get("a").slice_specs()) == ["a~0", "a~1"]
+    assert "a~2" in tree.top.shard.topology.dropped
+    for number in range(2):
         await work(tree, f"a~{number}", 4)
     await until(lambda: tree.low() == 4)
-    assert tree.owner("a~1").shard.held.computation("a~1").map.span == (b"\x80", AT)  # type: ignore[union-attr]
+    assert tree.owner("a~1").shard.held.computation("a~1").map.span == (b"\x80", b"")  # type: ignore[union-attr]
+    assert not tree.beside.shard.serves("a~2")
+    assert await tree.split("a~1", AT) == "a~3", "a number is never used again"
+    await settled(tree, "a~1", "a~3")
+
+
+async def test_sequencers_of_keys_go_on_behind_a_reset_in_the_middle(tree: Tree) -> None:
+    """Sinks take the highest for the newest, and have seen those of the slice that was cut."""
+    for _ in range(3):
+        await tree.fail_over(which="below")
+    await tree.hear()
+    before = await tree.below.claim("a~1")
+    await tree.below.stop()
+    await tree.top.shard.split("a", "a~1", AT)
+    await tree.top.shard.reset("a")
+    tree.below = await tree.another("below:9", tree.below.placement.names)
+    await tree.hear()
+    [name] = tree.top.shard.topology.get("a").slices_over(AT, b"")
+    assert (await tree.owner(name).claim(name)).sequencer > before.sequencer
 
 
 async def test_a_drop_in_the_middle_ends_all_and_the_name_begins_anew() -> None:
@@ -325,7 +345,7 @@ async def test_the_halves_are_cut_again(tree: Tree) -> None:
     await until(lambda: tree.low() == 20)
 
 
-async def test_a_log_that_cannot_be_read_any_more_holds_until_a_reset(
+async def test_a_log_that_cannot_be_read_any_more_holds_until_a_reset_undoes_the_cut(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await tree.both(9, 7)
@@ -347,7 +367,9 @@ async def test_a_log_that_cannot_be_read_any_more_holds_until_a_reset(
     assert tree.low() == 7
     await tree.top.shard.reset("a")
     await one.shard.refresh()
-    await work(tree, "a~2", 3)
+    assert "a~2" not in one.shard.topology.computations, "the cut is undone"
+    with pytest.raises(errors.Unavailable):
+        await one.claim("a~2")
 
 
 async def test_a_process_that_serves_both_reads_no_log(disk: MemoryDisk) -> None:

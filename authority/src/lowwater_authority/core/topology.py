@@ -210,7 +210,7 @@ class Spec:
         for part in self.parts:
             if part.source is not None:
                 name, source = self._slice(part.number), self._slice(part.source)
-                msg = f"{name} is still taking over keys of {source}; try again when it has, or reset {self.name} if {source} is lost"
+                msg = f"{name} is still taking over keys of {source}; try again when it has. A reset of {self.name} undoes that cut"
                 raise errors.Unavailable(msg, metadata={"computation": self.name, "slice": name, "source": source})
 
     def moved(self, name: str) -> Spec:
@@ -221,8 +221,11 @@ class Spec:
         return self._recut(replace(part, source=None) if part is known else part for part in self.parts)
 
     def renewed(self) -> Spec:
-        """Return its next incarnation, in which nobody has anything to take in: nothing is known of any key."""
-        cut = tuple(Part(part.number, part.start) for part in self.cut)
+        """Return its next incarnation, without the cut that is under way: nobody has anything to take in, for nothing is known of any key.
+
+        The new slice of that cut is gone, and the old one has its keys again: only that one has granted claims of them, and only its later sequencers are above theirs.
+        """
+        cut = tuple(Part(part.number, part.start) for part in self.cut if part.source is None)
         return replace(self, incarnation=self.incarnation + 1, cut=cut)
 
     def same_registration(self, other: Spec) -> bool:
@@ -386,7 +389,16 @@ class Topology:
                 _with_slices(self.computations[n].renewed()) for n in names if not self.computations[n].slice_of
             )
         )
-        return Topology(self.version + 1, {**self.computations, **fresh}, self.dropped), names
+        undone = {
+            name: _tombstone(spec)
+            for n in names
+            for name, spec in self.computations[n].slice_specs().items()
+            if name not in fresh
+        }
+        kept = {n: spec for n, spec in self.computations.items() if n not in undone}
+        return Topology(self.version + 1, {**kept, **fresh}, {**self.dropped, **undone}), [
+            n for n in names if n not in undone
+        ]
 
     def split(self, name: str, part: str, at: bytes) -> tuple[Topology, str]:
         """Return the graph with a slice of a computation cut in two, and the name of the new one. Raises as :meth:`Spec.split`, and UnknownComputation."""

@@ -1012,7 +1012,7 @@ class Shard:
             loaded = await self.journal.load(source)
             found = await self.held.recovered_in_pieces(spec, loaded)
         except JournalError as error:
-            msg = f"what {source} knows of the keys of {name} cannot be read: {error}. If that stays so, reset what they are slices of"
+            msg = f"what {source} knows of the keys of {name} cannot be read: {error}. If that stays so, drop what they are slices of by force, and register it again"
             raise errors.Unavailable(msg, metadata={"computation": name, "source": source}) from error
         state = found.computation.handed_over.get(name)
         self._looked.pop(name, None)

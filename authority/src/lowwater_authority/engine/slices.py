@@ -22,7 +22,7 @@ one, and whoever serves the slice by then goes on with it, after any crash:
    of these claims on, and was no more than what is true of each key before. The root takes claims of whole slices alone, as the graph has them.
 
 X forgets what it has handed over when the graph says that Y has it. One slice of a computation is cut at a time. If X cannot be read any more, Y waits, and
-with it the computation holds: a reset begins a new life, in which nobody has anything to take in. Two slices are never made one.
+with it the computation holds: a reset undoes a cut that is under way. So sequencers of any key only grow, also in the new incarnation. Two slices are never made one.
 
 Pure is :class:`Slice` but for its one task, which asks ``Above``: the network, or the root itself where the same process serves it.
 """
