@@ -85,15 +85,22 @@ def test_it_is_the_same_registration_however_it_was_cut_since() -> None:
     assert graph.register(Spec("b", ("a",), slices=CUTS)) is graph
 
 
-def test_a_reset_ends_the_move_and_keeps_the_cut() -> None:
-    graph, new = cut().split("b", "b~1", b"k")
+def test_a_reset_undoes_the_cut_that_is_under_way_and_keeps_the_others() -> None:
+    whole = cut()
+    graph, new = whole.split("b", "b~1", b"k")
     for again in (graph.reset("b")[0], graph.reset("a")[0]):
         check(again)
-        assert [span for _, span, _ in slices(again)] == [span for _, span, _ in slices(graph)]
+        assert [span for _, span, _ in slices(again)] == [span for _, span, _ in slices(whole)]
         assert {spec.incarnation for spec in again.get("b").slice_specs().values()} == {2}
-        assert again.get(new).source == ""
+        assert new not in again.computations
+        assert new in again.dropped
         assert again.get("b~1").began == again.get("b~1").span
-        again.split("b", "b~0", b"c")
+        assert again.split("b", "b~0", b"c")[1] != new
+    graph = graph.moved(new)
+    again = graph.reset("b")[0]
+    check(again)
+    assert [span for _, span, _ in slices(again)] == [span for _, span, _ in slices(graph)]
+    assert again.get("b~1").began == again.get("b~1").span
 
 
 def test_other_inputs_keep_the_move() -> None:

@@ -368,7 +368,7 @@ async def test_a_log_that_cannot_be_read_any_more_holds_until_a_reset_undoes_the
     await tree.top.shard.reset("a")
     await one.shard.refresh()
     assert "a~2" not in one.shard.topology.computations, "the cut is undone"
-    with pytest.raises(errors.Unavailable):
+    with pytest.raises(errors.UnknownComputation):
         await one.claim("a~2")
 
 
