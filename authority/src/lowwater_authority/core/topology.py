@@ -175,7 +175,9 @@ class Spec:
         for part in self.parts:
             if self._slice(part.number) == name:
                 return part
-        fix = "name one of its slices, as the graph has them"
+        fix = f"name one of its slices: `lowwater slices list {self.name}` shows them"
+        if not self.parts:
+            fix = f"{self.name} is not cut: to cut it, drop it and register it with slices"
         msg = f"{name} is no slice of {self.name}; {fix}"
         raise errors.InvalidArgument(msg, metadata={"computation": self.name, "field": "slice", "fix": fix})
 
@@ -193,7 +195,13 @@ class Spec:
         self._refuse_moving()
         end = self.slice_specs()[name].span[1]
         if not known.start < at or (end and at >= end) or len(at) > MAX_SLICE_KEY:
-            _refuse("at", at.hex(), f"give a key of 1 to {MAX_SLICE_KEY} bytes inside of {name}, behind its first key")
+            keys = f"from 0x{known.start.hex()}" if known.start else "from the first key"
+            keys += f" up to 0x{end.hex()}" if end else " on"
+            _refuse(
+                "at",
+                f"0x{at.hex()}",
+                f"give a key of 1 to {MAX_SLICE_KEY} bytes inside of {name}, which has the keys {keys}, and behind its first key",
+            )
         number = self.next_slice or len(parts)
         if number >= MAX_SLICES:
             _refuse(
