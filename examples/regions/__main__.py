@@ -111,7 +111,7 @@ def report(found: Run, seconds: float) -> int:
         steps = "  ".join(f"{step} {after:.1f}" for step, after in told["seconds"].items())
         print(
             f"    {take.owner} to {take.to}, {take.how}: {steps};  {told['hours']} hours by {take.number}, {told['lost']} clicks given up, "
-            f"the old number refused {take.tries} times"
+            f"{told['closed_before']} above R in hours that were closed before, the old number refused {take.tries} times"
         )
     problems = wrong(found)
     for problem in problems:

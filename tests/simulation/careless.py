@@ -42,8 +42,8 @@ class Careless:
         self._sim = sim
         self._weak = weak
         self._said: dict[str, deque[workers_pb2.Report]] = {}
-        self._senders: dict[str, bytes] = {}
-        """The sender that a process reports as, where it is not careless."""
+        self._senders: set[bytes] = set()
+        """Those that only careless ones speak as. A client of ours has more than one too, one after the other."""
         self._repeats: set[int] = set()
         """The calls by which careless ones speak."""
         self._newest: dict[tuple[str, str, int], workers_pb2.GroupReport] = {}
@@ -61,7 +61,7 @@ class Careless:
                     known = {(process, group.computation, group.sequencer): group for group in message.report.groups}
                     self._newest.update(known)
             case workers_pb2.ReportRequest() as message if message.HasField("open"):
-                if self._senders.setdefault(str(tap.process), message.open.sender) != message.open.sender:
+                if message.open.sender in self._senders:
                     self._repeats.add(tap.call)
             case workers_pb2.ClaimRequest() as message:
                 self._asked[str(tap.process)] = message
@@ -83,7 +83,7 @@ class Careless:
         group, sender = random.choice(said), random.randbytes(16)
 
         async def talk(stub: workers_pb2_grpc.WorkerServiceAsyncStub) -> None:
-            with closing(_Talk(stub, sender)) as talk:
+            with closing(self._talk(stub, sender)) as talk:
                 for reason in await talk.say(group):
                     self._sim.reach(f"said again: {reason}")
 
@@ -99,7 +99,7 @@ class Careless:
             channel = self._sim.network.channel(process, address)
             try:
                 async with asyncio.timeout(SECONDS):
-                    with closing(_Talk(workers_pb2_grpc.WorkerServiceStub(channel), sender)) as talk:
+                    with closing(self._talk(workers_pb2_grpc.WorkerServiceStub(channel), sender)) as talk:
                         if not await talk.say(group):
                             return _Named(address, sender, group)
             except (grpc.aio.AioRpcError, TimeoutError):
@@ -120,7 +120,7 @@ class Careless:
 
         async def speak(stub: workers_pb2_grpc.WorkerServiceAsyncStub) -> bool:
             for _ in range(SENDERS):
-                with closing(_Talk(stub, random.randbytes(16))) as talk:
+                with closing(self._talk(stub, random.randbytes(16))) as talk:
                     for reason in await talk.say(low):
                         self._sim.reach(f"one sender more: {reason}")
             return True
@@ -140,7 +140,7 @@ class Careless:
         state.turn += 2
 
         async def speak(stub: workers_pb2_grpc.WorkerServiceAsyncStub) -> bool:
-            with closing(_Talk(stub, random.randbytes(16))) as talk:
+            with closing(self._talk(stub, random.randbytes(16))) as talk:
                 return not await talk.say(low)
 
         for address in Settings(addresses).addresses:
@@ -166,9 +166,9 @@ class Careless:
                 if not await speak(stub):
                     return False
             async with asyncio.timeout(PATIENCE_SECONDS):
-                with closing(_Talk(stub, random.randbytes(16))) as listening:
+                with closing(self._talk(stub, random.randbytes(16))) as listening:
                     await listening.end()
-                with closing(_Talk(stub, copy.sender, waits=True)) as talk:
+                with closing(self._talk(stub, copy.sender, waits=True)) as talk:
                     for reason in await talk.say(copy.group):
                         self._sim.reach(f"{copy.what}: {reason}")
         except grpc.aio.AioRpcError as error:
@@ -178,6 +178,10 @@ class Careless:
         finally:
             await channel.close()
         return True
+
+    def _talk(self, stub: workers_pb2_grpc.WorkerServiceAsyncStub, sender: bytes, *, waits: bool = False) -> _Talk:
+        self._senders.add(sender)
+        return _Talk(stub, sender, waits=waits)
 
     def _said_of(self, process: Process, lease: Lease) -> list[workers_pb2.GroupReport]:
         """Return what was said for a claim, oldest first."""

@@ -23,13 +23,13 @@ from lowwater_authority.engine import shard as shard_module
 from lowwater_authority.engine.holding import Holding
 from lowwater_authority.engine.logs import _Append
 from lowwater_authority.engine.shard import Shard
-from lowwater_authority.journal import Entry, Journal, JournalReplaced
+from lowwater_authority.journal import Entry, Journal, JournalReplaced, JournalUnknown
 from lowwater_authority.ops.observer import Observer
 from lowwater_authority.rpc.services import Services
 from lowwater_authority.rpc.streams import Streams
 from lowwater_authority.rpc.watermarks import WatermarkServicer
 from tests.contract.journal_stores import flipped
-from tests.kit.faults import Outcome
+from tests.kit.faults import Operation, Outcome
 from tests.kit.memory_journal import MemoryJournal
 from tests.kit.shards import Deployment, One, held, ids, numbers, turns, two
 from tests.kit.times import HOUR
@@ -408,6 +408,35 @@ async def test_an_own_record_of_unknown_outcome_is_no_other_owner(deployment: De
     assert held(one) == {"x"}
     assert one.low("x") == 12
     assert await report(one, grants, "x", hour=13) == []
+
+
+async def test_rule2_what_is_read_back_is_durable_before_it_is_shown(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record of unknown outcome may be in the cache of the store only, from where a fail-over takes it back."""
+    one, grants = await serving(deployment, "x")
+    shown: list[tuple[float, int]] = []
+    show = one.shard._show
+
+    def seen(views: Any) -> None:
+        show(views)
+        shown.append((one.low("x"), deployment.disk.unsynced))
+
+    async def silent(operation: Operation) -> None:
+        monkeypatch.undo()
+        raise JournalUnknown("the store fell silent")
+
+    monkeypatch.setattr(one.faults, "after", silent)
+    one.shard._show = seen  # type: ignore[method-assign]
+    one.faults.ends["append"] = [Outcome.CACHED, Outcome.FAILED]
+    with pytest.raises(errors.Unavailable):
+        await report(one, grants, "x")
+    assert shown == [(12, 0)]
+    other = await deployment.start("other:1")
+    await other.cluster.change(lambda view: view.pinned("x", "other:1"))
+    deployment.disk.lose(deployment.disk.unsynced)
+    await deployment.settle(one, other)
+    assert other.low("x") == 12
 
 
 async def test_what_another_process_has_taken_is_not_written_again(deployment: Deployment) -> None:

@@ -48,12 +48,14 @@ from lowwater_authority.core import recovery
 from lowwater_authority.engine.backoff import Backoff
 from lowwater_authority.engine.logs import RETRY_SECONDS
 from lowwater_authority.journal import (
+    Entry,
     JournalCorrupt,
     JournalFailed,
     JournalFenced,
     JournalLost,
     JournalOutvoted,
     JournalPosition,
+    JournalUnknown,
     JournalVersion,
     Ownership,
 )
@@ -495,9 +497,7 @@ class Holding:
     async def _reloaded(self) -> tuple[View | None, Collection[str]]:
         among, name, before = self.among, self.name, self.computation
         try:
-            loaded = await among.journal.load(name)
-            # What the next owner has written there may be of an incarnation that this process has not heard of.
-            await among.journal.confirm([name])
+            loaded = await self._read_back()
         except JournalLost as lost:
             await among.heal(lost)
             if name not in lost.logs:
@@ -511,6 +511,27 @@ class Holding:
         if self.held is not before:  # let go meanwhile, and perhaps taken again
             return (self.held.published if self.held is not None else None), ()
         return self.hold(Taken(self.ownership, loaded), recovered).published, ()
+
+    async def _read_back(self) -> LoadedLog:
+        """Read its log, which is this process's own, so that all of it is durable and may be shown.
+
+        An attempt of unknown outcome may have put the last record no further than into the cache of the store, where a fail-over or a
+        power cut takes it back: the attempt is repeated, which waits until that is durable. Raises as ``Journal.load`` and
+        ``Journal.confirm`` do; JournalFailed also while the outcome stays unknown.
+        """
+        journal = self.among.journal
+        loaded = await journal.load(self.name)
+        if loaded.records and loaded.last > self.log.position:
+            position, payload = loaded.records[-1]
+            try:
+                await journal.append([Entry(self.name, position, payload, strong=True)])
+            except JournalPosition:
+                pass  # it was written by an ownership before this one, and taking the log has made it durable
+            except JournalUnknown as error:
+                raise JournalFailed(str(error)) from error
+        # What the next owner has written there may be of an incarnation that this process has not heard of.
+        await journal.confirm([self.name])
+        return loaded
 
     def tear(self) -> None:
         """Half a change may be in memory: it is to be read back."""
@@ -532,8 +553,7 @@ class Holding:
         if not self.is_torn():
             return await self.write_again()
         async with self._alone():
-            loaded = await self.among.journal.load(self.name)
-            await self.among.journal.confirm([self.name])
+            loaded = await self._read_back()
             if not self.is_torn():
                 return None
             return self.hold(Taken(self.ownership, loaded)).published
