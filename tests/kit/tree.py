@@ -92,10 +92,21 @@ class Bent:
         self._way = way
         self._there = there
         self.incarnation, self.input_version, self.low = there.incarnation, there.input_version, there.low
+        self.span = there.span
+        self._said = 0
 
     async def say(self, told: Told, mass: Mass | None) -> None:
         """See Range."""
-        await self._way.go("say", lambda: self._routed().say(told, mass))
+        self._said += 1
+        number = self._said
+
+        async def said() -> None:
+            there = self._routed()
+            assert isinstance(there, RangeHere)
+            there._number = number - 1  # also of one that comes once more
+            await there.say(told, mass)
+
+        await self._way.go("say", said)
 
     def _routed(self) -> Range:
         """Return it as it is reached now: whoever serves the root knows of the claim."""
@@ -196,10 +207,11 @@ class One:
 
 
 class Tree:
-    """``a``, whose slices ``a~0`` and ``a~1`` lie below and from the key 0x80 on. The root has a process, and the slices have one."""
+    """``a``, whose slices ``a~0`` and ``a~1`` lie below and from the key 0x80 on. The root has a process, the slices have one, and, with ``beside``, those that they are cut into later have one."""
 
-    def __init__(self, disk: MemoryDisk) -> None:
+    def __init__(self, disk: MemoryDisk, *, beside: bool = False) -> None:
         self.disk = disk
+        self._beside = beside
         self.now = 1_000 * HOUR
         self.way = Way(self)
         self.all: list[One] = []
@@ -209,7 +221,12 @@ class Tree:
         for name in spec.get("inputs", ()):  # type: ignore[attr-defined]
             await self.top.shard.register(Spec(name))
         await self.top.shard.register(Spec("a", **{"slices": (b"\x80",), **spec}))  # type: ignore[arg-type]
-        self.below = await self.another("below:1", lambda name: "~" in name)
+        first = set(self.top.shard.topology.get("a").slice_specs())
+        if not self._beside:
+            self.below = self.beside = await self.another("below:1", lambda name: "~" in name)
+            return self
+        self.below = await self.another("below:1", lambda name: name in first)
+        self.beside = await self.another("beside:1", lambda name: "~" in name and name not in first)
         return self
 
     async def another(self, address: str, names: Callable[[str], bool]) -> One:
@@ -218,16 +235,28 @@ class Tree:
         self.all.append(one)
         return one
 
-    async def fail_over(self, *, top: bool = False) -> One:
-        """Let another process take over what the root's, or the slices', has served."""
-        old = self.top if top else self.below
+    async def fail_over(self, *, top: bool = False, which: str = "") -> One:
+        """Let another process take over what the root's, or the slices', has served; ``which``: top, below or beside."""
+        which = which or ("top" if top else "below")
+        old: One = getattr(self, which)
         await old.stop()
-        new = await self.another(f"{'top' if top else 'below'}:{len(self.all)}", old.placement.names)
-        if top:
-            self.top = new
-        else:
-            self.below = new
+        new = await self.another(f"{which}:{len(self.all)}", old.placement.names)
+        setattr(self, which, new)
         return new
+
+    async def split(self, name: str, at: bytes) -> str:
+        """Cut a slice in two, and let all processes hear of it; returns the new one."""
+        made = await self.top.shard.split("a", name, at)
+        await self.hear()
+        return made.name
+
+    async def hear(self) -> None:
+        """Let all processes read the graph and take what is theirs, as their beats do."""
+        for one in (self.top, self.below, self.beside):
+            if one.ended:
+                continue
+            await one.shard.refresh()
+            await one.shard.serve_those(one.shard.topology.computations)
 
     def owner(self, name: str) -> One:
         found = [one for one in self.all if one.shard.serves(name) and not one.ended]
@@ -244,12 +273,15 @@ class Tree:
 
     def stands(self, number: int) -> int:
         """Where the root has a slice: hours, MIN or MAX."""
-        [[group, low, _]] = list(self.root.map.overlapping(*self.top.shard.topology.get(f"a~{number}").span))
+        [[group, low, _]] = list(self.root.map.overlapping(*self._span(number)))
         return _hours(int(self.root.map.columns.values[group.base + low]))
 
     def state(self, number: int) -> GroupState:
-        [[group, _, _]] = self.root.map.overlapping(*self.top.shard.topology.get(f"a~{number}").span)
+        [[group, _, _]] = self.root.map.overlapping(*self._span(number))
         return group.state
+
+    def _span(self, number: int) -> tuple[bytes, bytes]:
+        return self.top.shard.topology.get(f"a~{number}").span
 
     def low(self, name: str = "a") -> int:
         view = self.owner(name).shard.view(name)

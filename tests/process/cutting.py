@@ -7,6 +7,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 from typing import Final
 
 import lowwater
@@ -28,12 +29,13 @@ PATIENCE: Final = 60.0
 class Held:
     """The most that the whole may say, by incarnation: workers say of each slice what it is about to stand at, and what it was acknowledged to stand at.
 
-    The least of the slices is taken at every word, so a value is right when all slices stood at it, or above, at one time.
+    The least of the slices is taken at every word, so a value is right when all slices stood at it, or above, at one time. ``parts``: how many intervals
+    workers claim, where these are others than slices.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, parts: int = SLICES) -> None:
         self._lock = threading.Lock()
-        self._stands: defaultdict[int, list[int]] = defaultdict(lambda: [MIN] * SLICES)
+        self._stands: defaultdict[int, list[int]] = defaultdict(lambda: [MIN] * parts)
         self._most: defaultdict[int, int] = defaultdict(lambda: MIN)
 
     def say(self, incarnation: int, number: int, value: int, *, acknowledged: bool = False) -> None:
@@ -83,10 +85,12 @@ class Watched(Board):
 class Working(Stopping):
     """A worker of some slices, claimed by the name of the root: one report after the other, each acknowledged, now and then a step back."""
 
-    def __init__(self, client: lowwater.Client, held: Held, numbers: Sequence[int], rng: random.Random) -> None:
+    def __init__(
+        self, client: lowwater.Client, held: Held, spans: dict[int, tuple[bytes, bytes]], rng: random.Random
+    ) -> None:
         super().__init__()
-        self.worker = client.worker(ROOT, name=f"worker {numbers[0]}")
-        self.spans = {number: client.slices(ROOT)[number] for number in numbers}
+        self.worker = client.worker(ROOT, name=f"worker {min(spans)}")
+        self.spans = spans
         self.leases: dict[int, lowwater.Lease] = {}
         self.values: dict[int, int] = {}
         self.stepping = threading.Lock()
@@ -118,8 +122,7 @@ class Working(Stopping):
             self._held.say(lease.incarnation, number, value, acknowledged=True)
 
     def _claim(self, number: int) -> lowwater.Lease:
-        span = self.spans[number]
-        lease = self.leases[number] = self.worker.claim(span.start, span.end)
+        lease = self.leases[number] = self.worker.claim(*self.spans[number])
         stands = lease.watermarks[0].micros
         self._held.say(lease.incarnation, number, stands, acknowledged=True)
         self.values[number] = max(stands, START)
@@ -132,11 +135,15 @@ START: Final = lowwater.Watermark.of(at(1)).micros
 class Cut:
     """The computation, its inputs, its workers and its subscribers. Use it as a context manager; :meth:`check` in the end."""
 
-    def __init__(self, addresses: Sequence[str], connect: Callable[[], lowwater.Client]) -> None:
+    def __init__(
+        self, addresses: Sequence[str], connect: Callable[[], lowwater.Client], keys: Sequence[bytes] = KEYS
+    ) -> None:
+        """``keys``: where the intervals begin that workers claim, but the first."""
         self._addresses = addresses
         self._connect = connect
         self._stack = ExitStack()
-        self.held = Held()
+        self._spans = list(pairwise((b"", *keys, b"")))
+        self.held = Held(len(self._spans))
         self.board = Watched(self.held)
         self.lw = self._stack.enter_context(connect())
         self.working: list[Working] = []
@@ -161,8 +168,8 @@ class Cut:
         """Let workers and subscribers begin, and wait until all are heard of."""
         for number in range(workers):
             client = self._stack.enter_context(self._connect())
-            numbers = range(SLICES)[number::workers]
-            self.working.append(Working(client, self.held, numbers, random.Random(number)))
+            spans = dict(list(enumerate(self._spans))[number::workers])
+            self.working.append(Working(client, self.held, spans, random.Random(number)))
         watchers = [RawWatcher(self.board, ROOT, self._addresses), LibraryWatcher(self.board, [ROOT], self._connect())]
         self._running = [*watchers, *self.working]
         for each in self._running:

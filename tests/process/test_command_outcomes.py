@@ -206,6 +206,14 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
     expect(3, "set-inputs", "hourly", "flights", *NOBODY)
     expect(2, "set-inputs", "hourly", of=lw)
 
+    lw.register("wide", slices=[b"m"])
+    expect(0, "slices", "list", "wide", of=lw)
+    expect(2, "slices", "list", "wiide", of=lw, said="did you mean wide")
+    expect(2, "slices", "split", "wide~7", "--at", "x", of=lw, said="is no slice of wide")
+    expect(2, "slices", "split", "wide", "--at", "x", of=lw)
+    expect(3, "slices", "split", "wide~1", "--at", "x", *NOBODY)
+    assert outcomes.run("slices", "split", "wide~1", "--at", "x", "--address", server.address)[0] == 0
+
     expect(2, "drop", "flihgts", of=lw, said="did you mean flights?")
     expect(3, "drop", "flights", *NOBODY)
     assert outcomes.run("drop", "flights", "--address", server.address)[0] == 0

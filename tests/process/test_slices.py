@@ -131,3 +131,43 @@ def test_status_has_one_line_for_what_is_cut_or_one_a_slice(
     assert (records["hourly"]["slices"], records["hourly"]["slowest_slice"]) == (4, "hourly~0")
     assert (records["hourly~3"]["slice_of"], "slices" in records["flights"]) == ("hourly", False)
     assert len(records) == 6
+
+
+def test_a_slice_is_cut_in_two_by_the_client_and_by_the_command(
+    cut: lowwater.Client, server: Serving, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worker = cut.worker("hourly")
+    leases = {each.name: worker.claim(each.start, each.end) for each in cut.slices("hourly")}
+    assert cut.split_slice("hourly~1", b"\x60") == Slice("hourly~4", b"\x60", b"\x80")
+    eventually(lambda: not cut.topology().computations["hourly~4"].slice_source)
+    assert main(["slices", "split", "hourly~4", "--at", "0x70", "--address", server.address, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "slice": "hourly~4",
+        "new": "hourly~5",
+        "start": "70",
+        "end": "80",
+    }
+    eventually(lambda: not cut.topology().computations["hourly~5"].slice_source)
+    assert main(["slices", "list", "hourly", "--address", server.address]) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["SLICE", "FIRST", "KEY", "FIRST", "KEY", "AFTER"],
+        ["hourly~0", "-", "0x40"],
+        ["hourly~1", "0x40", "0x60"],
+        ["hourly~4", "0x60", "0x70"],
+        ["hourly~5", "0x70", "0x80"],
+        ["hourly~2", "0x80", "0xc0"],
+        ["hourly~3", "0xc0", "-"],
+    ]
+    # Who had all of the slice has lost it; the keys are claimed by the name of the whole.
+    with pytest.raises(lowwater.StaleSequencer):
+        leases["hourly~1"].release()
+    assert [worker.claim(each.start, each.end).computation for each in cut.slices("hourly")][1:4] == [
+        "hourly~1",
+        "hourly~4",
+        "hourly~5",
+    ]
+    assert cut.register("hourly", inputs=["flights"], slices=KEYS).slices == tuple(KEYS), "it is the same registration"
+    for name, key, field in (("hourly~1", b"\x40", "at"), ("hourly~9", b"\x41", "slice"), ("hourly", b"\x41", "name")):
+        with pytest.raises(lowwater.InvalidArgument) as refused:
+            cut.split_slice(name, key)
+        assert refused.value.metadata["field"] == field

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -20,10 +20,10 @@ from tests.process.sharding import Shard, Sharded, move, served
 
 
 @contextmanager
-def cut_over(deployment: Sharded) -> Iterator[Cut]:
-    """The computation, its root on the first shard and its slices in turn from the second on."""
+def cut_over(deployment: Sharded, keys: Sequence[bytes] = KEYS) -> Iterator[Cut]:
+    """The computation, its root on the first shard and its slices in turn from the second on; ``keys`` as in Cut."""
     addresses = [each.address for each in deployment.shards]
-    with Cut(addresses, lambda: deployment.connect(timeout=60)) as cut:
+    with Cut(addresses, lambda: deployment.connect(timeout=60), keys) as cut:
         place(deployment, cut)
         cut.begin()
         yield cut
@@ -75,6 +75,68 @@ def test_kills_of_a_slice_of_the_root_and_of_both(tmp_path: Path) -> None:
             cut.goes_on()
             eventually(partial(all_serve, cut.lw, victims))
         cut.goes_on()
+        cut.check()
+
+
+HALVES = sorted((*KEYS, b"\x20", b"\x60", b"\xa0", b"\xe0"))
+"""Workers claim halves of slices, so that those of one half go on when their slice is cut in the middle."""
+
+
+def cut_anew(cut: Cut, name: str, at: bytes) -> str:
+    """Cut a slice in two, whoever dies meanwhile; returns the new one."""
+
+    def new() -> list[str]:
+        return [each.name for each in cut.lw.slices(ROOT) if each.start == at]
+
+    while not (made := new()):
+        with suppress(errors.Unavailable, errors.InvalidArgument):  # another one is still taken over, or it is done
+            cut.lw.split_slice(name, at)
+    return made[0]
+
+
+def taken_over(cut: Cut, name: str) -> bool:
+    """Whether a slice has its keys, and says so at the root."""
+    found = cut.lw.topology().computations[name]
+    at_root = {(each.start, each.end): each.worker for each in cut.lw.ranges(ROOT)}
+    return not found.slice_source and at_root.get((found.slice_start, found.slice_end)) == name
+
+
+def server_of(cut: Cut, shards: Sequence[Shard], name: str) -> Shard:
+    """The process that serves something."""
+
+    def found() -> list[Shard]:
+        serving = {each.address for each in cut.lw.shards() if name in each.computations}
+        return [each for each in shards if each.address in serving]
+
+    eventually(found)
+    return found()[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [False, True])
+def test_a_slice_is_cut_in_two_while_the_shards_of_both_and_of_the_root_are_killed(
+    tmp_path: Path, before: bool
+) -> None:
+    """Before the cut, so that another shard does all of it, or as soon as it is known, wherever it has come to by then."""
+    with Sharded(tmp_path, 3) as deployment, cut_over(deployment, HALVES) as cut:
+        shards = deployment.shards
+        for victim, name, at in (("source", "~1", b"\x60"), ("new", "~0", b"\x20"), ("root", "~2", b"\xa0")):
+            if before and victim == "new":
+                continue
+            name = f"{ROOT}{name}"
+            dies = server_of(cut, shards, ROOT if victim == "root" else name)
+            if before:
+                dies.kill()
+            made = cut_anew(cut, name, at)
+            if not before:
+                dies = server_of(cut, shards, made) if victim == "new" else dies
+                dies.kill()
+            cut.goes_on()
+            dies.start()
+            eventually(lambda: len(cut.lw.shards()) == len(shards))
+            eventually(partial(taken_over, cut, made))
+            eventually(partial(taken_over, cut, name))
+            cut.goes_on()
         cut.check()
 
 
@@ -138,20 +200,21 @@ def retire(cut: Cut) -> None:
         span = working.spans.pop(SLICES - 1)
     eventually(lambda: cut.lw.get(ROOT)[ROOT].low.micros > START)
     cut.held.say(incarnation, SLICES - 1, MAX)
-    cut.lw.retire(ROOT, span.start, span.end, force=True)
-    eventually(lambda: [each.state.value for each in cut.lw.ranges(ROOT) if each.start == span.start] == ["retired"])
+    start, end = span
+    cut.lw.retire(ROOT, start, end, force=True)
+    eventually(lambda: [each.state.value for each in cut.lw.ranges(ROOT) if each.start == start] == ["retired"])
     cut.goes_on()
     assert cut.lw.get(ROOT)[ROOT].incarnation == incarnation
     # A part: what is left of the slice holds the whole up as before.
     number, other = next((number, span) for number, span in working.spans.items() if number)
-    middle = other.start + b"\x10"
-    cut.lw.retire(ROOT, other.start, middle, force=True)
+    middle = other[0] + b"\x10"
+    cut.lw.retire(ROOT, other[0], middle, force=True)
     cut.goes_on()
     assert {each.state.value for each in cut.lw.ranges(f"{ROOT}~{number}")} <= {"retired", "owned", "unowned"}
     # Claimed again it begins where nothing is known, and what was published stays.
     at_least = cut.lw.get(ROOT)[ROOT].low
     working.spans[SLICES - 1] = span
-    eventually(lambda: [each.state.value for each in cut.lw.ranges(ROOT) if each.start == span.start] == ["owned"])
+    eventually(lambda: [each.state.value for each in cut.lw.ranges(ROOT) if each.start == start] == ["owned"])
     eventually(lambda: working.values.get(SLICES - 1, START) > at_least.micros)
     cut.goes_on()
 

@@ -178,6 +178,10 @@ CASES: Final[dict[str, Case]] = {
     "new inputs of a slice": Case("SetInputs", put(computation="cut~0", inputs=["a"]), field="computation"),
     "a reset of a slice": Case("Reset", put(computation="cut~0"), field="computation"),
     "a drop of a slice": Case("Drop", put(computation="cut~0"), field="computation"),
+    "a cut of what is not cut": Case("SplitSlice", put(computation="a", slice=any_of("a", "a~0")), field="slice"),
+    "a cut of no slice": Case("SplitSlice", put(slice=any_of("", "cut", "cut~9", "b~0", "x" * 300)), field="slice"),
+    "a cut by a slice": Case("SplitSlice", put(computation="cut~0"), field="computation"),
+    "a cut outside of the slice": Case("SplitSlice", put(at=any_of(b"", b"z", b"zz", b"m" * 2000)), field="at"),
     "a layout of what is cut": Case("ChangeLayout", put(computation="cut"), field="computation"),
     "a claim of keys of a slice": Case("Claim", put(computation="cut", bounds=[b"a", b"g"], bound_micros=[]), "OTHER_SLICE"),
     "a claim of keys of two slices": Case("Claim", put(computation="cut", bounds=[b"g", b"z"], bound_micros=[]), "OTHER_SLICE"),
@@ -478,6 +482,7 @@ CASES.update(
 _NAMED: Final = (
     "SetInputs",
     "Reset",
+    "SplitSlice",
     "Retire",
     "Drop",
     "ChangeLayout",

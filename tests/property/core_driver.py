@@ -224,7 +224,7 @@ def durable(snapshot: bytes) -> bytes:
     within a round has moved for the living alone.
     """
     message = pb.Snapshot.FromString(snapshot)
-    for group in message.groups:
+    for group in (*message.groups, *(group for each in message.handed_over for group in each.state.groups)):
         del group.senders[:]
         group.oldest_operation_micros = group.last_report_micros = 0
         group.since = b""

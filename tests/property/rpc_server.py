@@ -50,6 +50,7 @@ STUBS: Final = {
     "GetTopology": topology_pb2_grpc.TopologyServiceStub,
     "SetInputs": topology_pb2_grpc.TopologyServiceStub,
     "Reset": topology_pb2_grpc.TopologyServiceStub,
+    "SplitSlice": topology_pb2_grpc.TopologyServiceStub,
     "Retire": topology_pb2_grpc.TopologyServiceStub,
     "Drop": topology_pb2_grpc.TopologyServiceStub,
     "ChangeLayout": topology_pb2_grpc.TopologyServiceStub,
@@ -388,6 +389,7 @@ class Pipeline:
             "GetTopology": topology_pb2.GetTopologyRequest,
             "SetInputs": lambda: topology_pb2.SetInputsRequest(computation="n/c", inputs=["b", "spare"]),
             "Reset": lambda: topology_pb2.ResetRequest(computation="n/c"),
+            "SplitSlice": lambda: topology_pb2.SplitSliceRequest(computation="cut", slice="cut~0", at=b"c"),
             "Retire": lambda: topology_pb2.RetireRequest(computation="spare", start=b"c", end=b"m"),
             "Drop": lambda: topology_pb2.DropRequest(computation="spare"),
             "ChangeLayout": lambda: topology_pb2.ChangeLayoutRequest(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.interval_map import IntervalMap
 from lowwater_authority.core.requests import ClaimRequest
 from lowwater_authority.core.times import MIN
-from lowwater_authority.core.topology import Topology
+from lowwater_authority.core.topology import Part, Spec, Topology
 from lowwater_authority.engine import slices
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.engine.slices import Slice, Told
@@ -151,3 +152,64 @@ def logs_name_the_keys(planted: Planted) -> None:
             computation.map = IntervalMap()
 
     planted.setattr(recovery, "_restore", as_written)
+
+
+def moved_answers_leave(planted: Planted) -> None:
+    """What waits for the root while keys are handed over is acknowledged by what is left of the slice."""
+    planted.setattr(Slice, "turn", property(lambda self: 0, lambda self, value: None), raising=False)
+
+
+def keys_are_exported_early(planted: Planted) -> None:
+    """A slice goes on with keys that another one has read of it."""
+    _told(planted, lambda told, computation, _: told._replace(has_keys=not computation.spec.source))
+
+    async def copied(self: Shard, source: str, name: str) -> Any:
+        loaded = await self.journal.load(source)
+        found = await self.held.recovered_in_pieces(self.topology.get(source), loaded)
+        if name not in found.computation.handed_over:
+            found.computation.move_out(name)
+        return found.computation.handed_over[name]
+
+    planted.setattr(Shard, "_handed_over", copied)
+    planted.setattr(Computation, "_check_slice", lambda self, bounds: None)
+
+
+def _takes_in(planted: Planted, change: Any) -> None:
+    apply = Computation._apply_take_in
+
+    def changed(self: Computation, op: Any) -> None:
+        known = type(op)()
+        known.CopyFrom(op)
+        change(known.state)
+        apply(self, known)
+
+    planted.setattr(Computation, "_apply_take_in", changed)
+
+
+def sequencers_begin_anew_in_a_cut(planted: Planted) -> None:
+    """Whoever takes keys in counts its claims by its own ownership numbers alone (T7)."""
+
+    def forget(state: Any) -> None:
+        state.last_sequencer = 0
+
+    _takes_in(planted, forget)
+
+
+def keys_come_without_their_grants(planted: Planted) -> None:
+    """Whoever takes keys in does not know by which requests they were granted, nor in which order, nor what was committed."""
+
+    def forget(state: Any) -> None:
+        del state.granted[:]
+        state.generation, state.ordinal, state.has_batch = 0, 0, False
+
+    _takes_in(planted, forget)
+
+
+def resets_keep_a_cut_under_way(planted: Planted) -> None:
+    """A reset leaves the new slice there, which knows nothing of the sequencers that its keys have had (T7)."""
+
+    def renewed(self: Spec) -> Spec:
+        cut = tuple(Part(part.number, part.start) for part in self.cut)
+        return replace(self, incarnation=self.incarnation + 1, cut=cut)
+
+    planted.setattr(Spec, "renewed", renewed)

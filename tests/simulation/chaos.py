@@ -86,6 +86,9 @@ RETIRE: Final = "retire"
 
 RETIREMENTS: Final = 4
 
+SPLIT: Final = "split a slice"
+"""What happens as often there: an operator cuts a slice in two."""
+
 RESET: Final = "reset"
 RESETS: Final = 2
 """How often a computation is reset in worlds with slices, besides."""
@@ -99,7 +102,7 @@ INPUT: Final = "new inputs"
 INPUTS: Final = 3
 """How often somebody tries to give a computation another input in worlds with slices, besides; it has it once."""
 
-KINDS: Final = (*COMMON, *ALONE, *SHARDED, DAMAGE, DAMAGE_GRAPH, RETIRE, HOLD)
+KINDS: Final = (*COMMON, *ALONE, *SHARDED, DAMAGE, DAMAGE_GRAPH, RETIRE, SPLIT, HOLD)
 """All of them."""
 
 WEATHER: Final = ("bad network", "bad store", "hostile reports")
@@ -151,7 +154,13 @@ def schedule(random: Random, moves: int, *, sharded: bool, rotten: bool = False,
     for kind in (DAMAGE, DAMAGE_GRAPH) if rotten else (DAMAGE,):
         made += [Move(round(random.uniform(5.0, at), 3), kind, _facts(kind, random)) for _ in range(DAMAGES)]
     if sliced:
-        for kind in (*[RETIRE] * RETIREMENTS, *[INPUT] * INPUTS, *[RESET] * RESETS, *[HOLD] * HOLDS):
+        for kind in (
+            *[RETIRE] * RETIREMENTS,
+            *[INPUT] * INPUTS,
+            *[SPLIT] * RETIREMENTS,
+            *[RESET] * RESETS,
+            *[HOLD] * HOLDS,
+        ):
             made.append(Move(round(random.uniform(5.0, at), 3), kind, _facts(kind, random)))
     return sorted(made, key=lambda move: move.at)
 

@@ -76,6 +76,8 @@ class Durable:
         """Computations whose log was damaged in the store: it may be written again, from memory or for an incarnation after a drop."""
         self._stood: dict[tuple[str, int], int] = {}
         """By slice and incarnation: the greatest value that it has ever stood at, durably."""
+        self._moved: dict[str, float] = {}
+        """When keys of a slice were moved last, of each computation."""
         self._held_by_workers: set[tuple[str, int]] = set()
         """Cells of slices that a worker was granted since they were retired last, if they were: none of them is taken out of a root."""
         self._grown: dict[str, int] = {}
@@ -262,7 +264,7 @@ class Durable:
     def _took_out(self, name: str, computation: Computation) -> None:
         """What is taken over of the store says which keys are retired."""
         node = self._pipeline.whole(name)
-        if name == node.name and node.cuts:
+        if (name == node.name and node.cuts) or computation.spec.source:
             return
         ranges, _ = computation.map.all_ranges(1000)
         for each in ranges:
@@ -283,6 +285,8 @@ class Durable:
         """A write of a process has become durable."""
         self._ledger.acknowledged(operation)
         for log, position in operation.places:
+            if log == GRAPH:
+                self._cut(position)
             if not log:
                 continue
             if operation.name == "restore":
@@ -293,8 +297,38 @@ class Durable:
                 payload = decode(log, position, frame, kind=Kind.RECORD).payload
                 self._recorded(who, log, journal_pb2.Record.FromString(payload))
 
+    def _cut(self, position: int) -> None:
+        """The graph says where slices begin now. A new one stood where that stood which it takes its keys over from."""
+        stored = self._ledger.logs.get(GRAPH)
+        frame = stored.records.get(position) if stored is not None else None
+        if frame is None:
+            return
+        graph = journal_pb2.Topology.FromString(decode(GRAPH, position, frame, kind=Kind.RECORD).payload)
+        for each in graph.computations:
+            node = self._pipeline.nodes.get(each.name)
+            parts = (
+                tuple((part.number, node.covered(part.start, b"").start) for part in each.cut)
+                if node is not None
+                else ()
+            )
+            if node is None or (not parts and not node.parts):
+                continue
+            self._moved[node.name] = self._sim.now
+            node.parts = parts  # none any more, once it was dropped and registered again
+            self._pipeline.changed()
+            for part in each.cut:
+                if not part.HasField("source"):
+                    self._sim.reach("a slice took keys over")
+                    continue
+                new, source = f"{node.name}~{part.number}", f"{node.name}~{part.source}"
+                for (name, incarnation), value in list(self._stood.items()):
+                    if name == source:
+                        self._stood[new, incarnation] = max(value, self._stood.get((new, incarnation), MIN))
+
     def _recorded(self, who: str, log: str, record: journal_pb2.Record) -> None:
         self._takes_out(log, record)
+        if any(op.HasField("move_out") for op in record.ops):
+            self._moved[self._pipeline.whole(log).name] = self._sim.now
         incarnation = log, record.incarnation
         # Others may have gone on, when the news of this write is late.
         known = MIN if self._weak else self._durable.get(incarnation, MIN)

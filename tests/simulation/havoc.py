@@ -113,6 +113,8 @@ class Havoc:
                 self._retire(facts["pick"])
                 if facts["late"]:
                     self._world.later(self._bad_network, "bad network", LATE)
+            case chaos.SPLIT:
+                self._split(facts["pick"])
             case chaos.HOLD:
                 self._world.later(self._hold, facts["pick"], facts["seconds"])
             case chaos.DAMAGE:
@@ -339,6 +341,28 @@ class Havoc:
 
         async def run(lw: Client) -> None:
             await lw.retire(UNREAD, node.edge(start), node.edge(end), force=True)
+
+        self.operate(run)
+
+    def _split(self, pick: float) -> None:
+        """Let an operator cut a slice in two where it may be cut and is not yet."""
+        may = [
+            (node, cell, name)
+            for node in self._world.pipeline.nodes.values()
+            for cell in node.later
+            for name, cells in node.slices.items()
+            if cell in cells[1:]
+        ]
+        if not may:
+            return
+        self._acted(chaos.SPLIT)
+        node, cell, name = may[int(pick * len(may))]
+
+        async def run(lw: Client) -> None:
+            try:
+                await lw.split_slice(name, node.edge(cell))
+            except (errors.Unavailable, errors.InvalidArgument, errors.UnknownComputation) as error:
+                self._world.sim.reach(f"split: {error.reason}")  # another one is still taken over, or it is cut by now
 
         self.operate(run)
 

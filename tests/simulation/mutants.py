@@ -517,6 +517,14 @@ SLICED: Final = (
 )
 """Bugs that only show where computations are cut into slices."""
 
+RECUT: Final = (
+    slice_switches.keys_are_exported_early,
+    slice_switches.sequencers_begin_anew_in_a_cut,
+    slice_switches.keys_come_without_their_grants,
+    slice_switches.resets_keep_a_cut_under_way,
+)
+"""Those that only show where slices are cut in two. By two of them sinks refuse for good whoever owns the keys, which is seen by what does not arrive."""
+
 UNSAFE: Final = (*SLICED, leave_a_damaged_graph)
 """Bugs that must be seen as they do harm: a value that leads or goes back, or somebody who is refused for long."""
 
@@ -567,6 +575,7 @@ MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
         task_switches.intervals_lead,
         task_switches.snapshots_forget_intervals,
         *SLICED,
+        *RECUT,
         *WRITING,
         *TIMING,
     )
@@ -627,7 +636,7 @@ def worlds(name: str) -> Iterator[int]:
             and (plant not in CLOSING or (is_closing(seed) and not is_weak(seed)))
             and (plant not in WRITING or is_writing(seed))
             and (plant not in TIMING or is_timed(seed))
-            and (plant not in SLICED or is_sliced(seed))
+            and (plant not in SLICED + RECUT or is_sliced(seed))
             and (plant not in RETENTIVE or not is_weak(seed))
             and (plant not in BUDGETED or (is_budgeted(seed) and not is_weak(seed)))
         ):

@@ -287,8 +287,9 @@ class Oracle(Durable):
             self._expect(holds, f"{about} begins with {cells} at {micros}, but {truth} is not finished")
 
     def _may_have_ended(self, claim: Claim) -> bool:
-        """Whether a reset or new inputs may have made a claim stale: asked for since, or shortly before and still on the way."""
-        return self._ended.get(self._pipeline.whole(claim.name).name, float("-inf")) >= claim.granted_at - 30
+        """Whether a reset, new inputs or a cut may have made a claim stale: asked for since, or shortly before and still on the way."""
+        root = self._pipeline.whole(claim.name).name
+        return max(each.get(root, float("-inf")) for each in (self._ended, self._moved)) >= claim.granted_at - 30
 
     def _is_root(self, name: str) -> bool:
         """Whether it is cut into slices, whose shards claim it."""

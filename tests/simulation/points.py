@@ -32,6 +32,7 @@ _MET: Final = (
     "ranges went down",
     "a slice was served by another shard than its root",
     "a root was reset under its slices",
+    "a slice took keys over",
     "an answer waited for the root",
     "an answer waited for the root in vain",
     "a lateness budget is ahead of the low watermark",

@@ -78,11 +78,18 @@ class Node:
     cuts: tuple[int, ...] = ()
     """The cells that the slices of it begin with, but for the first slice; empty: it is not cut."""
 
+    later: tuple[int, ...] = ()
+    """Cells that an operator may cut a slice at."""
+    parts: tuple[tuple[int, int], ...] = ()
+    """The number of each slice, in the order of their keys, and its first cell, once one was cut in two; empty: as ``cuts`` says."""
+
     @property
     def slices(self) -> dict[str, range]:
         """The cells of each slice, by the name that the authority has for it."""
-        edges = pairwise((0, *self.cuts, len(self.cells)))
-        return {f"{self.name}~{number}": range(*each) for number, each in enumerate(edges)} if self.cuts else {}
+        parts = self.parts or tuple(enumerate((0, *self.cuts)))
+        edges = pairwise((*(first for _, first in parts), len(self.cells)))
+        names = [f"{self.name}~{number}" for number, _ in parts]
+        return {name: range(*each) for name, each in zip(names, edges, strict=True)} if self.cuts else {}
 
     def stamp(self, time: int) -> int:
         """The event time of what comes of a record: floored to the window's start."""

@@ -102,13 +102,21 @@ def cut(random: Random, nodes: Pipeline) -> None:
         node.cuts = tuple(sorted(random.sample(inner, random.randrange(1, min(len(inner), 3) + 1))))
 
 
+def cut_later(random: Random, nodes: Pipeline) -> None:
+    """Choose where slices may be cut in two. Not those of the one that gets another input: what a slice stood at before nobody could tell of its halves."""
+    for node in nodes.nodes.values():
+        inner = [cell for cell in range(1, len(node.cells)) if cell not in node.cuts]
+        if node.cuts and node.name != programs.GROWING:
+            node.later = tuple(sorted(random.sample(inner, min(len(inner), 2))))
+
+
 def shares(random: Random, node: Node) -> list[Share]:
     """Divide a computation among workers, and their shares into ranges, at random edges. No share is in two slices."""
     count = len(node.cells)
     inner = sorted(random.sample(range(1, count), random.randrange(min(count, 4))))
     if node.name in (BATCHED, timers.TIMED):
         return [Share((0, *inner, count))]
-    outer = [0, *sorted({*random.sample(inner, random.randrange(len(inner) + 1)), *node.cuts}), count]
+    outer = [0, *sorted({*random.sample(inner, random.randrange(len(inner) + 1)), *node.cuts, *node.later}), count]
     return [Share((low, *(edge for edge in inner if low < edge < high), high)) for low, high in pairwise(outer)]
 
 
@@ -129,6 +137,7 @@ class World:
         self.sliced = is_sliced(seed)
         if self.sliced:
             cut(sim.rng("slices"), self.pipeline)
+            cut_later(sim.rng("later cuts"), self.pipeline)
         self.lasting = {"flights", "weather", timers.READ, timers.TIMED} if self.timed else set[str]()
         """Computations that nobody resets: a checkpoint is of one life of its inputs."""
         seats = random.randrange(2, 5) if is_sharded(seed) else 1
@@ -391,13 +400,13 @@ class Pauses:
         await asyncio.sleep(seconds)
 
 
-def _waiting(sim: Simulation) -> Callable[[slices.Slice], Coroutine[Any, Any, errors.Unavailable | None]]:
+def _waiting(sim: Simulation) -> Callable[[slices.Slice, int], Coroutine[Any, Any, errors.Unavailable | None]]:
     """Count the answers that wait for the root of a slice."""
     settle = slices.Slice.settle
 
-    async def counted(self: slices.Slice) -> errors.Unavailable | None:
+    async def counted(self: slices.Slice, turn: int) -> errors.Unavailable | None:
         sim.reach("an answer waited for the root")
-        refusal = await settle(self)
+        refusal = await settle(self, turn)
         if refusal is not None:
             sim.reach("an answer waited for the root in vain")
         return refusal

@@ -173,7 +173,7 @@ async def write(writes: Writes, process: Process, lw: Client, lease: Lease, cell
     old = not place.calm and random.random() < 0.05
     claim = Claim(
         lw.server_token,
-        lease.computation,
+        lease.computation.partition("~")[0],  # as Claim.of
         lease.incarnation,
         lease.sequencer,
         random.randbytes(16).hex(),

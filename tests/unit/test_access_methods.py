@@ -45,6 +45,7 @@ NEEDS = {
     "GetTopology": [],
     "SetInputs": [("operate", "computation"), ("read", "inputs")],
     "Reset": [("operate", "computation")],
+    "SplitSlice": [("operate", "computation")],
     "Retire": [("operate", "computation")],
     "Drop": [("operate", "computation")],
     "ChangeLayout": [("operate", "computation")],

@@ -24,6 +24,10 @@ from tests.kit.client import OfflineClient
 from tests.unit.test_client_routing import Failed, moved
 
 CUT = topology_pb2.Computation(name="hourly", inputs=["flights"], input_version=3, slices=[b"\x40", b"\x80"])
+SLICES = [
+    topology_pb2.Computation(name=name, slice_of="hourly", slice_start=start, slice_end=end)
+    for name, start, end in (("hourly~0", b"", b"\x40"), ("hourly~2", b"\x80", b""), ("hourly~1", b"\x40", b"\x80"))
+]
 SLICE = topology_pb2.Computation(
     name="hourly~1", inputs=["flights"], input_version=3, slice_of="hourly", slice_start=b"\x40", slice_end=b"\x80"
 )
@@ -47,14 +51,18 @@ def test_a_name_says_what_it_is_a_slice_of() -> None:
     assert lowwater.WatermarkView("hourly~3").slice_of == "hourly"
 
 
+def slices_of_hourly() -> tuple[Slice, ...]:
+    return cut(computation(CUT), [computation(each) for each in SLICES])
+
+
 def test_slices_are_listed_with_their_keys_and_what_is_not_cut_is_one() -> None:
-    assert cut(computation(CUT)) == (
+    assert slices_of_hourly() == (
         Slice("hourly~0", b"", b"\x40"),
         Slice("hourly~1", b"\x40", b"\x80"),
         Slice("hourly~2", b"\x80", b""),
     )
-    assert cut(computation(SLICE)) == (Slice("hourly~1", b"\x40", b"\x80"),)
-    assert cut(computation(topology_pb2.Computation(name="flights"))) == (Slice("flights", b"", b""),)
+    assert cut(computation(SLICE), []) == (Slice("hourly~1", b"\x40", b"\x80"),)
+    assert cut(computation(topology_pb2.Computation(name="flights")), []) == (Slice("flights", b"", b""),)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +76,7 @@ def test_slices_are_listed_with_their_keys_and_what_is_not_cut_is_one() -> None:
     ],
 )
 def test_an_interval_is_cut_where_slices_begin(start: bytes, end: bytes, parts: list[tuple[str, bytes, bytes]]) -> None:
-    assert [tuple(part) for part in parts_of(cut(computation(CUT)), start, end)] == parts
+    assert [tuple(part) for part in parts_of(slices_of_hourly(), start, end)] == parts
 
 
 @pytest.mark.parametrize(

@@ -383,7 +383,7 @@ async def test_what_is_said_by_a_range_that_is_given_up_is_waited_for_no_more() 
         reading = Reading("a", (), 0, (), ())
         granted = lowwater.aio.Lease(lw._runtime(), Grant(state, (b"", KEY), lowwater.Watermarks([MIN]), reading))
         lw._runtime().reporter.add(state)
-        known = RangeThere(lw.worker("a", name="a~0"), granted)
+        known = RangeThere(lw.worker("a", name="a~0"), granted, (b"", KEY))
         told = Told(
             1, NO_FOLD, current=True, vouched=MIN, low=1, retired=False, kept=(), oldest_operation=0, waiting_for=""
         )

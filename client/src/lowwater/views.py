@@ -363,13 +363,15 @@ class Computation:
     all_pending: bool = False
     """Whether its budgets go by what is pending, which is all that is still to come."""
     slices: tuple[bytes, ...] = ()
-    """Where each of its slices but the first begins, ascending; none: it is not cut. See ``Client.slices``."""
+    """Where each of its slices but the first began when it was registered, ascending; none: it is not cut. ``Client.slices`` has those of now."""
     slice_of: str = ""
     """Of a slice: the computation that it is a slice of; else empty."""
     slice_start: bytes = b""
     """Of a slice: its first key."""
     slice_end: bytes = b""
     """Of a slice: the first key after it; empty means no upper bound."""
+    slice_source: str = ""
+    """Of a slice: the one that it is still to take its keys over from; else empty."""
 
 
 class Slice(NamedTuple):

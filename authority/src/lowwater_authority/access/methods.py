@@ -119,6 +119,7 @@ METHODS: Final[dict[str, Method]] = {
         _inputs(Action.OPERATE, "computation"), most=_READ, act=lambda _: "set_inputs"
     ),
     "/lowwater.v1.TopologyService/Reset": Method(_own(Action.OPERATE), act=lambda _: "reset"),
+    "/lowwater.v1.TopologyService/SplitSlice": Method(_own(Action.OPERATE), act=lambda _: "split_slice"),
     "/lowwater.v1.TopologyService/Retire": Method(
         _own(Action.OPERATE), of_slice=lambda request: request.sequencer > 0, act=lambda _: "retire"
     ),

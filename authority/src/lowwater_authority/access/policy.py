@@ -32,7 +32,7 @@ class Action(StrEnum):
     READ = "read"
     """Its watermarks, ranges, history, and its place in the graph."""
     OPERATE = "operate"
-    """Set its inputs, reset, adopt, retire and drop. On everything: pin and drain."""
+    """Set its inputs, reset, adopt, retire, cut its slices and drop. On everything: pin and drain."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from lowwater._core import lease
 from lowwater._core.fold import Fold
 from lowwater._core.lateness import Lateness
 from lowwater.watermark import MAX, MIN, Watermark
-from lowwater_authority.engine.slices import GENERATION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -84,7 +83,7 @@ class Peers:
     async def claim(self, asked: Asked) -> RangeThere:
         """See Above."""
         worker = self._connected().worker(
-            asked.root, name=asked.name, identity=asked.identity, generation=GENERATION, ordinal=asked.ordinal
+            asked.root, name=asked.name, identity=asked.identity, generation=asked.generation, ordinal=asked.ordinal
         )
         worker._claimant = replace(
             worker._claimant, host=asked.host
@@ -97,7 +96,7 @@ class Peers:
                 msg = f"the shard of {asked.root} cannot be reached: {error}"
                 raise errors.Unavailable(msg) from error
             raise
-        return RangeThere(worker, lease)
+        return RangeThere(worker, lease, asked.span)
 
     async def epoch(self, root: str) -> int:
         """See Above."""
@@ -122,9 +121,10 @@ class Peers:
 class RangeThere:
     """The range of a slice at a root that another process serves: a lease, whose states say what the slice's log knows and not what the lease was told."""
 
-    def __init__(self, worker: Worker, lease: Lease) -> None:
+    def __init__(self, worker: Worker, lease: Lease, span: tuple[bytes, bytes]) -> None:
         self._worker = worker
         self._lease = lease
+        self.span = span
         self.incarnation = lease.incarnation
         self.low = lease.watermarks[0].micros
         reading = lease._reading

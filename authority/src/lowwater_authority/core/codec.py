@@ -8,12 +8,13 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
-from lowwater_authority.core.bounds import SHORT
+from lowwater_authority.core.bounds import SHORT, Bounds
 from lowwater_authority.core.budget import MEMORIES, Arrivals, Budget, Memory
-from lowwater_authority.core.groups import NO_RECORDS, Mass, RecentSlots
+from lowwater_authority.core.groups import NO_RECORDS, Group, GroupState, Mass, RecentSlots
 from lowwater_authority.core.heuristics import PPM
 from lowwater_authority.core.history import Completion
 from lowwater_authority.core.layout import Layout
+from lowwater_authority.core.times import MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -209,6 +210,38 @@ def arrived_before(value: tuple[int, int] | None) -> pb.ArrivedBefore | None:
 def arrived_before_from(value: pb.ArrivedBefore) -> tuple[int, int]:
     """Decode where those stood that a group replaced."""
     return value.frontier_micros, value.recent
+
+
+def unclaimed(group: Group, values: Int64s, since: Int64s) -> pb.Group:
+    """Encode a group that no claim names, with all of its ranges."""
+    return pb.Group(
+        bounds=list(group.bounds),
+        micros=int64_bytes(values),
+        since=int64_bytes(since),
+        state=group.state,
+        worker=group.worker,
+        host=group.host,
+        last_report_micros=group.last_report,
+        generation=group.order[0],
+        ordinal=group.order[1],
+    )
+
+
+def unclaimed_from(message: pb.Group) -> tuple[Group, Int64s, Int64s]:
+    """Decode a group that no claim names, with values and since-times."""
+    group = Group(
+        0,
+        Bounds(list(message.bounds)),
+        0,
+        GroupState(message.state),
+        worker=message.worker,
+        host=message.host,
+        last_report=message.last_report_micros,
+        order=(message.generation, message.ordinal),
+    )
+    values = int64s(message.micros)
+    group.finished = group.state is not GroupState.RETIRED and bool((values == MAX).all())
+    return group, values, int64s(message.since)
 
 
 def budget(value: Budget) -> pb.Budget:

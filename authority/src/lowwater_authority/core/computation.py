@@ -31,7 +31,7 @@ from lowwater_authority.core.heuristics import Masses
 from lowwater_authority.core.history import History
 from lowwater_authority.core.interval_map import IntervalMap, Range, Taken
 from lowwater_authority.core.layout import Layout, Told
-from lowwater_authority.core.requests import Fenced, Grant, Granted, Refused
+from lowwater_authority.core.requests import Fenced, Grant, Granted, Refused, finished
 from lowwater_authority.core.tasks import Tasks
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import CUT, carried, is_slicing, slicing, whole
@@ -123,7 +123,12 @@ class Computation:
         self.spec = spec
         self.epoch_base = epoch_base
         self.incarnation = spec.incarnation
-        self.map = IntervalMap(spec.span)
+        self.map = IntervalMap(spec.began)
+        self.cut_version = 0
+        """Of a slice: the version of the cut by which it has the keys that it has; 0: those that its log began with in this incarnation. The graph may know a
+        newer cut. As it stands in the log, nobody who has lost the log ever knows a newer one than who owns it: so it orders claims at the root."""
+        self.handed_over: dict[str, pb.Snapshot] = {}
+        """Of a slice: what was known of the keys that it has handed over last, by the slice that takes them in."""
         self.masses = Masses(spec.heuristics, self.map.run_groups())
         self.batches = BatchStage()
         self.tasks = Tasks()
@@ -220,6 +225,7 @@ class Computation:
 
     def _check_claim(self, request: ClaimRequest) -> str:
         """Raise what a claim is refused for, if it is; returns the identity that it binds the computation to."""
+        self._check_taken_in()
         self._check_span(request.bounds[0], request.bounds[-1], "claim")
         identity = request.identity
         if not is_slicing(self.spec.name, identity):
@@ -310,8 +316,9 @@ class Computation:
 
     def has_keys(self, start: bytes, end: bytes) -> bool:
         """Whether an interval lies in its key space; nothing else is to be asked of its map about one that does not."""
-        own_start, own_end = self.spec.span
-        return start >= own_start and (not own_end or bool(end and end <= own_end))
+        # Those of the graph, and those that it has in fact: the graph may know an older cut, if a store has lost the newest one.
+        spans = self.spec.span, self.map.span
+        return all(start >= first and (not last or bool(end and end <= last)) for first, last in spans)
 
     def _check_span(self, start: bytes, end: bytes, what: str) -> None:
         """A slice has the keys of its own, and what is cut has none but by its slices. Raises OtherSlice."""
@@ -324,6 +331,12 @@ class Computation:
             "which says whose they are"
         )
         raise errors.OtherSlice(msg, metadata=self._about(slice_of=root))
+
+    def _check_taken_in(self) -> None:
+        """A slice that is to take in what another one knows of its keys knows nothing of them before. Raises Unavailable."""
+        if self.spec.source:
+            msg = f"{self.spec.name} is still taking its keys over from {self.spec.source}; nothing was changed, try again in a moment"
+            raise errors.Unavailable(msg, metadata=self._about(source=self.spec.source))
 
     def _check_cut(self, start: bytes, end: bytes, what: str) -> None:
         """Of what is cut into slices, only these have key ranges. Raises OtherSlice."""
@@ -395,6 +408,10 @@ class Computation:
         taken = self.map.claim(group, codec.int64s(op.bound_micros), now)
         if self.spec.slices:
             group.kept = dict(taken[0].group.kept)
+            for remainder in taken[
+                0
+            ].remainders:  # a slice was cut in two: both stand where it stood, and one has its records
+                remainder.kept = {ppm: (micros, 0, 0) for ppm, (micros, _, _) in group.kept.items()}
         self._hand_over_arrivals(group, taken)
         self._hand_over_masses(group, taken, bounded=bool(op.bound_micros))
         group.finished = bool((self.map.columns.values[group.slots()] == MAX).all())
@@ -478,8 +495,8 @@ class Computation:
         Raises IncarnationChanged, LayoutConflict, and InvalidArgument for one that is cut, whose slices stay as they are. O(ranges).
         """
         if self.spec.slices:
-            fix = "ask for a layout of one of its slices, or drop it and register it with other slices"
-            msg = f"{self.spec.name} is cut into slices, which are not moved or cut again; {fix}"
+            fix = "ask for a layout of one of its slices"
+            msg = f"{self.spec.name} is cut into slices, each of which has a layout of its own; {fix}"
             raise errors.InvalidArgument(msg, metadata=self._about(field="computation", fix=fix))
         if incarnation != self.incarnation:
             msg = f"{self.spec.name} is in incarnation {self.incarnation}, not {incarnation}; look at its ranges again"
@@ -604,6 +621,7 @@ class Computation:
         Raises OwnedRanges when a worker owns one of them, unless forced; OtherSlice. ``sequencer``: the claim that has the interval, all of it and
         nothing else, and asks for that itself; StaleSequencer unless it has.
         """
+        self._check_taken_in()
         self._check_span(start, end, "retire")
         if sequencer:
             self._check_sliced("retires", "sequencer", str(sequencer))
@@ -641,6 +659,106 @@ class Computation:
         self._mass_changed = True
         self._forget_dead_batches()
         return taken
+
+    # -- cut anew --------------------------------------------------------------------------------------------
+
+    def move_out(self, to: str) -> list[Fenced]:
+        """Hand the keys behind those that the graph says are its own over to another slice; returns who lost what. O(what moves).
+
+        From here on it knows nothing of them, and what it did know is kept, as it was, until the other one has taken it in: see :meth:`forget_handed_over`.
+        """
+        end = self.spec.span[1]
+        assert end, "a slice that hands keys over ends before them"
+        self._flush()
+        op = pb.MoveOut(start=end, to=to, cut_version=self.spec.cut_version)
+        taken = self._apply_move_out(op)
+        self._ops.append(pb.Op(move_out=op))
+        self._strong = True
+        return list(self._fenced(taken, f"its keys were moved to {to}: claim them again"))
+
+    def _apply_move_out(self, op: pb.MoveOut) -> list[Taken]:
+        taken, known = self.map.move_out(op.start)
+        state = pb.Snapshot(
+            computation=op.to,
+            incarnation=self.incarnation,
+            last_sequencer=self.last_sequencer,
+            identity=self.identity or "",
+            bound=self.identity is not None,
+            generation=self.order[0],
+            ordinal=self.order[1],
+            granted=[
+                pb.Granted(request_id=key, sequencer=sequencer, asked=asked)
+                for key, (sequencer, asked) in self.granted.items()
+            ],
+            input_version=self.input_version,
+            vouched_micros=None if self.vouched == MIN else self.vouched,
+            budgets=[codec.budget(Budget(ppm, value=budget.value)) for ppm, budget in self.budgets.items()],
+        )
+        if self.last_batch is not None:
+            state.has_batch, state.batch_sequencer = True, self.committed_by
+            state.batch, state.batch_digest = self.last_batch
+        state.groups.extend(codec.unclaimed(group, values, since) for group, values, since in known)
+        # Those of an older cut were taken in: else the graph would not have let it be cut again.
+        self.handed_over = {op.to: state}
+        self.cut_version = op.cut_version
+        if self.layout.starts:  # by keys that it has no more
+            self.layout = Layout(self.layout.version + 1)
+        self._hand_over_arrivals(None, taken)
+        self._hand_over_masses(None, taken)
+        self._regrouped(taken)
+        self._mass_changed = True
+        self._forget_dead_batches()
+        return taken
+
+    def forget_handed_over(self) -> None:
+        """Forget what was handed over: whom it was meant for has it, durably, as the graph says."""
+        self.handed_over = {}
+
+    def take_in(self, state: pb.Snapshot) -> None:
+        """Begin with what another slice has handed over: that state of its ``handed_over``. Nothing may have happened to this one in this incarnation.
+
+        Its watermark is what it was told, and what nobody may report any more holds; sequencers go on above those of the other one, so that no sink takes
+        a late owner of there for a newer one. A request that was granted there is known, and stale: it is never granted a second time. Masses are not known,
+        and lateness budgets stand where they stood, and count anew. Raises IncarnationChanged when the state is of another incarnation, ValueError when it is not of these keys.
+        """
+        if state.incarnation != self.incarnation:
+            msg = (
+                f"{self.spec.name} is in incarnation {self.incarnation}, and would take in keys of {state.incarnation}"
+            )
+            raise errors.IncarnationChanged(msg, metadata=self._about(incarnation=self.incarnation))
+        if span_of(state) != self.spec.span:
+            msg = f"{self.spec.name} would take in other keys than its own"
+            raise ValueError(msg)
+        op = pb.Op()
+        op.take_in.state.CopyFrom(state)
+        op.take_in.cut_version = self.spec.cut_version
+        self._apply_take_in(op.take_in)
+        self._ops.append(op)
+        self._strong = True
+
+    def _apply_take_in(self, op: pb.TakeIn) -> None:
+        state = op.state
+        if self.cut_version or self.identity is not None or self.map.groups:
+            msg = f"{self.spec.name} has begun without the keys that it takes in"
+            raise ValueError(msg)
+        if self.incarnation == self.spec.incarnation:
+            groups = [codec.unclaimed_from(each) for each in state.groups]
+            self.map = finished(IntervalMap.restore(groups, span_of(state)))
+            self.masses = Masses(self.spec.heuristics, self.map.run_groups())
+        self.cut_version = op.cut_version
+        self.last_sequencer = max(self.last_sequencer, state.last_sequencer)
+        self.identity = state.identity if state.bound else None
+        self.order = max(self.order, (state.generation, state.ordinal))
+        self.input_version = state.input_version
+        self.vouched = state.vouched_micros if state.HasField("vouched_micros") else MIN
+        if state.has_batch:
+            self.last_batch, self.committed_by = (state.batch, state.batch_digest), state.batch_sequencer
+        for each in state.granted:
+            self.granted[each.request_id] = Granted(each.sequencer, each.asked)
+        for told in map(codec.budget_from, state.budgets):
+            if told.ppm in self.budgets:  # readers were shown no more than that: so late is what comes behind it
+                self.budgets[told.ppm].value = max(self.budgets[told.ppm].value, told.value)
+        self._mass_changed = True
 
     # -- reports ---------------------------------------------------------------------------------------------
 
@@ -1329,10 +1447,24 @@ class Computation:
                 self.tasks.apply(op.task)
             case "layout":
                 self._apply_layout(op.layout)
+            case _:
+                self._replay_cut(op, now)
+        self._changes.clear()
+
+    def _replay_cut(self, op: pb.Op, now: int) -> None:
+        match op.WhichOneof("kind"):
+            case "move_out":
+                if self.incarnation < self.spec.incarnation:
+                    # Of a life that is over nobody knows which keys it began with, nor are they used any more.
+                    self._apply_retire(pb.Retire(start=op.move_out.start, end=self.map.span[1]), now)
+                    self.cut_version = op.move_out.cut_version
+                else:
+                    self._apply_move_out(op.move_out)
+            case "take_in":
+                self._apply_take_in(op.take_in)
             case kind:
                 msg = f"unknown op {kind}"
                 raise ValueError(msg)
-        self._changes.clear()
 
     def _view(self) -> View:
         oldest = self.masses.oldest_operation()
@@ -1366,6 +1498,13 @@ class Computation:
             assert budget.value != MAX or self.low == MAX, "only the low watermark says finished"
         for group in self.map.groups.values():
             assert group.sequencer <= self.last_sequencer
+
+
+def span_of(snapshot: pb.Snapshot) -> tuple[bytes, bytes]:
+    """Return the key space that the groups of a snapshot make up."""
+    starts = [group.bounds[0] for group in snapshot.groups]
+    ends = {group.bounds[-1] for group in snapshot.groups}
+    return min(starts), b"" if b"" in ends else max(ends)
 
 
 def wrong_operation(micros: int) -> str:

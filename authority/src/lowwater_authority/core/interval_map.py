@@ -211,6 +211,30 @@ class IntervalMap:
         self._compact()
         return taken
 
+    def move_out(self, start: bytes) -> tuple[list[Taken], list[tuple[Group, Int64s, Int64s]]]:
+        """Give up all keys from one on, which must be inside of the key space: it ends there.
+
+        Returns what groups lost, and what was known of these keys: groups of their own, none of which anybody may report for, with values and since-times.
+        O(what moves).
+        """
+        if not (self.span[0] < start and before(start, self.span[1])):
+            msg = "keys are handed over that are not the last ones of many"
+            raise ValueError(msg)
+        known = [self._copied(group, low, high, start) for group, low, high in self.overlapping(start, self.span[1])]
+        taken = self._carve(start, self.span[1])
+        self.span = (self.span[0], start)
+        self._compact()
+        return taken, known
+
+    def _copied(self, group: Group, low: int, high: int, start: bytes) -> tuple[Group, Int64s, Int64s]:
+        state = GroupState.UNOWNED if group.state is GroupState.OWNED else group.state
+        bounds = group.bounds[low : high + 1]
+        copied = Group(0, Bounds([max(start, bounds[0]), *bounds[1:]]), 0, state)
+        copied.worker, copied.host, copied.last_report = group.worker, group.host, group.last_report
+        copied.order = group.order
+        slots = slice(group.base + low, group.base + high)
+        return copied, self.columns.values[slots].copy(), self.columns.since[slots].copy()
+
     def overlapping(self, start: bytes, end: bytes) -> Iterator[tuple[Group, int, int]]:
         """Iterate over (group, low, high): the live places that share keys with an interval, in key order."""
         first = self._runs.bisect_right(start) - 1

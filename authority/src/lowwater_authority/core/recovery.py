@@ -63,10 +63,7 @@ def steps(
     A step is a claim of the snapshot, or a part of a large one, or an operation of a record. At one go are still: the parsing of a claim or of a record, and
     the bounds of a claim, some 10 ms each for a hundred thousand ranges.
     """
-    begun = spec
-    if snapshot is not None and spec.first > 1 and spec.span != WHOLE:
-        begun = _life(spec, incarnation(snapshot))
-    computation = Computation(begun, epoch_base=epoch_base)
+    computation = Computation(spec, epoch_base=epoch_base)
     computation.incarnation = 0
     try:
         if snapshot is not None:
@@ -123,6 +120,8 @@ def _replay_steps(computation: Computation, spec: Spec, records: Iterable[bytes]
         raise ReplayError(msg)
     if computation.incarnation < spec.incarnation:
         computation = restarted(computation, spec)
+    if not spec.taker:
+        computation.forget_handed_over()
     computation.reference = computation.masses.reference_time()
     computation.publish()
     return computation
@@ -131,9 +130,17 @@ def _replay_steps(computation: Computation, spec: Spec, records: Iterable[bytes]
 def _life(spec: Spec, incarnation: int) -> Spec:
     """Return by what an incarnation is read of which a log still tells.
 
-    Before it was dropped and registered anew a slice may have had other keys, which the graph does not know any more.
+    One that is over may have had other keys, as a slice that was cut anew since, or dropped and registered with others: the graph does not know them any more,
+    and only what does not go by keys is kept of it.
     """
-    return spec if incarnation >= spec.first else replace(spec, span=WHOLE)
+    over = bool(spec.slice_of) and incarnation < spec.incarnation
+    return replace(spec, span=WHOLE, began_end=None) if over else spec
+
+
+def _span(groups: list[tuple[Group, Int64s, Int64s]]) -> tuple[bytes, bytes]:
+    """Return the key space that the groups of a snapshot make up. Those of a slice may be other ones than the graph has."""
+    ends = {group.bounds[-1] for group, _, _ in groups}
+    return min(group.bounds[0] for group, _, _ in groups), b"" if b"" in ends else max(ends)
 
 
 def restarted(old: Computation, spec: Spec) -> Computation:
@@ -185,6 +192,8 @@ def pieces(computation: Computation) -> Iterator[bytes]:
     if computation.vouched != MIN:
         message.vouched_micros = computation.vouched
     message.input_version = computation.input_version
+    message.cut_version = computation.cut_version
+    message.handed_over.extend(pb.HandedOver(to=to, state=state) for to, state in computation.handed_over.items())
     if computation.layout.version:
         message.layout.CopyFrom(codec.layout(computation.layout))
     if computation.last_batch is not None:
@@ -236,6 +245,9 @@ def _restore(computation: Computation, snapshot: bytes) -> Iterator[int]:
     message = pb.Snapshot.FromString(rest)
     yield len(rest)
     computation.incarnation = message.incarnation
+    computation.spec = _life(computation.spec, message.incarnation)
+    computation.map = IntervalMap(computation.spec.began)
+    computation.masses = Masses(computation.spec.heuristics, computation.map.run_groups())
     groups = []
     for group in (pb.Group.FromString(snapshot[place]) for place in places):
         bounds: list[bytes] = []
@@ -246,9 +258,11 @@ def _restore(computation: Computation, snapshot: bytes) -> Iterator[int]:
         groups.append(_group_from(group, bounds))
         yield len(bounds) * RANGE_BYTES
     # Whoever ends a log does not know the keys of the slice that begins with what is left: nobody has claimed any, so there are those of the graph.
-    if any(group.state is not GroupState.NEVER for group, _, _ in groups):
-        computation.map = yield from IntervalMap.restore(groups, computation.spec.span)
+    if message.cut_version or any(group.state is not GroupState.NEVER for group, _, _ in groups):
+        computation.map = yield from IntervalMap.restore(groups, _span(groups))
         computation.masses = yield from Masses.restore(computation.spec.heuristics, computation.map.run_groups())
+    computation.cut_version = message.cut_version
+    computation.handed_over = {each.to: each.state for each in message.handed_over}
     computation.low = message.low_micros
     stored = codec.shares_from(message.heuristics)
     computation.heuristics = {share: stored.get(share, message.low_micros) for share in computation.spec.heuristics}

@@ -35,7 +35,7 @@ Pieces = Generator[None, None, Made]
 """Work that yields wherever others may have their turn, and returns what it makes."""
 
 
-def finished(pieces: Pieces[Made]) -> Made:
+def finished(pieces: Generator[object, None, Made]) -> Made:
     """Do all the work at once."""
     while True:
         try:

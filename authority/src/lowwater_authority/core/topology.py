@@ -55,8 +55,24 @@ DIGESTS: Final = (1 << 64) - 1
 NAMED: Final = 20
 """Most names that a refusal lists."""
 
+KEPT: Final = ("incarnation", "input_version", "first", "cut", "cut_version", "next_slice")
+"""What a registration does not say of a computation."""
+
 WHOLE: Final = (b"", b"")
 """The whole key space."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A slice of a computation that was cut anew."""
+
+    number: int
+    start: bytes
+    """Its first key."""
+    source: int | None = None
+    """The number of the slice whose keys it is to take in; None: it has them."""
+    began_end: bytes | None = None
+    """Of one that has become smaller in this incarnation: where it ended before; None: where it does now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +101,30 @@ class Spec:
     """Where its slices but the first begin, ascending; empty: it is not cut."""
     span: tuple[bytes, bytes] = WHOLE
     """Its key space, ``[start, end)``: that of a slice is a part."""
+    cut: tuple[Part, ...] = ()
+    """Its slices in the order of their keys, when it was cut anew; empty: as ``slices`` says."""
+    cut_version: int = 0
+    """Grows each time it is cut anew; also of its slices."""
+    next_slice: int = 0
+    """Then: the number that its next slice gets. None is ever used again, for the log of a slice outlives it."""
+    source: str = ""
+    """Of a slice: the one whose keys it is to take in; empty: it has them."""
+    began_end: bytes | None = None
+    """Of a slice: see Part."""
+    taker: str = ""
+    """Of a slice: the one that is to take in keys of it; empty: there is none."""
+
+    @property
+    def began(self) -> tuple[bytes, bytes]:
+        """The key space that its log begins with in this incarnation."""
+        return self.span if self.began_end is None else (self.span[0], self.began_end)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Its slices, in the order of their keys; empty: it is not cut."""
+        if self.cut or not self.slices:
+            return self.cut
+        return tuple(Part(number, start) for number, start in enumerate((b"", *self.slices)))
 
     @property
     def slice_of(self) -> str:
@@ -93,32 +133,116 @@ class Spec:
 
     def slice_specs(self) -> dict[str, Spec]:
         """Return its slices by name, in the order of their keys: registered as it is, each with a part of the key space."""
-        if not self.slices:
+        parts = self.parts
+        if not parts:
             return {}
-        keys = (b"", *self.slices, b"")
-        names = [f"{self.name}{CUT}{number}" for number in range(len(keys) - 1)]
+        ends = (*(part.start for part in parts[1:]), b"")
+        takers = {part.source: self._slice(part.number) for part in parts if part.source is not None}
         return {
-            name: replace(self, name=name, slices=(), span=span)
-            for name, span in zip(names, pairwise(keys), strict=True)
+            (name := self._slice(part.number)): replace(
+                self,
+                name=name,
+                slices=(),
+                span=(part.start, end),
+                cut=(),
+                next_slice=0,
+                source="" if part.source is None else self._slice(part.source),
+                began_end=part.began_end,
+                taker=takers.get(part.number, ""),
+            )
+            for part, end in zip(parts, ends, strict=True)
         }
+
+    def _slice(self, number: int) -> str:
+        return f"{self.name}{CUT}{number}"
 
     def span_of(self, name: str) -> tuple[bytes, bytes] | None:
         """Return the key space of one of its slices; None when it has no slice of that name. O(slices)."""
-        root, _, number = name.rpartition(CUT)
-        if not self.slices or root != self.name or not number.isdecimal() or int(number) > len(self.slices):
-            return None
-        keys = (b"", *self.slices, b"")
-        return keys[int(number)], keys[int(number) + 1]
+        parts = self.parts
+        for index, part in enumerate(parts):
+            if self._slice(part.number) == name:
+                return part.start, parts[index + 1].start if index + 1 < len(parts) else b""
+        return None
 
     def slices_over(self, start: bytes, end: bytes) -> list[str]:
         """Return the names of the slices that share keys with an interval. O(slices)."""
-        first = bisect_right(self.slices, start)
-        last = bisect_left(self.slices, end) if end else len(self.slices)
-        return [f"{self.name}{CUT}{number}" for number in range(first, max(first, last) + 1)]
+        parts = self.parts
+        starts = [part.start for part in parts]
+        first = bisect_right(starts, start) - 1
+        last = bisect_left(starts, end) if end else len(parts)
+        return [self._slice(part.number) for part in parts[first : max(first + 1, last)]]
+
+    def part_of(self, name: str) -> Part:
+        """Return one of its slices. Raises InvalidArgument."""
+        for part in self.parts:
+            if self._slice(part.number) == name:
+                return part
+        fix = f"name one of its slices: `lowwater slices list {self.name}` shows them"
+        if not self.parts:
+            fix = f"{self.name} is not cut: to cut it, drop it and register it with slices"
+        msg = f"{name} is no slice of {self.name}; {fix}"
+        raise errors.InvalidArgument(msg, metadata={"computation": self.name, "field": "slice", "fix": fix})
+
+    def _recut(self, parts: Iterable[Part]) -> Spec:
+        return replace(self, cut=tuple(parts), cut_version=self.cut_version + 1)
+
+    def split(self, name: str, at: bytes) -> tuple[Spec, str]:
+        """Return it with a slice cut in two at a key, and the name of the new slice, which has the keys from there on.
+
+        The new one has nothing before it has taken in what the old one knows of these keys, see :meth:`moved`. Raises InvalidArgument; Unavailable while another
+        one is still taken in.
+        """
+        known = self.part_of(name)
+        parts = self.parts
+        self._refuse_moving()
+        end = self.slice_specs()[name].span[1]
+        if not known.start < at or (end and at >= end) or len(at) > MAX_SLICE_KEY:
+            keys = f"from 0x{known.start.hex()}" if known.start else "from the first key"
+            keys += f" up to 0x{end.hex()}" if end else " on"
+            _refuse(
+                "at",
+                f"0x{at.hex()}",
+                f"give a key of 1 to {MAX_SLICE_KEY} bytes inside of {name}, which has the keys {keys}, and behind its first key",
+            )
+        number = self.next_slice or len(parts)
+        if number >= MAX_SLICES:
+            _refuse(
+                "slice",
+                name,
+                f"none: {self.name} has used up {MAX_SLICES} numbers of slices. Drop it and register it cut as it is needed",
+            )
+        index = parts.index(known)
+        smaller = replace(known, began_end=end if known.began_end is None else known.began_end)
+        cut = (*parts[:index], smaller, Part(number, at, known.number), *parts[index + 1 :])
+        found = replace(self._recut(cut), next_slice=number + 1)
+        _validate_slices(found)
+        return found, self._slice(number)
+
+    def _refuse_moving(self) -> None:
+        for part in self.parts:
+            if part.source is not None:
+                name, source = self._slice(part.number), self._slice(part.source)
+                msg = f"{name} is still taking over keys of {source}; try again when it has. A reset of {self.name} undoes that cut"
+                raise errors.Unavailable(msg, metadata={"computation": self.name, "slice": name, "source": source})
+
+    def moved(self, name: str) -> Spec:
+        """Return it with a slice that has taken in its keys. The same if it had before. Raises InvalidArgument."""
+        known = self.part_of(name)
+        if known.source is None:
+            return self
+        return self._recut(replace(part, source=None) if part is known else part for part in self.parts)
+
+    def renewed(self) -> Spec:
+        """Return its next incarnation, without the cut that is under way: nobody has anything to take in, for nothing is known of any key.
+
+        The new slice of that cut is gone, and the old one has its keys again: only that one has granted claims of them, and only its later sequencers are above theirs.
+        """
+        cut = tuple(Part(part.number, part.start) for part in self.cut if part.source is None)
+        return replace(self, incarnation=self.incarnation + 1, cut=cut)
 
     def same_registration(self, other: Spec) -> bool:
         """Whether another registration asks for the same."""
-        return replace(other, incarnation=self.incarnation, input_version=self.input_version, first=self.first) == self
+        return replace(other, **{name: getattr(self, name) for name in KEPT}) == self
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +336,8 @@ class Topology:
                 return self._with(replace(known, estimated=True))
             if known.slices != spec.slices:
                 msg = (
-                    f"{spec.name} is registered with {counted(len(known.slices) + 1, 'slice')}, cut elsewhere than asked. Slices are fixed: "
-                    "register the same, or drop it and register it anew."
+                    f"{spec.name} is registered with {counted(len(known.slices) + 1, 'slice')}, cut elsewhere than asked: "
+                    "register the same, and cut slices in two as `lowwater slices split` does, or drop it and register it anew."
                 )
                 slices = str(len(known.slices) + 1)
                 raise errors.RegistrationConflict(msg, metadata={"computation": spec.name, "slices": slices})
@@ -274,11 +398,30 @@ class Topology:
         names = self.downstream(self._own(name).name)
         fresh = dict(
             chain.from_iterable(
-                _with_slices(replace(self.computations[n], incarnation=self.computations[n].incarnation + 1))
-                for n in names
+                _with_slices(self.computations[n].renewed()) for n in names if not self.computations[n].slice_of
             )
         )
-        return Topology(self.version + 1, {**self.computations, **fresh}, self.dropped), names
+        undone = {
+            name: _tombstone(spec)
+            for n in names
+            for name, spec in self.computations[n].slice_specs().items()
+            if name not in fresh
+        }
+        kept = {n: spec for n, spec in self.computations.items() if n not in undone}
+        return Topology(self.version + 1, {**kept, **fresh}, {**self.dropped, **undone}), [
+            n for n in names if n not in undone
+        ]
+
+    def split(self, name: str, part: str, at: bytes) -> tuple[Topology, str]:
+        """Return the graph with a slice of a computation cut in two, and the name of the new one. Raises as :meth:`Spec.split`, and UnknownComputation."""
+        spec, new = self._own(name).split(part, at)
+        return self._with(spec), new
+
+    def moved(self, name: str) -> Topology:
+        """Return the graph with a slice that has taken in its keys; the same graph if it had before. Raises UnknownComputation."""
+        root = self.get(self.get(name).slice_of)
+        spec = root.moved(name)
+        return self if spec is root else self._with(spec)
 
     def merged(self, other: Topology) -> Topology:
         """Return the graph with all that either knows, of each computation the newer; for a store that has lost changes.
@@ -298,9 +441,7 @@ class Topology:
             if known.first == spec.first:
                 newest[name] = replace(newest[name], estimated=known.estimated or spec.estimated)
         dropped = dict(self.dropped)
-        # Each may have cut one name in its own way. Its slices are those of the registration that stays: nobody could drop another one.
-        for name in [name for name, spec in newest.items() if spec.slice_of and not _is_listed(spec, newest)]:
-            dropped[name] = _tombstone(newest.pop(name))
+        _follow_roots(newest, dropped)
         for name, spec in other.dropped.items():
             if name not in dropped or _age(dropped[name]) < _age(spec):
                 dropped[name] = spec
@@ -513,6 +654,15 @@ def _message(spec: Spec, *, dropped: bool = False) -> pb.Computation:
         slices=spec.slices,
         slice_start=spec.span[0],
         slice_end=spec.span[1],
+        cut=[
+            pb.Part(number=part.number, start=part.start, source=part.source, began_end=part.began_end)
+            for part in spec.cut
+        ],
+        cut_version=spec.cut_version,
+        next_slice=spec.next_slice,
+        source=spec.source,
+        began_end=spec.began_end,
+        taker=spec.taker,
     )
 
 
@@ -532,6 +682,20 @@ def _spec(message: pb.Computation) -> Spec:
         message.all_pending,
         tuple(message.slices),
         (message.slice_start, message.slice_end),
+        tuple(
+            Part(
+                part.number,
+                part.start,
+                part.source if part.HasField("source") else None,
+                part.began_end if part.HasField("began_end") else None,
+            )
+            for part in message.cut
+        ),
+        message.cut_version,
+        message.next_slice,
+        message.source,
+        message.began_end if message.HasField("began_end") else None,
+        message.taker,
     )
 
 
@@ -587,15 +751,19 @@ def _with_slices(spec: Spec) -> Iterable[tuple[str, Spec]]:
     return [(spec.name, spec), *spec.slice_specs().items()]
 
 
-def _is_listed(spec: Spec, among: Mapping[str, Spec]) -> bool:
-    """Whether a slice is one of what it is a slice of, by its keys."""
-    root = among.get(spec.slice_of)
-    return root is not None and root.span_of(spec.name) == spec.span
+def _follow_roots(computations: dict[str, Spec], dropped: dict[str, Spec]) -> None:
+    """Let slices be as what they are slices of says. One that it does not have is of another registration, which nobody could drop, or of a cut that is lost."""
+    for root in [spec for spec in computations.values() if spec.slices]:
+        computations.update(root.slice_specs())
+    for name, spec in list(computations.items()):
+        of = spec.slice_of and computations.get(spec.slice_of)
+        if spec.slice_of and (not of or of.span_of(name) is None):
+            dropped[name] = _tombstone(computations.pop(name))
 
 
-def _age(spec: Spec) -> tuple[int, int]:
+def _age(spec: Spec) -> tuple[int, int, int]:
     """What grows with each change of a computation."""
-    return spec.incarnation, spec.input_version
+    return spec.incarnation, spec.input_version, spec.cut_version
 
 
 def _estimated(computations: Mapping[str, Spec]) -> frozenset[str]:
@@ -657,9 +825,9 @@ def _validate_slices(spec: Spec) -> None:
         )
     if any(a >= b for a, b in pairwise(spec.slices)):
         _refuse("slices", [key.hex() for key in spec.slices[:NAMED]], "give ascending keys, each once")
-    if spec.slices and (len(spec.slices) + 1) * len(spec.inputs) > MAX_SLICE_INPUTS:
+    if len(spec.parts) * len(spec.inputs) > MAX_SLICE_INPUTS:
         fix = f"cut fewer slices, or read fewer inputs: each slice has all of them, and together they may have {MAX_SLICE_INPUTS}"
-        _refuse("slices", f"{len(spec.slices) + 1} slices with {len(spec.inputs)} inputs each", fix)
+        _refuse("slices", f"{len(spec.parts)} slices with {len(spec.inputs)} inputs each", fix)
     if spec.slices and spec.all_pending:
         fix = "leave one of the two out: a slice tells nobody of all records that are still to come"
         _refuse("all_pending", value=True, fix=fix)

@@ -259,11 +259,11 @@ class CommitLoop:
         await self._shard.tidy(round_)
 
     async def _answer_settled(
-        self, work: _Work[Any], result: Any, dropped: Mapping[str, Exception], open_: Sequence[Slice]
+        self, work: _Work[Any], result: Any, dropped: Mapping[str, Exception], open_: Sequence[tuple[Slice, int]]
     ) -> None:
         """Answer when all slices that it has touched stand no lower than they may count; others have their answers meanwhile."""
-        found = await asyncio.gather(*(each.settle() for each in open_))
-        unheard = {each.name: refusal for each, refusal in zip(open_, found, strict=True) if refusal is not None}
+        found = await asyncio.gather(*(each.settle(turn) for each, turn in open_))
+        unheard = {each.name: refusal for (each, _), refusal in zip(open_, found, strict=True) if refusal is not None}
         work.end(result, dropped, unheard)
 
     async def _append(self, round_: Round) -> Exception | None:

@@ -48,6 +48,7 @@ from lowwater_authority.journal import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
+    from lowwater_authority._pb.lowwater.journal.v1.journal_pb2 import Snapshot
     from lowwater_authority.core.computation import Computation, View
     from lowwater_authority.core.history import Completion
     from lowwater_authority.core.interval_map import IntervalMap, Range
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     from lowwater_authority.engine.holdings import ReadGraph
     from lowwater_authority.engine.placement import Lows, Placement
     from lowwater_authority.engine.slices import Inputs
-    from lowwater_authority.journal import Journal
+    from lowwater_authority.journal import End, Journal
     from lowwater_authority.ops.observer import Observer
 
     Permit = Callable[[Iterable[str]], None]
@@ -126,6 +127,8 @@ class Shard:
         self._loop = CommitLoop(self)
         self._slices: dict[str, Slice] = {}
         """Those of other computations that are served here."""
+        self._looked: dict[str, tuple[Spec, End]] = {}
+        """Of slices that wait for keys of others: up to where the logs of these have nothing for them."""
         self._withheld = 0
         """Answers refused for the sake of what is above slices that are not served here any more."""
         self._registered = asyncio.Semaphore(TAKEN_AFTER_REGISTERING)
@@ -401,6 +404,25 @@ class Shard:
             told = event("reset", computation=spec.name, incarnation=spec.incarnation, asked=name)
             log.warning("%s was reset: its incarnation %d begins", spec.name, spec.incarnation, extra=told)
         return fresh
+
+    async def split(self, name: str, part: str, at: bytes, *, room: Room = anything) -> Spec:
+        """Cut a slice of a computation in two; returns the new one, which has the keys from ``at`` on. What it takes over, it does as soon as it can.
+
+        Any shard may do it. Raises as Topology.split does, and what ``room`` raises.
+        """
+
+        def stage(round_: Round) -> Spec:
+            changed, new = self.topology.split(name, part, at)
+            room(self.topology.computations)
+            round_.topology = changed
+            return changed.get(new)
+
+        made = await self._write(stage, alone=True)
+        told = event("slice_split", computation=name, slice=part, new=made.name, at=at.hex())
+        log.warning("%s was cut at %s: its keys from there on are those of %s", part, at.hex(), made.name, extra=told)
+        with suppress(errors.LowwaterError):
+            await self.serve_those([made.name])
+        return made
 
     # -- owners ----------------------------------------------------------------------------------------------
 
@@ -901,12 +923,14 @@ class Shard:
 
     # -- slices ----------------------------------------------------------------------------------------------
 
-    def unsettled(self, names: Iterable[str]) -> list[Slice]:
-        """Return those slices of some computations of which nothing is to be acknowledged yet. O(names) where any slice is served."""
+    def unsettled(self, names: Iterable[str]) -> list[tuple[Slice, int]]:
+        """Return those slices of some computations of which nothing is to be acknowledged yet, each with its turn. O(names) where any slice is served."""
         if not self._slices:
             return []
         return [
-            each for name in sorted(names) if (each := self._slices.get(name)) is not None and not each.is_settled()
+            (each, each.turn)
+            for name in sorted(names)
+            if (each := self._slices.get(name)) is not None and not each.is_settled()
         ]
 
     @property
@@ -940,6 +964,79 @@ class Shard:
         known, computation = self._slices.get(name), self.held.computation(name)
         if known is not None and computation is not None:
             known.durable(computation)
+
+    def _forget_handed_over(self, computation: Computation) -> None:
+        """A slice forgets what it has handed over as soon as the graph says, durably, that the other one has it."""
+        if computation.handed_over and not computation.spec.taker:
+            computation.forget_handed_over()
+
+    async def cut_anew(self, name: str) -> None:
+        """Let the log of a slice have the keys that the graph gives it; see engine/slices.py. Raises Unavailable when what it needs is not there yet."""
+        if self.topology.get(name).source:
+            await self._take_in(name)
+        else:
+            await self._move_out(name)
+
+    async def _move_out(self, name: str) -> None:
+        def stage(round_: Round) -> str | None:
+            computation, spec = self._computation(name), self.topology.get(name)
+            (start, end), root = computation.map.span, self.topology.get(spec.slice_of)
+            if spec.source or (start, end) == spec.span:
+                return None
+            to = spec.taker
+            smaller = bool(spec.span[1]) and (not end or spec.span[1] < end)
+            if start != spec.span[0] or not smaller or (to and root.span_of(to) != (spec.span[1], end)):
+                msg = f"the log of {name} has other keys than its last cut left it: the store has lost records of it, or of the graph. Reset {root.name}"
+                raise errors.Unavailable(msg, metadata={"computation": name})
+            round_.touch(name, computation)
+            round_.fenced += computation.move_out(to)
+            return to
+
+        to = await self._write(stage, alone=True, waits=False)
+        if to is not None:
+            told = event("slice_moved_out", computation=name, to=to)
+            log.info("%s has handed its last keys over to %s", name, to or "nobody: it has them already", extra=told)
+
+    async def _take_in(self, name: str) -> None:
+        """One step: the slice has its keys, and the graph says so."""
+        spec = self.topology.get(name)
+        state = await self._handed_over(spec.source, name)
+        if state is None:
+            msg = f"{spec.source} has not handed over yet what it knows of the keys of {name}"
+            raise errors.Unavailable(msg, metadata={"computation": name, "source": spec.source})
+
+        def stage(round_: Round) -> bool:
+            graph, computation = self.topology, self._computation(name)
+            if graph.get(name) != spec:
+                return False  # who asked looks again
+            round_.touch(name, computation)
+            if not computation.cut_version:  # else the store has lost what the graph said of it
+                computation.take_in(state)
+            round_.topology = graph.moved(name)
+            return True
+
+        if await self._write(stage, alone=True, waits=False):
+            told = event("slice_taken_in", computation=name, source=spec.source)
+            log.info("%s has taken its keys over from %s", name, spec.source, extra=told)
+
+    async def _handed_over(self, source: str, name: str) -> Snapshot | None:
+        """Return what a slice has handed over to another one, as it is durable, whoever serves it; None: it has not yet. Raises Unavailable."""
+        if self.serves(source):
+            return await self.ask(source, lambda found, _: found.handed_over.get(name))
+        spec = self.topology.get(source)
+        try:
+            if self._looked.get(name) == (spec, await self.journal.end(source)):
+                return None  # nobody has written since
+            loaded = await self.journal.load(source)
+            found = await self.held.recovered_in_pieces(spec, loaded)
+        except JournalError as error:
+            msg = f"what {source} knows of the keys of {name} cannot be read: {error}. If that stays so, drop what they are slices of by force, and register it again"
+            raise errors.Unavailable(msg, metadata={"computation": name, "source": source}) from error
+        state = found.computation.handed_over.get(name)
+        self._looked.pop(name, None)
+        if state is None:
+            self._looked[name] = spec, loaded.end
+        return state
 
     async def follow_inputs(self, name: str, wanted: int, bound: int, known: Inputs | None) -> None:
         """Revoke the claims of a slice that go by older inputs than its root.
@@ -1292,6 +1389,7 @@ class Shard:
                     self.held.end(name)
             elif spec is not None and computation is not None:
                 computation.spec = spec
+                self._forget_handed_over(computation)
                 if computation.incarnation < spec.incarnation:
                     views.append(self.held.restart(computation, spec).publish())
                     if (known := self._slices.get(name)) is not None and not known.is_of(spec):

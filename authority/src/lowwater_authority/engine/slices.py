@@ -11,6 +11,19 @@ let it go, and its sender moves on. So nobody gets an answer by which the slice 
 root has taken over the lesser one; and nobody gets one at all before the root knows whose the slice is. An answer by which the slice only advances
 waits for nothing. And as inputs are added at the root, no output is told that it may say how far it is complete, before the root knows that.
 
+**Cut anew.** An operator cuts a slice X in two at a key: X keeps the first keys, and Y, which is new, gets the last ones. Each step is durable before the next
+one, and whoever serves the slice by then goes on with it, after any crash:
+
+1. The graph says it (``Topology.split``): X is smaller, and Y has X as its ``source``.
+2. X hears of it, gives up its range at the root, so that nothing of it is acknowledged any more, and *moves out*: one record of its log, behind which it knows
+   nothing of these keys but what it did know of them, kept for Y. Their workers lose them. Answers that were waiting are refused: they may tell of keys that are Y's.
+3. Y, which grants nothing before, reads that from X's log, and *takes in*: one record of its log, in one step with the graph, where Y has no source any more.
+4. Both claim their keys at the root, by a newer generation, as their logs say it: what X has said under its old claim, of all keys, is refused from the first
+   of these claims on, and was no more than what is true of each key before. The root takes claims of whole slices alone, as the graph has them.
+
+X forgets what it has handed over when the graph says that Y has it. One slice of a computation is cut at a time. If X cannot be read any more, Y waits, and
+with it the computation holds: a reset undoes a cut that is under way. So sequencers of any key only grow, also in the new incarnation. Two slices are never made one.
+
 Pure is :class:`Slice` but for its one task, which asks ``Above``: the network, or the root itself where the same process serves it.
 """
 
@@ -30,7 +43,7 @@ from lowwater_authority.core.budget import Lateness
 from lowwater_authority.core.computation import CLAIMS_OF_ONE
 from lowwater_authority.core.requests import ClaimRequest, Fold, GroupReport
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.core.topology import slicing
+from lowwater_authority.core.topology import WHOLE, slicing
 from lowwater_authority.engine.backoff import Backoff
 from lowwater_authority.engine.rounds import GivenUp
 
@@ -42,8 +55,8 @@ if TYPE_CHECKING:
     from lowwater_authority.core.topology import Spec, Topology
     from lowwater_authority.engine.shard import Shard
 
-GENERATION: Final = 1
-"""The version of the cut, which orders claims before the ownership number does. Slices are fixed: a computation that is cut anew begins a new incarnation."""
+CUTS_OF_ONE: Final = 1 << 20
+"""The generation of a slice's claim is its incarnation times so many, and the version of the cut by which it has its keys."""
 
 ANSWER_SECONDS: Final = 1.0
 """How long an answer waits for the root. A worker has one report under way, with all that it works for: so no longer than a fail-over takes."""
@@ -86,6 +99,12 @@ class Told(NamedTuple):
     waiting_for: str
     identity: str | None = None
     """Of its workers; None: nobody has claimed any of it yet."""
+    span: tuple[bytes, bytes] = WHOLE
+    """The keys that its log has."""
+    cut_version: int = 0
+    """The version of the cut by which these are its keys, as its log knows it."""
+    has_keys: bool = True
+    """Whether these are the keys that the graph gives it; else nothing may be said until they are."""
 
 
 class Asked(NamedTuple):
@@ -103,6 +122,19 @@ class Asked(NamedTuple):
     request_id: bytes
     identity: str
     """By which it claims: with its worker's, if it has one."""
+    incarnation: int = 1
+    """Of the slice."""
+    cut_version: int = 0
+    """The version of the cut by which it has these keys."""
+
+    @property
+    def generation(self) -> int:
+        """What orders it among the claims of slices that had these keys, before ``ordinal`` does: their ownership numbers say nothing of each other.
+
+        The version is journaled by the slice. So who owns it never knows a lower one than who did, and the newer of two owners claims by the higher order of
+        both. Who was replaced may know of a newer incarnation, and can write nothing in it: it says no more than that nothing is known.
+        """
+        return self.incarnation * CUTS_OF_ONE + min(self.cut_version, CUTS_OF_ONE - 1)
 
     @property
     def ordinal(self) -> int:
@@ -117,6 +149,8 @@ class Range(Protocol):
     """Of the root."""
     input_version: int
     """Of its inputs; 0 for an injector."""
+    span: tuple[bytes, bytes]
+    """The keys that were claimed."""
     low: int
     """Where it stood then."""
 
@@ -170,6 +204,9 @@ def told_of(computation: Computation, topology: Topology) -> Told:
         oldest_operation=view.oldest_operation,
         waiting_for=view.holder.owner.waiting_for if view.holder is not None else "",
         identity=computation.identity,
+        span=computation.map.span,
+        cut_version=computation.cut_version,
+        has_keys=computation.map.span == spec.span and not spec.source,
     )
 
 
@@ -191,12 +228,13 @@ class Slice:
         self.root = spec.slice_of
         self._shard = shard
         self._spec = spec
-        self._span = spec.span
         self._of = computation
         """What is served of it: another object after it was read back, or when it begins a new incarnation."""
         self._told = told_of(computation, shard.topology)
         self._inputs = inputs_of(shard.topology, spec.name) if self._told.current else None
         """Those that all of its workers have gone by since its log followed any; None: this process has not known them."""
+        self.turn = 0
+        """Grows when it hands keys over: answers that wait from before may be of these."""
         self._above = above
         self._range: Range | None = None
         self._counts = MAX
@@ -263,8 +301,14 @@ class Slice:
         elif computation.mass_turns != self._mass_turns:
             self._mass_turns = computation.mass_turns
             self._news.set()
+        self._spec = computation.spec
         if told.incarnation != self._told.incarnation or (self._told.current and not told.current):
             self._give_up()
+        elif told.span != self._told.span or not told.has_keys:
+            self._give_up()
+            self.turn += told.span != self._told.span
+        if told.cut_version != self._told.cut_version:
+            self._inputs = None  # of the workers of another slice
         if not (told.current and self._told.current and told.fold == self._told.fold):
             self._follow_inputs(told)
         if told != self._told:
@@ -281,19 +325,18 @@ class Slice:
         elif self._inputs is not None:
             self._inputs &= inputs  # workers may go by these from here on, whatever its log has followed yet
 
-    async def settle(self) -> errors.Unavailable | None:
-        """Wait until answers may leave, for ``ANSWER_SECONDS`` at most; returns the refusal when they may not yet."""
-        if self.is_settled():
-            return None
-        if not self._slow:
+    async def settle(self, turn: int) -> errors.Unavailable | None:
+        """Wait until answers of a turn may leave, for ``ANSWER_SECONDS`` at most; returns the refusal when they may not yet, or never."""
+        if not self._slow and not self.is_settled() and turn == self.turn:
             if self._settled is None:
                 self._settled = asyncio.get_running_loop().create_future()
             with suppress(TimeoutError):
                 async with asyncio.timeout(ANSWER_SECONDS):
                     await asyncio.shield(self._settled)
-        if self.is_settled():
-            return None
-        self._slow = True
+        if turn == self.turn:
+            if self.is_settled():
+                return None
+            self._slow = True
         self.withheld += 1
         msg = (
             f"{self.root} has not heard of this change of {self.name}, a slice of it, and could lead it: what was asked for may be done, and is not "
@@ -418,7 +461,11 @@ class Slice:
         """Tell the root what it does not know yet, or wait until there is something."""
         if self._range is not None and self._range.lost:
             self._give_up()
-        if self._range is not None and self._goes_on(self._range):
+        if not self._told.has_keys:
+            self.reached = False
+            self._give_up()
+            await self._shard.cut_anew(self.name)
+        elif self._range is not None and self._goes_on(self._range):
             await self._tell_by(self._range)
         elif self._binds is None and self._told.retired and self._said is not None and self._said.retired:
             await self._wait()
@@ -522,13 +569,15 @@ class Slice:
         asked = Asked(
             self.root,
             self.name,
-            self._span,
+            told.span,
             shard.held.address,
             shard.epoch(self.name),
             self.asked,
             told.low,
             self._request_id(shard.held.of(self.name).ownership.nonce),
             slicing(self.root, told.incarnation, identity),
+            told.incarnation,
+            told.cut_version,
         )
         above: Above = Here(shard) if self._above is None or shard.serves(self.root) else self._above
         try:
@@ -574,7 +623,7 @@ class Slice:
         """Nothing is said of a slice that its root does not have: a graph that was written without slices has none. Raises Unavailable."""
         for again in (self._shard.shared, False):
             root = self._shard.topology.computations.get(self.root)
-            if root is not None and root.span_of(self.name) == self._span:
+            if root is not None and root.span_of(self.name) == self._told.span:
                 return
             if again:
                 await self._shard.refresh()
@@ -583,7 +632,12 @@ class Slice:
 
     @staticmethod
     def _fits(told: Told, known: Range) -> bool:
-        return told.current and (told.incarnation, told.fold.input_version) == (known.incarnation, known.input_version)
+        same = (told.incarnation, told.fold.input_version, told.span) == (
+            known.incarnation,
+            known.input_version,
+            known.span,
+        )
+        return told.current and told.has_keys and same
 
     def _request_id(self, nonce: int) -> bytes:
         """A new one for each claim, and the same in each replay of a simulation."""
@@ -622,7 +676,7 @@ class Here:
             worker=asked.name,
             host=asked.host,
             identity=asked.identity,
-            generation=GENERATION,
+            generation=asked.generation,
             ordinal=asked.ordinal,
             request_id=asked.request_id,
             bound_micros=np.array([asked.bound], dtype=np.int64),
@@ -643,6 +697,7 @@ class RangeHere:
         self._asked = asked
         self._sequencer = sequencer
         self._number = 0
+        self.span = asked.span
         self.low = low
         self.incarnation = shard.topology.get(asked.root).incarnation
         self.input_version = shard.topology.required(asked.root).input_version

@@ -502,6 +502,7 @@ def computation_message(spec: Spec, topology: Topology) -> topology_pb2.Computat
         slice_of=spec.slice_of,
         slice_start=spec.span[0],
         slice_end=spec.span[1],
+        slice_source=spec.source,
     )
 
 

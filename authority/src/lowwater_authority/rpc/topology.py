@@ -74,6 +74,16 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         )
 
     @refusing
+    async def SplitSlice(  # noqa: N802
+        self, request: topology_pb2.SplitSliceRequest, context: Context
+    ) -> topology_pb2.SplitSliceResponse:
+        """Cut a slice in two."""
+        shard, name = self.services.shard, request.computation
+        await shard.confirm(())  # as another shard may have cut it
+        made = await shard.split(name, request.slice, request.at, room=room(name, 1))
+        return topology_pb2.SplitSliceResponse(slice=codec.computation_message(made, shard.topology))
+
+    @refusing
     async def Retire(self, request: topology_pb2.RetireRequest, context: Context) -> topology_pb2.RetireResponse:  # noqa: N802
         """Take a key range out of a computation."""
         start, end = codec.interval(request.start, request.end)

@@ -31,6 +31,7 @@ from lowwater.views import (
     TaskAttempt,
     Topology,
     WatermarkView,
+    slice_of,
 )
 from lowwater.watermark import EventTime, Watermark, all_to_micros, to_micros
 
@@ -160,17 +161,32 @@ class Calls:
 
     def slices(self, name: str) -> Call[tuple[Slice, ...]]:
         """Read into which slices a computation is cut."""
-        return self._registered(self.full(name), lambda found: cut(wire.computation(found)))
+        computation = self.full(name)
 
-    def _registered(self, computation: str, become: Callable[[topology_pb2.Computation], Result]) -> Call[Result]:
-        def find(answer: topology_pb2.GetTopologyResponse) -> Result:
-            for each in answer.computations:
-                if each.name == computation:
-                    return become(each)
-            msg = f"there is no computation {computation!r}; register it first"
-            raise errors.UnknownComputation(msg, metadata={"computation": computation})
+        def find(answer: topology_pb2.GetTopologyResponse) -> tuple[Slice, ...]:
+            slices = [wire.computation(each) for each in answer.computations if each.slice_of == computation]
+            return cut(wire.computation(_found(answer, computation)), slices)
 
         return self._graph(find)
+
+    def split_slice(self, name: str, at: bytes) -> Call[Slice]:
+        """Cut a slice in two; returns the new one."""
+        full = self.full(name)
+        root = slice_of(full)
+        if not root:
+            raise checks.refused("name", name, "the name of a slice, like hourly~3")
+        request = topology_pb2.SplitSliceRequest(
+            server_token=self._known.server_token, computation=root, slice=full, at=checks.key("at", at)
+        )
+
+        def take(answer: topology_pb2.SplitSliceResponse) -> Slice:
+            made = wire.computation(answer.slice)
+            return Slice(made.name, made.slice_start, made.slice_end)
+
+        return Call(lambda stubs: stubs.graph.SplitSlice, request, take, repeatable=False)
+
+    def _registered(self, computation: str, become: Callable[[topology_pb2.Computation], Result]) -> Call[Result]:
+        return self._graph(lambda answer: become(_found(answer, computation)))
 
     def _graph(self, become: Callable[[topology_pb2.GetTopologyResponse], Result]) -> Call[Result]:
         def take(answer: topology_pb2.GetTopologyResponse) -> Result:
@@ -550,3 +566,12 @@ def _frontier(pair: Any) -> tuple[int, int]:
     except (TypeError, ValueError):
         raise checks.refused("frontiers", pair, "pairs of (share, event time)") from None
     return wire.ppm([share])[0], to_micros(time)
+
+
+def _found(answer: topology_pb2.GetTopologyResponse, computation: str) -> topology_pb2.Computation:
+    """Return a computation of the graph. Raises UnknownComputation."""
+    for each in answer.computations:
+        if each.name == computation:
+            return each
+    msg = f"there is no computation {computation!r}; register it first"
+    raise errors.UnknownComputation(msg, metadata={"computation": computation})

@@ -37,12 +37,12 @@ def slice_keys(slices: object) -> list[bytes]:
     return keys
 
 
-def cut(computation: Computation) -> tuple[Slice, ...]:
-    """Return the slices of a computation in the order of their keys; one that is not cut is one piece, under its own name."""
-    if not computation.slices:
-        return (Slice(computation.name, computation.slice_start, computation.slice_end),)
-    keys = (b"", *computation.slices, b"")
-    return tuple(Slice(f"{computation.name}~{number}", *span) for number, span in enumerate(pairwise(keys)))
+def cut(computation: Computation, others: Iterable[Computation]) -> tuple[Slice, ...]:
+    """Return the slices of a computation, which are among others, in the order of their keys; one that is not cut is one piece, under its own name."""
+    slices = [each for each in others if each.slice_of == computation.name] or [computation]
+    return tuple(
+        Slice(each.name, each.slice_start, each.slice_end) for each in sorted(slices, key=lambda each: each.slice_start)
+    )
 
 
 def parts_of(slices: Iterable[Slice], start: bytes, end: bytes) -> list[Slice]:

@@ -313,6 +313,7 @@ def computation(message: topology_pb2.Computation) -> Computation:
         slice_of=message.slice_of,
         slice_start=message.slice_start,
         slice_end=message.slice_end,
+        slice_source=message.slice_source,
     )
 
 

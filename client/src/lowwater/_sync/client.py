@@ -120,6 +120,17 @@ class Client:
         runtime = self._runtime()
         return runtime.call(runtime.calls.slices(name))
 
+    def split_slice(self, name: str, at: bytes) -> Slice:
+        """Cut a slice in two at a key: those from there on are a new slice's, which is returned.
+
+        That takes over what is known of its keys as soon as it can, within moments if the shards of both live, and grants none of them before:
+        watermarks stand still meanwhile, and none moves by it. The workers of these keys lose them, and claim again by the name of the whole. One slice of a
+        computation is cut at a time: Unavailable while another one is still taken over. Raises InvalidArgument when the key is not inside, behind the first
+        one, and UnknownComputation.
+        """
+        runtime = self._runtime()
+        return runtime.call(runtime.calls.split_slice(name, at))
+
     def topology(self) -> Topology:
         """Return the whole graph."""
         runtime = self._runtime()

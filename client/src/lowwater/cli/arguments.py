@@ -363,6 +363,9 @@ def parser() -> CommandParser:
     _shard(where, nargs="?")
     where.add_argument("--off", action="store_true", help="take the pin back: any shard may serve it")
 
+    what = "the slices that a computation is cut into"
+    _of_slices(add_command(commands, "slices", what, EXAMPLES["slices"]))
+
     what = "work that is done once by whoever takes it, such as a close each day"
     _tasks(add_command(commands, "tasks", what, EXAMPLES["tasks"]))
 
@@ -424,6 +427,22 @@ def _command(
     server.add_argument("--cert", type=Path, metavar="PEM", help="this client's certificates (default: LOWWATER_CERT)")
     server.add_argument("--key", type=Path, metavar="PEM", help="this client's key (default: LOWWATER_KEY)")
     return made
+
+
+def _of_slices(command: CommandParser) -> None:
+    """Add what can be done to slices."""
+    actions = command.add_subparsers(dest="action", metavar="ACTION", required=True)
+    listed = _command(actions, "list", "the slices of a computation, in the order of their keys", of="slices")
+    _name(listed)
+    split = _command(actions, "split", "cut a slice in two, each of which may have a shard of its own", of="slices")
+    split.add_argument("slice", metavar="SLICE", help="the slice, like hourly~3")
+    split.add_argument(
+        "--at",
+        type=parse_key,
+        required=True,
+        metavar="KEY",
+        help="first key of the new slice, as text or 0x..",
+    )
 
 
 def _tasks(command: CommandParser) -> None:

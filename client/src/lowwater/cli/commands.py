@@ -458,6 +458,42 @@ def drop(lw: Client, args: argparse.Namespace) -> int:
     return 0
 
 
+def slices(lw: Client, args: argparse.Namespace) -> int:
+    """List the slices of a computation, or cut one in two."""
+    if args.action == "split":
+        made = lw.split_slice(args.slice, args.at)
+        cut = {"slice": args.slice, "new": made.name, "start": made.start.hex(), "end": made.end.hex()}
+        said = (
+            f"{made.name} has the keys of {args.slice} from 0x{made.start.hex()} on; their workers have to claim again"
+        )
+        print(to_json(cut) if args.json else said)
+        return 0
+    graph, found = lw.topology().computations, lw.slices(args.name)
+    sources = {each.name: graph[each.name].slice_source if each.name in graph else "" for each in found}
+    if args.json:
+        record = [
+            {"slice": each.name, "start": each.start.hex(), "end": each.end.hex(), "source": sources[each.name] or None}
+            for each in found
+        ]
+        print(to_json({"computation": args.name, "slices": record}))
+        return 0
+    rows = [
+        (
+            each.name,
+            _edge(each.start),
+            _edge(each.end),
+            f"taken over from {source}" if (source := sources[each.name]) else "",
+        )
+        for each in found
+    ]
+    print(render.table([("SLICE", "FIRST KEY", "FIRST KEY AFTER", ""), *rows]))
+    return 0
+
+
+def _edge(key: bytes) -> str:
+    return f"0x{key.hex()}" if key else "-"
+
+
 def shards(lw: Client, args: argparse.Namespace) -> int:
     """List the shards."""
     found = _inside(lw.shards(), args)
@@ -546,5 +582,6 @@ COMMANDS: Final[dict[str, Callable[[Client, argparse.Namespace], int]]] = {
     "shards": shards,
     "drain": drain,
     "pin": pin,
+    "slices": slices,
     "tasks": tasks,
 }

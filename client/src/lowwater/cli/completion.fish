@@ -50,7 +50,7 @@ function _shtab_lowwater_using
   test "$_shtab_lowwater_cmdpath" = "$argv"
 end
 
-set -g _shtab_lowwater_commands serve journal 'journal copy' 'journal show' access 'access token' 'access hash' 'access check' global region references 'references list' 'references show' 'references adopt' 'references move' 'references cancel-move' 'references write-off' 'references arrived' 'references automatic' 'references policy' 'references forget' 'references recover' status watch why wait complete publish ranges history reset retire hot split merge move set-inputs drop shards drain pin tasks 'tasks list' 'tasks create-group' 'tasks configure' 'tasks create' 'tasks take' 'tasks output' 'tasks renew' 'tasks done' 'tasks release' completion
+set -g _shtab_lowwater_commands serve journal 'journal copy' 'journal show' access 'access token' 'access hash' 'access check' global region references 'references list' 'references show' 'references adopt' 'references move' 'references cancel-move' 'references write-off' 'references arrived' 'references automatic' 'references policy' 'references forget' 'references recover' status watch why wait complete publish ranges history reset retire hot split merge move set-inputs drop shards drain pin slices 'slices list' 'slices split' tasks 'tasks list' 'tasks create-group' 'tasks configure' 'tasks create' 'tasks take' 'tasks output' 'tasks renew' 'tasks done' 'tasks release' completion
 set -g _shtab_lowwater_opts_with_value --access --address --adopt-again-after --advertise --answer-within --as --at --authority --below --ca --cert --config --configuration --cursor --data --dead-after --deployment --digest --end --every --fenced --from --global --group --http --into --key --last --lease --limit --listen --log-format --lost --may --name --namespace --old-token --output --owner --page --payload --peer-ca --promises --regions --server-token --since --start --state --store --suspect-after --team --timeout --tls-cert --tls-client-ca --tls-key --to --until --version --wait --worker
 
 complete -c lowwater -e
@@ -473,6 +473,30 @@ complete -c lowwater -n '_shtab_lowwater_using pin' -l cert -xka "(__fish_comple
 complete -c lowwater -n '_shtab_lowwater_using pin' -l key -xka "(__fish_complete_path (commandline -ct))" -d 'this client'"'"'s key (default: LOWWATER_KEY)'
 complete -c lowwater -n '_shtab_lowwater_using pin' -l off -d 'take the pin back: any shard may serve it'
 complete -c lowwater -n '_shtab_lowwater_using pin; and test $_shtab_lowwater_npos -eq 0' -ka "(lowwater status --names --answer-within 1s 2>/dev/null)" -d 'the computation'
+complete -c lowwater -n '_shtab_lowwater_using; and test $_shtab_lowwater_npos -eq 0' -a slices -d 'The slices that a computation is cut into.'
+complete -c lowwater -n '_shtab_lowwater_using slices' -s h -l help -d 'show this help message and exit'
+complete -c lowwater -n '_shtab_lowwater_using slices; and test $_shtab_lowwater_npos -eq 0' -a list -d 'The slices of a computation, in the order of their keys.'
+complete -c lowwater -n '_shtab_lowwater_using slices list' -s h -l help -d 'show this help message and exit'
+complete -c lowwater -n '_shtab_lowwater_using slices list' -l json -d 'answer in JSON, for programs; see docs/cli.md for the fields'
+complete -c lowwater -n '_shtab_lowwater_using slices list' -l address -x -d 'where it listens, at port 7420 if none is named; of many shards one or more (default: LOWWATER_ADDRESS or localhost:7420)'
+complete -c lowwater -n '_shtab_lowwater_using slices list' -l namespace -x -d 'put before names that have none; where all would be shown, only what is in it'
+complete -c lowwater -n '_shtab_lowwater_using slices list' -l answer-within -x -d 'how long an answer may take (default: 5s)'
+complete -c lowwater -n '_shtab_lowwater_using slices list' -l server-token -x -d 'the deployment that must answer'
+complete -c lowwater -n '_shtab_lowwater_using slices list' -l ca -xka "(__fish_complete_path (commandline -ct))" -d 'certificates to trust; turns TLS on (default: LOWWATER_CA)'
+complete -c lowwater -n '_shtab_lowwater_using slices list' -l cert -xka "(__fish_complete_path (commandline -ct))" -d 'this client'"'"'s certificates (default: LOWWATER_CERT)'
+complete -c lowwater -n '_shtab_lowwater_using slices list' -l key -xka "(__fish_complete_path (commandline -ct))" -d 'this client'"'"'s key (default: LOWWATER_KEY)'
+complete -c lowwater -n '_shtab_lowwater_using slices list; and test $_shtab_lowwater_npos -eq 0' -ka "(lowwater status --names --answer-within 1s 2>/dev/null)" -d 'the computation'
+complete -c lowwater -n '_shtab_lowwater_using slices; and test $_shtab_lowwater_npos -eq 0' -a split -d 'Cut a slice in two, each of which may have a shard of its own.'
+complete -c lowwater -n '_shtab_lowwater_using slices split' -s h -l help -d 'show this help message and exit'
+complete -c lowwater -n '_shtab_lowwater_using slices split' -l json -d 'answer in JSON, for programs; see docs/cli.md for the fields'
+complete -c lowwater -n '_shtab_lowwater_using slices split' -l address -x -d 'where it listens, at port 7420 if none is named; of many shards one or more (default: LOWWATER_ADDRESS or localhost:7420)'
+complete -c lowwater -n '_shtab_lowwater_using slices split' -l namespace -x -d 'put before names that have none; where all would be shown, only what is in it'
+complete -c lowwater -n '_shtab_lowwater_using slices split' -l answer-within -x -d 'how long an answer may take (default: 5s)'
+complete -c lowwater -n '_shtab_lowwater_using slices split' -l server-token -x -d 'the deployment that must answer'
+complete -c lowwater -n '_shtab_lowwater_using slices split' -l ca -xka "(__fish_complete_path (commandline -ct))" -d 'certificates to trust; turns TLS on (default: LOWWATER_CA)'
+complete -c lowwater -n '_shtab_lowwater_using slices split' -l cert -xka "(__fish_complete_path (commandline -ct))" -d 'this client'"'"'s certificates (default: LOWWATER_CERT)'
+complete -c lowwater -n '_shtab_lowwater_using slices split' -l key -xka "(__fish_complete_path (commandline -ct))" -d 'this client'"'"'s key (default: LOWWATER_KEY)'
+complete -c lowwater -n '_shtab_lowwater_using slices split' -l at -x -d 'first key of the new slice, as text or 0x..'
 complete -c lowwater -n '_shtab_lowwater_using; and test $_shtab_lowwater_npos -eq 0' -a tasks -d 'Work that is done once by whoever takes it, such as a close each day.'
 complete -c lowwater -n '_shtab_lowwater_using tasks' -s h -l help -d 'show this help message and exit'
 complete -c lowwater -n '_shtab_lowwater_using tasks; and test $_shtab_lowwater_npos -eq 0' -a list -d 'The groups of a computation, or the tasks of one, the oldest first.'

@@ -31,6 +31,7 @@ _shtab_lowwater_commands() {
     serve:'Serve low watermarks: take reports over gRPC, journal them, broadcast what is complete.'
     set-inputs:'Change what a computation reads; its workers have to claim again.'
     shards:'The shards of the deployment, and what each serves.'
+    slices:'The slices that a computation is cut into.'
     split:'Ask the owner of a computation to cut a key range in parts.'
     status:'Where computations stand, as a table.'
     tasks:'Work that is done once by whoever takes it, such as a close each day.'
@@ -73,6 +74,14 @@ _shtab_lowwater_references_commands() {
     write-off:'Give up the rows that only a lost region has.'
   )
   _describe 'lowwater references commands' _commands
+}
+
+_shtab_lowwater_slices_commands() {
+  local _commands=(
+    list:'The slices of a computation, in the order of their keys.'
+    split:'Cut a slice in two, each of which may have a shard of its own.'
+  )
+  _describe 'lowwater slices commands' _commands
 }
 
 _shtab_lowwater_tasks_commands() {
@@ -650,6 +659,46 @@ _shtab_lowwater_shards_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_lowwater_shards_defaults_added=0
 
+_shtab_lowwater_slices_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_slices_defaults_added=0
+
+_shtab_lowwater_slices_list_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
+  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--answer-within[how long an answer may take (default\: 5s)]:T:"
+  "--server-token[the deployment that must answer]:TOKEN:"
+  "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
+  "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
+  "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
+  ":the computation:_lowwater_names"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_slices_list_defaults_added=0
+
+_shtab_lowwater_slices_split_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
+  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--answer-within[how long an answer may take (default\: 5s)]:T:"
+  "--server-token[the deployment that must answer]:TOKEN:"
+  "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
+  "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
+  "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
+  "--at[first key of the new slice, as text or 0x..]:KEY:"
+  ":the slice, like hourly\~3:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_slices_split_defaults_added=0
+
 _shtab_lowwater_split_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
@@ -950,6 +999,7 @@ _shtab_lowwater() {
         serve) _arguments -C -s $_shtab_lowwater_serve_options ;;
         set-inputs) _arguments -C -s $_shtab_lowwater_set_inputs_options ;;
         shards) _arguments -C -s $_shtab_lowwater_shards_options ;;
+        slices) _shtab_lowwater_slices ;;
         split) _arguments -C -s $_shtab_lowwater_split_options ;;
         status) _arguments -C -s $_shtab_lowwater_status_options ;;
         tasks) _shtab_lowwater_tasks ;;
@@ -1038,6 +1088,30 @@ _shtab_lowwater_references() {
         recover) _arguments -C -s $_shtab_lowwater_references_recover_options ;;
         show) _arguments -C -s $_shtab_lowwater_references_show_options ;;
         write-off) _arguments -C -s $_shtab_lowwater_references_write_off_options ;;
+      esac
+  esac
+}
+
+_shtab_lowwater_slices() {
+  local context state line curcontext="$curcontext" one_or_more='(*)' remainder='(-)*:' default='*::: :->slices'
+
+  # Add default positional/remainder specs only if none exist, and only once per session
+  if (( ! _shtab_lowwater_slices_defaults_added )); then
+    if (( ${_shtab_lowwater_slices_options[(I)${(q)one_or_more}*]} +          ${_shtab_lowwater_slices_options[(I)${(q)remainder}*]} +          ${_shtab_lowwater_slices_options[(I)${(q)default}]} == 0 )); then
+      _shtab_lowwater_slices_options+=(': :_shtab_lowwater_slices_commands' '*::: :->slices')
+    fi
+    _shtab_lowwater_slices_defaults_added=1
+  fi
+  _arguments -C -s $_shtab_lowwater_slices_options
+
+  case $state in
+    slices)
+      words=($line[1] "${words[@]}")
+      (( CURRENT += 1 ))
+      curcontext="${curcontext%:*:*}:_shtab_lowwater_slices-$line[1]:"
+      case $line[1] in
+        list) _arguments -C -s $_shtab_lowwater_slices_list_options ;;
+        split) _arguments -C -s $_shtab_lowwater_slices_split_options ;;
       esac
   esac
 }

@@ -221,6 +221,37 @@ a worker that was thought dead is refused, and its output, which has a name of
 its own, is in nobody's way. docs/tasks.md has the rest.
 """
 
+_SLICES: Final = """\
+examples:
+  lowwater slices list hourly
+  lowwater slices split hourly~3 --at 0x6000
+
+A computation is cut into slices when it is registered. Each is served by a
+shard, and a slice that has become too large for one is cut in two.
+"""
+
+_SLICES_LIST: Final = """\
+example:
+  $ lowwater slices list hourly
+  SLICE     FIRST KEY  FIRST KEY AFTER
+  hourly~0  -          0x80
+  hourly~1  0x80       0xc0
+  hourly~2  0xc0       -                taken over from hourly~1
+
+A slice that is still taken over from another one grants no keys yet, and the
+watermark stands still.
+"""
+
+_SLICES_SPLIT: Final = """\
+examples:
+  lowwater slices split hourly~3 --at 0x6000
+  lowwater slices split hourly~3 --at N14228 --json
+
+The keys from there on are those of a new slice, with all that is known of
+them: no watermark moves. Their workers lose them, and claim again. One slice
+of a computation is cut at a time. Slices are not made one again.
+"""
+
 _TASKS_LIST: Final = """\
 examples:
   lowwater tasks list flights                      the groups
@@ -345,6 +376,9 @@ EXAMPLES: Final = {
     "drain": _DRAIN,
     "pin": _PIN,
     "tasks": _TASKS,
+    "slices": _SLICES,
+    "slices list": _SLICES_LIST,
+    "slices split": _SLICES_SPLIT,
     "tasks list": _TASKS_LIST,
     "tasks create-group": _TASKS_CREATE_GROUP,
     "tasks configure": _TASKS_CONFIGURE,

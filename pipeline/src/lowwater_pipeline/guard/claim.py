@@ -28,7 +28,7 @@ class Claim:
     server_token: str
     """The deployment of the authority."""
     computation: str
-    """Its full name."""
+    """Its full name. That of the whole for a claim in a slice of it: keys may move to another slice, whose later sequencers are above those that they had before."""
     incarnation: int
     """The computation's life number."""
     token: int
@@ -56,7 +56,7 @@ class Claim:
         """Return what a lease of this client shows; ``identity`` is the worker's. Costs nothing on the network."""
         return cls(
             client.server_token,
-            lease.computation,
+            lease.computation.partition("~")[0],
             lease.incarnation,
             lease.sequencer,
             secrets.token_hex(16),

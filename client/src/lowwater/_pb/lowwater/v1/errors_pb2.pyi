@@ -94,7 +94,7 @@ class ErrorInfo(google.protobuf.message.Message):
     back off. Nothing was changed, but for an unknown outcome: that is
     DEADLINE_EXCEEDED, or UNAVAILABLE, with or without an ErrorInfo. What is
     repeated after one must be a call that may be: not SetInputs, Reset, Drop,
-    Release or a forced Retire. All of TaskService may be.
+    SplitSlice, Release or a forced Retire. All of TaskService may be.
       JOURNAL_FAILED         the store refused the write
       OVERLOADED             too much waits, or a limit of the access file
       SHUTTING_DOWN          the server is stopping

@@ -42,6 +42,7 @@ class Computation(google.protobuf.message.Message):
     SLICE_OF_FIELD_NUMBER: builtins.int
     SLICE_START_FIELD_NUMBER: builtins.int
     SLICE_END_FIELD_NUMBER: builtins.int
+    SLICE_SOURCE_FIELD_NUMBER: builtins.int
     name: builtins.str
     """[namespace/]name, each part 1 to 128 of A-Z a-z 0-9 _ . -"""
     key_hash: builtins.str
@@ -74,6 +75,8 @@ class Computation(google.protobuf.message.Message):
     """Of a slice: its first key."""
     slice_end: builtins.bytes
     """Of a slice: the first key after it; empty means no upper bound."""
+    slice_source: builtins.str
+    """Of a slice: the one that it is still to take its keys over from; else empty."""
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The names it reads; every writer of what it reads must be named. Empty for
@@ -98,8 +101,9 @@ class Computation(google.protobuf.message.Message):
 
     @property
     def slices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
-        """Where each of its slices but the first begins, ascending: n keys cut its key
-        space into n + 1 slices. A slice is served like a computation of its own, by
+        """Where each of its slices but the first began when it was registered, ascending:
+        n keys cut its key space into n + 1 slices. Those of now are in the graph, with
+        the keys that they have. A slice is served like a computation of its own, by
         whichever shard it falls to, under the name of the computation, "~" and its
         number from 0; workers claim ranges of slices. Empty: it is not cut.
         """
@@ -124,8 +128,9 @@ class Computation(google.protobuf.message.Message):
         slice_of: builtins.str = ...,
         slice_start: builtins.bytes = ...,
         slice_end: builtins.bytes = ...,
+        slice_source: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["all_pending", b"all_pending", "dropped", b"dropped", "estimated", b"estimated", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "incarnation", b"incarnation", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "lateness_budgets_ppm", b"lateness_budgets_ppm", "max_skew_micros", b"max_skew_micros", "name", b"name", "slice_end", b"slice_end", "slice_of", b"slice_of", "slice_start", b"slice_start", "slices", b"slices"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["all_pending", b"all_pending", "dropped", b"dropped", "estimated", b"estimated", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "incarnation", b"incarnation", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "lateness_budgets_ppm", b"lateness_budgets_ppm", "max_skew_micros", b"max_skew_micros", "name", b"name", "slice_end", b"slice_end", "slice_of", b"slice_of", "slice_source", b"slice_source", "slice_start", b"slice_start", "slices", b"slices"]) -> None: ...
 
 Global___Computation: typing_extensions.TypeAlias = Computation
 
@@ -366,6 +371,59 @@ class ResetResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["computations", b"computations"]) -> None: ...
 
 Global___ResetResponse: typing_extensions.TypeAlias = ResetResponse
+
+@typing.final
+class SplitSliceRequest(google.protobuf.message.Message):
+    """Asks for a slice to be cut in two."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COMPUTATION_FIELD_NUMBER: builtins.int
+    SLICE_FIELD_NUMBER: builtins.int
+    AT_FIELD_NUMBER: builtins.int
+    SERVER_TOKEN_FIELD_NUMBER: builtins.int
+    computation: builtins.str
+    """The computation."""
+    slice: builtins.str
+    """The name of the slice."""
+    at: builtins.bytes
+    """Where the new slice begins: a key inside of the slice, behind its first one,
+    of at most 1,024 bytes.
+    """
+    server_token: builtins.str
+    """The deployment the caller means; empty accepts any."""
+    def __init__(
+        self,
+        *,
+        computation: builtins.str = ...,
+        slice: builtins.str = ...,
+        at: builtins.bytes = ...,
+        server_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at", b"at", "computation", b"computation", "server_token", b"server_token", "slice", b"slice"]) -> None: ...
+
+Global___SplitSliceRequest: typing_extensions.TypeAlias = SplitSliceRequest
+
+@typing.final
+class SplitSliceResponse(google.protobuf.message.Message):
+    """What a slice was cut into."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SLICE_FIELD_NUMBER: builtins.int
+    @property
+    def slice(self) -> Global___Computation:
+        """The new slice."""
+
+    def __init__(
+        self,
+        *,
+        slice: Global___Computation | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["slice", b"slice"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["slice", b"slice"]) -> None: ...
+
+Global___SplitSliceResponse: typing_extensions.TypeAlias = SplitSliceResponse
 
 @typing.final
 class RetireRequest(google.protobuf.message.Message):

@@ -56,6 +56,11 @@ class TopologyServiceStub(object):
                 request_serializer=lowwater_dot_v1_dot_topology__pb2.ResetRequest.SerializeToString,
                 response_deserializer=lowwater_dot_v1_dot_topology__pb2.ResetResponse.FromString,
                 _registered_method=True)
+        self.SplitSlice = channel.unary_unary(
+                '/lowwater.v1.TopologyService/SplitSlice',
+                request_serializer=lowwater_dot_v1_dot_topology__pb2.SplitSliceRequest.SerializeToString,
+                response_deserializer=lowwater_dot_v1_dot_topology__pb2.SplitSliceResponse.FromString,
+                _registered_method=True)
         self.Retire = channel.unary_unary(
                 '/lowwater.v1.TopologyService/Retire',
                 request_serializer=lowwater_dot_v1_dot_topology__pb2.RetireRequest.SerializeToString,
@@ -108,6 +113,17 @@ class TopologyServiceServicer(object):
 
     def Reset(self, request, context):
         """Starts a new incarnation of a computation and of all that reads it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SplitSlice(self, request, context):
+        """Cuts a slice of a computation in two at a key: the keys from there on are
+        those of a new slice, which is returned. It takes over what is known of them
+        as soon as it can, and grants none of them before: no watermark moves. The
+        workers of these keys lose them, and claim again. Refused with UNAVAILABLE
+        while another slice of the computation is still taken over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -167,6 +183,11 @@ def add_TopologyServiceServicer_to_server(servicer, server):
                     servicer.Reset,
                     request_deserializer=lowwater_dot_v1_dot_topology__pb2.ResetRequest.FromString,
                     response_serializer=lowwater_dot_v1_dot_topology__pb2.ResetResponse.SerializeToString,
+            ),
+            'SplitSlice': grpc.unary_unary_rpc_method_handler(
+                    servicer.SplitSlice,
+                    request_deserializer=lowwater_dot_v1_dot_topology__pb2.SplitSliceRequest.FromString,
+                    response_serializer=lowwater_dot_v1_dot_topology__pb2.SplitSliceResponse.SerializeToString,
             ),
             'Retire': grpc.unary_unary_rpc_method_handler(
                     servicer.Retire,
@@ -299,6 +320,33 @@ class TopologyService(object):
             '/lowwater.v1.TopologyService/Reset',
             lowwater_dot_v1_dot_topology__pb2.ResetRequest.SerializeToString,
             lowwater_dot_v1_dot_topology__pb2.ResetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SplitSlice(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lowwater.v1.TopologyService/SplitSlice',
+            lowwater_dot_v1_dot_topology__pb2.SplitSliceRequest.SerializeToString,
+            lowwater_dot_v1_dot_topology__pb2.SplitSliceResponse.FromString,
             options,
             channel_credentials,
             insecure,

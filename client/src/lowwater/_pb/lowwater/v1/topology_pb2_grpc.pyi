@@ -89,6 +89,22 @@ _TopologyServiceResetType = typing_extensions.TypeVar(
     ],
 )
 
+_TopologyServiceSplitSliceType = typing_extensions.TypeVar(
+    '_TopologyServiceSplitSliceType',
+    grpc.UnaryUnaryMultiCallable[
+        lowwater._pb.lowwater.v1.topology_pb2.SplitSliceRequest,
+        lowwater._pb.lowwater.v1.topology_pb2.SplitSliceResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        lowwater._pb.lowwater.v1.topology_pb2.SplitSliceRequest,
+        lowwater._pb.lowwater.v1.topology_pb2.SplitSliceResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        lowwater._pb.lowwater.v1.topology_pb2.SplitSliceRequest,
+        lowwater._pb.lowwater.v1.topology_pb2.SplitSliceResponse,
+    ],
+)
+
 _TopologyServiceRetireType = typing_extensions.TypeVar(
     '_TopologyServiceRetireType',
     grpc.UnaryUnaryMultiCallable[
@@ -153,7 +169,7 @@ _TopologyServiceGetLayoutType = typing_extensions.TypeVar(
     ],
 )
 
-class TopologyServiceStub(typing.Generic[_TopologyServiceRegisterType, _TopologyServiceGetTopologyType, _TopologyServiceSetInputsType, _TopologyServiceResetType, _TopologyServiceRetireType, _TopologyServiceDropType, _TopologyServiceChangeLayoutType, _TopologyServiceGetLayoutType]):
+class TopologyServiceStub(typing.Generic[_TopologyServiceRegisterType, _TopologyServiceGetTopologyType, _TopologyServiceSetInputsType, _TopologyServiceResetType, _TopologyServiceSplitSliceType, _TopologyServiceRetireType, _TopologyServiceDropType, _TopologyServiceChangeLayoutType, _TopologyServiceGetLayoutType]):
     """Registers computations and changes the graph. Each change is one journaled,
     versioned record.
     """
@@ -175,6 +191,10 @@ class TopologyServiceStub(typing.Generic[_TopologyServiceRegisterType, _Topology
         grpc.UnaryUnaryMultiCallable[
             lowwater._pb.lowwater.v1.topology_pb2.ResetRequest,
             lowwater._pb.lowwater.v1.topology_pb2.ResetResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.topology_pb2.SplitSliceRequest,
+            lowwater._pb.lowwater.v1.topology_pb2.SplitSliceResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             lowwater._pb.lowwater.v1.topology_pb2.RetireRequest,
@@ -213,6 +233,10 @@ class TopologyServiceStub(typing.Generic[_TopologyServiceRegisterType, _Topology
             lowwater._pb.lowwater.v1.topology_pb2.ResetResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            lowwater._pb.lowwater.v1.topology_pb2.SplitSliceRequest,
+            lowwater._pb.lowwater.v1.topology_pb2.SplitSliceResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             lowwater._pb.lowwater.v1.topology_pb2.RetireRequest,
             lowwater._pb.lowwater.v1.topology_pb2.RetireResponse,
         ],
@@ -245,6 +269,14 @@ class TopologyServiceStub(typing.Generic[_TopologyServiceRegisterType, _Topology
 
     Reset: _TopologyServiceResetType
     """Starts a new incarnation of a computation and of all that reads it."""
+
+    SplitSlice: _TopologyServiceSplitSliceType
+    """Cuts a slice of a computation in two at a key: the keys from there on are
+    those of a new slice, which is returned. It takes over what is known of them
+    as soon as it can, and grants none of them before: no watermark moves. The
+    workers of these keys lose them, and claim again. Refused with UNAVAILABLE
+    while another slice of the computation is still taken over.
+    """
 
     Retire: _TopologyServiceRetireType
     """Takes a key range out of a computation until it is claimed again."""
@@ -280,6 +312,10 @@ TopologyServiceAsyncStub: typing_extensions.TypeAlias = TopologyServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         lowwater._pb.lowwater.v1.topology_pb2.ResetRequest,
         lowwater._pb.lowwater.v1.topology_pb2.ResetResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        lowwater._pb.lowwater.v1.topology_pb2.SplitSliceRequest,
+        lowwater._pb.lowwater.v1.topology_pb2.SplitSliceResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         lowwater._pb.lowwater.v1.topology_pb2.RetireRequest,
@@ -339,6 +375,19 @@ class TopologyServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[lowwater._pb.lowwater.v1.topology_pb2.ResetResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.topology_pb2.ResetResponse]]:
         """Starts a new incarnation of a computation and of all that reads it."""
+
+    @abc.abstractmethod
+    def SplitSlice(
+        self,
+        request: lowwater._pb.lowwater.v1.topology_pb2.SplitSliceRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[lowwater._pb.lowwater.v1.topology_pb2.SplitSliceResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.topology_pb2.SplitSliceResponse]]:
+        """Cuts a slice of a computation in two at a key: the keys from there on are
+        those of a new slice, which is returned. It takes over what is known of them
+        as soon as it can, and grants none of them before: no watermark moves. The
+        workers of these keys lose them, and claim again. Refused with UNAVAILABLE
+        while another slice of the computation is still taken over.
+        """
 
     @abc.abstractmethod
     def Retire(

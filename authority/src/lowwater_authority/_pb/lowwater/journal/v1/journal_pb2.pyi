@@ -110,6 +110,8 @@ class Op(google.protobuf.message.Message):
     VOUCH_FIELD_NUMBER: builtins.int
     TASK_FIELD_NUMBER: builtins.int
     LAYOUT_FIELD_NUMBER: builtins.int
+    MOVE_OUT_FIELD_NUMBER: builtins.int
+    TAKE_IN_FIELD_NUMBER: builtins.int
     @property
     def claim(self) -> Global___Claim:
         """A granted claim."""
@@ -146,6 +148,14 @@ class Op(google.protobuf.message.Message):
     def layout(self) -> Global___Layout:
         """Another layout was asked for."""
 
+    @property
+    def move_out(self) -> Global___MoveOut:
+        """Keys handed over to another slice."""
+
+    @property
+    def take_in(self) -> Global___TakeIn:
+        """The keys of another slice, taken in."""
+
     def __init__(
         self,
         *,
@@ -158,12 +168,67 @@ class Op(google.protobuf.message.Message):
         vouch: Global___Vouch | None = ...,
         task: Global___TaskStep | None = ...,
         layout: Global___Layout | None = ...,
+        move_out: Global___MoveOut | None = ...,
+        take_in: Global___TakeIn | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["batch", b"batch", "claim", b"claim", "kind", b"kind", "layout", b"layout", "release", b"release", "retire", b"retire", "revoke", b"revoke", "task", b"task", "values", b"values", "vouch", b"vouch"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "claim", b"claim", "kind", b"kind", "layout", b"layout", "release", b"release", "retire", b"retire", "revoke", b"revoke", "task", b"task", "values", b"values", "vouch", b"vouch"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["claim", "values", "release", "revoke", "retire", "batch", "vouch", "task", "layout"] | None: ...
+    def HasField(self, field_name: typing.Literal["batch", b"batch", "claim", b"claim", "kind", b"kind", "layout", b"layout", "move_out", b"move_out", "release", b"release", "retire", b"retire", "revoke", b"revoke", "take_in", b"take_in", "task", b"task", "values", b"values", "vouch", b"vouch"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "claim", b"claim", "kind", b"kind", "layout", b"layout", "move_out", b"move_out", "release", b"release", "retire", b"retire", "revoke", b"revoke", "take_in", b"take_in", "task", b"task", "values", b"values", "vouch", b"vouch"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["claim", "values", "release", "revoke", "retire", "batch", "vouch", "task", "layout", "move_out", "take_in"] | None: ...
 
 Global___Op: typing_extensions.TypeAlias = Op
+
+@typing.final
+class MoveOut(google.protobuf.message.Message):
+    """The last keys of a slice, handed over: what it knows of them stays with it
+    until the other slice has taken it in.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    START_FIELD_NUMBER: builtins.int
+    TO_FIELD_NUMBER: builtins.int
+    CUT_VERSION_FIELD_NUMBER: builtins.int
+    start: builtins.bytes
+    """The first of them."""
+    to: builtins.str
+    """The slice that takes them in."""
+    cut_version: builtins.int
+    """The version of the cut by which it has no more than the rest."""
+    def __init__(
+        self,
+        *,
+        start: builtins.bytes = ...,
+        to: builtins.str = ...,
+        cut_version: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cut_version", b"cut_version", "start", b"start", "to", b"to"]) -> None: ...
+
+Global___MoveOut: typing_extensions.TypeAlias = MoveOut
+
+@typing.final
+class TakeIn(google.protobuf.message.Message):
+    """What a slice was handed over when it began."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: builtins.int
+    CUT_VERSION_FIELD_NUMBER: builtins.int
+    cut_version: builtins.int
+    """The version of the cut by which it has these keys."""
+    @property
+    def state(self) -> Global___Snapshot:
+        """What the other one knew of these keys, without claims that may report."""
+
+    def __init__(
+        self,
+        *,
+        state: Global___Snapshot | None = ...,
+        cut_version: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["state", b"state"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cut_version", b"cut_version", "state", b"state"]) -> None: ...
+
+Global___TakeIn: typing_extensions.TypeAlias = TakeIn
 
 @typing.final
 class Claim(google.protobuf.message.Message):
@@ -1130,6 +1195,8 @@ class Snapshot(google.protobuf.message.Message):
     BUDGETS_FIELD_NUMBER: builtins.int
     PASSED_FIELD_NUMBER: builtins.int
     INPUT_VERSION_FIELD_NUMBER: builtins.int
+    CUT_VERSION_FIELD_NUMBER: builtins.int
+    HANDED_OVER_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """Its name."""
     incarnation: builtins.int
@@ -1161,6 +1228,10 @@ class Snapshot(google.protobuf.message.Message):
     input_version: builtins.int
     """The version of its inputs that its claims were revoked for last, or, of a
     slice, granted by first; 0: none in this incarnation, or not known.
+    """
+    cut_version: builtins.int
+    """Of a slice that was handed over, or has handed over a part: the version of
+    the cut by which it has the keys of its groups; 0: those that it began with.
     """
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Group]:
@@ -1196,6 +1267,10 @@ class Snapshot(google.protobuf.message.Message):
     def passed(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Passed]:
         """What came behind its heuristic watermarks."""
 
+    @property
+    def handed_over(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___HandedOver]:
+        """What it has handed over."""
+
     def __init__(
         self,
         *,
@@ -1222,15 +1297,42 @@ class Snapshot(google.protobuf.message.Message):
         budgets: collections.abc.Iterable[Global___Budget] | None = ...,
         passed: collections.abc.Iterable[Global___Passed] | None = ...,
         input_version: builtins.int = ...,
+        cut_version: builtins.int = ...,
+        handed_over: collections.abc.Iterable[Global___HandedOver] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_layout", b"_layout", "_vouched_micros", b"_vouched_micros", "layout", b"layout", "vouched_micros", b"vouched_micros"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_layout", b"_layout", "_vouched_micros", b"_vouched_micros", "batch", b"batch", "batch_digest", b"batch_digest", "batch_sequencer", b"batch_sequencer", "bound", b"bound", "budgets", b"budgets", "computation", b"computation", "generation", b"generation", "granted", b"granted", "groups", b"groups", "has_batch", b"has_batch", "heuristics", b"heuristics", "history", b"history", "identity", b"identity", "incarnation", b"incarnation", "input_version", b"input_version", "last_sequencer", b"last_sequencer", "layout", b"layout", "low_micros", b"low_micros", "ordinal", b"ordinal", "passed", b"passed", "since_micros", b"since_micros", "tasks", b"tasks", "vouched_micros", b"vouched_micros"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_layout", b"_layout", "_vouched_micros", b"_vouched_micros", "batch", b"batch", "batch_digest", b"batch_digest", "batch_sequencer", b"batch_sequencer", "bound", b"bound", "budgets", b"budgets", "computation", b"computation", "cut_version", b"cut_version", "generation", b"generation", "granted", b"granted", "groups", b"groups", "handed_over", b"handed_over", "has_batch", b"has_batch", "heuristics", b"heuristics", "history", b"history", "identity", b"identity", "incarnation", b"incarnation", "input_version", b"input_version", "last_sequencer", b"last_sequencer", "layout", b"layout", "low_micros", b"low_micros", "ordinal", b"ordinal", "passed", b"passed", "since_micros", b"since_micros", "tasks", b"tasks", "vouched_micros", b"vouched_micros"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_layout", b"_layout"]) -> typing.Literal["layout"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_vouched_micros", b"_vouched_micros"]) -> typing.Literal["vouched_micros"] | None: ...
 
 Global___Snapshot: typing_extensions.TypeAlias = Snapshot
+
+@typing.final
+class HandedOver(google.protobuf.message.Message):
+    """Keys that a slice has handed over, as they were."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TO_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    to: builtins.str
+    """The slice that takes them in."""
+    @property
+    def state(self) -> Global___Snapshot:
+        """What is known of them."""
+
+    def __init__(
+        self,
+        *,
+        to: builtins.str = ...,
+        state: Global___Snapshot | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["state", b"state"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["state", b"state", "to", b"to"]) -> None: ...
+
+Global___HandedOver: typing_extensions.TypeAlias = HandedOver
 
 @typing.final
 class Budget(google.protobuf.message.Message):
@@ -1584,6 +1686,12 @@ class Computation(google.protobuf.message.Message):
     SLICES_FIELD_NUMBER: builtins.int
     SLICE_START_FIELD_NUMBER: builtins.int
     SLICE_END_FIELD_NUMBER: builtins.int
+    CUT_FIELD_NUMBER: builtins.int
+    CUT_VERSION_FIELD_NUMBER: builtins.int
+    NEXT_SLICE_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
+    BEGAN_END_FIELD_NUMBER: builtins.int
+    TAKER_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Its name."""
     key_hash: builtins.str
@@ -1612,6 +1720,18 @@ class Computation(google.protobuf.message.Message):
     """Of a slice: its first key."""
     slice_end: builtins.bytes
     """Of a slice: the first key after it; empty means no upper bound."""
+    cut_version: builtins.int
+    """Grows each time it is cut anew; also of its slices."""
+    next_slice: builtins.int
+    """Then: the number that its next slice gets."""
+    source: builtins.str
+    """Of a slice: the one whose keys it is to take in; empty: none."""
+    began_end: builtins.bytes
+    """Of a slice that has become smaller in this incarnation: the first key after
+    those that it began with; empty means no upper bound.
+    """
+    taker: builtins.str
+    """Of a slice: the one that is to take in keys of it; empty: none."""
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """What it reads."""
@@ -1627,6 +1747,12 @@ class Computation(google.protobuf.message.Message):
     @property
     def slices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """Where its slices but the first begin."""
+
+    @property
+    def cut(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Part]:
+        """Its slices in the order of their keys, when it was cut anew; empty: as it
+        was registered.
+        """
 
     def __init__(
         self,
@@ -1647,10 +1773,53 @@ class Computation(google.protobuf.message.Message):
         slices: collections.abc.Iterable[builtins.bytes] | None = ...,
         slice_start: builtins.bytes = ...,
         slice_end: builtins.bytes = ...,
+        cut: collections.abc.Iterable[Global___Part] | None = ...,
+        cut_version: builtins.int = ...,
+        next_slice: builtins.int = ...,
+        source: builtins.str = ...,
+        began_end: builtins.bytes | None = ...,
+        taker: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["all_pending", b"all_pending", "dropped", b"dropped", "estimated", b"estimated", "first", b"first", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "incarnation", b"incarnation", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "lateness_budgets_ppm", b"lateness_budgets_ppm", "max_skew_micros", b"max_skew_micros", "name", b"name", "slice_end", b"slice_end", "slice_start", b"slice_start", "slices", b"slices"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_began_end", b"_began_end", "began_end", b"began_end"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_began_end", b"_began_end", "all_pending", b"all_pending", "began_end", b"began_end", "cut", b"cut", "cut_version", b"cut_version", "dropped", b"dropped", "estimated", b"estimated", "first", b"first", "heuristics_ppm", b"heuristics_ppm", "history_step_micros", b"history_step_micros", "incarnation", b"incarnation", "input_version", b"input_version", "inputs", b"inputs", "key_hash", b"key_hash", "lateness_budgets_ppm", b"lateness_budgets_ppm", "max_skew_micros", b"max_skew_micros", "name", b"name", "next_slice", b"next_slice", "slice_end", b"slice_end", "slice_start", b"slice_start", "slices", b"slices", "source", b"source", "taker", b"taker"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_began_end", b"_began_end"]) -> typing.Literal["began_end"] | None: ...
 
 Global___Computation: typing_extensions.TypeAlias = Computation
+
+@typing.final
+class Part(google.protobuf.message.Message):
+    """A slice of a computation that was cut anew."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    START_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
+    BEGAN_END_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """Its number."""
+    start: builtins.bytes
+    """Its first key."""
+    source: builtins.int
+    """The number of the slice whose keys it is to take in."""
+    began_end: builtins.bytes
+    """As in Computation."""
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        start: builtins.bytes = ...,
+        source: builtins.int | None = ...,
+        began_end: builtins.bytes | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_began_end", b"_began_end", "_source", b"_source", "began_end", b"began_end", "source", b"source"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_began_end", b"_began_end", "_source", b"_source", "began_end", b"began_end", "number", b"number", "source", b"source", "start", b"start"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_began_end", b"_began_end"]) -> typing.Literal["began_end"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_source", b"_source"]) -> typing.Literal["source"] | None: ...
+
+Global___Part: typing_extensions.TypeAlias = Part
 
 @typing.final
 class Membership(google.protobuf.message.Message):

@@ -1,0 +1,458 @@
+"""Keys that a slice hands over to another one, beside a dictionary of what is known of each key: nothing leads, nothing goes back, nothing is forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lowwater import errors
+from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
+from lowwater_authority.core import codec, recovery
+from lowwater_authority.core.computation import Computation
+from lowwater_authority.core.groups import GroupState
+from lowwater_authority.core.interval_map import IntervalMap
+from lowwater_authority.core.requests import NO_FOLD
+from lowwater_authority.core.topology import Spec as Registered
+from lowwater_authority.core.topology import Topology
+from tests.property.core_driver import MAX, MIN, NOW, Driver, durable, request
+
+KEYS = 8
+"""Keys of one byte, evenly; the last one has no upper bound."""
+
+FIRST, LAST = 2, 6
+"""The slice that is cut has the keys from the first on, and not the last."""
+
+keys = st.integers(FIRST, LAST - 1)
+
+
+def edge(key: int) -> bytes:
+    return bytes([256 // KEYS * key]) if 0 < key < KEYS else b""
+
+
+def graph() -> Topology:
+    return Topology().register(
+        Registered("a", slices=(edge(FIRST), edge(LAST)), heuristics=(500_000,), budgets=(1000,))
+    )
+
+
+@dataclass
+class Key:
+    """What is known of a key."""
+
+    value: int = MIN
+    retired: bool = False
+    sequencer: int = 0
+    """Of who may report for it; 0: nobody."""
+
+
+@dataclass
+class Known:
+    """A slice as a dictionary."""
+
+    keys: dict[int, Key]
+    order: tuple[int, int] = (0, 0)
+    granted: dict[bytes, int] = field(default_factory=dict)
+    sequencers: list[int] = field(default_factory=list)
+    low: int = MIN
+
+    def moved(self, at: int) -> Known:
+        """Return what another one takes in of it: nobody may report for that."""
+        there = {key: Key(known.value, known.retired) for key, known in self.keys.items() if key >= at}
+        straddling = {known.sequencer for key, known in self.keys.items() if key >= at and known.sequencer}
+        self.keys = {key: known for key, known in self.keys.items() if key < at}
+        self.cut_off(straddling, at)
+        return Known(there, self.order, dict(self.granted), list(self.sequencers))
+
+    def cut_off(self, sequencers: set[int], at: int) -> None:
+        """A claim of one range over the cut has lost all of it."""
+        for known in self.keys.values():
+            if known.sequencer in sequencers:
+                known.sequencer = 0
+
+
+class Pair:
+    """A slice with its journal and the dictionary."""
+
+    def __init__(self, name: str, topology: Topology, known: Known) -> None:
+        self.name = name
+        self.driver = Driver(topology.get(name))
+        self.known = known
+        self.requests = known.order[0]
+        self.snapshots = False
+
+    @property
+    def core(self) -> Computation:
+        return self.driver.core
+
+    def use(self, topology: Topology) -> None:
+        self.driver.spec = self.core.spec = topology.get(self.name)
+        if not self.core.spec.taker:  # as a shard does
+            self.core.forget_handed_over()
+
+    def claim(self, first: int, more: int, bound: int | None) -> None:
+        start, end = min(self.known.keys), max(self.known.keys)
+        first = min(max(first, start), end)
+        taken = range(first, min(first + more, end + 1))
+        self.requests += 1
+        request_id = f"{self.name} {self.requests}".encode()
+        known = [self.known.keys[key] for key in taken]
+        order = self.requests, 0
+        grant = self.driver.claim(
+            edge(first),
+            edge(taken[-1] + 1),
+            bound=[] if bound is None else [bound],
+            request_id=request_id,
+            identity="w",
+            generation=order[0],
+        )
+        old = [(MIN if bound is None else MAX) if key.retired else key.value for key in known]
+        value = min([*old, MAX if bound is None else bound])
+        lost = {key.sequencer for key in known if key.sequencer}
+        for key in self.known.keys.values():
+            if key.sequencer in lost:
+                key.sequencer = 0  # its claim was one range
+        for key in known:
+            key.value, key.retired, key.sequencer = value, False, grant.sequencer
+        assert grant.sequencer > max(self.known.sequencers, default=0)
+        self.known.sequencers.append(grant.sequencer)
+        self.known.granted[request_id] = grant.sequencer
+        self.known.order = max(self.known.order, order)
+
+    def report(self, pick: int, value: int) -> None:
+        if not self.known.sequencers:
+            return
+        sequencer = self.known.sequencers[pick % len(self.known.sequencers)]
+        owned = [key for key in self.known.keys.values() if key.sequencer == sequencer]
+        refused = self.driver.report(sequencer, value, finish=value == MAX)
+        assert bool(refused) == (not owned)
+        for key in owned:
+            key.value = value
+
+    def retire(self, first: int) -> None:
+        first = min(max(first, min(self.known.keys)), max(self.known.keys))
+        self.driver.retire(edge(first), edge(first + 1), force=True)
+        lost = self.known.keys[first].sequencer
+        self.known.keys[first] = Key(MAX, retired=True)
+        if lost:
+            self.known.cut_off({lost}, KEYS)
+
+    def release(self, pick: int) -> None:
+        owned = sorted({key.sequencer for key in self.known.keys.values() if key.sequencer})
+        if owned:
+            sequencer = owned[pick % len(owned)]
+            self.driver.release(sequencer)
+            self.known.cut_off({sequencer}, KEYS)
+
+    def crash(self, *, short: bool) -> None:
+        """Read it back: from its records, or from a snapshot."""
+        if short:
+            self.driver.records = []
+            self.snapshot = recovery.snapshot(self.core)
+            self.snapshots = True
+        before = recovery.snapshot(self.core)
+        self.driver.crash(snapshot=self.snapshot if self.snapshots else None)
+        assert durable(recovery.snapshot(self.core)) == durable(before)
+
+    def check(self) -> None:
+        """Compare all that is known."""
+        self.core._check()
+        assert self.core.map.span == (edge(min(self.known.keys)), edge(max(self.known.keys) + 1))
+        ranges, _ = self.core.map.all_ranges(100)
+        for key, known in self.known.keys.items():
+            [found] = [each for each in ranges if each.start <= edge(key) and (not each.end or edge(key) < each.end)]
+            assert found.value == known.value
+            assert (found.owner.state is GroupState.RETIRED) == known.retired
+            owned = found.owner.sequencer if found.owner.state is GroupState.OWNED else 0
+            assert owned == known.sequencer
+        assert self.core.order == self.known.order
+        assert self.core.last_sequencer == max(self.known.sequencers, default=0)
+        assert {key: each.sequencer for key, each in self.core.granted.items()} == self.known.granted
+        assert self.core.identity == ("w" if self.known.granted else None)
+        least = min(key.value for key in self.known.keys.values())
+        if not all(key.retired for key in self.known.keys.values()):
+            self.known.low = max(self.known.low, least)
+        assert self.driver.low == self.known.low
+
+
+values = st.sampled_from([10, 20, 30, 40, MAX])
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("claim"), keys, st.integers(1, 4), st.sampled_from([None, 15, 35])),
+        st.tuples(st.just("report"), st.integers(0, 9), values),
+        st.tuples(st.just("report"), st.integers(0, 9), values),
+        st.tuples(st.just("retire"), keys),
+        st.tuples(st.just("release"), st.integers(0, 9)),
+        st.tuples(st.just("crash"), st.booleans()),
+    ),
+    max_size=12,
+)
+
+
+def do(pair: Pair, some: list[tuple]) -> None:  # type: ignore[type-arg]
+    for step in some:
+        match step:
+            case "claim", first, more, bound:
+                pair.claim(first, more, bound)
+            case "report", pick, value:
+                pair.report(pick, value)
+            case "retire", first:
+                pair.retire(first)
+            case "release", pick:
+                pair.release(pick)
+            case "crash", short:
+                pair.crash(short=short)
+        pair.check()
+
+
+def move(source: Pair, topology: Topology, at: int, *, crash: bool) -> tuple[Pair, Topology]:
+    """Cut a slice, and let another one take its last keys in."""
+    topology, name = topology.split("a", source.name, edge(at))
+    source.use(topology)
+    new = Pair(name, topology, source.known.moved(at))
+    with pytest.raises(errors.Unavailable):
+        new.driver.claim(edge(at))
+    with pytest.raises(errors.Unavailable):
+        new.driver.retire(edge(at))
+    fenced = source.core.move_out(name)
+    assert source.driver.settle() is True
+    assert all("claim them again" in each.reason for each in fenced)
+    source.check()
+    if crash:
+        source.crash(short=crash)
+    new.core.take_in(source.core.handed_over[name])
+    assert new.driver.settle() is True
+    topology = topology.moved(name)
+    new.use(topology)
+    source.use(topology)
+    new.check()
+    assert new.core.cut_version
+    assert new.core.cut_version == source.core.cut_version
+    return new, topology
+
+
+@settings(max_examples=100, deadline=None, database=None, derandomize=True)
+@given(
+    before=steps,
+    at=st.integers(FIRST + 1, LAST - 1),
+    crash=st.booleans(),
+    after=steps,
+    there=steps,
+    again=st.integers(FIRST + 1, LAST - 1),
+    last=steps,
+)
+def test_all_that_is_known_of_keys_moves_with_them(
+    before: list[tuple],  # type: ignore[type-arg]
+    at: int,
+    crash: bool,
+    after: list[tuple],  # type: ignore[type-arg]
+    there: list[tuple],  # type: ignore[type-arg]
+    again: int,
+    last: list[tuple],  # type: ignore[type-arg]
+) -> None:
+    topology = graph()
+    one = Pair("a~1", topology, Known({key: Key() for key in range(FIRST, LAST)}))
+    do(one, before)
+    granted_there = max(one.known.sequencers, default=0)
+    other, topology = move(one, topology, at, crash=crash)
+    do(one, after)
+    do(other, there)
+    assert all(each > granted_there for each in other.known.sequencers if each not in one.known.sequencers)
+    for pair in (one, other):
+        if min(pair.known.keys) < again <= max(pair.known.keys):
+            third, topology = move(pair, topology, again, crash=not crash)
+            do(third, last)
+    for pair in (one, other):
+        do(pair, last)
+        pair.crash(short=False)
+        pair.check()
+
+
+def _no_sequencers(state: pb.Snapshot) -> None:
+    state.last_sequencer = 0
+
+
+def _no_requests(state: pb.Snapshot) -> None:
+    del state.granted[:]
+
+
+def _no_order(state: pb.Snapshot) -> None:
+    state.generation = 0
+
+
+def _no_identity(state: pb.Snapshot) -> None:
+    state.bound = False
+
+
+def _no_retirements(state: pb.Snapshot) -> None:
+    for group in state.groups:
+        group.state = GroupState.UNOWNED
+
+
+def _newer_values(state: pb.Snapshot) -> None:
+    for group in state.groups:
+        group.micros = codec.int64_bytes(codec.int64s(group.micros) // 2 + 10)
+
+
+@pytest.mark.parametrize(
+    "forget", [_no_sequencers, _no_requests, _no_order, _no_identity, _no_retirements, _newer_values]
+)
+def test_what_does_not_move_is_noticed(forget: Callable[[pb.Snapshot], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    take_in = Computation.take_in
+
+    def forgetful(self: Computation, state: pb.Snapshot) -> None:
+        changed = pb.Snapshot()
+        changed.CopyFrom(state)
+        forget(changed)
+        take_in(self, changed)
+
+    monkeypatch.setattr(Computation, "take_in", forgetful)
+    topology = graph()
+    one = Pair("a~1", topology, Known({key: Key() for key in range(FIRST, LAST)}))
+    one.claim(2, 4, None)
+    one.report(0, 10)
+    one.retire(5)
+    with pytest.raises(AssertionError):
+        move(one, topology, 4, crash=False)
+
+
+def cut() -> tuple[Pair, Topology, str]:
+    topology = graph()
+    one = Pair("a~1", topology, Known({key: Key() for key in range(FIRST, LAST)}))
+    one.claim(2, 4, None)
+    one.report(0, 10)
+    topology, name = topology.split("a", "a~1", edge(4))
+    one.use(topology)
+    return one, topology, name
+
+
+def test_a_claim_that_was_granted_before_is_stale_and_never_granted_again() -> None:
+    one, topology, name = cut()
+    [(request_id, _)] = one.known.granted.items()
+    one.core.move_out(name)
+    one.driver.settle()
+    new = Driver(topology.get(name))
+    new.core.take_in(one.core.handed_over[name])
+    new.settle()
+    new.spec = new.core.spec = topology.moved(name).get(name)
+    asked = request([edge(2), edge(6)], request_id=request_id, identity="w", generation=1)
+    with pytest.raises(errors.StaleSequencer):
+        new.core.claim(asked, NOW)
+    with pytest.raises(errors.OtherSlice):
+        one.core.claim(request([edge(4), edge(5)], identity="w", generation=9), NOW)
+
+
+def test_the_last_batch_and_what_outputs_were_let_say_move_too() -> None:
+    one, topology, name = cut()
+    task = one.driver.stage(1, 7, 0, {0: 20})
+    assert one.driver.prepare(1, 7, [task], 20, covers_all=True, digest=b"d") == []
+    one.driver.commit(1, 7)
+    one.core.vouch(1, 15, NO_FOLD, NO_FOLD, NOW)
+    one.core.move_out(name)
+    one.driver.settle()
+    new = Driver(topology.get(name))
+    new.core.take_in(one.core.handed_over[name])
+    new.settle()
+    new.spec = new.core.spec = topology.moved(name).get(name)
+    new.crash()
+    assert new.core.vouched == 15
+    with pytest.raises(errors.Rewound):
+        new.claim(edge(4), edge(6), identity="w", generation=7)
+    new.claim(edge(4), edge(6), identity="w", generation=8)
+
+
+def test_lateness_counts_from_where_the_budget_stood() -> None:
+    one, topology, name = cut()
+    one.core.budgets[1000].value = 70
+    one.core.move_out(name)
+    one.driver.settle()
+    new = Driver(topology.get(name))
+    new.core.take_in(one.core.handed_over[name])
+    new.settle()
+    assert new.core.published.budgets[0][:4] == (1000, 70, 0, 0)
+    new.crash()
+    assert new.core.budgets[1000].value == 70
+
+
+def test_keys_that_are_gone_are_not_granted_whatever_the_graph_says() -> None:
+    one, _, name = cut()
+    one.core.move_out(name)
+    one.driver.settle()
+    one.use(graph())
+    with pytest.raises(errors.OtherSlice):
+        one.core.claim(request([edge(4), edge(5)], identity="w", generation=9), NOW)
+    one.claim(2, 1, None)
+
+
+def test_what_was_handed_over_is_kept_until_it_is_forgotten_and_a_life_that_is_over_takes_nothing_in() -> None:
+    one, topology, name = cut()
+    one.core.move_out(name)
+    one.driver.settle()
+    one.crash(short=True)
+    assert list(one.core.handed_over) == [name]
+    reset = topology.reset("a")[0]
+    assert name not in reset.computations
+    later = replace(topology.get(name), incarnation=2)
+    new = recovery.restarted(recovery.recover(topology.get(name), None, (), epoch_base=0), later)
+    with pytest.raises(errors.IncarnationChanged):
+        new.take_in(one.core.handed_over[name])
+    one.core.forget_handed_over()
+    one.crash(short=True)
+    assert not one.core.handed_over
+    # The next life begins with the keys that are its own, whatever stands in the log of the one before.
+    for records, snapshot in ((one.driver.records, one.snapshot), (one.driver.records, None)):
+        again = recovery.recover(reset.get("a~1"), snapshot, records, epoch_base=0)
+        assert again.map.span == (edge(FIRST), edge(LAST))
+        assert not again.cut_version
+        assert again.low == MIN
+
+
+def test_logs_of_a_life_that_is_over_are_read_whatever_keys_they_had() -> None:
+    one, topology, name = cut()
+    one.core.move_out(name)
+    one.driver.settle()
+    new = Pair(name, topology, one.known.moved(4))
+    new.core.take_in(one.core.handed_over[name])
+    new.driver.settle()
+    topology = topology.moved(name)
+    new.use(topology)
+    new.claim(5, 1, None)
+    new.report(-1, 70)
+    topology, third = topology.split("a", name, edge(5))
+    new.use(topology)
+    new.core.move_out(third)
+    new.driver.settle()
+    reset = topology.reset("a")[0]
+    for pair in (one, new):
+        again = recovery.recover(reset.get(pair.name), None, pair.driver.records, epoch_base=0)
+        assert again.map.span == reset.get(pair.name).span
+        assert again.last_sequencer == pair.core.last_sequencer
+        assert again.granted == pair.core.granted
+        assert not again.cut_version
+        assert not again.handed_over
+
+
+def test_a_slice_that_is_not_cut_anew_is_journaled_as_before() -> None:
+    driver = Driver(graph().get("a~1"))
+    driver.claim(edge(2), edge(6))
+    message = pb.Snapshot.FromString(recovery.snapshot(driver.core))
+    assert not message.cut_version
+    assert not message.handed_over
+
+
+def test_only_the_last_keys_of_many_are_handed_over() -> None:
+    for start in (b"b", b"a", b"z", b"zz"):
+        with pytest.raises(ValueError, match="not the last ones"):
+            IntervalMap((b"b", b"z")).move_out(start)
+
+
+def test_keys_of_others_are_not_taken_in() -> None:
+    one, topology, name = cut()
+    one.core.move_out(name)
+    state = one.core.handed_over[name]
+    state.groups[0].bounds[0] = edge(5)
+    with pytest.raises(ValueError, match="other keys"):
+        Driver(topology.get(name)).core.take_in(state)

@@ -1,0 +1,189 @@
+"""A computation that is cut anew while its workers run: the graph."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lowwater import errors
+from lowwater_authority.core.topology import Spec, Topology
+
+CUTS = (b"g", b"p")
+
+
+def cut() -> Topology:
+    return Topology().register(Spec("a")).register(Spec("b", ("a",), slices=CUTS))
+
+
+def slices(graph: Topology) -> list[tuple[str, tuple[bytes, bytes], str]]:
+    return [(name, spec.span, spec.source) for name, spec in graph.get("b").slice_specs().items()]
+
+
+def check(graph: Topology) -> None:
+    """Slices cover the key space, are in the graph as the root says, and are those that an interval finds."""
+    root = graph.get("b")
+    specs = root.slice_specs()
+    assert {name: spec for name, spec in graph.computations.items() if spec.slice_of == "b"} == specs
+    spans = [spec.span for spec in specs.values()]
+    assert (spans[0][0], spans[-1][1]) == (b"", b"")
+    assert all(one[1] == other[0] and one[1] for one, other in pairwise(spans))
+    for name, spec in specs.items():
+        assert root.slices_over(*spec.span) == [name]
+        assert spec.began[0] == spec.span[0]
+        assert not spec.began[1] or (spec.span[1] and spec.span[1] <= spec.began[1])
+    assert root.slices_over(b"", b"") == list(specs)
+    assert not specs.keys() & graph.dropped.keys()
+    assert Topology.decode(graph.encode()) == graph
+
+
+def test_a_split_slice_hands_its_last_keys_to_a_new_one() -> None:
+    graph, new = cut().split("b", "b~1", b"k")
+    assert new == "b~3"
+    assert slices(graph) == [
+        ("b~0", (b"", b"g"), ""),
+        ("b~1", (b"g", b"k"), ""),
+        ("b~3", (b"k", b"p"), "b~1"),
+        ("b~2", (b"p", b""), ""),
+    ]
+    assert graph.get("b~1").began == (b"g", b"p")
+    assert graph.get("b").slices_over(b"h", b"q") == ["b~1", "b~3", "b~2"]
+    check(graph)
+
+
+def test_one_move_at_a_time_and_numbers_are_never_used_again() -> None:
+    graph, new = cut().split("b", "b~1", b"k")
+    with pytest.raises(errors.Unavailable) as caught:
+        graph.split("b", "b~0", b"c")
+    assert caught.value.metadata == {"computation": "b", "slice": "b~3", "source": "b~1"}
+    graph = graph.moved(new)
+    assert graph.moved(new) is graph
+    graph, second = graph.split("b", new, b"m")
+    assert second == "b~4"
+    check(graph)
+
+
+@pytest.mark.parametrize("at", [b"", b"a", b"g", b"p", b"z", b"h" * 1025])
+def test_a_key_that_is_not_inside_is_refused(at: bytes) -> None:
+    with pytest.raises(errors.InvalidArgument) as caught:
+        cut().split("b", "b~1", at)
+    assert caught.value.metadata["field"] == "at"
+
+
+@pytest.mark.parametrize(("name", "part"), [("b", "b~9"), ("b", "a"), ("a", "a"), ("a", "b~0")])
+def test_what_is_no_slice_is_refused(name: str, part: str) -> None:
+    with pytest.raises(errors.InvalidArgument) as caught:
+        cut().split(name, part, b"k")
+    assert caught.value.metadata["field"] == "slice"
+
+
+def test_it_is_the_same_registration_however_it_was_cut_since() -> None:
+    graph, _ = cut().split("b", "b~1", b"k")
+    assert graph.register(Spec("b", ("a",), slices=CUTS)) is graph
+
+
+def test_a_reset_undoes_the_cut_that_is_under_way_and_keeps_the_others() -> None:
+    whole = cut()
+    graph, new = whole.split("b", "b~1", b"k")
+    for again in (graph.reset("b")[0], graph.reset("a")[0]):
+        check(again)
+        assert [span for _, span, _ in slices(again)] == [span for _, span, _ in slices(whole)]
+        assert {spec.incarnation for spec in again.get("b").slice_specs().values()} == {2}
+        assert new not in again.computations
+        assert new in again.dropped
+        assert again.get("b~1").began == again.get("b~1").span
+        assert again.split("b", "b~0", b"c")[1] != new
+    graph = graph.moved(new)
+    again = graph.reset("b")[0]
+    check(again)
+    assert [span for _, span, _ in slices(again)] == [span for _, span, _ in slices(graph)]
+    assert again.get("b~1").began == again.get("b~1").span
+
+
+def test_other_inputs_keep_the_move() -> None:
+    graph, new = cut().split("b", "b~1", b"k")
+    graph = graph.register(Spec("c")).set_inputs("b", ("a", "c"))
+    check(graph)
+    assert graph.get(new).source == "b~1"
+    assert graph.get(new).input_version == 2
+
+
+def test_a_drop_in_the_middle_takes_all_slices_and_a_new_registration_begins_as_it_says() -> None:
+    graph, new = cut().split("b", "b~1", b"k")
+    graph = graph.drop("b")
+    assert new in graph.dropped
+    graph = graph.register(Spec("b", ("a",), slices=CUTS))
+    assert graph.get("b").incarnation == 2
+    check(graph)
+    graph, again = graph.split("b", "b~0", b"c")
+    assert again == new
+    assert graph.get(new).incarnation == 2
+    check(graph)
+
+
+def test_what_was_never_cut_anew_is_written_as_before() -> None:
+    graph = cut()
+    for name in graph.computations:
+        spec = graph.get(name)
+        assert (spec.cut, spec.cut_version, spec.next_slice, spec.source, spec.began_end) == ((), 0, 0, "", None)
+    assert b"\x8a\x01" not in graph.encode()  # the tag of `cut`
+    assert b"\x90\x01" not in graph.encode()  # of `cut_version`
+
+
+edits = st.lists(
+    st.tuples(
+        st.sampled_from(["split", "moved", "reset", "inputs"]), st.integers(0, 5), st.binary(min_size=1, max_size=2)
+    ),
+    max_size=12,
+)
+
+
+def edited(graph: Topology, steps: list[tuple[str, int, bytes]]) -> list[Topology]:
+    graphs = [graph]
+    for kind, which, at in steps:
+        names = list(graph.get("b").slice_specs())
+        name = names[which % len(names)]
+        try:
+            match kind:
+                case "split":
+                    graph, _ = graph.split("b", name, at)
+                case "moved":
+                    graph = graph.moved(name)
+                case "reset":
+                    graph, _ = graph.reset("b")
+                case _:
+                    graph = graph.set_inputs("b", () if graph.get("b").inputs else ("a",))
+        except (errors.InvalidArgument, errors.Unavailable):
+            continue
+        graphs.append(graph)
+    return graphs
+
+
+@given(steps=edits)
+@settings(max_examples=100, database=None, deadline=None)
+def test_any_steps_are_read_back_as_they_were_made(steps: list[tuple[str, int, bytes]]) -> None:
+    graphs = edited(cut(), steps)
+    for graph in graphs:
+        check(graph)
+    records = [
+        graphs[0].encode(),
+        *(after.encode(over=before) for before, after in pairwise(graphs) if after is not before),
+    ]
+    read = Topology().replayed(records)
+    assert read == graphs[-1]
+    assert read.digest == replace(graphs[-1]).digest
+
+
+@given(before=edits, one=edits, other=edits)
+@settings(max_examples=100, database=None, deadline=None)
+def test_two_that_were_cut_apart_merge_to_one_that_covers_all(
+    before: list[tuple[str, int, bytes]], one: list[tuple[str, int, bytes]], other: list[tuple[str, int, bytes]]
+) -> None:
+    common = edited(cut(), before)[-1]
+    ours, theirs = edited(common, one)[-1], edited(common, other)[-1]
+    merged = ours.merged(theirs)
+    check(merged)
+    assert merged.get("b") in (ours.get("b"), theirs.get("b"))
