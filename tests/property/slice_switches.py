@@ -195,16 +195,6 @@ def sequencers_begin_anew_in_a_cut(planted: Planted) -> None:
     _takes_in(planted, forget)
 
 
-def keys_come_without_their_grants(planted: Planted) -> None:
-    """Whoever takes keys in does not know by which requests they were granted, nor in which order, nor what was committed."""
-
-    def forget(state: Any) -> None:
-        del state.granted[:]
-        state.generation, state.ordinal, state.has_batch = 0, 0, False
-
-    _takes_in(planted, forget)
-
-
 def resets_keep_a_cut_under_way(planted: Planted) -> None:
     """A reset leaves the new slice there, which knows nothing of the sequencers that its keys have had (T7)."""
 

@@ -520,7 +520,6 @@ SLICED: Final = (
 RECUT: Final = (
     slice_switches.keys_are_exported_early,
     slice_switches.sequencers_begin_anew_in_a_cut,
-    slice_switches.keys_come_without_their_grants,
     slice_switches.resets_keep_a_cut_under_way,
 )
 """Those that only show where slices are cut in two. By two of them sinks refuse for good whoever owns the keys, which is seen by what does not arrive."""
