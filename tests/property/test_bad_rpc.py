@@ -148,6 +148,7 @@ OTHERWISE = {
     "raise errors.Unavailable in _take_in",  # the other slice has not handed them over: the same
     "raise errors.Unavailable in _handed_over",  # its log cannot be read: the same
     "raise errors.Unavailable in _move_out",  # a store that has lost a cut of the graph: no request makes that
+    "_refuse 'slice' in split",  # 1,000 numbers of slices: tests/property/test_core_recut.py
     "raise errors.IncarnationChanged in take_in",  # a life that is over: tests/property/test_core_move.py
     "raise errors.Overloaded in deny",  # rights that are missing, and that come back: tests/process/test_access_attacks.py
     "raise errors.ShuttingDown in _check_rights",  # the same
