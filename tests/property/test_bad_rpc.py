@@ -143,6 +143,13 @@ OTHERWISE = {
     "raise bad_field 'lateness.counts' in lateness",  # the same
     "raise bad_field 'lateness.buckets' in lateness",  # the same
     "raise bad_field 'lateness.behind' in lateness",  # the same
+    "raise errors.Unavailable in _check_taken_in",  # keys that are still another slice's: tests/unit/test_slice_cuts.py
+    "raise errors.Unavailable in _refuse_moving",  # a cut while another one is under way: the same
+    "raise errors.Unavailable in _take_in",  # the other slice has not handed them over: the same
+    "raise errors.Unavailable in _handed_over",  # its log cannot be read: the same
+    "raise errors.Unavailable in _move_out",  # a store that has lost a cut of the graph: no request makes that
+    "_refuse 'slice' in split",  # 1,000 numbers of slices: tests/property/test_core_recut.py
+    "raise errors.IncarnationChanged in take_in",  # a life that is over: tests/property/test_core_move.py
     "raise errors.Overloaded in deny",  # rights that are missing, and that come back: tests/process/test_access_attacks.py
     "raise errors.ShuttingDown in _check_rights",  # the same
 }  # fmt: skip

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowwater import errors
-from lowwater_authority.core.topology import Spec, Topology
+from lowwater_authority.core.topology import MAX_SLICES, Spec, Topology
 
 CUTS = (b"g", b"p")
 
@@ -101,6 +101,13 @@ def test_a_reset_undoes_the_cut_that_is_under_way_and_keeps_the_others() -> None
     check(again)
     assert [span for _, span, _ in slices(again)] == [span for _, span, _ in slices(graph)]
     assert again.get("b~1").began == again.get("b~1").span
+
+
+def test_numbers_of_slices_end() -> None:
+    spec = replace(cut().get("b"), next_slice=MAX_SLICES)
+    with pytest.raises(errors.InvalidArgument) as caught:
+        spec.split("b~1", b"k")
+    assert caught.value.metadata["field"] == "slice"
 
 
 def test_other_inputs_keep_the_move() -> None:

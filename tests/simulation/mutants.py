@@ -520,9 +520,8 @@ SLICED: Final = (
 RECUT: Final = (
     slice_switches.keys_are_exported_early,
     slice_switches.sequencers_begin_anew_in_a_cut,
-    slice_switches.resets_keep_a_cut_under_way,
 )
-"""Those that only show where slices are cut in two. By two of them sinks refuse for good whoever owns the keys, which is seen by what does not arrive."""
+"""Those that only show where slices are cut in two. By the second one sinks refuse for good whoever owns the keys, which is seen by what does not arrive."""
 
 UNSAFE: Final = (*SLICED, leave_a_damaged_graph)
 """Bugs that must be seen as they do harm: a value that leads or goes back, or somebody who is refused for long."""

@@ -256,8 +256,8 @@ async def test_a_reset_in_the_middle_leaves_nothing_to_take_in(tree: Tree) -> No
     await settled(tree, "a~1", "a~3")
 
 
-async def test_sequencers_of_keys_go_on_behind_a_reset_in_the_middle(tree: Tree) -> None:
-    """Sinks take the highest for the newest, and have seen those of the slice that was cut."""
+async def _sequencers_around_a_reset(tree: Tree) -> tuple[int, int]:
+    """Return those of two claims of the same keys, which are cut and reset in between."""
     for _ in range(3):
         await tree.fail_over(which="below")
     await tree.hear()
@@ -268,7 +268,19 @@ async def test_sequencers_of_keys_go_on_behind_a_reset_in_the_middle(tree: Tree)
     tree.below = await tree.another("below:9", tree.below.placement.names)
     await tree.hear()
     [name] = tree.top.shard.topology.get("a").slices_over(AT, b"")
-    assert (await tree.owner(name).claim(name)).sequencer > before.sequencer
+    return before.sequencer, (await tree.owner(name).claim(name)).sequencer
+
+
+async def test_sequencers_of_keys_go_on_behind_a_reset_in_the_middle(tree: Tree) -> None:
+    """Sinks take the highest for the newest, and have seen those of the slice that was cut."""
+    before, after = await _sequencers_around_a_reset(tree)
+    assert before < after
+
+
+async def test_a_cut_that_a_reset_leaves_as_it_is_is_noticed(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    switches.resets_keep_a_cut_under_way(monkeypatch)
+    before, after = await _sequencers_around_a_reset(tree)
+    assert before > after
 
 
 async def test_a_drop_in_the_middle_ends_all_and_the_name_begins_anew() -> None:
