@@ -19,7 +19,7 @@ from lowwater_authority.journal.frames import Kind, decode
 from tests.kit.faults import Operation
 from tests.simulation.ledger import Ledger, sequencers
 from tests.simulation.reported import Reported
-from tests.simulation.truth import MIN, Pipeline
+from tests.simulation.truth import MIN, Node, Pipeline
 
 if TYPE_CHECKING:
     from lowwater_authority.authority import Authority
@@ -201,18 +201,18 @@ class Durable:
 
     def _sound(self, name: str, computation: Computation) -> None:
         """No key range stands beyond its own oldest work."""
-        if self._may_lack_an_input(name):
+        if self._may_lack_an_input(name, computation.input_version):
             return
         for cells, value in self._ranges(name, computation):
             truth = self._pipeline.least_of(name, cells)
             self._expect(value <= truth, f"{name} {cells} stands at {value}, but {truth} is not finished")
 
-    def _may_lack_an_input(self, name: str) -> bool:
-        """Whether it is a slice that has not heard of an input yet: what it says by the older ones counts nowhere any more."""
+    def _may_lack_an_input(self, name: str, *taken: int) -> bool:
+        """Whether it is a slice that has not heard of an input yet: what it says by the older ones counts nowhere any more. ``taken``: by whom it is just taken over."""
         root = self._pipeline.whole(name).name
         newest = self._input_versions.get(root, 0)
-        versions = [each.input_version for who in self._authorities if (each := self._owned_by(who, name)) is not None]
-        return name != root and any(0 < version < newest for version in versions)
+        owned = [each.input_version for who in self._authorities if (each := self._owned_by(who, name)) is not None]
+        return name != root and any(0 < version < newest for version in (*owned, *taken))
 
     def _owned_by(self, who: str, name: str) -> Computation | None:
         return self._computation(who, name) if self._owns(who, name) else None
@@ -286,7 +286,7 @@ class Durable:
         self._ledger.acknowledged(operation)
         for log, position in operation.places:
             if log == GRAPH:
-                self._cut(position)
+                self._changed(position)
             if not log:
                 continue
             if operation.name == "restore":
@@ -297,8 +297,8 @@ class Durable:
                 payload = decode(log, position, frame, kind=Kind.RECORD).payload
                 self._recorded(who, log, journal_pb2.Record.FromString(payload))
 
-    def _cut(self, position: int) -> None:
-        """The graph says where slices begin now. A new one stood where that stood which it takes its keys over from."""
+    def _changed(self, position: int) -> None:
+        """The graph says which slices and inputs there are now."""
         stored = self._ledger.logs.get(GRAPH)
         frame = stored.records.get(position) if stored is not None else None
         if frame is None:
@@ -306,24 +306,30 @@ class Durable:
         graph = journal_pb2.Topology.FromString(decode(GRAPH, position, frame, kind=Kind.RECORD).payload)
         for each in graph.computations:
             node = self._pipeline.nodes.get(each.name)
-            parts = (
-                tuple((part.number, node.covered(part.start, b"").start) for part in each.cut)
-                if node is not None
-                else ()
-            )
-            if node is None or (not parts and not node.parts):
+            if node is None:
                 continue
-            self._moved[node.name] = self._sim.now
-            node.parts = parts  # none any more, once it was dropped and registered again
-            self._pipeline.changed()
-            for part in each.cut:
-                if not part.HasField("source"):
-                    self._sim.reach("a slice took keys over")
-                    continue
-                new, source = f"{node.name}~{part.number}", f"{node.name}~{part.source}"
-                for (name, incarnation), value in list(self._stood.items()):
-                    if name == source:
-                        self._stood[new, incarnation] = max(value, self._stood.get((new, incarnation), MIN))
+            self._cut(node, each)
+            if not each.dropped and each.first > self._grown.get(node.name, each.first):
+                # Dropped, and registered again by a request that was under way since before it had the other input.
+                for lost in set(node.inputs) - set(each.inputs):
+                    self._pipeline.forget_input(node.name, lost)
+
+    def _cut(self, node: Node, told: journal_pb2.Computation) -> None:
+        """The graph says where slices begin now. A new one stood where that stood which it takes its keys over from."""
+        parts = tuple((part.number, node.covered(part.start, b"").start) for part in told.cut)
+        if not parts and not node.parts:
+            return
+        self._moved[node.name] = self._sim.now
+        node.parts = parts  # none any more, once it was dropped and registered again
+        self._pipeline.changed()
+        for part in told.cut:
+            if not part.HasField("source"):
+                self._sim.reach("a slice took keys over")
+                continue
+            new, source = f"{node.name}~{part.number}", f"{node.name}~{part.source}"
+            for (name, incarnation), value in list(self._stood.items()):
+                if name == source:
+                    self._stood[new, incarnation] = max(value, self._stood.get((new, incarnation), MIN))
 
     def _recorded(self, who: str, log: str, record: journal_pb2.Record) -> None:
         self._takes_out(log, record)

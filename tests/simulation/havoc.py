@@ -385,6 +385,8 @@ class Havoc:
         # What is read once is read for good: nobody could say when the last record was.
         inputs = ["hourly", "late"]
         await lw.set_inputs(GROWING, inputs)
+        if self._world.deployment.ledger.book(GRAPH).inputs.get(GROWING) != tuple(inputs):
+            return  # it was dropped before this was heard of, and is registered by who knows nothing of it
         self._world.inputs_changed = True
         node.inputs = inputs
         self._world.pipeline.changed()
