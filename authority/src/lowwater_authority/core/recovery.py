@@ -138,9 +138,16 @@ def _life(spec: Spec, incarnation: int) -> Spec:
 
 
 def _span(groups: list[tuple[Group, Int64s, Int64s]]) -> tuple[bytes, bytes]:
-    """Return the key space that the groups of a snapshot make up. Those of a slice may be other ones than the graph has."""
-    ends = {group.bounds[-1] for group, _, _ in groups}
-    return min(group.bounds[0] for group, _, _ in groups), b"" if b"" in ends else max(ends)
+    """Return the key space that the groups of a snapshot make up. Those of a slice may be other ones than the graph has.
+
+    By what is live of each: a claim over a cut has handed its last ranges over, and its bounds are still those that it was granted.
+    """
+    starts, ends = [], set()
+    for group, _, _ in groups:
+        live = (0, group.count - 1) if group.live is None else np.flatnonzero(group.live)[[0, -1]]
+        starts.append(group.bounds[int(live[0])])
+        ends.add(group.bounds[int(live[1]) + 1])
+    return min(starts), b"" if b"" in ends else max(ends)
 
 
 def restarted(old: Computation, spec: Spec) -> Computation:
