@@ -302,6 +302,17 @@ def test_a_graph_that_is_put_together_has_no_slices_but_of_what_is_cut(cut: tupl
     assert not again.dropped
 
 
+def test_a_slice_that_was_cut_off_while_its_whole_was_dropped_is_dropped_with_it() -> None:
+    """One process has dropped it, and did not know of the cut of another one."""
+    before = Topology().register(Spec("x")).register(Spec("a", inputs=("x",), slices=(b"m",)))
+    made, new = before.split("a", "a~1", b"t")
+    dropped = before.drop("a")
+    for merged in (made.moved(new).merged(dropped), dropped.merged(made.moved(new))):
+        assert set(merged.computations) == {"x"}
+        assert set(merged.dropped) == {"a", "a~0", "a~1", "a~2"}
+        assert not merged.drop("x").computations, "nothing reads it any more"
+
+
 # -- keys of others ---------------------------------------------------------------------------------------------------
 
 

@@ -163,6 +163,25 @@ async def test_rule3_what_is_taken_in_goes_by_the_inputs_of_who_handed_it_over(d
         await tree.stop()
 
 
+async def test_what_is_finished_stays_so_when_a_cut_and_inputs_are_heard_of_together(disk: MemoryDisk) -> None:
+    """The workers of the keys that stay knew all inputs that are left, and nobody would finish them once more."""
+    tree = await Tree(disk, beside=True).start(inputs=("x", "y"))
+    try:
+        for name in ("x", "y"):
+            assert await tree.top.report(name, await tree.top.claim(name), 90) == []
+        await tree.both(40, 7)
+        done = await tree.below.claim("a~1", b"\x80", AT)
+        assert await tree.below.report("a~1", done, MAX, finish=True) == []
+        await tree.top.shard.split("a", "a~1", AT)
+        await tree.top.shard.set_inputs("a", ("x",))
+        await tree.hear()
+        await settled(tree, "a~1", "a~2")
+        assert tree.stands(2) == 7
+        assert tree.stands(1) == MAX
+    finally:
+        await tree.stop()
+
+
 async def test_numbers_of_shards_say_nothing_of_each_other(tree: Tree) -> None:
     await tree.both(9, 7)
     for _ in range(3):

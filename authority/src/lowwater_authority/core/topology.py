@@ -449,6 +449,7 @@ class Topology:
             # What was dropped stays so, until it is registered again, in a later incarnation.
             ended = dropped if newest[name].incarnation > dropped[name].incarnation else newest
             del ended[name]
+        _end_orphans(newest, dropped)
         if (newest, dropped) == (self.computations, self.dropped) and self.version >= other.version:
             return self
         return Topology(max(self.version, other.version) + 1, newest, dropped)
@@ -755,6 +756,11 @@ def _follow_roots(computations: dict[str, Spec], dropped: dict[str, Spec]) -> No
     """Let slices be as what they are slices of says. One that it does not have is of another registration, which nobody could drop, or of a cut that is lost."""
     for root in [spec for spec in computations.values() if spec.slices]:
         computations.update(root.slice_specs())
+    _end_orphans(computations, dropped)
+
+
+def _end_orphans(computations: dict[str, Spec], dropped: dict[str, Spec]) -> None:
+    """Let no slice stand that nothing has: nobody could drop it, nor what it reads."""
     for name, spec in list(computations.items()):
         of = spec.slice_of and computations.get(spec.slice_of)
         if spec.slice_of and (not of or of.span_of(name) is None):

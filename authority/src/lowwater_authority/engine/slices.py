@@ -307,8 +307,8 @@ class Slice:
         elif told.span != self._told.span or not told.has_keys:
             self._give_up()
             self.turn += told.span != self._told.span
-        if told.cut_version != self._told.cut_version:
-            self._inputs = None  # of the workers of another slice
+        if told.cut_version != self._told.cut_version and told.span == self._told.span:
+            self._inputs = None  # it has taken its keys in, with what workers of another slice said of them
         if not (told.current and self._told.current and told.fold == self._told.fold):
             self._follow_inputs(told)
         if told != self._told:
