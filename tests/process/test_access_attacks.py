@@ -156,6 +156,16 @@ def test_limits_hold_for_calls_that_come_at_once(tmp_path: Path) -> None:
             assert len(lw.ranges("m/a")) == 3, "before, in and after the one claim that fits"
 
 
+def test_a_slice_that_is_cut_in_two_takes_room(tmp_path: Path) -> None:
+    changing = Changing(tmp_path)
+    changing.allow("[limits]\ncomputations = 4\n", admin=EVERYTHING)
+    with changing.server, changing.connect("admin") as lw:
+        lw.register("n/cut", slices=[b"\x80"])
+        lw.split_slice("n/cut~0", b"\x40")
+        with pytest.raises(errors.Overloaded, match="it has 4, and a slice of n/cut would be 1 more"):
+            lw.split_slice("n/cut~1", b"\xc0")
+
+
 def test_a_long_text_is_told_shortly(changing: Changing) -> None:
     """By who may do nothing, and by who may do everything within a namespace: in errors and in the log."""
     path = changing.server.data.parent / "serve.log"

@@ -147,13 +147,21 @@ class Caller:
 
         Each slice counts: it has a log of its own, and is kept in memory by itself.
         """
+        if name not in known:
+            self._check_room(name, name, 1 + slices, known)
+
+    def check_slice(self, name: str, known: Collection[str]) -> None:
+        """Raise Overloaded when one more slice of a computation would be too much for its namespace. O(computations)."""
+        self._check_room(name, f"a slice of {name}", 1, known)
+
+    def _check_room(self, name: str, what: str, more: int, known: Collection[str]) -> None:
         most = self.limits.computations
-        if most is None or name in known:
+        if most is None:
             return
         namespace, _ = parted(name)
         there = sum(parted(each)[0] == namespace for each in known)
-        if there + 1 + slices > most:
-            msg = f"the namespace {namespace!r} may have {most} computations, counting slices; it has {there}, and {name} would be {1 + slices} more"
+        if there + more > most:
+            msg = f"the namespace {namespace!r} may have {most} computations, counting slices; it has {there}, and {what} would be {more} more"
             raise overloaded("computations", msg, str(most))
 
     def redacted(self, error: errors.LowwaterError, known: Mapping[str, Spec]) -> errors.LowwaterError:
@@ -213,6 +221,12 @@ def room(name: str, slices: int) -> Callable[[Collection[str]], None]:
     """Return what refuses a new computation, once it is known which others there are. Raises Overloaded. Who calls is looked up now."""
     caller = CALLER.get()
     return anything if caller is None else lambda known: caller.check_computations(name, slices, known)
+
+
+def room_for_slice(name: str) -> Callable[[Collection[str]], None]:
+    """Return what refuses one more slice of a computation, once it is known which others there are. Raises Overloaded. As :func:`room`."""
+    caller = CALLER.get()
+    return anything if caller is None else lambda known: caller.check_slice(name, known)
 
 
 def room_for_ranges(name: str) -> Callable[[int], None]:

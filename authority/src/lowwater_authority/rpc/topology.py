@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import topology_pb2, topology_pb2_grpc
-from lowwater_authority.access.caller import permit, room, visible
+from lowwater_authority.access.caller import permit, room, room_for_slice, visible
 from lowwater_authority.journal import JournalError
 from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.refusals import refusing
@@ -80,7 +80,7 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         """Cut a slice in two."""
         shard, name = self.services.shard, request.computation
         await shard.confirm(())  # as another shard may have cut it
-        made = await shard.split(name, request.slice, request.at, room=room(name, 1))
+        made = await shard.split(name, request.slice, request.at, room=room_for_slice(name))
         return topology_pb2.SplitSliceResponse(slice=codec.computation_message(made, shard.topology))
 
     @refusing
