@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from lowwater import errors
+from lowwater_authority.core.budget import Lateness
 from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.requests import ClaimRequest, GroupReport
 from lowwater_authority.core.times import MAX, MIN
@@ -396,6 +397,38 @@ async def test_what_is_retired_stays_retired(tree: Tree) -> None:
     await until(lambda: tree.state(1) is tree.state(2) is GroupState.RETIRED)
     await work(tree, "a~0", 12)
     await until(lambda: tree.low() == 12)
+
+
+async def test_records_are_counted_once_though_the_new_half_claims_first_and_is_retired(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It says nothing of records that would take the place of what it was given."""
+    tree = await Tree(MemoryDisk(), beside=True).start(budgets=(100_000,))
+    for number, grant in enumerate(await tree.both()):
+        late = Lateness({0: 1000}, 9 * HOUR, 9 * HOUR, {100_000: (3, MIN)})
+        report = GroupReport(grant.sequencer, np.array([7 * HOUR]), lateness=late)
+        assert await tree.below.shard.report([(f"a~{number}", report)], sender=b"s" * 16, number=(1, number + 1)) == []
+    await tree.below.shard.retire("a~1", AT, b"", force=True)
+
+    def counted() -> list[tuple[int, int]]:
+        view = tree.top.shard.view("a")
+        assert view is not None
+        return [(kept.records, kept.behind) for kept in view.budgets]
+
+    await until(lambda: counted() == [(2000, 6)])
+    real = tree.way.claim
+
+    async def claim(asked: slices.Asked) -> slices.Range:
+        if asked.name == "a~1" and len(tree.root.map) < 3:
+            msg = "the new one is first"
+            raise errors.Unavailable(msg)
+        return await real(asked)
+
+    monkeypatch.setattr(tree.way, "claim", claim)
+    await tree.split("a~1", AT)
+    await settled(tree, "a~1", "a~2")
+    assert counted() == [(2000, 6)]
+    await tree.stop()
 
 
 async def test_others_go_on_all_the_while(tree: Tree) -> None:

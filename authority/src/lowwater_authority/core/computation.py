@@ -407,11 +407,14 @@ class Computation:
         )
         taken = self.map.claim(group, codec.int64s(op.bound_micros), now)
         if self.spec.slices:
-            group.kept = dict(taken[0].group.kept)
-            for remainder in taken[
-                0
-            ].remainders:  # a slice was cut in two: both stand where it stood, and one has its records
-                remainder.kept = {ppm: (micros, 0, 0) for ppm, (micros, _, _) in group.kept.items()}
+            # A slice was cut in two: all stand where it stood, and what has its first keys still counts its records.
+            parts = [*taken[0].remainders, group]
+            for part in parts:
+                part.kept = dict(taken[0].group.kept)
+            first = min(parts, key=lambda part: part.bounds[0])
+            for part in parts:
+                if part is not first:
+                    part.kept = {ppm: (micros, 0, 0) for ppm, (micros, _, _) in part.kept.items()}
         self._hand_over_arrivals(group, taken)
         self._hand_over_masses(group, taken, bounded=bool(op.bound_micros))
         group.finished = bool((self.map.columns.values[group.slots()] == MAX).all())
