@@ -193,4 +193,12 @@ def test_two_that_were_cut_apart_merge_to_one_that_covers_all(
     ours, theirs = edited(common, one)[-1], edited(common, other)[-1]
     merged = ours.merged(theirs)
     check(merged)
-    assert merged.get("b") in (ours.get("b"), theirs.get("b"))
+    found, known = merged.get("b"), (ours.get("b"), theirs.get("b"))
+    newest = [each for each in known if each.incarnation == found.incarnation]
+    assert found.inputs in {each.inputs for each in newest if each.input_version == found.input_version}
+    assert found.cut in {each.cut for each in newest if each.cut_version == found.cut_version}
+    assert found.incarnation == max(each.incarnation for each in known)
+    assert found.input_version == max(each.input_version for each in newest)
+    assert found.cut_version == max(each.cut_version for each in newest)
+    again = merged.merged(theirs)
+    assert again.computations == merged.computations

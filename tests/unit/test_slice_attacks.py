@@ -313,6 +313,18 @@ def test_a_slice_that_was_cut_off_while_its_whole_was_dropped_is_dropped_with_it
         assert not merged.drop("x").computations, "nothing reads it any more"
 
 
+def test_a_graph_that_is_put_together_has_the_newest_inputs_and_the_newest_cut() -> None:
+    """Each changed by a process that did not know of the other: the logs of the slices have these keys, and no reset is needed to go on."""
+    before = Topology().register(Spec("x")).register(Spec("y")).register(Spec("a", inputs=("x",), slices=(b"m",)))
+    made, new = before.split("a", "a~1", b"t")
+    fed = before.set_inputs("a", ["x", "y"])
+    for merged in (made.moved(new).merged(fed), fed.merged(made.moved(new))):
+        assert merged.get("a").inputs == ("x", "y")
+        assert merged.get("a").parts == made.moved(new).get("a").parts
+        assert {name: merged.get(name) for name in ("a~0", "a~1", "a~2")} == merged.get("a").slice_specs()
+        assert Topology.decode(merged.encode()) == merged
+
+
 # -- keys of others ---------------------------------------------------------------------------------------------------
 
 

@@ -437,7 +437,7 @@ class Topology:
             if known is None:
                 newest[name] = spec
                 continue
-            newest[name] = spec if _age(known) < _age(spec) else known
+            newest[name] = _recut_as(spec, known) if _age(known) < _age(spec) else _recut_as(known, spec)
             if known.first == spec.first:
                 newest[name] = replace(newest[name], estimated=known.estimated or spec.estimated)
         dropped = dict(self.dropped)
@@ -770,6 +770,14 @@ def _end_orphans(computations: dict[str, Spec], dropped: dict[str, Spec]) -> Non
 def _age(spec: Spec) -> tuple[int, int, int]:
     """What grows with each change of a computation."""
     return spec.incarnation, spec.input_version, spec.cut_version
+
+
+def _recut_as(spec: Spec, other: Spec) -> Spec:
+    """Return the newer of two, cut as the older one if that is cut anew since: logs of slices have followed, and inputs say nothing of keys."""
+    lives = [(each.first, each.incarnation, each.slices) for each in (spec, other)]
+    if lives[0] != lives[1] or other.cut_version <= spec.cut_version:
+        return spec
+    return replace(spec, cut=other.cut, cut_version=other.cut_version, next_slice=other.next_slice)
 
 
 def _estimated(computations: Mapping[str, Spec]) -> frozenset[str]:
