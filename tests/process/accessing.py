@@ -188,6 +188,7 @@ CALLS: Final[dict[str, Call]] = {
         force=_constant(True),
     ),
     "Drop": _unary("graph", "Drop", topology_pb2.DropRequest, computation=_name),
+    "SplitSlice": _unary("graph", "SplitSlice", topology_pb2.SplitSliceRequest, computation=_name),
     "ChangeLayout": _unary(
         "graph", "ChangeLayout", topology_pb2.ChangeLayoutRequest, computation=_name, starts=_constant([0])
     ),

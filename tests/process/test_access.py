@@ -69,7 +69,7 @@ NEEDS = {
         *("CreateGroup", "CreateTasks", "TakeTask", "RenewTask", "CommitTask", "ReleaseTask"),
     ),
     "read": ("GetWatermarks", "Watch", "CheckComplete", "ListRanges", "GetHistory", "ListTasks", "GetLayout"),
-    "operate": ("SetInputs", "Reset", "Retire", "Drop", "ConfigureGroup", "ChangeLayout"),
+    "operate": ("SetInputs", "Reset", "SplitSlice", "Retire", "Drop", "ConfigureGroup", "ChangeLayout"),
     "any": ("Locate",),
     "everything": ("Drain", "Pin"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from pyspark import TaskContext
 
 from lowwater_authority.core.computation import Computation
 from tests.simulation import __main__ as program
@@ -67,6 +69,13 @@ def test_a_world_is_the_same_whatever_the_hash_seed(tmp_path: Path) -> None:
     done = command("replay", str(file), hash_seed="1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["digest"] == World(7, moves).run().digest
+
+
+def test_a_world_in_which_drivers_die_in_their_tasks_leaves_spark_as_it_was() -> None:
+    """A process that thinks that it is in a task starts no Spark any more."""
+    of_spark = inspect.getattr_static(TaskContext, "get")
+    live((1_000_004, MOVES))
+    assert inspect.getattr_static(TaskContext, "get") is of_spark
 
 
 def test_an_output_that_says_too_much_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

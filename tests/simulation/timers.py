@@ -27,6 +27,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from unittest import mock
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pyarrow as pa
@@ -574,6 +575,14 @@ class Concurrent(Exception):
     """Spark's: another query writes into the checkpoint."""
 
 
+_TASKS: WeakKeyDictionary[greenlet, SimpleNamespace] = WeakKeyDictionary()
+"""The attempt of a task that a driver is in the middle of. Others go on meanwhile, and a driver may die there."""
+
+
+def _task() -> SimpleNamespace | None:
+    return _TASKS.get(getcurrent())
+
+
 class Driver:
     """One run of the query, from its start to its end."""
 
@@ -686,8 +695,11 @@ class Driver:
         context = SimpleNamespace(
             stageId=lambda: stage, partitionId=lambda: partition, taskAttemptId=lambda: self.attempts
         )
-        with mock.patch.object(pyspark.TaskContext, "get", return_value=context):
+        _TASKS[getcurrent()] = context
+        try:
             batches = body()
+        finally:
+            del _TASKS[getcurrent()]
         return [SimpleNamespace(**row) for batch in batches for row in batch.to_pylist()]
 
 
@@ -778,4 +790,5 @@ def spark_away(sim: Simulation) -> Iterator[None]:
         nothing = OUT.schema.empty_table()
         stack.enter_context(mock.patch.object(update_module, "_no_rows", lambda session, _: Frame(nothing, session)))
         stack.enter_context(mock.patch.object(receipt_module, "_client", lambda settings: settings.client))
+        stack.enter_context(mock.patch.object(pyspark.TaskContext, "get", _task))
         yield
