@@ -378,7 +378,7 @@ class Computation:
     def _check_bounds(self, request: ClaimRequest, wall: int) -> None:
         """A retired range begins at its bound, so one bad timestamp must not lift it for ever. A slice tells where it stands, which lifts nothing else."""
         bounds = request.bound_micros
-        if self.spec.slices and not self._revives(request):
+        if self.spec.slices and not self.revives(request):
             return
         ahead = bounds[(bounds > wall + self.spec.max_skew) & (bounds != MAX)]
         if len(ahead):
@@ -389,7 +389,8 @@ class Computation:
             fix = "event times up to max_skew ahead of the clock, or none"
             raise errors.TooFarAhead(msg, metadata=self._about(field="bound_micros", fix=fix))
 
-    def _revives(self, request: ClaimRequest) -> bool:
+    def revives(self, request: ClaimRequest) -> bool:
+        """Whether a claim takes what was retired. O(claims that it touches)."""
         touched = self.map.overlapping(request.bounds[0], request.bounds[-1])
         return any(group.state is GroupState.RETIRED for group, _, _ in touched)
 

@@ -23,7 +23,6 @@ from lowwater._core.text import counted
 from lowwater_authority.access.caller import anything
 from lowwater_authority.core import recovery
 from lowwater_authority.core.batches import ALL_PART_BYTES, part_bytes
-from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.requests import Fenced, Refused
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.engine.backoff import Backoff
@@ -59,7 +58,7 @@ if TYPE_CHECKING:
     from lowwater_authority.engine.holdings import ReadGraph
     from lowwater_authority.engine.placement import Lows, Placement
     from lowwater_authority.engine.slices import Inputs
-    from lowwater_authority.journal import End, Journal
+    from lowwater_authority.journal import Journal
     from lowwater_authority.ops.observer import Observer
 
     Permit = Callable[[Iterable[str]], None]
@@ -127,8 +126,6 @@ class Shard:
         self._loop = CommitLoop(self)
         self._slices: dict[str, Slice] = {}
         """Those of other computations that are served here."""
-        self._looked: dict[str, tuple[Spec, End]] = {}
-        """Of slices that wait for keys of others: up to where the logs of these have nothing for them."""
         self._withheld = 0
         """Answers refused for the sake of what is above slices that are not served here any more."""
         self._registered = asyncio.Semaphore(TAKEN_AFTER_REGISTERING)
@@ -533,10 +530,9 @@ class Shard:
     def _revives(self, name: str, asked: ClaimRequest) -> bool:
         """Whether a claim has a bound, and takes what was retired. O(claims that it touches)."""
         computation = self.held.computation(name)
-        ends = asked.bounds[0], asked.bounds[-1]
-        if computation is None or not len(asked.bound_micros) or not computation.has_keys(*ends):
+        if computation is None or not len(asked.bound_micros):
             return False
-        return any(group.state is GroupState.RETIRED for group, _, _ in computation.map.overlapping(*ends))
+        return computation.has_keys(asked.bounds[0], asked.bounds[-1]) and computation.revives(asked)
 
     def _low(self, name: str, away: Lows) -> int:
         """Return how far a computation is, whoever serves it. Raises GivenUp when that has to be asked anew."""
@@ -1023,9 +1019,9 @@ class Shard:
         """Return what a slice has handed over to another one, as it is durable, whoever serves it; None: it has not yet. Raises Unavailable."""
         if self.serves(source):
             return await self.ask(source, lambda found, _: found.handed_over.get(name))
-        spec = self.topology.get(source)
+        spec, known = self.topology.get(source), self._slices.get(name)
         try:
-            if self._looked.get(name) == (spec, await self.journal.end(source)):
+            if known is not None and known.looked == (spec, await self.journal.end(source)):
                 return None  # nobody has written since
             loaded = await self.journal.load(source)
             found = await self.held.recovered_in_pieces(spec, loaded)
@@ -1033,9 +1029,10 @@ class Shard:
             msg = f"what {source} knows of the keys of {name} cannot be read: {error}. If that stays so, drop what they are slices of by force, and register it again"
             raise errors.Unavailable(msg, metadata={"computation": name, "source": source}) from error
         state = found.computation.handed_over.get(name)
-        self._looked.pop(name, None)
-        if state is None:
-            self._looked[name] = spec, loaded.end
+        if known is not None:
+            known.looked = (
+                None if state is not None else (spec, loaded.end)
+            )  # what is there is read again, if it is not taken in at once
         return state
 
     async def follow_inputs(self, name: str, wanted: int, bound: int, known: Inputs | None) -> None:

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from lowwater_authority.core.groups import Mass
     from lowwater_authority.core.topology import Spec, Topology
     from lowwater_authority.engine.shard import Shard
+    from lowwater_authority.journal import End
 
 CUTS_OF_ONE: Final = 1 << 20
 """The generation of a slice's claim is its incarnation times so many, and the version of the cut by which it has its keys."""
@@ -235,6 +236,8 @@ class Slice:
         """Those that all of its workers have gone by since its log followed any; None: this process has not known them."""
         self.turn = 0
         """Grows when it hands keys over: answers that wait from before may be of these."""
+        self.looked: tuple[Spec, End] | None = None
+        """How the slice whose keys it waits for was cut, and where its log ended, when there was nothing for this one in it."""
         self._above = above
         self._range: Range | None = None
         self._counts = MAX
