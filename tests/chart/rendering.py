@@ -106,6 +106,16 @@ def sidecar(name: str) -> Document | None:
     return _deployed(name, "sidecar")
 
 
+def agent(name: str) -> Document | None:
+    """The container of the agent of a region; None where it is switched off."""
+    return _deployed(name, "region")
+
+
+def global_authority(name: str) -> Document | None:
+    """The container of the global authority; None where it is switched off."""
+    return _deployed(name, "global")
+
+
 def _deployed(name: str, part: str) -> Document | None:
     found = [each["spec"]["template"]["spec"]["containers"] for each in of_kind(name, "Deployment")]
     return next((only for [only] in found if only["name"] == part), None)

@@ -45,7 +45,7 @@ from tests.chart.rendering import (
 )
 from tests.chart.test_rendered import FLOOR, valid
 
-SHARDED = {"redis", "redis-secret", "secured", "everything", "exposed"}
+SHARDED = {"redis", "redis-secret", "secured", "everything", "exposed", "regions"}
 
 
 def pods(name: str) -> Iterator[Document]:
@@ -102,14 +102,14 @@ def test_the_test_is_a_command_of_the_client(name: str) -> None:
                 each for each in of_kind(name, "Service") if host == f"{each['metadata']['name']}.{NAMESPACE}.svc"
             ]
             assert int(port) == service["spec"]["ports"][0]["port"]
-    assert bool(of_kind(name, "Pod")) == (name not in {"access-secret", "sidecar"})
+    assert bool(of_kind(name, "Pod")) == (name not in {"access-secret", "sidecar", "regions", "global"})
 
 
 @pytest.mark.parametrize("name", SETS)
 def test_the_page_is_a_client_in_a_deployment_of_its_own(name: str) -> None:
     assert flags(name).page == "off", "nobody who looks takes anything from a shard"
     made = page(name)
-    assert (made is None) == (name in {"off", "access-secret", "sidecar"})
+    assert (made is None) == (name in {"off", "access-secret", "sidecar", "regions", "global"})
     if made is None:
         return
     assert made["command"] == ["lowwater-page"]
@@ -297,7 +297,7 @@ def test_every_pod_may_do_as_little_as_it_can(name: str) -> None:
             assert least.items() <= each["securityContext"].items()
             assert each["resources"]["limits"]["memory"]
             writable = {mount["mountPath"] for mount in each.get("volumeMounts", []) if not mount.get("readOnly")}
-            assert writable <= {"/tmp", "/data", "/var/lib/lowwater-spark"}
+            assert writable <= {"/tmp", "/data", "/var/lib/lowwater-spark", "/var/lib/lowwater-region"}
         modes = {volume["secret"]["defaultMode"] for volume in spec.get("volumes", []) if "secret" in volume}
         assert modes <= {0o440}, "a key that everybody may read"
 
@@ -348,7 +348,8 @@ def test_one_authority_has_one_volume() -> None:
     volumes = {each["name"]: each for each in spec["template"]["spec"]["volumes"]}
     assert volumes["data"] == {"name": "data", "persistentVolumeClaim": {"claimName": claim["metadata"]["name"]}}
     assert str(flags("default").data) == "/data"
-    assert not any(of_kind(name, "PersistentVolumeClaim") for name in SHARDED | {"off", "claim"})
+    claims = {key(each) for name in SHARDED | {"off", "claim"} for each in of_kind(name, "PersistentVolumeClaim")}
+    assert claims == {"PersistentVolumeClaim/lw-lowwater-region"}, "that of an agent"
 
 
 def test_the_dashboards_and_rules_are_the_generated_ones() -> None:

@@ -16,6 +16,8 @@ REDIS = "redis.url=redis://redis:6379"
 
 SIDECAR = ("sidecar.enabled=true", "sidecar.image.repository=x", "sidecar.queries=[[query]]")
 
+REGION = ("region.enabled=true", "region.name=eu", "region.references=[[reference]]", "region.globalAddress=g:7430")
+
 POLICY = "networkPolicy.enabled=true"
 
 NONE_OF = "is none of --listen=[::]:7420, --http=[::]:7421, the same with 0.0.0.0, --dead-after=SECONDS, --reflection and --verbose"
@@ -96,6 +98,40 @@ REFUSED = {
     "the checksum of the declarations": (
         ["podAnnotations.checksum/queries=x"],
         "podAnnotations has checksum/queries, which the chart sets itself",
+    ),
+    "a region without a name": (["region.enabled=true"], "region.name is empty: give it the name of this region"),
+    "a region without references": (
+        ["region.enabled=true", "region.name=eu"],
+        "region.references has no table [[reference]]: give it the file of references, which lowwater region --help shows",
+    ),
+    "a region without a global authority": (
+        ["region.enabled=true", "region.name=eu", "region.references=[[reference]]"],
+        "the region needs a global authority: set region.globalAddress, or globalAuthority.enabled in one release of all",
+    ),
+    "an agent that anybody reaches": (
+        [*REGION, POLICY],
+        "the agent of a region believes whoever reaches it: set networkPolicy.enabled, and name the pipelines in networkPolicy.clients",
+    ),
+    "a region without a token": (
+        ["access.config=x", "page.enabled=false", *REGION, POLICY, "networkPolicy.clients[0].podSelector.a=b"],
+        "with access the region needs a token: set region.tokenSecret.name",
+    ),
+    "a global authority that is scraped without a token": (
+        ["globalAuthority.enabled=true", "globalAuthority.accessSecret=there", "serviceMonitor.enabled=true"],
+        "with globalAuthority.accessSecret a scrape needs a token: set serviceMonitor.tokenSecret.name",
+    ),
+    "the checksum of the references": (
+        ["podAnnotations.checksum/references=x"],
+        "podAnnotations has checksum/references, which the chart sets itself",
+    ),
+    "a global authority that helm keeps": (
+        [r"globalAuthority.service.annotations.helm\.sh/resource-policy=keep"],
+        "globalAuthority.service.annotations has helm.sh/resource-policy, by which helm would treat objects otherwise than the chart means",
+    ),
+    "an address without a port": (["region.globalAddress=global"], "region.globalAddress: Does not match pattern"),
+    "a time that is none, of the global authority": (
+        ["globalAuthority.suspectAfter=soon"],
+        "globalAuthority.suspectAfter: Does not match pattern",
     ),
     "a password in the arguments": (
         ["extraArgs[0]=--store", "extraArgs[1]=redis://:secret@redis"],

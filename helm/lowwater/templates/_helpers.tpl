@@ -25,6 +25,16 @@
 {{ include "lowwater.fullname" . }}-sidecar
 {{- end -}}
 
+{{/* The Deployment and the Service of the agent of a region. */}}
+{{- define "lowwater.region" -}}
+{{ include "lowwater.fullname" . }}-region
+{{- end -}}
+
+{{/* The Deployment and the Service of the global authority. */}}
+{{- define "lowwater.globalAuthority" -}}
+{{ include "lowwater.fullname" . }}-global
+{{- end -}}
+
 {{/* What never changes, because a StatefulSet's selector cannot. */}}
 {{- define "lowwater.selectorLabels" -}}
 app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" | quote }}
@@ -47,6 +57,42 @@ app.kubernetes.io/component: page
 {{- define "lowwater.sidecarSelector" -}}
 {{ include "lowwater.selectorLabels" . }}
 app.kubernetes.io/component: sidecar
+{{- end -}}
+
+{{/* The agent of a region. */}}
+{{- define "lowwater.regionSelector" -}}
+{{ include "lowwater.selectorLabels" . }}
+app.kubernetes.io/component: region
+{{- end -}}
+
+{{/* The pod of the global authority. */}}
+{{- define "lowwater.globalSelector" -}}
+{{ include "lowwater.selectorLabels" . }}
+app.kubernetes.io/component: global
+{{- end -}}
+
+{{/* What the pods beside the authority's have in common. */}}
+{{- define "lowwater.clientPod" -}}
+{{- with .Values.image.pullSecrets -}}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{ end -}}
+serviceAccountName: {{ include "lowwater.serviceAccount" . | quote }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+securityContext:
+  {{- toYaml .Values.podSecurityContext | nindent 2 }}
+{{- with .Values.priorityClassName }}
+priorityClassName: {{ . | quote }}
+{{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end -}}
 
 {{/* Several mappings as one, of which a later one counts more: a key that stands there twice is an error to some, and silence to others. */}}
@@ -162,6 +208,11 @@ nothing may be taken for a host and shown.
 {{- else if .Values.access.config -}}
 {{ include "lowwater.fullname" . }}-access
 {{- end -}}
+{{- end -}}
+
+{{/* Where the processes beside the authority listen: as it does, on IPv6 alone or not. */}}
+{{- define "lowwater.anyAddress" -}}
+{{- ternary "[::]" "0.0.0.0" (has "--http=[::]:7421" .Values.extraArgs) -}}
 {{- end -}}
 
 {{/* Where clients in the cluster reach the authority. */}}

@@ -44,6 +44,28 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- if .Values.region.enabled -}}
+{{- if not .Values.region.name -}}
+{{- fail "region.name is empty: give it the name of this region, as the files of all regions have it" -}}
+{{- end -}}
+{{- if not (contains "[[reference]]" .Values.region.references) -}}
+{{- fail "region.references has no table [[reference]]: give it the file of references, which lowwater region --help shows" -}}
+{{- end -}}
+{{- if not (or .Values.region.globalAddress .Values.globalAuthority.enabled) -}}
+{{- fail "the region needs a global authority: set region.globalAddress, or globalAuthority.enabled in one release of all" -}}
+{{- end -}}
+{{- if not (and .Values.networkPolicy.enabled .Values.networkPolicy.clients) -}}
+{{- fail "the agent of a region believes whoever reaches it: set networkPolicy.enabled, and name the pipelines in networkPolicy.clients" -}}
+{{- end -}}
+{{- if and $access (not .Values.region.tokenSecret.name) -}}
+{{- fail "with access the region needs a token: set region.tokenSecret.name, a Secret with the token of a principal that may read, report and operate on its own computations and on global/*" -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.globalAuthority.enabled -}}
+{{- if and .Values.globalAuthority.accessSecret .Values.serviceMonitor.enabled (not .Values.serviceMonitor.tokenSecret.name) -}}
+{{- fail "with globalAuthority.accessSecret a scrape needs a token: set serviceMonitor.tokenSecret.name, a Secret with the token of a principal that has metrics = true there, too" -}}
+{{- end -}}
+{{- end -}}
 {{- /* 0.0.0.0 and [::] alone: whoever asks a pod asks for its own address, and what $(NAME) stands for may be a password. */ -}}
 {{- $allowed := list "--listen=(0[.]0[.]0[.]0|[[]::[]]):7420" "--http=(0[.]0[.]0[.]0|[[]::[]]):7421" "--dead-after=[0-9]+([.][0-9]+)?" "--reflection" "--verbose" -}}
 {{- range $at, $each := .Values.extraArgs -}}
@@ -81,7 +103,7 @@
 {{- fail "extraContainers has authority, which is the chart's: give it another name" -}}
 {{- end -}}
 {{- end -}}
-{{- range $name, $annotations := dict "commonAnnotations" .Values.commonAnnotations "service.annotations" .Values.service.annotations "dashboards.annotations" .Values.dashboards.annotations -}}
+{{- range $name, $annotations := dict "commonAnnotations" .Values.commonAnnotations "service.annotations" .Values.service.annotations "globalAuthority.service.annotations" .Values.globalAuthority.service.annotations "dashboards.annotations" .Values.dashboards.annotations -}}
 {{- range list "helm.sh/resource-policy" "helm.sh/hook" -}}
 {{- if hasKey $annotations . -}}
 {{- fail (printf "%s has %s, by which helm would treat objects otherwise than the chart means: leave it out" $name .) -}}
@@ -116,7 +138,7 @@
 {{- if hasKey .Values.persistence.annotations "helm.sh/resource-policy" -}}
 {{- fail "persistence.annotations has helm.sh/resource-policy, which the chart sets itself, to keep: leave it out" -}}
 {{- end -}}
-{{- range list "checksum/redis" "checksum/queries" -}}
+{{- range list "checksum/redis" "checksum/queries" "checksum/references" -}}
 {{- if hasKey $.Values.podAnnotations . -}}
 {{- fail (printf "podAnnotations has %s, which the chart sets itself: use another annotation" .) -}}
 {{- end -}}

@@ -1,0 +1,205 @@
+"""The agent of a region and the global authority: what the chart starts, whom they reach, and both as real processes beside an authority."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lowwater
+from lowwater.regions import Token
+from lowwater_authority.regions import region, serve
+from lowwater_authority.regions.config import read_config
+from tests.chart.rendering import (
+    NAMESPACE,
+    SETS,
+    Document,
+    agent,
+    by_key,
+    changes,
+    documents,
+    global_authority,
+    of_kind,
+    parsed,
+    rendered,
+)
+from tests.kit.eventually import eventually
+from tests.kit.ports import free_port
+from tests.process.regions import HOURLY, Process
+from tests.process.serving import Serving
+
+TOGETHER = by_key(documents("regions"))
+
+
+def made(found: Document | None) -> Document:
+    assert found is not None
+    return found
+
+
+def secrets_of(container: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Which key of which Secret each variable has."""
+    found = {each["name"]: each["valueFrom"]["secretKeyRef"] for each in container["env"]}
+    return {name: (ref["name"], ref["key"]) for name, ref in found.items()}
+
+
+def test_the_agent_is_a_command_with_references_that_are_taken(tmp_path: Path) -> None:
+    """It says nothing that the command does not take; what it was told last stays, and another text of the references is read."""
+    assert [name for name in SETS if agent(name) is not None] == ["regions"]
+    container = made(agent("regions"))
+    assert container["command"] == ["lowwater", "region"]
+    args = region.parser().parse_args(container["args"])
+    services = {f"{each['metadata']['name']}.{NAMESPACE}.svc" for each in of_kind("regions", "Service")}
+    assert {args.authority.rpartition(":")[0], args.global_address.rpartition(":")[0]} < services
+    assert (args.ca, args.cert, args.key) == tuple(
+        f"/etc/lowwater/tls/{each}" for each in ("ca.crt", "tls.crt", "tls.key")
+    )
+    spec = TOGETHER["Deployment/lw-lowwater-region"]["spec"]
+    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"}), "one agent speaks for a region"
+    volumes = {each["name"]: each for each in spec["template"]["spec"]["volumes"]}
+    mounts = {each["mountPath"]: volumes[each["name"]] for each in container["volumeMounts"]}
+    claim = TOGETHER[f"PersistentVolumeClaim/{mounts[str(args.state)]['persistentVolumeClaim']['claimName']}"]
+    assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    config = tmp_path / args.config.name
+    config.write_text(
+        TOGETHER[f"ConfigMap/{mounts[str(args.config.parent)]['configMap']['name']}"]["data"][config.name]
+    )
+    [kept] = read_config(config, args.name)
+    assert (kept.computation, kept.replicated) == ("hourly", "mirror-clicks")
+    assert secrets_of(container) == {
+        "LOWWATER_TOKEN": ("lowwater-region", "local"),
+        "LOWWATER_GLOBAL_TOKEN": ("lowwater-region", "global"),
+    }
+    own = rendered("--values", SETS["regions"], "--set", "region.globalAddress=,globalAuthority.redis.deployment=")
+    assert f'"--global={args.global_address}"' in own, "by default that of the release"
+    assert f'"--deployment={NAMESPACE}.lw-lowwater-global"' in own
+    other = parsed(rendered("--values", SETS["regions"], "--set", "region.references=[[reference]]"))
+    assert "Deployment/lw-lowwater-region spec.template.metadata.annotations.checksum/references" in changes(
+        documents("regions"), other
+    )
+
+
+def test_the_global_authority_is_a_command_over_redis_or_a_volume() -> None:
+    assert [name for name in SETS if global_authority(name) is not None] == ["global", "regions"]
+    shared, alone = made(global_authority("regions")), made(global_authority("global"))
+    for container in (shared, alone):
+        assert container["command"] == ["lowwater", "global"]
+        args = serve.parser().parse_args(container["args"])
+        assert not args.store, "the URL of Redis may hold a password"
+        assert {each["name"]: each["containerPort"] for each in container["ports"]} == {
+            "grpc": int(args.listen.rpartition(":")[2]),
+            "http": int(args.http.rpartition(":")[2]),
+        }
+    args = serve.parser().parse_args(shared["args"])
+    assert (args.suspect_after, args.adopt_again_after, args.deployment) == (20, 300, "continuity")
+    assert [str(each) for each in (args.tls_cert, args.tls_client_ca, args.access)] == [
+        *(f"/etc/lowwater/tls/{each}" for each in ("tls.crt", "ca.crt")),
+        "/etc/lowwater/access/access.toml",
+    ]
+    assert secrets_of(shared) == {"LOWWATER_STORE": ("lowwater-global-redis", "address")}
+    assert "PersistentVolumeClaim/lw-lowwater-global" not in TOGETHER
+    args = serve.parser().parse_args(alone["args"])
+    objects = by_key(documents("global"))
+    assert (str(args.data), "env" in alone, args.tls_cert) == ("/data", False, None)
+    claim = objects["PersistentVolumeClaim/lw-lowwater-global"]
+    assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert objects["StatefulSet/lw-lowwater"]["spec"]["replicas"] == 0, "where no pipelines are there is no authority"
+    service = TOGETHER["Service/lw-lowwater-global"]
+    assert service["spec"]["type"] == "LoadBalancer"
+    assert service["metadata"]["annotations"] == {"example.org/internal": "true"}
+
+
+def test_who_reaches_them_and_whom_they_reach() -> None:
+    def ports(rules: list[dict[str, Any]]) -> list[int]:
+        return [each["port"] for rule in rules for each in rule["ports"]]
+
+    pipelines = {"namespaceSelector": {"matchLabels": {"pipelines": "yes"}}}
+    policy = TOGETHER["NetworkPolicy/lw-lowwater-region"]["spec"]
+    assert policy["ingress"] == [{"ports": [{"port": 7440}], "from": [pipelines]}]
+    assert ports(policy["egress"]) == [53, 53, 7420, 7430]
+    policy = TOGETHER["NetworkPolicy/lw-lowwater-global"]["spec"]
+    regions, scrapes = policy["ingress"]
+    own, others = regions["from"]
+    assert own["podSelector"]["matchLabels"].items() <= made_labels("region").items()
+    assert others == {"ipBlock": {"cidr": "10.20.0.0/16"}}
+    assert (ports([regions]), ports([scrapes]), ports(policy["egress"])) == ([7430], [7431], [53, 53, 6379])
+    elsewhere = rendered(
+        *("--values", SETS["regions"], "--set", "globalAuthority.enabled=false"),
+        *("--set", "region.globalAddress=global.example.org:17430"),
+    )
+    found = by_key(parsed(elsewhere))
+    assert ports(found["NetworkPolicy/lw-lowwater-region"]["spec"]["egress"]) == [53, 53, 7420, 17430]
+    assert "--global=global.example.org:17430" in elsewhere
+
+
+def made_labels(part: str) -> dict[str, str]:
+    labels = TOGETHER[f"Deployment/lw-lowwater-{part}"]["spec"]["template"]["metadata"]["labels"]
+    assert isinstance(labels, dict)
+    return labels
+
+
+def test_both_are_scraped_by_their_own_names() -> None:
+    monitors = {each["metadata"]["name"]: each["spec"] for each in of_kind("regions", "ServiceMonitor")}
+    assert monitors.keys() == {"lw-lowwater", "lw-lowwater-global"}
+    for name, spec in monitors.items():
+        [endpoint] = spec["endpoints"]
+        assert endpoint["tlsConfig"]["serverName"] == f"{name}.{NAMESPACE}.svc"
+
+
+@pytest.mark.process
+def test_what_is_started_serves_each_other_and_answers_its_probes(tmp_path: Path) -> None:
+    """The commands as rendered, with the folders and ports that there are here."""
+    ports = {number: f"127.0.0.1:{free_port()}" for number in ("7430", "7431", "7440")}
+    values = (
+        "--values",
+        SETS["regions"],
+        "--set",
+        "tls.existingSecret=,tls.clientAuth=false,globalAuthority.accessSecret=",
+    )
+    objects = by_key(
+        parsed(rendered(*values, "--set", "globalAuthority.redis.existingSecret=,serviceMonitor.enabled=false"))
+    )
+
+    def command(part: str, authority: str) -> Process:
+        [container] = objects[f"Deployment/lw-lowwater-{part}"]["spec"]["template"]["spec"]["containers"]
+        said = []
+        for each in container["args"]:
+            there = re.sub(r"=[^/]*:7420$", f"={authority}", each).replace("=/", f"={tmp_path}/")
+            said.append(re.sub(r"=[^/]*:(74[34]\d)$", lambda found: f"={ports[found[1]]}", there))
+        for probe in ("readinessProbe", "livenessProbe"):
+            probes.append((container[probe], {each["name"]: each["containerPort"] for each in container["ports"]}))
+        return Process(tmp_path / part, container["command"][1], *said)
+
+    probes: list[tuple[dict[str, Any], dict[str, int]]] = []
+    config = tmp_path / "etc/lowwater/region/region.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text(objects["ConfigMap/lw-lowwater-region"]["data"]["region.toml"])
+    with Serving(tmp_path / "local") as local, lowwater.connect(local.address, timeout=60) as lw:
+        for name in ("hourly", "mirror-clicks"):
+            lw.register(name)
+        above, here = command("global", local.address), command("region", local.address)
+        try:
+            above.start()
+            here.start()
+            token = Token(HOURLY, ports["7440"])
+
+            def owned() -> bool:
+                try:
+                    return token.read().number == 1
+                except lowwater.errors.LowwaterError:
+                    return False
+
+            eventually(owned, "the region owns what is its own", seen=here.log)
+            asked = [probe["httpGet"] for probe, _ in probes if "httpGet" in probe]
+            numbers = [named[probe["httpGet"]["port"]] for probe, named in probes if "httpGet" in probe]
+            for get, number in zip(asked, numbers, strict=True):
+                with urllib.request.urlopen(f"http://{ports[str(number)]}{get['path']}", timeout=30) as answer:
+                    assert answer.status == 200
+            assert sorted(numbers) == [7431, 7440, 7440]
+        finally:
+            for each in (here, above):
+                if each.process is not None:
+                    each.kill()
