@@ -278,9 +278,13 @@ def test_slices_take_no_more_of_the_graph_than_others_can_read_beside_them() -> 
     with pytest.raises(errors.InvalidArgument, match=r"1000 slices with 101 inputs each.*may have 100000"):
         Topology().register(Spec("a", inputs=tuple(inputs), slices=keys))
     made = Topology().register(Spec("a", inputs=tuple(inputs[1:]), slices=keys))
-    with pytest.raises(errors.InvalidArgument, match="cut fewer slices, or read fewer inputs"):
+    with pytest.raises(errors.InvalidArgument, match="cut it into fewer slices, or read fewer inputs"):
         made.set_inputs("a", inputs)
     assert len(made.set_inputs("a", inputs[:100]).computations) == 1001
+    full = Topology().register(Spec("a", inputs=tuple(f"i{number}" for number in range(200)), slices=keys[:499]))
+    with pytest.raises(errors.InvalidArgument, match="slice: '501 slices with 200 inputs each") as refused:
+        full.split("a", "a~0", b"\x00")
+    assert refused.value.metadata["field"] == "slice"
 
 
 # -- a graph that a store has lost changes of -------------------------------------------------------------------------

@@ -215,7 +215,7 @@ class Spec:
         smaller = replace(known, began_end=end if known.began_end is None else known.began_end)
         cut = (*parts[:index], smaller, Part(number, at, known.number), *parts[index + 1 :])
         found = replace(self._recut(cut), next_slice=number + 1)
-        _validate_slices(found)
+        _validate_slices(found, "slice")
         return found, self._slice(number)
 
     def _refuse_moving(self) -> None:
@@ -828,7 +828,8 @@ def _validate_budgets(spec: Spec) -> None:
         _refuse("all_pending", value=True, fix=fix)
 
 
-def _validate_slices(spec: Spec) -> None:
+def _validate_slices(spec: Spec, field: str = "slices") -> None:
+    """Refuse a cut that cannot be. ``field`` is what of the request has asked for it."""
     if len(spec.slices) >= MAX_SLICES:
         _refuse("slices", f"{len(spec.slices) + 1} slices", f"cut it into at most {MAX_SLICES}")
     if any(not 0 < len(key) <= MAX_SLICE_KEY for key in spec.slices):
@@ -840,8 +841,8 @@ def _validate_slices(spec: Spec) -> None:
     if any(a >= b for a, b in pairwise(spec.slices)):
         _refuse("slices", [key.hex() for key in spec.slices[:NAMED]], "give ascending keys, each once")
     if len(spec.parts) * len(spec.inputs) > MAX_SLICE_INPUTS:
-        fix = f"cut fewer slices, or read fewer inputs: each slice has all of them, and together they may have {MAX_SLICE_INPUTS}"
-        _refuse("slices", f"{len(spec.parts)} slices with {len(spec.inputs)} inputs each", fix)
+        fix = f"cut it into fewer slices, or read fewer inputs: each slice has all of them, and together they may have {MAX_SLICE_INPUTS}"
+        _refuse(field, f"{len(spec.parts)} slices with {len(spec.inputs)} inputs each", fix)
     if spec.slices and spec.all_pending:
         fix = "leave one of the two out: a slice tells nobody of all records that are still to come"
         _refuse("all_pending", value=True, fix=fix)
