@@ -16,6 +16,7 @@ UV_PIN=0.13.8          # installed when there is no uv, or only one that is too 
 UV_FLOOR=0.8           # pyproject.toml: required-version
 PYTHON_FLOOR=3.11
 JAVA_FLOOR=17
+TESTS_GB=5             # what the tests, and what they build, write while they run, with some room
 
 say() { printf 'setup: %s\n' "$*"; }
 
@@ -179,6 +180,17 @@ install_postgresql() {
     compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || command -v initdb >/dev/null || install_packages postgresql
 }
 
+# A full disk would fail one test after the other, and few of them would say why.
+check_room() {
+    local place free
+    for place in "${TMPDIR:-/tmp}" "$ROOT"; do
+        free=$(df -Pk "$place" | awk 'NR == 2 { print int($4 / 1000000) }')
+        # shellcheck disable=SC2016  # the command is for whoever reads it
+        ((free >= TESTS_GB)) || stop "the tests need $TESTS_GB GB in $place, and $free are free" \
+            'make room: old checkouts, build/, and `uv cache prune` give some back; or name another folder in TMPDIR'
+    done
+}
+
 # What only the tests need: a C compiler, for the small shim that watches the journal's disk; a Redis server, and openssl
 # for its certificate; Chromium, for the status page; Prometheus with promtool and Alertmanager, for the metrics and the alerts; zsh and fish,
 # for the completion scripts; spin, which searches the models, and gcc, which it needs under that name; Maven, for the jars of a Kafka broker and of
@@ -254,8 +266,12 @@ make_environment() {
 
 main() {
     case ${1:-} in
-        --tests) install_test_tools ;;
+        --tests)
+            check_room
+            install_test_tools
+            ;;
         --long)
+            check_room
             install_test_tools
             install_long_tools
             ;;
