@@ -65,14 +65,16 @@ class Mirror:
         own, self._other = setup.regions[region], setup.regions[setup.other(region)]
         self._region, self._agent = region, own.agent
         quiet = {"log_level": 0, "group.id": "mirror", "enable.auto.commit": False, "auto.offset.reset": "error"}
-        self._source = Consumer({"bootstrap.servers": self._other.broker, **quiet})
+        # On one connection an answer about the end of the log waits behind a fetch that waits for clicks.
+        quick = {"fetch.wait.max.ms": int(EVERY * 1000)}
+        self._source = Consumer({"bootstrap.servers": self._other.broker, **quiet, **quick})
         self._there = Producer(
             {"bootstrap.servers": own.broker, "log_level": 0, "acks": "all", "enable.idempotence": True}
         )
         self._partition = TopicPartition(CLICKS, 0)
         self._copied = next_offset(own.broker)
         self._behind = setup.behind.get(region, 0)
-        self._ends: deque[int] = deque()
+        self._ends: deque[tuple[float, int]] = deque()
         self._seen = Replicated()
         self._token = Token(REFERENCE, own.agent)
         self._theirs = lowwater.connect(self._other.authority, timeout=ASKED_FOR)
@@ -99,10 +101,13 @@ class Mirror:
         low = self._theirs.get(CLICKS)[CLICKS].low.micros
         _, end = self._source.get_watermark_offsets(self._partition, timeout=ASKED_FOR, cached=False)
         self._seen.look(low, end)
-        self._ends.append(end)
-        # Late by some looks, as a mirror over a long way is: what is lost with the other region is what it was late by.
-        if len(self._ends) > self._behind or low == MAX:
-            self._copy(end if low == MAX else self._ends.popleft())
+        now, until = time.monotonic(), self._copied
+        self._ends.append((now, end))
+        # Late by some seconds, as a mirror over a long way is: what is lost with the other region is what it was late by.
+        while self._ends and (self._ends[0][0] <= now - self._behind or low == MAX):
+            _, until = self._ends.popleft()
+        if until > self._copied:
+            self._copy(until)
         self._tell()
         self._say(self._seen.frontier(self._copied))
 

@@ -40,7 +40,7 @@ class Setup:
     regions: dict[str, Place]
     sink: Path
     behind: dict[str, int]
-    """By region the looks by which the mirror there is late."""
+    """By region the seconds by which the mirror there is late."""
 
     @staticmethod
     def other(region: str) -> str:

@@ -36,8 +36,8 @@ AHEAD: Final = 120
 """Clicks that the clients are ahead of the sink at most: so a region is killed in the middle of its work."""
 EVERY: Final = "200ms"
 SUSPECT_AFTER: Final = "2s"
-MOST_BEHIND: Final = 120
-"""Looks by which the mirror in B is late at most, of which it takes about ten a second: longer than an hour takes to be closed. So A may have closed hours that are above R when it is lost."""
+MOST_BEHIND: Final = 40
+"""Seconds by which the mirror in B is late at most: longer than an hour takes to be closed. So A may have closed hours that are above R when it is lost."""
 HOURS_AROUND: Final = 8
 """Of work before the first take-over and behind the last one, in event time."""
 HOURS_EACH: Final = 5
