@@ -31,13 +31,6 @@ class Slot:
         return self.begin + len(self.writes)
 
 
-def later(one: Claim, other: Claim) -> bool:
-    """Whether the authority has granted one claim after the other: in a later life of the computation, or in the same one with a higher token."""
-    if one.incarnation != other.incarnation:
-        return one.incarnation > other.incarnation
-    return one.token > other.token
-
-
 class Oracle:
     """The truth about one guard."""
 
@@ -51,9 +44,9 @@ class Oracle:
             owner = self.slots[slot].owner
             if owner is None:
                 continue
-            if later(owner, claim):
+            if owner.token > claim.token or owner.incarnation > claim.incarnation:
                 return "Fenced"
-            if not later(claim, owner):
+            if owner.token == claim.token:
                 if owner.nonce != claim.nonce:
                     return "NonceMismatch"
                 if owner.configuration != claim.configuration:
@@ -76,9 +69,9 @@ class Oracle:
         there = []
         for slot in sorted(steps):
             story, owner = self.slots[slot], self.slots[slot].owner
-            if owner is None or later(claim, owner):
+            if owner is None or owner.token < claim.token:
                 return "NotRaised"
-            if later(owner, claim):
+            if owner.token > claim.token:
                 return "Fenced"
             if owner.nonce != claim.nonce:
                 return "NonceMismatch"

@@ -36,16 +36,14 @@ class World:
         self._numbers = itertools.count()
 
     def claim(self) -> None:
-        """The authority grants a claim; sometimes one token twice, since it has lost its epoch, and sometimes lower ones in a new incarnation."""
+        """The authority grants a claim; sometimes one token twice, since it has lost its epoch."""
+        if not self.workers or self.draw(st.integers(0, 9)):
+            self.granted += self.draw(st.integers(1, 2))
         known = [each for each, _, _ in self.workers]
         configuration = max([each.configuration for each in known], default=0) + (self.draw(st.integers(0, 5)) == 0)
         if known and self.draw(st.integers(0, 9)) == 0:
             configuration = known[0].configuration  # started by an old one
         incarnation = max([each.incarnation for each in known], default=1) + (self.draw(st.integers(0, 9)) == 0)
-        if known and incarnation > known[-1].incarnation and self.draw(st.booleans()):
-            self.granted = BASE - self.draw(st.integers(0, 3))  # dropped, and registered with other slices
-        elif not known or self.draw(st.integers(0, 9)):
-            self.granted += self.draw(st.integers(1, 2))
         identity = self.draw(st.sampled_from(["checkpoint", "checkpoint", "checkpoint", "another"]))
         made = claim(
             self.granted,

@@ -43,25 +43,6 @@ def test_a_raise_goes_up_only(store: Store) -> None:
     assert store.rows()[0] == store.raise_(claim(6)).found[0]
 
 
-def test_a_later_incarnation_goes_before_a_higher_token(store: Store) -> None:
-    """A computation that was dropped and is registered with other slices may grant its keys lower tokens than before."""
-    zombie = store.raise_(claim(LARGE + 2))
-    assert store.write(zombie, 0, "a", [1])
-    with pytest.raises(NotRaised, match=r"incarnation 1.*incarnation 2"):
-        store.write(store.unraised(claim(LARGE + 1, incarnation=2)), 1, "b", [2])
-    successor = store.raise_(claim(LARGE + 1, incarnation=2))
-    assert store.write(successor, 1, "b", [3])
-    for late in (claim(LARGE + 2), claim(LARGE + 3), claim(LARGE + 1)):
-        with pytest.raises(Fenced):
-            store.raise_(late)
-        with pytest.raises(Fenced):
-            store.write(store.unraised(late), 2, "c", [4])
-    assert store.write(store.raise_(claim(LARGE + 1, incarnation=3)), 2, "c", [5])
-    with pytest.raises(Fenced):
-        store.write(successor, 3, "d", [6])
-    assert store.values() == [1, 3, 5]
-
-
 def test_a_repeated_raise_changes_nothing(store: Store) -> None:
     writer = store.raise_(claim(5))
     assert store.write(writer, 0, "a", [1])

@@ -11,8 +11,6 @@ import pytest
 
 import lowwater
 from lowwater import errors
-from lowwater_pipeline.guard import Claim, Fenced
-from lowwater_pipeline.guard.files import FileGuard
 from tests.kit.eventually import eventually
 from tests.kit.times import MAX
 from tests.process.accessing import SOON, Tokens, rules_of, write
@@ -304,27 +302,3 @@ def test_who_may_report_for_the_root_may_report_for_its_slices_and_only_shards_r
             # A slice that is retired tells the root so, too: by the sequencer of its claim there.
             cut.lw.retire(ROOT, b"", KEYS[0], force=True)
             eventually(lambda: [each.state.value for each in cut.lw.ranges(ROOT) if each.start == b""] == ["retired"])
-
-
-def test_a_guard_lets_the_writers_of_what_was_dropped_and_is_cut_now_go_on(tmp_path: Path) -> None:
-    """Each log has epochs of its own, so behind a drop a sequencer may be lower: the incarnation says which claim is later."""
-    with Sharded(tmp_path, 1) as deployment, deployment.connect() as lw:
-        for number in range(40):  # each is lower with one chance in two
-            name = f"hourly-{number}"
-            guard = FileGuard(tmp_path, name=name)
-            lw.register(name)
-            old = lw.worker(name).claim(b"\xc0", b"")
-            zombie = guard.raise_(Claim.of(lw, old))
-            lw.drop(name, force=True)
-            lw.register(name, slices=KEYS)
-            new = lw.worker(name).claim(b"\xc0", b"")
-            assert new.incarnation > old.incarnation
-            writer = guard.raise_(Claim.of(lw, new))
-            with pytest.raises(Fenced):
-                zombie.write(0, "a", lambda folder: (folder / "row").write_text("1"))
-            with pytest.raises(Fenced):
-                guard.raise_(Claim.of(lw, old))
-            assert writer.write(0, "b", lambda folder: (folder / "row").write_text("2"))
-            if new.sequencer < old.sequencer:
-                return
-    pytest.fail("no sequencer was lower")

@@ -203,6 +203,25 @@ async def test_T3_what_an_owner_before_has_sent_does_not_count_behind_the_claim(
 # -- T4: the graph changes --------------------------------------------------------------------------------------------
 
 
+async def test_a_claim_that_a_reset_has_ended_is_not_answered_as_one_of_the_next_incarnation(tree: Tree) -> None:
+    """The answer names the incarnation, by which stores tell who is later: and the repeat says that the claim is over."""
+    first, _ = await tree.both(10, 10)
+    assert await tree.below.report("a~0", first, MAX, finish=True) == []
+    await until(lambda: tree.stands(0) == MAX)
+    tree.way.hold("say")
+    asked = ClaimRequest([b"", KEY], request_id=b"r" * 16, bound_micros=np.array([HOUR], dtype=np.int64))
+    claim = asyncio.create_task(tree.below.shard.claim("a~0", asked))
+    await rest()
+    assert not claim.done()
+    await tree.top.shard.reset("a")
+    await tree.below.shard.refresh()
+    tree.way.let("say")
+    with pytest.raises(errors.Unavailable, match="began a new incarnation before this claim"):
+        await claim
+    with pytest.raises(errors.StaleSequencer):
+        await tree.below.shard.claim("a~0", asked)
+
+
 async def test_T4_a_slice_says_nothing_of_an_incarnation_that_is_over(tree: Tree) -> None:
     await tree.both(10, 10)
     [fresh, *_] = await tree.top.shard.reset("a")

@@ -437,11 +437,12 @@ class Shard:
         With ``adopt``, take the computation over from another identity by a new incarnation, as far as ``permit`` lets it.
         """
         away: Lows = {}
-        binds = False
+        binds, life = False, 0
 
         def stage(round_: Round) -> Grant:
-            nonlocal binds
+            nonlocal binds, life
             computation = self._computation(name)
+            life = computation.incarnation
             request = self._bounded(name, asked, away)
             adopts = adopt and computation.identity not in (None, request.identity)
             if not adopts or request.request_id in computation.granted:
@@ -460,6 +461,7 @@ class Shard:
             changed, names = self.topology.reset(name)
             permit(names)
             fresh = recovery.restarted(computation, changed.get(name))
+            life = fresh.incarnation
             room(_ranges_with(fresh.map, request.bounds))
             grant = fresh.claim(request, round_.now, round_.wall)
             round_.topology = changed
@@ -479,6 +481,10 @@ class Shard:
 
         lows_of = inputs if len(asked.bound_micros) else None
         grant = await self._write(stage, alone=adopt, first=bind, lows_of=lows_of, away=away)
+        if self.topology.get(name).incarnation != life:
+            # Whoever is answered takes it for a claim of the newer life, and so would a store that orders claims by it.
+            msg = f"{name} began a new incarnation before this claim of the last one was answered; ask again, and claim anew when it says so"
+            raise errors.Unavailable(msg, metadata={"computation": name})
         self._tell_claim(name, asked, grant, adopted=adopt and self.topology.get(name).incarnation > before)
         return grant
 

@@ -123,9 +123,8 @@ for i = 1, slots do
   local row = rows[i]
   if row and row.damaged then return {'refused', found()} end
   if row then
-    local same = row.incarnation == incarnation and row.token == token
-    if row.server_token ~= server or row.computation ~= computation or row.incarnation > incarnation
-      or (row.incarnation == incarnation and row.token > token)
+    local same = row.token == token
+    if row.server_token ~= server or row.computation ~= computation or row.token > token or row.incarnation > incarnation
       or (same and (row.nonce ~= nonce or row.life ~= life or row.configuration ~= configuration))
       or (not same and (row.configuration > configuration or (row.identity ~= identity and row.incarnation == incarnation))) then return {'refused', found()} end
   end
@@ -133,7 +132,7 @@ end
 redis.call('HSET', KEYS[1], 'slots', made)
 for i = 1, slots do
   local row = rows[i]
-  if not (row and row.incarnation == incarnation and row.token == token) then
+  if not (row and row.token == token) then
     local kept = row and row.identity == identity
     redis.call('HSET', KEYS[i + 1], 'server_token', server, 'computation', computation, 'identity', identity, 'incarnation', incarnation, 'token', token,
       'nonce', nonce, 'configuration', configuration, 'life', life,
@@ -151,9 +150,8 @@ WRITE: Final = (
     + """
 -- KEYS: the rows that are touched, then the keys of the commands. ARGV: how many rows; the claim; the digest; of each row the number of the batch and the one before;
 -- then of each command how many arguments it has, the type that its key must have, and the command.
-local slots, server, computation, incarnation, token, nonce, configuration, digest =
-  tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
-local at, rows = 8, {}
+local slots, server, computation, token, nonce, configuration, digest = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+local at, rows = 7, {}
 for i = 1, slots do rows[i] = read(KEYS[i]) end
 """
     + _FOUND
@@ -162,8 +160,8 @@ local done, new = 0, 0
 for i = 1, slots do
   local row, batch, before = rows[i], ARGV[at + 1], ARGV[at + 2]
   at = at + 2
-  if not row or row.damaged or row.server_token ~= server or row.computation ~= computation or row.incarnation ~= incarnation
-    or row.token ~= token or row.nonce ~= nonce or row.life ~= life or row.configuration ~= configuration then return {'refused', found()} end
+  if not row or row.damaged or row.server_token ~= server or row.computation ~= computation or row.token ~= token or row.nonce ~= nonce
+    or row.life ~= life or row.configuration ~= configuration then return {'refused', found()} end
   if row.batch == batch and row.digest == digest then done = done + 1
   elseif row.batch == before then new = new + 1
   else return {'refused', found()} end
@@ -192,7 +190,7 @@ for _, each in ipairs(commands) do
   redis.call(unpack(ARGV, first, last))
 end
 for i = 1, slots do
-  redis.call('HSET', KEYS[i], 'batch', ARGV[8 + 2 * i - 1], 'digest', digest)
+  redis.call('HSET', KEYS[i], 'batch', ARGV[7 + 2 * i - 1], 'digest', digest)
 end
 return {'written'}
 """
@@ -287,7 +285,6 @@ class RedisGuard:
             str(len(touched)),
             claim.server_token,
             claim.computation,
-            _digits(claim.incarnation),
             _digits(claim.token),
             claim.nonce,
             _digits(claim.configuration),

@@ -5,9 +5,8 @@ The order of things is what fences (MillWheel 6.2, figure 12):
     claim acknowledged -> raise in the store -> read the state -> write
 
 The raise is where one owner ends and the next one begins, in this store: what an older owner has written before it, the new one reads; what comes after it, is
-refused. So a raise goes up only, and a write needs *equality*: a lower claim is a zombie's, a higher one has skipped its raise, and has read a state that others
-could still change. Claims are ordered by their incarnation, and within one by their token: a computation that was dropped and registered anew may grant its keys
-lower tokens than before, and never in an incarnation that was.
+refused. So a raise goes up only, and a write needs *equality*: a lower token is a zombie's, a higher one has skipped its raise, and has read a state that others
+could still change.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def raised(row: Row | None, claim: Claim, life: str, begin: int, where: str) -> 
     problem = refused_raise(row, claim, life, where)
     if problem is not None:
         raise problem
-    if row is not None and _order(row) == _order(claim):
+    if row is not None and row.token == claim.token:
         return row
     made = Row(
         claim.server_token,
@@ -94,9 +93,9 @@ def refused_raise(row: Row | None, claim: Claim, life: str, where: str) -> Guard
         return None
     if problem := _stranger(row, claim, where):
         return problem
-    if _order(row) > _order(claim):
+    if row.token > claim.token or row.incarnation > claim.incarnation:
         return _fenced(row, claim, where)
-    if _order(row) == _order(claim):
+    if row.token == claim.token:
         return _unequal(row, claim, life, where)
     if row.identity != claim.identity and row.incarnation == claim.incarnation:
         return WrongOwner(
@@ -150,12 +149,11 @@ def refused(
         return NotRaised(f"nothing was ever raised for {where}. {_ANEW}")
     if problem := _stranger(row, claim, where):
         return problem
-    if _order(row) > _order(claim):
+    if row.token > claim.token:
         return _fenced(row, claim, where)
-    if _order(row) < _order(claim):
+    if row.token < claim.token:
         return NotRaised(
-            f"{where} stands at claim {row.token} of incarnation {row.incarnation}, and claim {claim.token} was not raised there, of incarnation {claim.incarnation}: the state "
-            f"that it has read may have changed since. {_ANEW}"
+            f"{where} stands at claim {row.token}, and claim {claim.token} was not raised there: the state that it has read may have changed since. {_ANEW}"
         )
     if problem := _unequal(row, claim, life, where):
         return problem
@@ -192,10 +190,6 @@ def check_steps(slots: range, steps: Mapping[int, int], digest: str, guard: str)
         raise Unfit(msg)
 
 
-def _order(one: Row | Claim) -> tuple[int, int]:
-    return one.incarnation, one.token
-
-
 def _stranger(row: Row, claim: Claim, where: str) -> GuardError | None:
     if (row.server_token, row.computation) == (claim.server_token, claim.computation):
         return None
@@ -213,7 +207,7 @@ def _fenced(row: Row, claim: Claim, where: str) -> Fenced:
 
 
 def _unequal(row: Row, claim: Claim, life: str, where: str) -> GuardError | None:
-    """Return what else than incarnation and token differs."""
+    """Return what else than the token differs."""
     if row.nonce != claim.nonce:
         return NonceMismatch(
             f"{where} was taken over by another claim with the same number {claim.token}: the authority has granted it twice, so it has lost its epoch. {_ANEW}"
