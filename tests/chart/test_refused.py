@@ -102,8 +102,40 @@ REFUSED = {
     "a region without a name": (["region.enabled=true"], "region.name is empty: give it the name of this region"),
     "a region without references": (
         ["region.enabled=true", "region.name=eu"],
-        "region.references has no table [[reference]]: give it the file of references, which lowwater region --help shows",
+        "region.references has no line that begins with [[reference]]: give it the file of references, which lowwater region --help shows",
     ),
+    "references in a comment": (
+        ["region.enabled=true", "region.name=eu", "region.references=# [[reference]]"],
+        "region.references has no line that begins with [[reference]]",
+    ),
+    "references that are indented": (
+        ["region.enabled=true", "region.name=eu", "region.references=  # ours\n[[reference]]"],
+        "region.references begins with a space: indent none of its lines",
+    ),
+    "an agent without an authority": (
+        [*REGION, "replicaCount=0"],
+        "the agent of a region speaks for the authority beside it: with replicaCount: 0 set region.enabled: false",
+    ),
+    "a region without a token for the global authority beside it": (
+        [
+            *("region.enabled=true", "region.name=eu", "region.references=[[reference]]", POLICY),
+            *(
+                "networkPolicy.clients[0].podSelector.a=b",
+                "globalAuthority.enabled=true",
+                "globalAuthority.accessSecret=x",
+            ),
+        ],
+        "with globalAuthority.accessSecret the region of this release needs a token: set region.globalTokenSecret.name",
+    ),
+    "a global authority in the place of the shards": (
+        [
+            *(REDIS, "globalAuthority.enabled=true", "globalAuthority.redis.existingSecret=r"),
+            "globalAuthority.redis.deployment=default.lw-lowwater",
+        ],
+        "globalAuthority.redis.deployment is that of the shards",
+    ),
+    "a region that is called as a variable": (["region.name=$(TOKEN)"], "region.name: Does not match pattern"),
+    "no time to be suspect": (["globalAuthority.suspectAfter=0s"], "globalAuthority.suspectAfter"),
     "a region without a global authority": (
         ["region.enabled=true", "region.name=eu", "region.references=[[reference]]"],
         "the region needs a global authority: set region.globalAddress, or globalAuthority.enabled in one release of all",

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import urllib.request
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 import lowwater
@@ -27,6 +29,8 @@ from tests.chart.rendering import (
     parsed,
     rendered,
 )
+from tests.chart.test_serves import SERVING, healthy
+from tests.contract.redis_server import DURABLE, RedisServer
 from tests.kit.eventually import eventually
 from tests.kit.ports import free_port
 from tests.process.regions import HOURLY, Process
@@ -73,6 +77,9 @@ def test_the_agent_is_a_command_with_references_that_are_taken(tmp_path: Path) -
         "LOWWATER_TOKEN": ("lowwater-region", "local"),
         "LOWWATER_GLOBAL_TOKEN": ("lowwater-region", "global"),
     }
+    alone = rendered("--values", SETS["regions"], "--set", "access.existingSecret=,region.globalTokenSecret.name=")
+    [open_to_all] = by_key(parsed(alone))["Deployment/lw-lowwater-region"]["spec"]["template"]["spec"]["containers"]
+    assert secrets_of(open_to_all) == {"LOWWATER_TOKEN": ("lowwater-region", "local")}, "for the global authority too"
     own = rendered("--values", SETS["regions"], "--set", "region.globalAddress=,globalAuthority.redis.deployment=")
     assert f'"--global={args.global_address}"' in own, "by default that of the release"
     assert f'"--deployment={NAMESPACE}.lw-lowwater-global"' in own
@@ -143,41 +150,51 @@ def made_labels(part: str) -> dict[str, str]:
 
 def test_both_are_scraped_by_their_own_names() -> None:
     monitors = {each["metadata"]["name"]: each["spec"] for each in of_kind("regions", "ServiceMonitor")}
-    assert monitors.keys() == {"lw-lowwater", "lw-lowwater-global"}
+    assert monitors.keys() == {"lw-lowwater", "lw-lowwater-global-metrics"}
+    [scraped] = TOGETHER["Service/lw-lowwater-global-metrics"]["spec"]["ports"]
+    [outside] = TOGETHER["Service/lw-lowwater-global"]["spec"]["ports"]
+    assert (scraped["port"], outside["port"]) == (7431, 7430), "metrics are for this cluster alone"
     for name, spec in monitors.items():
         [endpoint] = spec["endpoints"]
         assert endpoint["tlsConfig"]["serverName"] == f"{name}.{NAMESPACE}.svc"
 
 
 @pytest.mark.process
-def test_what_is_started_serves_each_other_and_answers_its_probes(tmp_path: Path) -> None:
-    """The commands as rendered, with the folders and ports that there are here."""
+def test_what_is_started_serves_each_other_and_answers_its_probes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commands as rendered, with the folders and ports that there are here, over a Redis and with tokens; but for certificates."""
     ports = {number: f"127.0.0.1:{free_port()}" for number in ("7430", "7431", "7440")}
-    values = (
-        "--values",
-        SETS["regions"],
-        "--set",
-        "tls.existingSecret=,tls.clientAuth=false,globalAuthority.accessSecret=",
-    )
-    objects = by_key(
-        parsed(rendered(*values, "--set", "globalAuthority.redis.existingSecret=,serviceMonitor.enabled=false"))
-    )
+    objects = by_key(parsed(rendered("--values", SETS["regions"], "--set", "tls.existingSecret=,tls.clientAuth=false")))
+    containers = {
+        part: objects[f"Deployment/lw-lowwater-{part}"]["spec"]["template"]["spec"]["containers"][0]
+        for part in ("global", "region")
+    }
 
     def command(part: str, authority: str) -> Process:
-        [container] = objects[f"Deployment/lw-lowwater-{part}"]["spec"]["template"]["spec"]["containers"]
         said = []
-        for each in container["args"]:
+        for each in containers[part]["args"]:
             there = re.sub(r"=[^/]*:7420$", f"={authority}", each).replace("=/", f"={tmp_path}/")
             said.append(re.sub(r"=[^/]*:(74[34]\d)$", lambda found: f"={ports[found[1]]}", there))
-        for probe in ("readinessProbe", "livenessProbe"):
-            probes.append((container[probe], {each["name"]: each["containerPort"] for each in container["ports"]}))
-        return Process(tmp_path / part, container["command"][1], *said)
+        return Process(tmp_path / part, containers[part]["command"][1], *said)
 
-    probes: list[tuple[dict[str, Any], dict[str, int]]] = []
     config = tmp_path / "etc/lowwater/region/region.toml"
     config.parent.mkdir(parents=True)
     config.write_text(objects["ConfigMap/lw-lowwater-region"]["data"]["region.toml"])
-    with Serving(tmp_path / "local") as local, lowwater.connect(local.address, timeout=60) as lw:
+    access = tmp_path / "etc/lowwater/access/access.toml"
+    access.parent.mkdir()
+    access.write_text(
+        f'[[principal]]\nname = "eu"\ntoken_sha256 = ["{sha256(b"of the region").hexdigest()}"]\n'
+        '[[principal.allow]]\nnamespace = "*"\nreport = ["*"]\n'
+    )
+    monkeypatch.setenv("LOWWATER_GLOBAL_TOKEN", "of the region")
+    with (
+        RedisServer(tmp_path / "redis", *DURABLE) as redis,
+        Serving(tmp_path / "local") as local,
+        lowwater.connect(local.address, timeout=60) as lw,
+    ):
+        redis.start()
+        monkeypatch.setenv("LOWWATER_STORE", redis.url)
         for name in ("hourly", "mirror-clicks"):
             lw.register(name)
         above, here = command("global", local.address), command("region", local.address)
@@ -193,12 +210,15 @@ def test_what_is_started_serves_each_other_and_answers_its_probes(tmp_path: Path
                     return False
 
             eventually(owned, "the region owns what is its own", seen=here.log)
-            asked = [probe["httpGet"] for probe, _ in probes if "httpGet" in probe]
-            numbers = [named[probe["httpGet"]["port"]] for probe, named in probes if "httpGet" in probe]
-            for get, number in zip(asked, numbers, strict=True):
-                with urllib.request.urlopen(f"http://{ports[str(number)]}{get['path']}", timeout=30) as answer:
-                    assert answer.status == 200
-            assert sorted(numbers) == [7431, 7440, 7440]
+            ready, alive = (containers["region"][probe]["httpGet"] for probe in ("readinessProbe", "livenessProbe"))
+            assert ready == alive == {"path": "/", "port": containers["region"]["ports"][0]["name"]}
+            with urllib.request.urlopen(f"http://{ports['7440']}/", timeout=30) as answer:
+                assert answer.status == 200
+            with grpc.insecure_channel(ports["7430"]) as channel:
+                for probe in ("startupProbe", "readinessProbe"):
+                    assert containers["global"][probe]["grpc"]["port"] == 7430
+                    assert healthy(channel, containers["global"][probe]) == SERVING
+            assert containers["global"]["livenessProbe"]["tcpSocket"] == {"port": "grpc"}
         finally:
             for each in (here, above):
                 if each.process is not None:

@@ -15,7 +15,7 @@ from typing import Final
 
 import pytest
 
-from tests.chart.rendering import CHART, NAMESPACE, RELEASE, SETS, Document, helm, parsed, rendered
+from tests.chart.rendering import CHART, NAMESPACE, RELEASE, SETS, Document, helm, key, parsed, rendered
 
 KINDS: Final = {
     "/api/v1": ("ConfigMap", "PersistentVolumeClaim", "Pod", "Secret", "Service", "ServiceAccount"),
@@ -78,8 +78,14 @@ def setting(*values: str) -> tuple[str, ...]:
 
 @functools.cache
 def kept(*values: str | Path) -> tuple[Document, ...]:
-    """The StatefulSet and the Secrets that values make; do not change them."""
-    return tuple(each for each in parsed(rendered(*values)) if each["kind"] in {"StatefulSet", "Secret"})
+    """The StatefulSet, the Secrets and the global authority that values make; do not change them."""
+    found = parsed(rendered(*values))
+    return tuple(
+        each
+        for each in found
+        if each["kind"] in {"StatefulSet", "Secret"}
+        or (key(each).startswith("Deployment/") and key(each).endswith("-global"))
+    )
 
 
 def installed(replicas: int, *values: str | Path) -> list[Document]:
@@ -219,6 +225,31 @@ def test_other_upgrades_go_on(before: list[str] | None, after: list[str]) -> Non
     running = [] if before is None else installed(1, *setting(*before))
     said = upgraded([*running, *SECRETS], *setting(*after))
     assert said.returncode == 0, said.stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ([], ["globalAuthority.redis.existingSecret=r"], "the claim lw-lowwater-global, and with these values would begin another in Redis, as the deployment prod.lw-lowwater-global"),
+        (["globalAuthority.redis.existingSecret=r"], [], "in Redis, as the deployment prod.lw-lowwater-global, and with these values would begin another in the claim lw-lowwater-global"),
+        (
+            ["globalAuthority.redis.existingSecret=r"],
+            ["globalAuthority.redis.existingSecret=r", "globalAuthority.redis.deployment=b"],
+            "would begin another in Redis, as the deployment b",
+        ),
+    ],
+)  # fmt: skip
+def test_a_global_authority_that_runs_does_not_change_its_journal_for_an_empty_one(
+    before: list[str], after: list[str], message: str
+) -> None:
+    enabled = "globalAuthority.enabled=true"
+    running = installed(1, *setting(enabled, *before))
+    assert upgraded(running, *setting(enabled, *before)).returncode == 0
+    said = upgraded(running, *setting(enabled, *after))
+    assert said.returncode != 0
+    assert message in said.stderr
+    assert "scale to 0 first" in said.stderr
+    assert upgraded(installed(0, *setting(enabled, *before)), *setting(enabled, *after)).returncode == 0
 
 
 def test_a_secret_that_stays_is_not_read() -> None:

@@ -126,13 +126,11 @@ def store_of(given: str) -> str:
     return given or os.environ.get("LOWWATER_STORE", "")
 
 
-def door_of(args: argparse.Namespace, host: str) -> Door | None:
-    """Who may come in; None: everybody."""
+def door_of(args: argparse.Namespace, host: str, *, shared: bool) -> Door | None:
+    """Who may come in; None: everybody. ``shared``: shards ask each other, by tokens of their own."""
     encrypted = args.tls_cert is not None
     try:
-        return open_door(
-            args.access, args.listen, host, encrypted=encrypted, shared=bool(args.store), environment=os.environ
-        )
+        return open_door(args.access, args.listen, host, encrypted=encrypted, shared=shared, environment=os.environ)
     except BadFile as error:
         raise CannotServe(f"--access {error}") from None
 
@@ -378,7 +376,7 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     certificates = certificates_of(args)
     metrics = Metrics(version("lowwater-authority"))
     traces = begin_traces(version("lowwater-authority"))
-    door = door_of(args, host)
+    door = door_of(args, host, shared=bool(args.store))
     promises = _promises(args)
     guards = () if door is None else (door.guard(metrics, *_known(lambda: authority.shard.topology)),)
     interceptors = (*traces.interceptors, Decoding(metrics), *guards, Timing(metrics))

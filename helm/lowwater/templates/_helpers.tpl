@@ -71,6 +71,12 @@ app.kubernetes.io/component: region
 app.kubernetes.io/component: global
 {{- end -}}
 
+{{/* The Service at which it is scraped. */}}
+{{- define "lowwater.globalMetrics" -}}
+{{ include "lowwater.selectorLabels" . }}
+app.kubernetes.io/component: global-metrics
+{{- end -}}
+
 {{/* What the pods beside the authority's have in common. */}}
 {{- define "lowwater.clientPod" -}}
 {{- with .Values.image.pullSecrets -}}
@@ -196,6 +202,11 @@ nothing may be taken for a host and shown.
 {{ default (printf "%s.%s" .Release.Namespace (include "lowwater.fullname" .)) .Values.redis.deployment }}
 {{- end -}}
 
+{{/* Which deployment of its Redis the global authority is. */}}
+{{- define "lowwater.globalDeployment" -}}
+{{ default (printf "%s.%s" .Release.Namespace (include "lowwater.globalAuthority" .)) .Values.globalAuthority.redis.deployment }}
+{{- end -}}
+
 {{/* The claim with the journal of the one authority. */}}
 {{- define "lowwater.claim" -}}
 {{ default (printf "%s-data" (include "lowwater.fullname" .)) .Values.persistence.existingClaim }}
@@ -226,14 +237,18 @@ a moment neither takes the shards out of the Service nor restarts them. The kube
 looking at the certificate, and /healthz wants no token. A look at the port alone would not do for these: it is open before the replay ends.
 */}}
 {{- define "lowwater.probe" -}}
-{{- if .Values.tls.existingSecret -}}
+{{ include "lowwater.probeOf" (list . 7420) }}
+{{- end -}}
+
+{{- define "lowwater.probeOf" -}}
+{{- if (first .).Values.tls.existingSecret -}}
 httpGet:
   path: /healthz
   port: http
   scheme: HTTPS
 {{- else -}}
 grpc:
-  port: 7420
+  port: {{ last . }}
 {{- end -}}
 {{- end -}}
 

@@ -48,8 +48,14 @@
 {{- if not .Values.region.name -}}
 {{- fail "region.name is empty: give it the name of this region, as the files of all regions have it" -}}
 {{- end -}}
-{{- if not (contains "[[reference]]" .Values.region.references) -}}
-{{- fail "region.references has no table [[reference]]: give it the file of references, which lowwater region --help shows" -}}
+{{- if not (regexMatch "(?m)^[[][[]reference[]][]]" .Values.region.references) -}}
+{{- fail "region.references has no line that begins with [[reference]]: give it the file of references, which lowwater region --help shows" -}}
+{{- end -}}
+{{- if hasPrefix " " .Values.region.references -}}
+{{- fail "region.references begins with a space: indent none of its lines" -}}
+{{- end -}}
+{{- if eq (int .Values.replicaCount) 0 -}}
+{{- fail "the agent of a region speaks for the authority beside it: with replicaCount: 0 set region.enabled: false" -}}
 {{- end -}}
 {{- if not (or .Values.region.globalAddress .Values.globalAuthority.enabled) -}}
 {{- fail "the region needs a global authority: set region.globalAddress, or globalAuthority.enabled in one release of all" -}}
@@ -62,6 +68,12 @@
 {{- end -}}
 {{- end -}}
 {{- if .Values.globalAuthority.enabled -}}
+{{- if and .Values.globalAuthority.accessSecret .Values.region.enabled (not .Values.region.globalAddress) (not .Values.region.tokenSecret.name) (not .Values.region.globalTokenSecret.name) -}}
+{{- fail "with globalAuthority.accessSecret the region of this release needs a token: set region.globalTokenSecret.name, a Secret with the token of a principal that may report there" -}}
+{{- end -}}
+{{- if and $sharded .Values.globalAuthority.redis.existingSecret (eq (include "lowwater.globalDeployment" .) (include "lowwater.deployment" .)) -}}
+{{- fail "globalAuthority.redis.deployment is that of the shards: two in one Redis write over each other's journals, so give it another name" -}}
+{{- end -}}
 {{- if and .Values.globalAuthority.accessSecret .Values.serviceMonitor.enabled (not .Values.serviceMonitor.tokenSecret.name) -}}
 {{- fail "with globalAuthority.accessSecret a scrape needs a token: set serviceMonitor.tokenSecret.name, a Secret with the token of a principal that has metrics = true there, too" -}}
 {{- end -}}

@@ -149,7 +149,7 @@ async def serve(args: argparse.Namespace) -> int:
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     host, _ = local.address(args.listen, "--listen")
     certificates = local.certificates_of(args)
-    door = local.door_of(args, host)
+    door = local.door_of(args, host, shared=False)
     metrics = Metrics(version("lowwater-authority"))
     registry = Registry(
         _journal(args),
