@@ -57,6 +57,18 @@ class Bounds(Sequence[bytes]):
         """Iterate over them."""
         return iter(self[:])
 
+    def part(self, first: int, end: int, start: bytes) -> Bounds:
+        """Return those of some places, with another one for the first of them. O(bytes), without a step for each.
+
+        >>> [*Bounds([b"", b"h", b"pq", b"x", b""]).part(1, 4, b"kk")]
+        [b'kk', b'pq', b'x']
+        """
+        begin = int(self._ends[first])
+        made = Bounds([])
+        made._block = start + self._block[begin : int(self._ends[end - 1])]
+        made._ends = self._ends[first:end] - begin + len(start)
+        return made
+
     def encode(self, field: int) -> bytes:
         r"""Return them as a repeated field of bytes of a protobuf message. O(bytes), without a step for each.
 

@@ -212,19 +212,13 @@ def arrived_before_from(value: pb.ArrivedBefore) -> tuple[int, int]:
     return value.frontier_micros, value.recent
 
 
-def unclaimed(group: Group, values: Int64s, since: Int64s) -> pb.Group:
-    """Encode a group that no claim names, with all of its ranges."""
-    return pb.Group(
-        bounds=list(group.bounds),
-        micros=int64_bytes(values),
-        since=int64_bytes(since),
-        state=group.state,
-        worker=group.worker,
-        host=group.host,
-        last_report_micros=group.last_report,
-        generation=group.order[0],
-        ordinal=group.order[1],
-    )
+def unclaimed(message: pb.Group, group: Group, values: Int64s, since: Int64s) -> None:
+    """Encode a group that no claim names, with all of its ranges, into a message that is empty."""
+    message.micros, message.since = int64_bytes(values), int64_bytes(since)
+    message.state, message.worker, message.host = group.state, group.worker, group.host
+    message.last_report_micros = group.last_report
+    message.generation, message.ordinal = group.order
+    message.MergeFromString(group.bounds.encode(pb.Group.BOUNDS_FIELD_NUMBER))
 
 
 def unclaimed_from(message: pb.Group) -> tuple[Group, Int64s, Int64s]:

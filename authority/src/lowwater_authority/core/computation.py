@@ -701,7 +701,8 @@ class Computation:
         if self.last_batch is not None:
             state.has_batch, state.batch_sequencer = True, self.committed_by
             state.batch, state.batch_digest = self.last_batch
-        state.groups.extend(codec.unclaimed(group, values, since) for group, values, since in known)
+        for group, values, since in known:
+            codec.unclaimed(state.groups.add(), group, values, since)
         # Those of an older cut were taken in: else the graph would not have let it be cut again.
         self.handed_over = {op.to: state}
         self.cut_version = op.cut_version

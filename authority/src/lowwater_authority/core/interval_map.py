@@ -228,8 +228,7 @@ class IntervalMap:
 
     def _copied(self, group: Group, low: int, high: int, start: bytes) -> tuple[Group, Int64s, Int64s]:
         state = GroupState.UNOWNED if group.state is GroupState.OWNED else group.state
-        bounds = group.bounds[low : high + 1]
-        copied = Group(0, Bounds([max(start, bounds[0]), *bounds[1:]]), 0, state)
+        copied = Group(0, group.bounds.part(low, high + 1, max(start, group.bounds[low])), 0, state)
         copied.worker, copied.host, copied.last_report = group.worker, group.host, group.last_report
         copied.order = group.order
         slots = slice(group.base + low, group.base + high)
