@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 import lowwater
+from lowwater import errors
 from lowwater.regions import Token
 from lowwater_authority.regions import region, serve
 from lowwater_authority.regions.config import read_config
@@ -206,7 +207,7 @@ def test_what_is_started_serves_each_other_and_answers_its_probes(
             def owned() -> bool:
                 try:
                     return token.read().number == 1
-                except lowwater.errors.LowwaterError:
+                except errors.LowwaterError:
                     return False
 
             eventually(owned, "the region owns what is its own", seen=here.log)
