@@ -15,6 +15,7 @@ from monitoring import (
     pipeline_alerts,
     promises,
     recordings,
+    region_alerts,
     rules,
     workload_alerts,
     workloads,
@@ -47,6 +48,7 @@ def groups(settings: Settings) -> dict[str, tuple[Group, ...]]:
             authority_alerts.alerts(settings),
             workload_alerts.alerts(),
             deduplicators.alerts(),
+            region_alerts.alerts(),
         ),
     }
 

@@ -32,7 +32,7 @@ TABLES: Final[dict[str, Sequence[Figure]]] = {
         shard_figures.ERRORS,
         *shard_figures.GATES,
     ),
-    "regions": region_figures.FIGURES,
+    "regions": (region_figures.BUILD, *region_figures.FIGURES),
     "client": lowwater.prometheus.FIGURES,
     "spark": lowwater_spark.prometheus.FIGURES,
     "dedup": dedup_figures.FIGURES,

@@ -184,7 +184,8 @@ install_postgresql() {
 check_room() {
     local place free
     for place in "${TMPDIR:-/tmp}" "$ROOT"; do
-        free=$(df -Pk "$place" | awk 'NR == 2 { print int($4 / 1000000) }')
+        [[ -d $place ]] || continue  # what it does not find, Python leaves aside too
+        free=$(df -Pk "$place" | awk 'NR == 2 { for (i = 2; i <= NF; i++) if ($i ~ /^[0-9]+%$/) print int($(i - 1) / 1000000) }')  # a device may have spaces
         # shellcheck disable=SC2016  # the command is for whoever reads it
         ((free >= TESTS_GB)) || stop "the tests need $TESTS_GB GB in $place, and $free are free" \
             'make room: old checkouts, build/, and `uv cache prune` give some back; or name another folder in TMPDIR'

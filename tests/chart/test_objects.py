@@ -234,7 +234,7 @@ def test_whoever_selects_the_authority_selects_nothing_else(name: str) -> None:
             if selector is None or document["kind"] == "ServiceMonitor" or key(document).endswith("-external"):
                 continue
             wanted = selector.get("matchLabels", selector)
-            called = document["metadata"]["name"].removesuffix("-metrics")
+            called = document["metadata"]["name"].removesuffix("-http")
             meant = next((by_part[end] for end in by_part if called.endswith(end)), authority)
             assert wanted.items() <= meant["metadata"]["labels"].items(), document["kind"]
             for other in (each for each in (authority, *others) if each is not meant):

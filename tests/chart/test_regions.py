@@ -131,7 +131,9 @@ def test_who_reaches_them_and_whom_they_reach() -> None:
     policy = TOGETHER["NetworkPolicy/lw-lowwater-global"]["spec"]
     regions, scrapes = policy["ingress"]
     own, others = regions["from"]
-    assert own["podSelector"]["matchLabels"].items() <= made_labels("region").items()
+    assert own["podSelector"]["matchLabels"] == made_labels("region")
+    alone = by_key(parsed(rendered("--values", SETS["regions"], "--set", "region.enabled=false")))
+    assert alone["NetworkPolicy/lw-lowwater-global"]["spec"]["ingress"][0]["from"] == [others]
     assert others == {"ipBlock": {"cidr": "10.20.0.0/16"}}
     assert (ports([regions]), ports([scrapes]), ports(policy["egress"])) == ([7430], [7431], [53, 53, 6379])
     elsewhere = rendered(
@@ -151,13 +153,20 @@ def made_labels(part: str) -> dict[str, str]:
 
 def test_both_are_scraped_by_their_own_names() -> None:
     monitors = {each["metadata"]["name"]: each["spec"] for each in of_kind("regions", "ServiceMonitor")}
-    assert monitors.keys() == {"lw-lowwater", "lw-lowwater-global-metrics"}
-    [scraped] = TOGETHER["Service/lw-lowwater-global-metrics"]["spec"]["ports"]
+    assert monitors.keys() == {"lw-lowwater", "lw-lowwater-global-http"}
+    [scraped] = TOGETHER["Service/lw-lowwater-global-http"]["spec"]["ports"]
     [outside] = TOGETHER["Service/lw-lowwater-global"]["spec"]["ports"]
     assert (scraped["port"], outside["port"]) == (7431, 7430), "metrics are for this cluster alone"
     for name, spec in monitors.items():
         [endpoint] = spec["endpoints"]
-        assert endpoint["tlsConfig"]["serverName"] == f"{name}.{NAMESPACE}.svc"
+        assert endpoint["tlsConfig"]["serverName"] == f"{name.removesuffix('-http')}.{NAMESPACE}.svc", (
+            "the same certificate"
+        )
+
+
+def test_the_longest_name_is_one_of_a_service() -> None:
+    longest = parsed(rendered("--values", SETS["regions"], "--set", f"fullnameOverride={'a' * 50}"))
+    assert max(len(each["metadata"]["name"]) for each in longest if each["kind"] == "Service") <= 63
 
 
 @pytest.mark.process

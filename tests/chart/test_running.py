@@ -237,19 +237,25 @@ def test_other_upgrades_go_on(before: list[str] | None, after: list[str]) -> Non
             ["globalAuthority.redis.existingSecret=r", "globalAuthority.redis.deployment=b"],
             "would begin another in Redis, as the deployment b",
         ),
+        (
+            ["globalAuthority.redis.existingSecret=given"],
+            ["globalAuthority.redis.existingSecret=moved"],
+            "lw-lowwater-global uses the Redis given.data.svc:6379/0, and with these values would use moved.data.svc:6379/0",
+        ),
     ],
 )  # fmt: skip
 def test_a_global_authority_that_runs_does_not_change_its_journal_for_an_empty_one(
     before: list[str], after: list[str], message: str
 ) -> None:
     enabled = "globalAuthority.enabled=true"
-    running = installed(1, *setting(enabled, *before))
+    running = [*installed(1, *setting(enabled, *before)), *SECRETS]
     assert upgraded(running, *setting(enabled, *before)).returncode == 0
+    assert upgraded(running, *setting(enabled, *before), "--set", "tls.existingSecret=x").returncode == 0
     said = upgraded(running, *setting(enabled, *after))
     assert said.returncode != 0
     assert message in said.stderr
     assert "scale to 0 first" in said.stderr
-    assert upgraded(installed(0, *setting(enabled, *before)), *setting(enabled, *after)).returncode == 0
+    assert upgraded([*installed(0, *setting(enabled, *before)), *SECRETS], *setting(enabled, *after)).returncode == 0
 
 
 def test_a_secret_that_stays_is_not_read() -> None:

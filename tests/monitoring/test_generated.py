@@ -13,6 +13,8 @@ import pytest
 
 from lowwater.prometheus import FIGURES as CLIENT
 from lowwater_authority.ops.metrics import FIGURES as AUTHORITY
+from lowwater_authority.regions.figures import BUILD as GLOBAL
+from lowwater_authority.regions.figures import FIGURES as REGIONS
 from lowwater_pipeline.dedup.figures import FIGURES as DEDUP
 from lowwater_pipeline.dedup.stage_figures import FIGURES as DEDUP_STAGES
 from lowwater_spark.prometheus import FIGURES as SPARK
@@ -34,7 +36,7 @@ LABELS: Final = {"job", "instance", "le"}
 def exported() -> dict[str, set[str]]:
     """Every metric that something exports or records, and its labels; of a histogram its three series."""
     found: dict[str, set[str]] = {name: set() for name in PROCESS}
-    for figure in (*AUTHORITY, *CLIENT, *SPARK, *DEDUP, *DEDUP_STAGES):
+    for figure in (*AUTHORITY, GLOBAL, *REGIONS, *CLIENT, *SPARK, *DEDUP, *DEDUP_STAGES):
         names = [f"{figure.name}{end}" for end in ("_bucket", "_sum", "_count")]
         for name in names if figure.kind == "histogram" else [figure.name]:
             found[name] = set(figure.labels)

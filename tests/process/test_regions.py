@@ -372,6 +372,22 @@ def test_two_global_authorities_over_one_redis_end_the_first(tmp_path: Path) -> 
                     process.kill()
 
 
+def test_a_scrape_of_it_is_not_taken_for_one_of_an_authority(tmp_path: Path) -> None:
+    """Alerts know an authority by its build."""
+    http = f"127.0.0.1:{free_port()}"
+    process = Process(tmp_path, "global", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0", "--http", http)
+    try:
+        process.start()
+        with urllib.request.urlopen(f"http://{http}/metrics", timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        assert any(line.startswith("lowwater_global_build_info{version=") for line in lines)
+        assert "lowwater_global_serving 1.0" in lines
+        assert not any(line.startswith("lowwater_build_info") for line in lines)
+    finally:
+        if process.process is not None:
+            process.kill()
+
+
 def test_what_an_operator_allows_is_adopted_without_one(hasty: World) -> None:
     a, b, operator = hasty.a, hasty.b, hasty.operator
     b.mirror_to(BASE + 10)

@@ -17,7 +17,7 @@ def test_a_disk_that_is_too_full_ends_it_before_anything_is_installed(tmp_path: 
     (tmp_path / "df").write_text(
         "#!/bin/sh\n"
         "echo Filesystem 1024-blocks Used Available Capacity Mounted on\n"
-        "echo /dev/x 250000000 247000000 3000000 99% /\n"
+        "echo map auto_home 250000000 247000000 3000000 99% /\n"
     )
     (tmp_path / "df").chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)}

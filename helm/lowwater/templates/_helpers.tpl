@@ -35,6 +35,11 @@
 {{ include "lowwater.fullname" . }}-global
 {{- end -}}
 
+{{/* The Service at which that is scraped. */}}
+{{- define "lowwater.globalHttp" -}}
+{{ include "lowwater.globalAuthority" . }}-http
+{{- end -}}
+
 {{/* What never changes, because a StatefulSet's selector cannot. */}}
 {{- define "lowwater.selectorLabels" -}}
 app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" | quote }}
@@ -71,10 +76,10 @@ app.kubernetes.io/component: region
 app.kubernetes.io/component: global
 {{- end -}}
 
-{{/* The Service at which it is scraped. */}}
-{{- define "lowwater.globalMetrics" -}}
+{{/* Its labels. */}}
+{{- define "lowwater.globalHttpSelector" -}}
 {{ include "lowwater.selectorLabels" . }}
-app.kubernetes.io/component: global-metrics
+app.kubernetes.io/component: global-http
 {{- end -}}
 
 {{/* What the pods beside the authority's have in common. */}}

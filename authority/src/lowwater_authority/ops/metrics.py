@@ -114,12 +114,13 @@ FIGURES: Final = (*shard_figures.FIGURES, *EVENTS)
 class Metrics(Observer):
     """Counts what happens, and holds the registry that has all figures of this process."""
 
-    def __init__(self, version: str) -> None:
+    def __init__(self, version: str, build: Figure = BUILD) -> None:
+        """``build`` tells the version: rules know by its name what kind of process this is."""
         disable_created_metrics()
         self.registry = CollectorRegistry()
         self.survey: RangeSurvey | None = None
         """Counts ranges, once there is a shard to watch."""
-        Info("lowwater_build", BUILD.says, registry=self.registry).info({"version": version})
+        Info(build.name.removesuffix("_info"), build.says, registry=self.registry).info({"version": version})
         ProcessCollector(registry=self.registry)
         self._reports = self._count(REPORTS)
         self._ranges = self._count(REPORTED_RANGES)

@@ -26,7 +26,7 @@ from lowwater_authority import serve as local
 from lowwater_authority.journal import Journal, JournalError, SqliteJournal
 from lowwater_authority.ops.metrics import Metrics
 from lowwater_authority.regions.config import positive_duration
-from lowwater_authority.regions.figures import ReferenceFigures
+from lowwater_authority.regions.figures import BUILD, ReferenceFigures
 from lowwater_authority.regions.registry import Registry
 from lowwater_authority.rpc.health import HealthServicer
 from lowwater_authority.rpc.interceptors import Decoding, Timing
@@ -150,7 +150,7 @@ async def serve(args: argparse.Namespace) -> int:
     host, _ = local.address(args.listen, "--listen")
     certificates = local.certificates_of(args)
     door = local.door_of(args, host, shared=False)
-    metrics = Metrics(version("lowwater-authority"))
+    metrics = Metrics(version("lowwater-authority"), BUILD)
     registry = Registry(
         _journal(args),
         clock=local.clock,
