@@ -16,7 +16,7 @@ UV_PIN=0.13.8          # installed when there is no uv, or only one that is too 
 UV_FLOOR=0.8           # pyproject.toml: required-version
 PYTHON_FLOOR=3.11
 JAVA_FLOOR=17
-TESTS_GB=5             # what the tests, and what they build, write while they run, with some room
+TESTS_GB=10            # what installing all that the tests need and running them writes in a fresh checkout
 
 say() { printf 'setup: %s\n' "$*"; }
 

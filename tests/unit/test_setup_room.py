@@ -25,5 +25,5 @@ def test_a_disk_that_is_too_full_ends_it_before_anything_is_installed(tmp_path: 
         ["bash", ROOT / "scripts/setup.sh", what], env=environment, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (1, "")
-    assert f"the tests need 5 GB in {tmp_path}, and 3 are free" in done.stderr
+    assert f"the tests need 10 GB in {tmp_path}, and 3 are free" in done.stderr
     assert "uv cache prune" in done.stderr
