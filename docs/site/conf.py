@@ -46,7 +46,7 @@ PAGES: Final = {
             "docs/tls",
         ),
         *("docs/monitoring", "docs/metrics", "docs/logs", "docs/status-page"),
-        *(f"monitoring/runbooks/{name}" for name in ("authority", "pipeline", "workloads", "dedup")),
+        *(f"monitoring/runbooks/{name}" for name in ("authority", "pipeline", "workloads", "dedup", "regions")),
     ),
     "The project": (
         "docs/simulation",
