@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import ItemsView, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -16,9 +17,11 @@ from lowwater.prometheus import register
 from monitoring.files import groups
 from monitoring.settings import Settings
 from tests.kit.eventually import eventually
+from tests.kit.ports import free_port
 from tests.monitoring.panels_asked import Asked, asked, rules, selectors
 from tests.monitoring.pipeline import Pipeline
 from tests.monitoring.prometheus_server import Prometheus
+from tests.process.regions import Process, Site
 from tests.process.serving import Serving, serving
 
 pytestmark = pytest.mark.timeout(400)
@@ -61,18 +64,40 @@ class Watched(NamedTuple):
     """When exec-7 was killed, by the wall clock."""
 
 
+@contextmanager
+def regions(folder: Path) -> Iterator[str]:
+    """A global authority and a region with a reference, an authority of its own and an agent; where the global one is scraped."""
+    address, http = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    data = str(folder / "global" / "data")
+    above = Process(folder / "global", "global", "--data", data, "--listen", address, "--http", http).start()
+    try:
+        region = Site("A", folder, address)
+        try:
+            region.agent.start()
+            yield http
+        finally:
+            region.close()
+    finally:
+        above.kill()
+
+
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     folder: Path = tmp_path_factory.mktemp("live")
     promises = folder / "promises.toml"
     promises.write_text(PROMISES)
-    with serving(folder, "--promises", str(promises)) as server, Pipeline(server.address) as pipeline:
+    with (
+        serving(folder, "--promises", str(promises)) as server,
+        Pipeline(server.address) as pipeline,
+        regions(folder / "regions") as above,
+    ):
         registry = CollectorRegistry()
         register(pipeline.client, registry=registry)
         exporter, thread = start_http_server(0, "127.0.0.1", registry)
         targets = {
             "lowwater": [server.endpoint.removeprefix("http://").rstrip("/")],
             "workers": [f"127.0.0.1:{exporter.server_port}"],
+            "global": [above],
         }
         try:
             with Prometheus(folder / "prometheus", targets, lasting=LASTING) as prometheus:
