@@ -35,8 +35,8 @@ def alerts() -> Group:
                 "2m",
                 "critical",
                 "The region {{ $labels.region }} is silent",
-                "Nothing moves by that. What it owns is not published any further until it is heard of, or somebody decides that another region"
-                " adopts it.",
+                "Nothing moves by that. What it owns, or keeps a replica of, is not published any further until it is heard of, or somebody decides"
+                " that another region adopts what it owns.",
             ),
             Alert(
                 "LowwaterReferenceHolds",

@@ -83,7 +83,7 @@ app.kubernetes.io/component: global-http
 {{- end -}}
 
 {{/* What the pods beside the authority's have in common. */}}
-{{- define "lowwater.clientPod" -}}
+{{- define "lowwater.podBeside" -}}
 {{- with .Values.image.pullSecrets -}}
 imagePullSecrets:
   {{- toYaml . | nindent 2 }}

@@ -72,7 +72,7 @@
 {{- fail "with globalAuthority.accessSecret the region of this release needs a token: set region.globalTokenSecret.name, a Secret with the token of a principal that may report there" -}}
 {{- end -}}
 {{- if and $sharded .Values.globalAuthority.redis.existingSecret (eq (include "lowwater.globalDeployment" .) (include "lowwater.deployment" .)) -}}
-{{- fail "globalAuthority.redis.deployment is that of the shards: two in one Redis write over each other's journals, so give it another name" -}}
+{{- fail "globalAuthority.redis.deployment is that of the shards: in one Redis both would have one journal, so give it another name" -}}
 {{- end -}}
 {{- if and .Values.globalAuthority.accessSecret .Values.serviceMonitor.enabled (not .Values.serviceMonitor.tokenSecret.name) -}}
 {{- fail "with globalAuthority.accessSecret a scrape needs a token: set serviceMonitor.tokenSecret.name, a Secret with the token of a principal that has metrics = true there, too" -}}

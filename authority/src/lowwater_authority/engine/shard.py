@@ -482,10 +482,10 @@ class Shard:
         lows_of = inputs if len(asked.bound_micros) else None
         grant = await self._write(stage, alone=adopt, first=bind, lows_of=lows_of, away=away)
         if self.topology.get(name).incarnation != life:
-            # Whoever is answered takes it for a claim of the newer life, and so would a store that orders claims by it.
+            # The answer names the incarnation of now, and a guard would take what is dead for a claim of that.
             msg = f"{name} began a new incarnation before this claim of the last one was answered; ask again, and claim anew when it says so"
             raise errors.Unavailable(msg, metadata={"computation": name})
-        self._tell_claim(name, asked, grant, adopted=adopt and self.topology.get(name).incarnation > before)
+        self._tell_claim(name, asked, grant, adopted=adopt and life > before)
         return grant
 
     def _is_unbound(self, name: str, request: ClaimRequest, wall: int) -> bool:
@@ -1036,9 +1036,8 @@ class Shard:
             raise errors.Unavailable(msg, metadata={"computation": name, "source": source}) from error
         state = found.computation.handed_over.get(name)
         if known is not None:
-            known.looked = (
-                None if state is not None else (spec, loaded.end)
-            )  # what is there is read again, if it is not taken in at once
+            # What is there is read again, if it is not taken in at once.
+            known.looked = None if state is not None else (spec, loaded.end)
         return state
 
     async def follow_inputs(self, name: str, wanted: int, bound: int, known: Inputs | None) -> None:
