@@ -352,7 +352,9 @@ def test_rule7_a_viewer_that_does_not_read_costs_a_bounded_buffer_and_finds_the_
             seen += read
             assert time.monotonic() - began < 60
         sent = sum(len(event.data) for event in viewer.events)
-    assert len(seen) < sent / 4, "it was sent what had long been replaced"
+    # The buffers on the way hold some 6 to 9 slices. Both viewers get the events that follow the stall, and a slow
+    # machine sends more of those: only the difference tells how much of the backlog the stalled viewer was spared.
+    assert sent - len(seen) > 15 * SLICE, "the stalled viewer was sent what had long been replaced"
 
 
 def resident(server: Serving) -> int:

@@ -98,7 +98,7 @@ def stage(
             For :meth:`Stage.foreach_batch`, as the first stage of its query. How late the rows of a batch are is counted while they are read.
         stamp: What the stage stamps its output with: ``"event"``, event times; a column of the frame that is started, where that has no event times any more,
             as ``F.col("window.start")`` of Spark's windows; or, of windows by ``batch.stateful``, their length: they are stamped by their start. Then
-            the watermark is then floored to the start of the window, since a row at 14:25 opens the one of 14:00. The windows
+            the watermark is floored to the start of the window, since a row at 14:25 opens the one of 14:00. The windows
             must be tumbling ones that start at whole multiples of the length since 1970 in UTC, as Spark's do without
             ``startTime``: for sliding or shifted windows, sessions and days of a local time zone the floor would be too high.
             ``batch.stateful`` raises ValueError when a range holds a stamp below it; what is written without state is not checked.
