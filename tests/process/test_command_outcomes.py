@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -405,6 +406,14 @@ def test_a_reader_that_leaves_ends_a_command_quietly(
         _, said = process.communicate(timeout=60)
     # Help is argparse's to print, which does not mind.
     assert (process.returncode, said) == (0 if arguments == ["--help"] else 128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_changes_no_exit_code(lw: lowwater.Client, server: Serving, closed: str) -> None:
+    for until, code in ("2000-01-01T00:00Z", 0), ("2100-01-01T00:00Z", 1):
+        command = [sys.executable, "-m", "lowwater.cli", "complete", "flights", "--until", until]
+        ran = f"{shlex.join([*command, '--address', server.address])} {closed}"
+        assert subprocess.run(ran, shell=True, check=False, capture_output=True).returncode == code
 
 
 def test_an_answer_that_cannot_be_written_is_an_error(lw: lowwater.Client, server: Serving) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lowwater import errors
 from lowwater.cli.arguments import CommandParser
+from lowwater.cli.streams import open_streams
 from lowwater_spark.checkpoint.location import checkpoint_of
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
@@ -130,6 +131,7 @@ def parser() -> CommandParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
+    open_streams()
     args = parser().parse_args(argv)
     try:
         session = functools.cache(functools.partial(_session, _settings(args.conf)))
