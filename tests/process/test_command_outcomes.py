@@ -416,6 +416,17 @@ def test_a_closed_stream_changes_no_exit_code(lw: lowwater.Client, server: Servi
         assert subprocess.run(ran, shell=True, check=False, capture_output=True).returncode == code
 
 
+def test_a_proxy_of_the_environment_is_no_way_to_this_machine(lw: lowwater.Client, server: Serving) -> None:
+    """Nothing listens at the proxy. What is elsewhere is looked for behind it, and the error names the variable."""
+    environment = {**os.environ, "http_proxy": "http://user:secret@127.0.0.1:1", "no_proxy": ""}
+    command = [sys.executable, "-m", "lowwater.cli", "status", "--answer-within", "2", "--address"]
+    assert subprocess.run([*command, server.address], env=environment, check=False).returncode == 0
+    away = subprocess.run([*command, "lowwater.invalid:7420"], env=environment, check=False, capture_output=True)
+    assert away.returncode == 3
+    assert b"gRPC goes through the proxy of http_proxy: name the host in no_proxy" in away.stderr
+    assert b"secret" not in away.stderr
+
+
 def test_an_answer_that_cannot_be_written_is_an_error(lw: lowwater.Client, server: Serving) -> None:
     command = [sys.executable, "-m", "lowwater.cli", "status", "--address", server.address]
     with Path("/dev/full").open("w") as full:

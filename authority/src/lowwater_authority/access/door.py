@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import secrets
 import time
 from typing import TYPE_CHECKING, Final
 
 from lowwater._core.events import event
+from lowwater._core.settings import is_loopback
 from lowwater._server.audit import Audit
 from lowwater_authority.access.file import AccessFile
 from lowwater_authority.access.guard import Guard, insider
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lowwater_authority.access.policy import Access
     from lowwater_authority.ops.observer import Observer
 
-__all__ = ["PEER_TOKEN", "Door", "is_loopback", "open_door"]
+__all__ = ["PEER_TOKEN", "Door", "open_door"]
 
 PEER_TOKEN: Final = "LOWWATER_PEER_TOKEN"
 """The variable with the token that shards present to each other: the first of those with commas between them; all are accepted."""
@@ -97,18 +97,6 @@ def open_door(
             extra=event("open_to_all", address=address),
         )
     return None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there.
-
-    >>> is_loopback("127.0.0.1"), is_loopback("[::1]"), is_loopback("localhost"), is_loopback("0.0.0.0")
-    (True, True, True, False)
-    """
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _peer_tokens(environment: Mapping[str, str]) -> list[str]:
