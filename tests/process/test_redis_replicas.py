@@ -168,6 +168,54 @@ async def test_a_master_that_became_a_replica_is_refused_though_it_takes_writes(
     await journal.close()
 
 
+async def test_rule2_what_a_reader_is_given_is_durable(pair: Pair) -> None:
+    """A record that its writer still waits for is in the store, and lost by a fail-over to a replica that never had it."""
+    writer, reader = (RedisJournal(pair.master.url, timeout=0.6) for _ in range(2))
+    for journal in (writer, reader):
+        await journal.open()
+    await writer.take("a")
+    await writer.append([entry("a", 1), entry(GRAPH, 1)])
+    known = await reader.load(GRAPH)
+    assert known.last == 1
+    pair.replica.pause()
+    with pytest.raises(JournalUnknown):
+        await writer.append([entry("a", 2), entry(GRAPH, 2)])
+    for log in (GRAPH, "a"):
+        with pytest.raises(JournalFailed, match="is not known to be durable yet"):
+            await reader.load(log)
+    with pytest.raises(JournalFailed, match="is not known to be durable yet"):
+        await reader.load(GRAPH, known=known)
+    assert (await reader.load("a", durable=False)).last == 2
+    assert reader.acknowledged(GRAPH).last == 1  # should it be lost, nothing is that this reader knows
+    pair.replica.resume()
+    await settled(writer, "a", 2)
+    assert (await reader.load(GRAPH, known=known)).last == reader.acknowledged(GRAPH).last == 2
+    assert pair.replica.execute("HGET", f"{RedisStore.TAG}:meta:", "last") == b"2"
+    for journal in (writer, reader):
+        await journal.close()
+
+
+async def test_a_change_is_confirmed_once_and_not_at_each_look(pair: Pair) -> None:
+    writer, reader = RedisJournal(pair.master.url), RedisJournal(pair.master.url)
+    for journal in (writer, reader):
+        await journal.open()
+    await writer.take("a")
+    await writer.append([entry("a", 1), entry(GRAPH, 1)])
+    await reader.load(GRAPH)  # the server knows the script from here on
+    await writer.append([entry("a", 2), entry(GRAPH, 2)])
+
+    async def waits(looks: int) -> int:
+        pair.master.execute("CONFIG", "RESETSTAT")
+        for _ in range(looks):
+            await reader.load(GRAPH)
+            await writer.load("a")
+        return int(pair.master.execute("INFO", "commandstats").get("cmdstat_wait", {"calls": 0})["calls"])
+
+    assert [await waits(3), await waits(3)] == [1, 0]
+    for journal in (writer, reader):
+        await journal.close()
+
+
 @pytest.mark.slow
 async def test_what_is_strong_survives_a_fail_over(pair: Pair) -> None:
     journal = RedisJournal(pair.watch(), timeout=2.0)
@@ -368,7 +416,7 @@ async def test_what_was_taken_is_told_though_the_store_goes_away_before_the_rest
         await journal.open()
         await other.open()
         assert journal._takes is not None
-        exchange = journal._takes._database._exchange
+        exchange = journal._takes._aside._database._exchange
         write = exchange.write_each
 
         async def away(*_: Any) -> list[Any]:
