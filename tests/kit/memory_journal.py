@@ -254,9 +254,30 @@ class MemoryJournal(Journal):
         """See Journal."""
         return self._owned.end(log)
 
-    async def load(self, log: str, *, known: LoadedLog | None = None) -> LoadedLog:
+    async def load(self, log: str, *, known: LoadedLog | None = None, durable: bool = True) -> LoadedLog:
         """See Journal. All of it is read each time, which costs nothing here."""
         del known
+        while True:
+            loaded, believed, found = await self._load(log)
+            if not durable or await self._settled(log, found.end):
+                break
+        if found.owner == believed.owner:
+            self._owned.reached(log, found.end)
+        return loaded
+
+    async def _settled(self, log: str, end: End) -> bool:
+        """Return when a log that was read is durable; False: it is another one by now."""
+        if not end.last or not self._disk.unsynced:
+            return True
+        await self._faults.settle(log)
+        self._check_open()
+        if self._disk.held([log])[log].end != end:
+            return False
+        self._disk.sync()
+        return True
+
+    async def _load(self, log: str) -> tuple[LoadedLog, Held, Held]:
+        """Read a log; returns what was believed of it, and what there is, too."""
         believed = self._owned.held([log])
         await self._read("load")
         self._check_token(believed)
@@ -278,12 +299,16 @@ class MemoryJournal(Journal):
             epoch=found[log].owner.epoch,
             tails=tails,
         )
-        if found[log].owner == believed[log].owner:
-            self._owned.reached(log, stored.end)
-        return LoadedLog(stored.snapshot_position, snapshot, records, tails=tails)
+        return LoadedLog(stored.snapshot_position, snapshot, records, tails=tails), believed[log], found[log]
 
     async def load_behind(self, log: str, position: int) -> LoadedLog:
         """See Journal."""
+        while True:
+            loaded, end = await self._load_behind(log, position)
+            if await self._settled(log, end):
+                return loaded
+
+    async def _load_behind(self, log: str, position: int) -> tuple[LoadedLog, End]:
         believed = self._owned.held([log])
         await self._read("load_behind")
         self._check_token(believed)
@@ -295,7 +320,7 @@ class MemoryJournal(Journal):
         tails: dict[int, int] = {}
         last, tail = stored.end
         records = decode_records(log, rows, after=position, last=last, tail=tail, epoch=epoch, tails=tails)
-        return LoadedLog(position, None, records, tails=tails)
+        return LoadedLog(position, None, records, tails=tails), stored.end
 
     async def append(self, entries: Sequence[Entry], *, beside: Iterable[str] = ()) -> None:
         """See Journal."""

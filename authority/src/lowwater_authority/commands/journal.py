@@ -137,7 +137,7 @@ async def _show(args: argparse.Namespace) -> str:
         with speaking_of(str(source)):
             facts = await survey(journal, fence=False)
             # Each record may be as it was written, and the graph that they tell be none.
-            whole(await journal.load(GRAPH))
+            whole(await journal.load(GRAPH, durable=False))
         token = journal.server_token
     unfinished = is_unfinished(facts)
     if args.json:

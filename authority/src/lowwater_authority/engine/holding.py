@@ -374,7 +374,7 @@ class Holding:
         if among.graph_doubted:
             # Without it nothing can be served that was taken: whoever has the log keeps it until the graph can be read.
             await refresh()
-        loaded = await among.journal.load(self.name)
+        loaded = await among.journal.load(self.name, durable=False)  # it is taken next, and read again behind that
         try:
             return await self._recovered(loaded)
         except JournalCorrupt:

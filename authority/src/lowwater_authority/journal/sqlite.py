@@ -152,9 +152,13 @@ class SqliteJournal(Journal):
         """See Journal."""
         return self._owned.end(log)
 
-    async def load(self, log: str, *, known: LoadedLog | None = None) -> LoadedLog:
-        """See Journal. All of it is read each time: who is alone has no reason to read twice."""
-        del known
+    async def load(self, log: str, *, known: LoadedLog | None = None, durable: bool = True) -> LoadedLog:
+        """See Journal. All of it is read each time: who is alone has no reason to read twice.
+
+        What can be read is durable: SQLite shows a transaction when its commit is synced. What a killed process has left unsynced in the
+        write-ahead log is synced with the epoch that ``open`` writes behind it.
+        """
+        del known, durable
         loaded, end = await self._run(self._database.load, log, self._owned.held([log]))
         self._owned.reached(log, end)
         return loaded
