@@ -130,6 +130,18 @@ async def test_T2_breaks_when_only_what_was_answered_may_count(tree: Tree, monke
     await test_T2_a_report_whose_answer_was_lost_may_count(tree)
 
 
+async def test_T2_behind_a_report_without_an_answer_what_was_reported_before_is_reported_again(tree: Tree) -> None:
+    first, _ = await tree.both(10, 10)
+    tree.way.lost["say"] = "back"
+    assert await tree.below.report("a~0", first, 20) == []
+    await until(lambda: tree.stands(0) == 20)
+    lowering = tree.below.report("a~0", first, 10)
+    await rest()
+    del tree.way.lost["say"]
+    await until(lowering.done)
+    assert (await lowering, tree.stands(0)) == ([], 10)
+
+
 async def test_T2_an_older_report_that_comes_once_more_changes_nothing(tree: Tree) -> None:
     first, _ = await tree.both(10, 10)
     assert await tree.below.report("a~0", first, 20) == []
@@ -537,6 +549,35 @@ async def test_T6_a_delayed_retirement_does_not_take_out_what_was_revived(tree: 
     with pytest.raises(errors.StaleSequencer):
         await late()
     assert (tree.state(0), tree.stands(0)) == (GroupState.OWNED, 7)
+
+
+@pytest.mark.parametrize("way", ["there", "back"])
+async def test_T6_a_delayed_retirement_does_not_take_out_what_the_same_process_has_revived(
+    tree: Tree, way: str
+) -> None:
+    await tree.both(10, 12)
+    tree.way.lost["retire"] = way
+    await tree.below.shard.retire("a~0", b"", KEY, force=True)
+    await until(lambda: tree.way.sent("retire"))
+    sent = tree.way.sent("retire")
+    revived = await tree.below.claim("a~0", bound=9)
+    assert await tree.below.report("a~0", revived, 9) == []
+    for late in sent:
+        with pytest.raises(errors.StaleSequencer):
+            await late()
+    await rest()
+    assert (tree.state(0), tree.stands(0)) == (GroupState.OWNED, 9)
+
+
+async def test_T6_behind_a_retirement_without_an_answer_what_was_reported_before_is_reported_again(tree: Tree) -> None:
+    await tree.both(10, 12)
+    tree.way.lost["retire"] = "there"
+    await tree.below.shard.retire("a~0", b"", KEY, force=True)
+    await until(lambda: tree.way.sent("retire"))
+    revived = await tree.below.claim("a~0", bound=10)
+    acknowledged = tree.below.report("a~0", revived, 10)
+    await until(acknowledged.done)
+    assert (await acknowledged, tree.stands(0)) == ([], 10)
 
 
 @breaks("a retirement names no claim")
