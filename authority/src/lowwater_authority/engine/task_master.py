@@ -57,9 +57,13 @@ class TaskMaster:
         shard.on_published = self._tell
 
     async def create_group(self, name: str, wanted: TaskGroup) -> tuple[int, GroupFigures]:
-        """Create a group; returns the incarnation, too. Raises EstimatedInput for intervals by a watermark that nobody promises."""
+        """Create a group; returns the incarnation, too.
+
+        Raises EstimatedInput for intervals by a watermark that nobody promises, and InvalidArgument for a slice.
+        """
 
         def create(computation: Computation, _: int) -> tuple[int, GroupFigures]:
+            self._shard.topology.refuse_slice(name)
             if wanted.every and self._shard.topology.is_estimated(name):
                 msg = f"the watermarks of {name} are estimates: rows may come to an interval that they have passed. Hang the group under what is exact"
                 raise errors.EstimatedInput(msg, metadata={"computation": name})

@@ -150,6 +150,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
             raise bad_field("max_holders", f"is {limit}", f"ask for at most {MAX_HOLDERS}")
         shard = self.services.shard
         confirmed = await self.services.confirm(request.computation)
+        shard.topology.refuse_slice(request.computation)
         holders, holding = await shard.ranges(request.computation, below=request.until_micros, limit=limit)
         view = shard.view(request.computation)
         if view is None:

@@ -16,6 +16,7 @@ from lowwater._async.runtime import Runtime
 from lowwater._async.tasks import Tasks
 from lowwater._async.worker import Worker
 from lowwater._core.calls import Published, full_name
+from lowwater._core.checks import known_name
 from lowwater._core.claims import CLOSE_TIMEOUT, Claimant
 from lowwater._core.intervals import Closings, Gap, Interval, IntervalView, bounds_of, gap_of, upstream_below
 from lowwater._core.settings import Settings
@@ -281,7 +282,7 @@ class Client:
         Raises UnknownComputation, InvalidArgument, and Unavailable when nobody can tell.
         """
         first, last = bounds_of(start, end)
-        full, runtime = self._full(name), self._runtime()
+        full, runtime = known_name("name", self._full(name)), self._runtime()
         published = await runtime.call(runtime.calls.get(()))
         published.require(full)
         view = published.views[full]

@@ -321,7 +321,9 @@ class Calls:
             return Completeness(view.registered and target <= view.low, view, found.holders, found.holding)
 
         request = watermarks_pb2.CheckCompleteRequest(
-            server_token=self._known.server_token, computation=self.full(name), until_micros=target.micros
+            server_token=self._known.server_token,
+            computation=checks.known_name("name", self.full(name)),
+            until_micros=target.micros,
         )
         return Call(lambda stubs: stubs.watermarks.CheckComplete, request, take, request.computation)
 
