@@ -19,15 +19,18 @@ from lowwater._core.fold import Fold
 from lowwater._core.lease import LeaseState
 from lowwater_authority.cluster.peers import _told_lateness
 from lowwater_authority.core import recovery
-from lowwater_authority.core.computation import CLAIMS_OF_ONE, Computation
+from lowwater_authority.core.computation import CLAIMS_OF_ONE, CUTS_OF_ONE, LARGEST_EPOCH, Computation
 from lowwater_authority.core.groups import GroupState, Mass
 from lowwater_authority.core.requests import ClaimRequest, GroupReport
+from lowwater_authority.core.tasks import TaskGroup
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.core.topology import WHOLE, Spec, Topology
+from lowwater_authority.core.topology import WHOLE, Spec, Topology, slicing
 from lowwater_authority.engine import logs, slices
+from lowwater_authority.engine.admission import Gate
 from lowwater_authority.engine.rounds import Round
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.engine.slices import Here, RangeHere, Slice
+from lowwater_authority.engine.task_master import TaskMaster
 from lowwater_authority.journal import GRAPH, JournalVersion, frames
 from lowwater_authority.rpc.streams import Outbox
 from tests.kit.memory_journal import MemoryDisk
@@ -645,6 +648,15 @@ async def test_T5_what_is_done_to_a_computation_is_not_done_to_a_slice(tree: Tre
             await asked
 
 
+async def test_T5_no_tasks_hang_under_a_slice(tree: Tree) -> None:
+    await tree.both(10, 3)
+    master = TaskMaster(tree.below.shard, Gate("tasks", 10, 0))
+    for every, start in ((HOUR, 8 * HOUR), (0, 0)):
+        with pytest.raises(errors.InvalidArgument, match="name a$") as refused:
+            await master.create_group("a~0", TaskGroup("close", every=every, start=start))
+        assert (refused.value.metadata["field"], refused.value.metadata["fix"]) == ("computation", "name a")
+
+
 @pytest.mark.parametrize("unread", [False, True])
 async def test_a_slice_begins_with_its_own_keys_when_it_was_cut_elsewhere_before(tree: Tree, unread: bool) -> None:
     await tree.both(10, 10)
@@ -1098,3 +1110,35 @@ async def test_masses_that_were_told_before_a_slice_was_read_back_are_told_again
     let(told)
     await until(lambda: known() == [1000])
     await tree.stop()
+
+
+@pytest.mark.parametrize(
+    ("field", "generation", "ordinal"),
+    [
+        ("ordinal", CUTS_OF_ONE, (LARGEST_EPOCH + 1) * CLAIMS_OF_ONE),
+        ("ordinal", CUTS_OF_ONE, 2**64 - 1),
+        ("generation", 2 * CUTS_OF_ONE, CLAIMS_OF_ONE),
+        ("generation", 2**64 - 1, CLAIMS_OF_ONE),
+    ],
+)
+async def test_rule4_a_made_up_order_at_the_root_uses_up_no_numbers_of_a_slice(
+    tree: Tree, field: str, generation: int, ordinal: int
+) -> None:
+    await tree.both(10, 12)
+    made_up = ClaimRequest(
+        [b"", KEY], identity=slicing("a"), generation=generation, ordinal=ordinal, request_id=next(ids).to_bytes(16)
+    )
+    with pytest.raises(errors.InvalidArgument) as refused:
+        await tree.top.shard.claim("a", made_up)
+    assert refused.value.metadata["field"] == field
+    assert str(refused.value).startswith(f"{field} is {getattr(made_up, field)}, which no slice of a can have")
+    revived = await tree.below.claim("a~0")
+    assert await tree.below.report("a~0", revived, 11) == []
+    await until(lambda: tree.low() == 11)
+
+
+async def test_rule4_a_made_up_ownership_number_is_not_taken(tree: Tree) -> None:
+    await tree.both(10, 12)
+    epoch = tree.below.shard.epoch("a~0")
+    await tree.below.shard.rise("a~0", LARGEST_EPOCH + 1)
+    assert tree.below.shard.epoch("a~0") == epoch

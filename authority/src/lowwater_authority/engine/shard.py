@@ -23,6 +23,7 @@ from lowwater._core.text import counted
 from lowwater_authority.access.caller import anything
 from lowwater_authority.core import recovery
 from lowwater_authority.core.batches import ALL_PART_BYTES, part_bytes
+from lowwater_authority.core.computation import LARGEST_EPOCH
 from lowwater_authority.core.requests import Fenced, Refused
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.engine.backoff import Backoff
@@ -1174,7 +1175,7 @@ class Shard:
         A shard that was replaced learns it here, and lets go. If it was not, the store has lost numbers. An embedded one can only have
         been put back from an old copy, which its clients are to refuse.
         """
-        if not self.shared or seen <= self.epoch(name):
+        if not self.shared or not self.epoch(name) < seen <= LARGEST_EPOCH:
             return
         await self.confirm([name])
         if self.serves(name) and seen > self.epoch(name):

@@ -40,7 +40,7 @@ import numpy as np
 from lowwater import errors
 from lowwater._core.events import event
 from lowwater_authority.core.budget import Lateness
-from lowwater_authority.core.computation import CLAIMS_OF_ONE
+from lowwater_authority.core.computation import CLAIMS_OF_ONE, CUTS_OF_ONE
 from lowwater_authority.core.requests import ClaimRequest, Fold, GroupReport
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import WHOLE, slicing
@@ -55,9 +55,6 @@ if TYPE_CHECKING:
     from lowwater_authority.core.topology import Spec, Topology
     from lowwater_authority.engine.shard import Shard
     from lowwater_authority.journal import End
-
-CUTS_OF_ONE: Final = 1 << 20
-"""The generation of a slice's claim is its incarnation times so many, and the version of the cut by which it has its keys."""
 
 ANSWER_SECONDS: Final = 1.0
 """How long an answer waits for the root. A worker has one report under way, with all that it works for: so no longer than a fail-over takes."""
