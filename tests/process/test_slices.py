@@ -106,7 +106,7 @@ def test_nothing_that_a_slice_says_is_taken_for_complete(
     assert main(["complete", "hourly~1", "--address", server.address, "--until", "2015-01-01T14:00:00Z"]) != 0
     assert "hourly, of which it is a slice" in capsys.readouterr().err
     for group in ({"every": HOUR_LONG, "start": at(13)}, {}):
-        with pytest.raises(lowwater.InvalidArgument, match="name hourly$"):
+        with pytest.raises(lowwater.InvalidArgument, match=r"name hourly$"):
             cut.tasks("hourly~1").create_group("close", **group)
     peer = Peer(server)
     with pytest.raises(grpc.RpcError) as failure:

@@ -652,7 +652,7 @@ async def test_T5_no_tasks_hang_under_a_slice(tree: Tree) -> None:
     await tree.both(10, 3)
     master = TaskMaster(tree.below.shard, Gate("tasks", 10, 0))
     for every, start in ((HOUR, 8 * HOUR), (0, 0)):
-        with pytest.raises(errors.InvalidArgument, match="name a$") as refused:
+        with pytest.raises(errors.InvalidArgument, match=r"name a$") as refused:
             await master.create_group("a~0", TaskGroup("close", every=every, start=start))
         assert (refused.value.metadata["field"], refused.value.metadata["fix"]) == ("computation", "name a")
 

@@ -643,15 +643,26 @@ class Computation:
         self._mass_changed = True
 
     def retire(
-        self, start: bytes, end: bytes, *, force: bool, now: int, sequencer: int = 0
+        self,
+        start: bytes,
+        end: bytes,
+        *,
+        force: bool,
+        now: int,
+        sequencer: int = 0,
+        newest_claim: int | None = None,
     ) -> tuple[int, list[Fenced]]:
         """Take an interval out until it is claimed again. Returns how many ranges left, and who lost what.
 
         Raises OwnedRanges when a worker owns one of them, unless forced; OtherSlice. ``sequencer``: the claim that has the interval, all of it and
-        nothing else, and asks for that itself; StaleSequencer unless it has.
+        nothing else, and asks for that itself; StaleSequencer unless it has. ``newest_claim``: the newest one that the caller has read; None: any.
+        A late message would else take out what a worker has claimed since, and the published value would lead it; StaleSequencer.
         """
         self._check_taken_in()
         self._check_span(start, end, "retire")
+        if newest_claim not in (None, self.last_sequencer):
+            msg = f"a worker has claimed ranges of {self.spec.name} since this was asked for: nothing was retired, look at it again"
+            raise errors.StaleSequencer(msg, metadata=self._about(newest_claim=self.last_sequencer))
         if sequencer:
             self._check_sliced("retires", "sequencer", str(sequencer))
             group = self._owned(sequencer)

@@ -302,6 +302,13 @@ class Topology:
             raise errors.InvalidArgument(msg, metadata={"computation": name, "field": "computation", "fix": fix})
         return spec
 
+    def check_incarnation(self, name: str, meant: int) -> None:
+        """Refuse a change that was decided on in another incarnation: it comes late. 0: any. Raises UnknownComputation, IncarnationChanged."""
+        found = self.get(name).incarnation
+        if meant not in (0, found):
+            msg = f"incarnation {found} of {name} is in force, not {meant}; nothing was changed, look at it again"
+            raise errors.IncarnationChanged(msg, metadata={"computation": name, "incarnation": str(found)})
+
     def refuse_slice(self, name: str) -> None:
         """Refuse a slice where an answer would promise that event times are complete. Raises UnknownComputation, InvalidArgument.
 

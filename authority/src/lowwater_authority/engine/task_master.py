@@ -71,10 +71,16 @@ class TaskMaster:
 
         return await self._shard.change(name, create)
 
-    async def configure(self, name: str, group: str, configuration: bytes, version: int) -> tuple[int, GroupFigures]:
-        """Change the configuration of a group, which ends its leases; returns the incarnation, too."""
+    async def configure(
+        self, name: str, group: str, configuration: bytes, version: int, incarnation: int = 0
+    ) -> tuple[int, GroupFigures]:
+        """Change the configuration of a group, which ends its leases; returns the incarnation, too.
+
+        Raises IncarnationChanged unless ``incarnation`` is in force; 0: any.
+        """
 
         def configure(computation: Computation, _: int) -> tuple[int, GroupFigures]:
+            self._shard.topology.check_incarnation(name, incarnation)
             return computation.incarnation, computation.tasks.configure(group, configuration, version)
 
         return await self._shard.change(name, configure)

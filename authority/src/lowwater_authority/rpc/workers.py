@@ -64,7 +64,14 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         shard, name = self.services.shard, request.computation
         await self.services.confirm(name)  # an incarnation that was begun elsewhere begins here first
         asked = await in_turns(codec.claim(request))
-        grant = await shard.claim(name, asked, adopt=request.adopt, permit=permit(name), room=room_for_ranges(name))
+        grant = await shard.claim(
+            name,
+            asked,
+            adopt=request.adopt,
+            incarnation=request.incarnation,
+            permit=permit(name),
+            room=room_for_ranges(name),
+        )
         self.services.observer.claimed()
         spec, required = shard.topology.get(name), shard.topology.required(name)
         holding = shard.held.served.get(name)
