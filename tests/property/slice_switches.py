@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -43,8 +44,21 @@ def lowerings_are_acknowledged_at_once(planted: Planted) -> None:
 
 def only_answers_count(planted: Planted) -> None:
     """What the root has not acknowledged does not count there (T2)."""
+    settle = Slice._settle
+    answered: WeakKeyDictionary[Slice, int] = WeakKeyDictionary()
+
+    def noted(self: Slice, *, ended: bool = False) -> None:
+        if self._said is not None:
+            answered[self] = self._said.low
+        elif self._range is None:
+            answered.pop(self, None)
+        settle(self, ended=ended)
+
+    planted.setattr(Slice, "_settle", noted)
     planted.setattr(
-        Slice, "is_settled", lambda self: self._told.low >= (self._counts if self._said is None else self._said.low)
+        Slice,
+        "is_settled",
+        lambda self: self._told.low >= min(self._counts, answered[self] if self in answered else self._counts),
     )
 
 

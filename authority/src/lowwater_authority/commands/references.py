@@ -305,11 +305,21 @@ class _Global:
     def decide(
         self, decision: pb.Decision.ValueType, args: argparse.Namespace, region: str
     ) -> pb.ListReferencesResponse:
-        request = pb.DecideRequest(reference=args.reference, decision=decision, region=region, who=getpass.getuser())
+        seen = self.list(args.reference)
+        request = pb.DecideRequest(
+            reference=args.reference,
+            decision=decision,
+            region=region,
+            who=getpass.getuser(),
+            store_token=seen.store_token,
+            number=seen.references[0].number,
+            decision_number=seen.references[0].decision_number,
+        )
         answer: pb.ListReferencesResponse = self._ask(self._stub.Decide, request)
         return answer
 
     def recover(self, request: pb.RecoverRequest) -> str:
+        request.store_token = self.list("").store_token
         answer: pb.RecoverResponse = self._ask(self._stub.Recover, request)
         return answer.store_token
 

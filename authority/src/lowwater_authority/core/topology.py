@@ -302,6 +302,24 @@ class Topology:
             raise errors.InvalidArgument(msg, metadata={"computation": name, "field": "computation", "fix": fix})
         return spec
 
+    def check_incarnation(self, name: str, meant: int) -> None:
+        """Refuse a change that was decided on in another incarnation: it comes late. 0: any. Raises UnknownComputation, IncarnationChanged."""
+        found = self.get(name).incarnation
+        if meant not in (0, found):
+            msg = f"incarnation {found} of {name} is in force, not {meant}; nothing was changed, look at it again"
+            raise errors.IncarnationChanged(msg, metadata={"computation": name, "incarnation": str(found)})
+
+    def refuse_slice(self, name: str) -> None:
+        """Refuse a slice where an answer would promise that event times are complete. Raises UnknownComputation, InvalidArgument.
+
+        Inputs are added at the root, and compared with the root's watermark alone. A slice that is further on has published too much by then.
+        """
+        root = self.get(name).slice_of
+        if root:
+            fix = f"name {root}"
+            msg = f"computation is {name}, a slice of {root}: what is complete in one slice may be missing in another; {fix}"
+            raise errors.InvalidArgument(msg, metadata={"computation": name, "field": "computation", "fix": fix})
+
     def required(self, name: str) -> Fold:
         """Return what a fold of a computation's inputs must name: 0 for an input that is not registered."""
         spec = self.get(name)

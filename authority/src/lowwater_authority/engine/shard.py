@@ -23,6 +23,7 @@ from lowwater._core.text import counted
 from lowwater_authority.access.caller import anything
 from lowwater_authority.core import recovery
 from lowwater_authority.core.batches import ALL_PART_BYTES, part_bytes
+from lowwater_authority.core.computation import LARGEST_EPOCH
 from lowwater_authority.core.requests import Fenced, Refused
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.engine.backoff import Backoff
@@ -341,8 +342,18 @@ class Shard:
                 raise errors.Unavailable(msg, metadata=error.metadata) from error
         return registered
 
-    async def set_inputs(self, name: str, inputs: Sequence[str], *, permit: Permit = anything) -> Spec:
-        """Change what a computation reads. Raises as register does, and WouldRegress.
+    async def set_inputs(
+        self,
+        name: str,
+        inputs: Sequence[str],
+        *,
+        incarnation: int = 0,
+        input_version: int = 0,
+        permit: Permit = anything,
+    ) -> Spec:
+        """Change what a computation reads. Raises as register does, WouldRegress, IncarnationChanged and InputVersion.
+
+        ``incarnation`` and ``input_version`` are those that the change was decided on, so that a late message changes nothing; incarnation 0: any.
 
         Its claims are revoked first, so that what it has published is frozen when the new inputs are compared with it. Ranges
         that stand beyond the low watermark of a new input go back to it: work may come to them from there on. What was a guess, by
@@ -352,6 +363,11 @@ class Shard:
 
         def stage(round_: Round) -> Spec:
             changed = self.topology.set_inputs(name, inputs)
+            self.topology.check_incarnation(name, incarnation)
+            version = self.topology.get(name).input_version
+            if incarnation and input_version != version:
+                msg = f"version {version} of the inputs of {name} is in force, not {input_version}; nothing was changed, look at them again"
+                raise errors.InputVersion(msg, metadata={"computation": name, "input_version": str(version)})
             computation = self._computation(name)
             if changed.get(name).incarnation > self.topology.get(name).incarnation:
                 permit(changed.downstream(name))
@@ -383,14 +399,17 @@ class Shard:
             log.info("%s reads %s now", name, ", ".join(changed.inputs) or "nothing", extra=told)
         return changed
 
-    async def reset(self, name: str, *, permit: Permit = anything) -> list[Spec]:
-        """Start a new incarnation of a computation and of all that reads it. Raises UnknownComputation, and what ``permit`` raises.
+    async def reset(self, name: str, *, incarnation: int = 0, permit: Permit = anything) -> list[Spec]:
+        """Start a new incarnation of a computation and of all that reads it.
+
+        ``incarnation`` is the one that ends; 0: any. Raises UnknownComputation, IncarnationChanged, and what ``permit`` raises.
 
         Any shard may do it: those that serve them begin the new incarnations when they read the graph, at the latest before they answer.
         """
 
         def stage(round_: Round) -> list[Spec]:
             changed, names = self.topology.reset(name)
+            self.topology.check_incarnation(name, incarnation)
             permit(names)
             round_.topology = changed
             self._fence_ended_incarnations(round_)
@@ -402,14 +421,15 @@ class Shard:
             log.warning("%s was reset: its incarnation %d begins", spec.name, spec.incarnation, extra=told)
         return fresh
 
-    async def split(self, name: str, part: str, at: bytes, *, room: Room = anything) -> Spec:
+    async def split(self, name: str, part: str, at: bytes, *, incarnation: int = 0, room: Room = anything) -> Spec:
         """Cut a slice of a computation in two; returns the new one, which has the keys from ``at`` on. What it takes over, it does as soon as it can.
 
-        Any shard may do it. Raises as Topology.split does, and what ``room`` raises.
+        Any shard may do it. ``incarnation`` is that of the whole; 0: any. Raises as Topology.split does, IncarnationChanged, and what ``room`` raises.
         """
 
         def stage(round_: Round) -> Spec:
             changed, new = self.topology.split(name, part, at)
+            self.topology.check_incarnation(name, incarnation)
             room(self.topology.computations)
             round_.topology = changed
             return changed.get(new)
@@ -429,12 +449,14 @@ class Shard:
         asked: ClaimRequest,
         *,
         adopt: bool = False,
+        incarnation: int = 0,
         permit: Permit = anything,
         room: RoomForRanges = anything,
     ) -> Grant:
         """Grant ranges, as far as there is ``room``.
 
-        With ``adopt``, take the computation over from another identity by a new incarnation, as far as ``permit`` lets it.
+        With ``adopt``, take the computation over from another identity by a new incarnation, as far as ``permit`` lets it. ``incarnation`` is the
+        one that ends by that; 0: any.
         """
         away: Lows = {}
         binds, life = False, 0
@@ -458,6 +480,7 @@ class Shard:
                 round_.fenced += grant.fenced
                 return grant
             # The new incarnation and its first claim are one record: a repeat of the request finds both, or neither.
+            self.topology.check_incarnation(name, incarnation)
             changed, names = self.topology.reset(name)
             permit(names)
             fresh = recovery.restarted(computation, changed.get(name))
@@ -624,12 +647,21 @@ class Shard:
         await self._write(lambda round_: self._touch(round_, name).release(sequencer))
         log.info("a claim of %s was released", name, extra=event("released", computation=name, sequencer=sequencer))
 
-    async def retire(self, name: str, start: bytes, end: bytes, *, force: bool, sequencer: int = 0) -> int:
-        """Take an interval out; returns how many ranges. ``sequencer``: of the claim that gives up all that it has. Raises as Computation.retire."""
+    async def retire(
+        self,
+        name: str,
+        start: bytes,
+        end: bytes,
+        *,
+        force: bool,
+        sequencer: int = 0,
+        newest_claim: int | None = None,
+    ) -> int:
+        """Take an interval out; returns how many ranges. Arguments and errors as of Computation.retire."""
 
         def stage(round_: Round) -> int:
             ranges, fenced = self._touch(round_, name).retire(
-                start, end, force=force, now=round_.now, sequencer=sequencer
+                start, end, force=force, now=round_.now, sequencer=sequencer, newest_claim=newest_claim
             )
             round_.fenced += fenced
             return ranges
@@ -640,17 +672,18 @@ class Shard:
         log.warning("%s of %s %s retired", counted(ranges, "key range"), name, were, extra=told)
         return ranges
 
-    async def drop(self, name: str, *, force: bool) -> Spec:
-        """Take a computation out of the graph; returns its tombstone.
+    async def drop(self, name: str, *, force: bool, incarnation: int = 0) -> Spec:
+        """Take a computation out of the graph; returns its tombstone. ``incarnation`` is the one that ends; 0: any.
 
         Its claims are revoked in the same step, by a record in its own log: so nobody drops what another shard serves by then. Raises
-        UnknownComputation, StillRead, and OwnedRanges unless forced.
+        UnknownComputation, StillRead, IncarnationChanged, and OwnedRanges unless forced.
 
         Of one that cannot be read back from the store nobody knows for sure who owns it: it is dropped by force, without that record. When
         nobody has it in memory either, its log is taken before this returns, so that whoever has owned it serves it no more: not before
         the graph is written, for who has owned it may come back with the only good copy. Raises Unavailable when it is dropped, but its
         log could not be taken within ``WAIT_SECONDS``; that is tried on.
         """
+        self.topology.check_incarnation(name, incarnation)
         unread = self._is_unread(name)
         orphaned = unread and not self.serves(name)
         if unread:
@@ -659,6 +692,7 @@ class Shard:
 
         def stage(round_: Round) -> Spec:
             changed = self.topology.drop(name)
+            self.topology.check_incarnation(name, incarnation)
             if unread and self._is_unread(name):
                 round_.topology = changed
                 self._fence_ended_incarnations(round_)
@@ -818,11 +852,18 @@ class Shard:
         return await self._read(lambda round_: read(self._computation(name), round_.now))
 
     async def ranges(self, name: str, *, below: int | None, limit: int) -> tuple[list[Range], int]:
-        """Return the ranges furthest behind, as of the last durable round."""
+        """Return the ranges furthest behind, and how many there are, as of the last durable round."""
+        found, total, _ = await self.ranges_and_claim(name, below=below, limit=limit)
+        return found, total
 
-        def read(_: Round) -> tuple[list[Range], int]:
-            ranges = self._computation(name).map
-            return ranges.all_ranges(limit) if below is None else ranges.held_below(below, limit)
+    async def ranges_and_claim(self, name: str, *, below: int | None, limit: int) -> tuple[list[Range], int, int]:
+        """Return what ``ranges`` does, and the sequencer of the newest claim."""
+
+        def read(_: Round) -> tuple[list[Range], int, int]:
+            computation = self._computation(name)
+            ranges = computation.map
+            found, total = ranges.all_ranges(limit) if below is None else ranges.held_below(below, limit)
+            return found, total, computation.last_sequencer
 
         return await self._read(read)
 
@@ -1174,7 +1215,7 @@ class Shard:
         A shard that was replaced learns it here, and lets go. If it was not, the store has lost numbers. An embedded one can only have
         been put back from an old copy, which its clients are to refuse.
         """
-        if not self.shared or seen <= self.epoch(name):
+        if not self.shared or not self.epoch(name) < seen <= LARGEST_EPOCH:
             return
         await self.confirm([name])
         if self.serves(name) and seen > self.epoch(name):

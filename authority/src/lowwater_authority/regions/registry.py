@@ -251,12 +251,17 @@ class Registry:
                         extra=event("adoption_failed", reference=name, reason=str(error)),
                     )
 
-    async def adopt(self, name: str, to: str, who: str) -> None:
-        """Give a reference to another region. Raises as References.adopt."""
+    async def adopt(self, name: str, to: str, who: str, number: int = 0, decision_number: int = 0) -> None:
+        """Give a reference to another region. Raises as References.adopt, and References.check_decision by the two numbers."""
         if who == AUTOMATIC:  # what was seen may have changed while others had the lock
             change = await self.change(lambda core: core.adopt_by_itself(name, to, self.clock(), self.monotonic()))
         else:
-            change = await self.change(lambda core: core.adopt(name, to, who, self.clock(), self.monotonic()))
+
+            def plan(core: References) -> Change:
+                core.check_decision(name, number, decision_number)
+                return core.adopt(name, to, who, self.clock(), self.monotonic())
+
+            change = await self.change(plan)
         if change.empty:
             return
         number = self.references.get(name).number

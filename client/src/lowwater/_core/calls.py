@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
@@ -169,14 +169,28 @@ class Calls:
 
         return self._graph(find)
 
-    def split_slice(self, name: str, at: bytes) -> Call[Slice]:
-        """Cut a slice in two; returns the new one."""
+    def seen(self, name: str) -> Call[Computation | None]:
+        """Read what a change is decided on: the change names it, so that a message which comes late is refused. None: nothing that may be read."""
+        full = self.full(name)
+        whole = slice_of(full) or full
+
+        def find(answer: topology_pb2.GetTopologyResponse) -> Computation | None:
+            return next((wire.computation(each) for each in answer.computations if each.name == whole), None)
+
+        return self._graph(find)
+
+    def split_slice(self, name: str, at: bytes, seen: Computation | None) -> Call[Slice]:
+        """Cut a slice in two; returns the new one. ``seen`` is the whole, as this was decided on."""
         full = self.full(name)
         root = slice_of(full)
         if not root:
             raise checks.refused("name", name, "the name of a slice, like hourly~3")
         request = topology_pb2.SplitSliceRequest(
-            server_token=self._known.server_token, computation=root, slice=full, at=checks.key("at", at)
+            server_token=self._known.server_token,
+            computation=root,
+            slice=full,
+            at=checks.key("at", at),
+            incarnation=_incarnation(seen),
         )
 
         def take(answer: topology_pb2.SplitSliceResponse) -> Slice:
@@ -196,11 +210,15 @@ class Calls:
         request = topology_pb2.GetTopologyRequest(server_token=self._known.server_token)
         return Call(lambda stubs: stubs.graph.GetTopology, request, take)
 
-    def set_inputs(self, name: str, inputs: Iterable[str]) -> Call[Computation]:
-        """Change what a computation reads."""
+    def set_inputs(self, name: str, inputs: Iterable[str], seen: Computation | None) -> Call[Computation]:
+        """Change what a computation reads. ``seen`` is the computation as this was decided on."""
         full = self.full(name)
         request = topology_pb2.SetInputsRequest(
-            server_token=self._known.server_token, computation=full, inputs=self._inputs(inputs)
+            server_token=self._known.server_token,
+            computation=full,
+            inputs=self._inputs(inputs),
+            incarnation=_incarnation(seen),
+            input_version=0 if seen is None else seen.input_version,
         )
 
         def take(answer: topology_pb2.SetInputsResponse) -> Computation:
@@ -208,20 +226,42 @@ class Calls:
 
         return Call(lambda stubs: stubs.graph.SetInputs, request, take, full, repeatable=False)
 
-    def reset(self, name: str) -> Call[tuple[Computation, ...]]:
-        """Start a new incarnation of a computation and of all that reads it."""
+    def reset(self, name: str, seen: Computation | None) -> Call[tuple[Computation, ...]]:
+        """Start a new incarnation of a computation and of all that reads it. ``seen`` is the computation as this was decided on."""
 
         def take(answer: topology_pb2.ResetResponse) -> tuple[Computation, ...]:
             self._known.begin((each.name, each.incarnation) for each in answer.computations)
             return tuple(wire.computation(each) for each in answer.computations)
 
-        request = topology_pb2.ResetRequest(server_token=self._known.server_token, computation=self.full(name))
+        request = topology_pb2.ResetRequest(
+            server_token=self._known.server_token, computation=self.full(name), incarnation=_incarnation(seen)
+        )
         return Call(lambda stubs: stubs.graph.Reset, request, take, repeatable=False)
 
-    def retire(self, name: str, start: bytes, end: bytes, *, force: bool, sequencer: int = 0) -> Call[int]:
-        """Take a key range out of a computation, or, of one that is cut, out of the slice that it lies in.
+    def newest_claim(self, name: str) -> Call[int | None]:
+        """Read which claim of a computation is the newest, for a retirement; None: the authority does not tell."""
+        request = watermarks_pb2.ListRangesRequest(
+            server_token=self._known.server_token, computation=self.full(name), page_size=1
+        )
 
-        ``sequencer``: of the claim that has just these keys, and gives them up.
+        def take(answer: watermarks_pb2.ListRangesResponse) -> int | None:
+            return answer.newest_claim if answer.HasField("newest_claim") else None
+
+        return Call(lambda stubs: stubs.watermarks.ListRanges, request, take, request.computation)
+
+    def retire(
+        self,
+        name: str,
+        start: bytes,
+        end: bytes,
+        *,
+        force: bool,
+        sequencer: int = 0,
+        newest_claim: int | None = None,
+    ) -> Call[int]:
+        """Take a key range out of a computation.
+
+        ``sequencer``: of the claim that has just these keys, and gives them up. ``newest_claim``: the newest one when this was decided on.
         """
         request = topology_pb2.RetireRequest(
             server_token=self._known.server_token,
@@ -230,20 +270,14 @@ class Calls:
             end=checks.key("end", end),
             force=checks.flag("force", force),
             sequencer=sequencer,
+            newest_claim=newest_claim,
         )
 
         def take(answer: topology_pb2.RetireResponse) -> int:
             return answer.ranges
 
-        def ask() -> Call[int]:
-            # A forced one may not be repeated by itself: an owner may have claimed in between.
-            return Call(lambda stubs: stubs.graph.Retire, request, take, request.computation, repeatable=not force)
-
-        def in_slice(part: str) -> Call[int]:
-            request.computation = part
-            return ask()
-
-        return replace(ask(), in_slice=in_slice)
+        # A forced one may not be repeated by itself: an owner may have claimed in between.
+        return Call(lambda stubs: stubs.graph.Retire, request, take, request.computation, repeatable=not force)
 
     def layout(self, name: str) -> Call[LayoutView]:
         """Ask how a computation is laid out."""
@@ -277,10 +311,13 @@ class Calls:
 
         return Call(lambda stubs: stubs.graph.ChangeLayout, request, take, full)
 
-    def drop(self, name: str, *, force: bool) -> Call[int]:
-        """Take a computation out of the graph."""
+    def drop(self, name: str, seen: Computation | None, *, force: bool) -> Call[int]:
+        """Take a computation out of the graph. ``seen`` is the computation as this was decided on."""
         request = topology_pb2.DropRequest(
-            server_token=self._known.server_token, computation=self.full(name), force=checks.flag("force", force)
+            server_token=self._known.server_token,
+            computation=self.full(name),
+            force=checks.flag("force", force),
+            incarnation=_incarnation(seen),
         )
 
         def take(answer: topology_pb2.DropResponse) -> int:
@@ -321,7 +358,9 @@ class Calls:
             return Completeness(view.registered and target <= view.low, view, found.holders, found.holding)
 
         request = watermarks_pb2.CheckCompleteRequest(
-            server_token=self._known.server_token, computation=self.full(name), until_micros=target.micros
+            server_token=self._known.server_token,
+            computation=checks.known_name("name", self.full(name)),
+            until_micros=target.micros,
         )
         return Call(lambda stubs: stubs.watermarks.CheckComplete, request, take, request.computation)
 
@@ -558,6 +597,10 @@ class Calls:
             return Identity(answer.controlled, answer.principal, answer.page, answer.metrics)
 
         return Call(lambda stubs: stubs.cluster.Identify, request, take)
+
+
+def _incarnation(seen: Computation | None) -> int:
+    return 0 if seen is None else seen.incarnation
 
 
 def _frontier(pair: Any) -> tuple[int, int]:

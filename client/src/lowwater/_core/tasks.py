@@ -79,7 +79,7 @@ class TaskCalls:
 
         return Call(lambda stubs: stubs.tasks.CreateGroup, request, take, self._computation)
 
-    def configure(self, group: str, configuration: bytes, version: int) -> Call[TaskGroup]:
+    def configure(self, group: str, configuration: bytes, version: int, incarnation: int) -> Call[TaskGroup]:
         """Change the configuration of a group."""
         request = pb.ConfigureGroupRequest(
             server_token=self._known.server_token,
@@ -87,6 +87,7 @@ class TaskCalls:
             group=checks.text("group", group),
             configuration=checks.key("configuration", configuration),
             configuration_version=checks.count("version", version, 64),
+            incarnation=checks.count("incarnation", incarnation, 64),
         )
         return Call(
             lambda stubs: stubs.tasks.ConfigureGroup,

@@ -82,6 +82,7 @@ class Worker:
             bound,
             batch_digest,
             adopt=adopt,
+            seen=runtime.call(runtime.calls.seen(self.computation)) if adopt else None,
             instead_of=instead_of,
             generation=generation,
         )
