@@ -115,6 +115,8 @@ class RegionAgent:
         self._turn = 0
         self._values: dict[str, WatermarkView] = {}
         """What was read of the local authority, for this report. What is reset meanwhile is taken out."""
+        self._read_under: dict[str, int] = {}
+        """By reference the adoption number that this region knew before it read ``_values``: what was read says nothing of a later owner."""
         self._ready: dict[str, int] = {}
         """By reference the number for which the local computation was made ready."""
         self._relays: dict[str, Relayed] = {}
@@ -212,6 +214,7 @@ class RegionAgent:
     async def once(self) -> None:
         """Report once, or confirm. Raises what waiting does not cure, when nothing is handed out any more."""
         async with self._asking:
+            self._read_under = {name: view.number for name, view in self.views.items()}
             self._values = await self._read()
             try:
                 await self._talk()
@@ -354,6 +357,8 @@ class RegionAgent:
         values = self._values
         if not each.replicated or each.replicated not in values or (each.output and each.output not in values):
             return None
+        if not self._read_under.get(each.name):
+            return None
         output = values[each.output].low.micros if each.output else MAX
         replicated = values[each.replicated].low.micros
         positions = self.mirrored.get(each.name, ())
@@ -363,6 +368,7 @@ class RegionAgent:
             replicated_micros=replicated,
             output_micros=output,
             positions=positions,
+            number=self._read_under.get(each.name, 0),
         )
 
     async def _move(self) -> None:
@@ -471,6 +477,10 @@ class RegionAgent:
         if not view.moving_to and name in self.told:
             self.told[name].stopped = False
         if before is not None and before.moving_to == self.name != view.moving_to:
+            self.arrivals.pop(name, None)
+        if before is not None and before.number != view.number:
+            # Positions are those of the owner's sources, and a state that has arrived is of the owner's batch.
+            self.mirrored.pop(name, None)
             self.arrivals.pop(name, None)
 
     async def _begin(self, name: str, view: pb.ReferenceView) -> None:

@@ -100,7 +100,7 @@ class Sink(NamedTuple):
 
 
 class Replica(NamedTuple):
-    """What a region has of a reference that another one makes."""
+    """What a region has of a reference that another one makes, as far as the owner of one adoption number had it."""
 
     region: str
     replicated: int
@@ -109,6 +109,9 @@ class Replica(NamedTuple):
     """Likewise of the outputs; MAX where they need no replica."""
     positions: tuple[Position, ...] = ()
     """How far the sources are mirrored, in the coordinates of the source."""
+    number: int = 0
+    """Adoption number of the owner whose rows and outputs these are; 0: not told, as in records of older versions. Under any other number the
+    replica counts for nothing: rows of the owner before say nothing of what the next owner has accepted."""
 
     @property
     def frontier(self) -> int:
@@ -224,8 +227,13 @@ class Reference:
         return min(bounds)
 
     def replica(self, region: str) -> Replica:
-        """Return what a region has; unknown when it has not told."""
-        return next((each for each in self.replicas if each.region == region), Replica(region, MIN, MIN))
+        """Return what a region has of what this owner makes; unknown when it has not told so under this owner's number."""
+        return next((each for each in self.current_replicas if each.region == region), Replica(region, MIN, MIN))
+
+    @property
+    def current_replicas(self) -> tuple[Replica, ...]:
+        """Replicas that were told under the present owner's adoption number: no other one counts, and none while no owner is known."""
+        return tuple(each for each in self.replicas if self.owner and each.number == self.number)
 
     @property
     def replicated(self) -> int:
@@ -296,6 +304,27 @@ class Store(NamedTuple):
     """Regions that do not, because an operator has fenced their sinks."""
     unread: tuple[str, ...] = ()
     """References of which a region that enrolled has a record that cannot be read: it may be the newest, so that no other one counts."""
+    named: tuple[str, ...] = ()
+    """Regions that the enrolled records name as possible owners: each of them is expected or fenced before the store serves."""
+
+    @property
+    def left_out(self) -> list[str]:
+        """Regions that enrolled records name and the recovery does not: one of them may own a reference, by a number that nobody else reports."""
+        return sorted({*self.named} - {*self.expected} - {*self.fenced})
+
+    @property
+    def fix(self) -> str:
+        """What has to happen before a store that does not serve serves again."""
+        if self.left_out:
+            return (
+                f"the records of {', '.join(self.enrolled)} name {', '.join(self.left_out)}, which the recovery leaves out: "
+                f"say `lowwater references recover` again, with {','.join(self.left_out)} added to --regions, "
+                "or to --fenced when no number of theirs counts at any sink any more"
+            )
+        missing = [each for each in self.expected if each not in self.enrolled]
+        return (
+            f"it waits for {', '.join(missing)}" if missing else "an operator has to say `lowwater references recover`"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -556,7 +585,10 @@ class References:
         What is refused of one reference is in the change, and touches no other. Raises Unconfirmed, and as confirm does.
         """
         told = list(told)
-        if (old := self._enter(caller, {each.reference: each.number for each in told}, now, position)) is not None:
+        numbers = {name: each.number for name, each in replicas.items()} | {
+            each.reference: each.number for each in told
+        }
+        if (old := self._enter(caller, numbers, now, position)) is not None:
             return old
         self._check_confirmed(caller)
         changed: dict[str, Reference] = {}
@@ -656,6 +688,9 @@ class References:
         if move.step != STOPPED:
             raise _no(name, f"{found.owner} has not stopped yet", "wait until the move is stopped")
         _check_same_state(found, batch, digest, positions)
+        if replica.number != found.number:
+            what = f"what {caller.region} has was read under number {replica.number}, and {found.owner} stopped by {found.number}"
+            raise _no(name, what, "read R and the outputs' replica anew")
         for what, value in (("R", replica.replicated), ("the output's replica", replica.output)):
             if value < found.low:
                 raise _no(
@@ -782,7 +817,7 @@ class References:
                 continue
             able = [
                 replica
-                for replica in each.replicas
+                for replica in each.current_replicas
                 if replica.region != each.owner
                 and not self.is_suspect(replica.region, now)
                 and replica.replicated > MIN
@@ -827,11 +862,11 @@ class References:
         gone = {each.region for each in found.holds} - {each.region for each in kept.holds}
         gone |= {each.source for each in found.write_offs if each not in kept.write_offs}
         gone |= {each.region for each in found.broken if each not in kept.broken}
+        if "" in gone:  # who owned it was not known, so that any of its regions may be the lost one
+            gone = (gone - {""}) | set(found.regions)
         for each in sorted(gone):
             if self.is_suspect(each, now):
-                raise _no(
-                    name, f"{each or 'its region'} is not heard of", "start its agent first, or write off what it has"
-                )
+                raise _no(name, f"{each} is not heard of", "start its agent first, or write off what it has")
         return self._publish(kept)
 
     def allow_automatic(self, name: str, *, allowed: bool) -> Change:
@@ -879,7 +914,7 @@ class References:
         operator has seen to it that none of their numbers counts any more.
         """
         expected, fenced = tuple(sorted(set(expected))), tuple(sorted(set(fenced)))
-        known = {each for found in self.references.values() for each in found.regions}
+        known = {each for found in self.references.values() for each in found.regions} | {*self.store.named}
         lost = self.store.recovers if self.store.state == ENROLLING else self.store.token
         left_out = known - set(expected) - set(fenced)
         if left_out or not expected:
@@ -902,6 +937,7 @@ class References:
             raise _no(caller.region, "the recovery does not name this region", "recover again, with all regions")
         self._listen(caller, now)
         best = dict(self.references)
+        named = {*self.store.named}
         refused: dict[str, errors.LowwaterError] = {}
         unread: dict[str, Any] = {}
         for name, record in records.items():
@@ -913,13 +949,16 @@ class References:
                 refused[name], unread[name] = _no(name, what, fix), {"unread": what, "record": record}
             else:
                 if told.number > self.forgotten.get(name, Tombstone(0, 0)).number:
+                    named |= {*told.regions}
                     best[name] = _better(best.get(name), told)
         spoiled = {*self.store.unread, *unread}
         best = {name: each for name, each in best.items() if name not in spoiled}
         store = self.store._replace(
-            enrolled=tuple(sorted({*self.store.enrolled, caller.region})), unread=tuple(sorted(spoiled))
+            enrolled=tuple(sorted({*self.store.enrolled, caller.region})),
+            unread=tuple(sorted(spoiled)),
+            named=tuple(sorted(named)),
         )
-        if set(store.enrolled) >= set(store.expected):
+        if set(store.enrolled) >= set(store.expected) and not store.left_out:
             # Above the greatest that anybody has; of an absent region one may be missing.
             more = 1 + GAP * len(store.fenced)
             best = {name: replace(each, number=each.number + more, move=None) for name, each in best.items()}
@@ -1014,7 +1053,10 @@ class References:
             raise _recovering(self.store)
 
     def _owned_by(self, found: Reference, region: str) -> Reference:
-        """Return the record under its next owner. What it publishes stays; what only the owner could tell is unknown again."""
+        """Return the record under its next owner. What it publishes stays; what only the owner could tell is unknown again.
+
+        So is what other regions told of their replicas: who had all rows of the last owner has none that the next one accepts (`current_replicas`).
+        """
         replicas = tuple(each for each in found.replicas if each.region != region)
         owned = replace(found, owner=region, number=found.number + 1, move=None, replicas=replicas)
         if found.owner == region:
@@ -1040,11 +1082,9 @@ def _no(name: str, what: str, fix: str) -> errors.RegionRefused:
 
 
 def _recovering(store: Store) -> errors.Recovering:
-    missing = [each for each in store.expected if each not in store.enrolled]
-    fix = f"it waits for {', '.join(missing)}" if missing else "an operator has to say `lowwater references recover`"
-    msg = f"the global authority answers nothing: {store.reason}; {fix}"
+    msg = f"the global authority answers nothing: {store.reason}; {store.fix}"
     return errors.Recovering(
-        msg, metadata={"state": store.state, "recovers": store.recovers, "token": store.token, "fix": fix}
+        msg, metadata={"state": store.state, "recovers": store.recovers, "token": store.token, "fix": store.fix}
     )
 
 
@@ -1136,6 +1176,9 @@ def _with_replica(found: Reference, replica: Replica) -> Reference:
     if replica.region not in found.regions:
         raise _no(found.name, f"{replica.region} is none of its regions", "register it with all of them")
     _check_told(found, replica.positions)
+    if not replica.number:
+        what = f"{replica.region} does not say under which adoption number it keeps its replica, so that the replica cannot count"
+        raise _no(found.name, what, "upgrade its `lowwater region`")
     if replica.region == found.owner:
         return found
     others = (each for each in found.replicas if each.region != replica.region)

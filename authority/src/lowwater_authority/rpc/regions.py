@@ -239,7 +239,7 @@ class RegionServicer(regions_pb2_grpc.RegionServiceServicer):
             references=found,
             watermarks=_watermarks(core),
             state=core.store.state,
-            reason=core.store.reason,
+            reason="" if core.store.state == SERVING else f"{core.store.reason}; {core.store.fix}",
         )
 
 
@@ -293,8 +293,9 @@ def view(core: References, found: Reference, now: int) -> pb.ReferenceView:
                 replicated_micros=each.replicated,
                 output_micros=each.output,
                 positions=[_position_message(place) for place in each.positions],
+                number=each.number,
             )
-            for each in found.replicas
+            for each in found.current_replicas
         ],
         automatic=found.automatic,
         decisions=_decisions(found),
@@ -349,7 +350,8 @@ def _progress(said: pb.ReferenceProgress) -> Progress:
 
 
 def _replica(said: pb.ReferenceReplica, region: str) -> Replica:
-    return Replica(region, said.replicated_micros, said.output_micros, _positions(said.positions))
+    positions = _positions(said.positions)
+    return Replica(region, said.replicated_micros, said.output_micros, positions, said.number)
 
 
 def _positions(said: Iterable[pb.SourcePosition]) -> tuple[Position, ...]:
