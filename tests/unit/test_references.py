@@ -371,6 +371,42 @@ def test_row_a_higher_number_alone_stops_an_old_store(world: World) -> None:
 # -- who may speak --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("numbers", [{}, {"anything": 1}])
+def test_a_region_of_no_reference_does_not_stop_the_store(world: World, numbers: dict[str, int]) -> None:
+    """Whatever it says of the store: its word would stop the store for all others."""
+    world.start("nowhere")
+    caller = world.caller("nowhere")._replace(seen=10**12)
+    for _ in range(2):
+        with pytest.raises(errors.RegionRefused, match="it is in no reference here"):
+            world.do(world.core.confirm(caller, numbers, world.now, len(world.log)))
+        late = world.caller("nowhere")._replace(seen=10**12)
+        with pytest.raises(errors.Unconfirmed):
+            world.do(world.core.progress(late, [], {}, world.now, len(world.log)))
+        caller = world.caller("nowhere")._replace(seen=10**12)
+    assert world.core.store.state == SERVING
+    world.report("A", 1, 20)
+
+
+def test_a_region_does_not_stop_the_store_over_a_reference_of_others(world: World) -> None:
+    world.start("C")
+    world.confirm("C")
+    world.do(
+        world.core.register(
+            world.caller("C"), Reference("daily", ("views",), ("C",), LOCAL, "C"), world.now, len(world.log)
+        )
+    )
+    with pytest.raises(errors.RegionRefused, match="hourly:clicks is none of its references"):
+        world.confirm("C", hourly=10**9)
+    assert world.core.store.state == SERVING
+
+
+def test_a_second_agent_of_a_region_does_not_stop_the_store(world: World) -> None:
+    other = world.caller("A")._replace(agent=Agent("other", 1, "x"), seen=10**12)
+    with pytest.raises(errors.SecondAgent):
+        world.do(world.core.confirm(other, {}, world.now, len(world.log)))
+    assert world.core.store.state == SERVING
+
+
 def test_a_restarted_region_says_nothing_before_it_is_confirmed(world: World) -> None:
     world.report("A", 1, 10)
     world.start("A")

@@ -32,7 +32,7 @@ from lowwater._core.text import duration
 from lowwater._pb.lowwater.v1 import regions_pb2 as pb
 from lowwater.aio import Client, Lease
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.regions.config import Kept, StateFolder
+from lowwater_authority.regions.config import Kept, StateFolder, registration
 from lowwater_authority.regions.references import MOST_NUMBER, relayed_name
 
 RELAY_IDENTITY: Final = "lowwater-region"
@@ -290,11 +290,17 @@ class RegionAgent:
             answer = await self._call(self._stub.Confirm, pb.ConfirmRequest(numbers=numbers))
         # Taken at once: a registration below may have no answer, and the region goes on by what it was told last.
         await self._take(answer)
+        await self._register()
+        self.linked, self._away_for = True, ""
+        log.info("confirmed by the global authority", extra=event("region_confirmed", region=self.name))
+
+    async def _register(self) -> None:
+        """Make the references of the file known; one that is refused keeps no other from it."""
         for each in self.kept.values():
             if each.name in self._registered:
                 continue
             try:
-                await self._take(await self._call(self._stub.RegisterReference, _registration(each)))
+                await self._take(await self._call(self._stub.RegisterReference, registration(each)))
                 self._registered.add(each.name)
                 self.refusals.pop(f"{each.name}, registration", None)
                 known = self.views.get(each.name)
@@ -310,11 +316,13 @@ class RegionAgent:
                 errors.RegistrationConflict,
                 errors.InvalidArgument,
                 errors.RegionRefused,
+                errors.PermissionDenied,
                 errors.Overloaded,
             ) as error:
-                self._refuse(f"{each.name}, registration", error.reason, error.message)
-        self.linked, self._away_for = True, ""
-        log.info("confirmed by the global authority", extra=event("region_confirmed", region=self.name))
+                message = error.message
+                if isinstance(error, errors.PermissionDenied):
+                    message += "; or an operator registers it with `lowwater references register`"
+                self._refuse(f"{each.name}, registration", error.reason, message)
 
     def _belong(self, error: errors.ServerTokenMismatch) -> None:
         """Belong to the store that an operator has put in the place of the one that was lost. Raises the error for any other."""
@@ -675,14 +683,3 @@ def _told_before(record: str) -> tuple[str, int] | None:
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     return (owner, number) if type(number) is int and 0 < number < MOST_NUMBER else None
-
-
-def _registration(each: Kept) -> pb.RegisterReferenceRequest:
-    return pb.RegisterReferenceRequest(
-        computation=each.computation,
-        inputs=each.inputs,
-        regions=each.regions,
-        home=each.home,
-        policy=each.policy,
-        sinks=[pb.ReferenceSink(name=sink.name, fences=sink.fences) for sink in each.sinks],
-    )

@@ -534,14 +534,18 @@ class References:
 
         ``numbers`` are the greatest that it was ever told, whoever owned what. Raises SecondAgent, Recovering, ServerTokenMismatch.
         """
-        if (old := self._enter(caller, numbers, now, position)) is not None:
+        if (old := self._enter(caller, numbers, now, position, confirms=True)) is not None:
             return old
         self.sessions[caller.region].confirmed = True
         return Change()
 
-    def register(self, caller: Caller, wanted: Reference, now: int, position: int) -> Change:
-        """Make a reference known. Repeating it is harmless. Raises RegistrationConflict, InvalidArgument, and as confirm does."""
-        if (old := self._enter(caller, {}, now, position)) is not None:
+    def register(self, caller: Caller | None, wanted: Reference, now: int, position: int) -> Change:
+        """Make a reference known; ``caller`` is None for an operator, who speaks for no region.
+
+        Repeating it is harmless. Raises RegistrationConflict, InvalidArgument, and as confirm does.
+        """
+        self._check_serving()
+        if caller is not None and (old := self._enter(caller, {}, now, position)) is not None:
             return old
         _check(wanted)
         if wanted.name in self.damaged:
@@ -576,6 +580,11 @@ class References:
             raise errors.Overloaded(msg)
         before = self.forgotten.get(wanted.name, Tombstone(0, -1))
         return Change((replace(wanted, number=before.number + 1, incarnation=before.incarnation + 2),))
+
+    def concerned(self, wanted: Reference) -> list[str]:
+        """Return the regions that a new reference concerns: its own, and those of others of its computation, whose global watermark it changes."""
+        others = (each for each in self.references.values() if each.computation == wanted.computation)
+        return sorted({*wanted.regions, *(region for each in others for region in each.regions)})
 
     def progress(
         self, caller: Caller, told: Iterable[Progress], replicas: Mapping[str, Replica], now: int, position: int
@@ -970,25 +979,37 @@ class References:
 
     # -- inside ---------------------------------------------------------------------------------------------------------
 
-    def _enter(self, caller: Caller, numbers: Mapping[str, int], now: int, position: int) -> Change | None:
-        """Who may ask. Returns a change when the store has been found to be old."""
+    def _enter(
+        self, caller: Caller, numbers: Mapping[str, int], now: int, position: int, *, confirms: bool = False
+    ) -> Change | None:
+        """Who may ask. Returns a change when the store has been found to be old.
+
+        Only a region of some reference finds that out, when it confirms or has been confirmed: anybody else's word would stop the store for all.
+        """
         self._check_serving()
         if caller.token and caller.token != self.store.token:
             msg = "another global store answers here than this region belongs to: check --global; after a loss, an operator recovers it"
             metadata = {"expected": caller.token, "found": self.store.token, "recovers": self.store.recovers}
             raise errors.ServerTokenMismatch(msg, metadata=metadata)
-        above = [name for name, number in numbers.items() if number > self._known_number(name)]
-        if caller.token and (caller.seen > position or above):
-            what = (
-                f"{caller.region} has a number of {above[0]} above its own"
-                if above
-                else f"{caller.region} has seen more of it"
-            )
-            reason = f"this store is older than what it has said: {what}"
-            stopped = self.store._replace(state=STOPPED_STORE, reason=reason)
-            return Change(store=stopped, raises=_recovering(stopped))
         self._listen(caller, now)
-        return None
+        above = [name for name, number in numbers.items() if number > self._known_number(name)]
+        if not caller.token or not (caller.seen > position or above):
+            return None
+        if not confirms:
+            self._check_confirmed(caller)
+        what = (
+            f"{caller.region} has a number of {above[0]} above its own"
+            if above
+            else f"{caller.region} has seen more of it"
+        )
+        strangers = [each for each in above if each in self.references and caller.region not in self.get(each).regions]
+        if strangers or not any(caller.region in each.regions for each in self.references.values()):
+            where = f"{strangers[0]} is none of its references" if strangers else "it is in no reference here"
+            fix = "check --global and --state of its agent; when this store is an older copy, an operator has to recover it"
+            raise _no(caller.region, f"{what}, and {where}", fix)
+        reason = f"this store is older than what it has said: {what}"
+        stopped = self.store._replace(state=STOPPED_STORE, reason=reason)
+        return Change(store=stopped, raises=_recovering(stopped))
 
     def _known_number(self, name: str) -> int:
         if name in self.damaged:

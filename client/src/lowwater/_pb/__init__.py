@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 34cc10debe3d5305854a37b33b7fc453a8c9ce7c9545b36600d7d3df6573ace1
+Made from: sha256 20be4d732d88053156d9cc5d214c14513b4da3adf36d40f93762554a61d56e3a
 """

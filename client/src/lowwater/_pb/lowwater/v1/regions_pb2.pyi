@@ -621,7 +621,7 @@ class RegisterReferenceRequest(google.protobuf.message.Message):
     """
     @property
     def caller(self) -> Global___RegionCaller:
-        """Who asks."""
+        """Who asks; of an operator nothing is set."""
 
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
