@@ -195,7 +195,7 @@ def test_what_is_started_serves_each_other_and_answers_its_probes(
     access.parent.mkdir()
     access.write_text(
         f'[[principal]]\nname = "eu"\ntoken_sha256 = ["{sha256(b"of the region").hexdigest()}"]\n'
-        '[[principal.allow]]\nnamespace = "*"\nreport = ["*"]\n'
+        'regions = ["eu", "us"]\n'
     )
     monkeypatch.setenv("LOWWATER_GLOBAL_TOKEN", "of the region")
     with (

@@ -320,7 +320,7 @@ async def test_what_an_operator_allows_is_adopted_once(memory: Deployment) -> No
     await memory.confirm(registry, "B")
     await registry.change(lambda core: core.allow_automatic(HOURLY, allowed=True))
     caller = memory.caller(registry, "B")
-    replica = Replica("B", 30, MAX, (("c", "clicks", 0, 3),))  # type: ignore[arg-type]
+    replica = Replica("B", 30, MAX, (("c", "clicks", 0, 3),), 1)  # type: ignore[arg-type]
     await registry.change(
         lambda core: core.progress(caller, [], {HOURLY: replica}, registry.monotonic(), registry.position)
     )

@@ -1,7 +1,8 @@
-"""References against a naive oracle, which knows which rows are where: two regions, a sink, late and repeated requests, restarts at any point.
+"""References against a naive oracle, which knows which rows are where: three regions, a sink, late and repeated requests, restarts at any point.
 
 The oracle is written apart from the code. It has the rows themselves, in sets, and asks after each step whether what is published is true of them.
-Bugs are planted by switches; each must be found.
+Event times do not only grow: a row may have any time from what its own region has promised to be complete, so also one that another region,
+which owned the reference before, has passed long ago. Bugs are planted by switches; each must be found.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ from lowwater_authority.regions.references import (
 SUSPECT = 10
 NAME = name_of("hourly", ["clicks"])
 OTHER = name_of("other", ["clicks"])
-REGIONS = st.sampled_from("AB")
+REGIONS = st.sampled_from("ABC")
+STEPS = st.integers(0, 3)
 
 
 class Region:
@@ -50,12 +52,16 @@ class Region:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.accepted: set[int] = set()
+        self.accepted: set[tuple[int, int]] = set()
         """Rows that its own users have brought."""
-        self.rows: set[int] = set()
+        self.rows: set[tuple[int, int]] = set()
         """Rows that it has, its own and mirrored ones."""
-        self.frontier = 0
-        """R: all rows that the other region had accepted before are here, as its mirror knows."""
+        self.promised = 0
+        """W: no row below it will be accepted here any more. It never goes back."""
+        self.mirrored: tuple[int, int] = (0, 0)
+        """The adoption number of the owner that is mirrored, and R: all rows that the owner had or will accept below R are here."""
+        self.known: tuple[str, int] = ("A", 0)
+        """Owner and adoption number, as the last answer said."""
         self.low = 0
         """L, as its pipeline believes: it knows nothing of rows that it does not have."""
         self.batch = -1
@@ -74,16 +80,15 @@ class Regions(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0
-        self.time = 0
         self.log: list[bytes] = []
         self.core = References(SUSPECT, 10**9, 0)
-        self.regions = {name: Region(name) for name in "AB"}
+        self.regions = {name: Region(name) for name in "ABC"}
         self.on_the_way: list[tuple[str, int, bool, Callable[[], Change]]] = []
         self.seen: dict[int, int] = {}
         """By incarnation the greatest value that was published."""
         self.token = 0
         """Of the sink."""
-        self.output: set[int] = set()
+        self.output: set[tuple[int, int]] = set()
         self.writers: dict[int, str] = {}
         self.numbers: set[int] = set()
         self.write(self.core.begin("store"))
@@ -111,6 +116,11 @@ class Regions(RuleBasedStateMachine):
         return not change.refused
 
     @property
+    def everything(self) -> set[tuple[int, int]]:
+        """All rows that any region has accepted: event time, and a number of their own."""
+        return set().union(*(each.accepted for each in self.regions.values()))
+
+    @property
     def record(self) -> Reference:
         return self.core.get(NAME)
 
@@ -119,10 +129,15 @@ class Regions(RuleBasedStateMachine):
         found = self.record
         if found.owner == region.name and not found.released:
             if region.number != found.number:
-                region.low, region.batch, region.stopped = min(region.frontier, region.low), -1, False
+                region.low, region.batch = 0, -1
             region.number = found.number
+            region.promised = max(region.promised, found.published)
         else:
             region.number = 0
+        if found.move is None or region.number == 0:
+            region.stopped = False
+        if region.known != (found.owner, found.number):
+            region.known, region.mirrored = (found.owner, found.number), (found.number, 0)
         region.confirmed, region.returned = True, False
 
     def _register(self, wanted: Reference) -> Change:
@@ -140,13 +155,20 @@ class Regions(RuleBasedStateMachine):
             self.confirm(region.name)
         for computation in ("hourly", "other"):
             wanted = Reference(
-                computation, ("clicks",), ("A", "B"), REPLICATED, "A", sinks=(Sink("lake", fences=True),)
+                computation,
+                ("clicks",),
+                tuple("ABC" if computation == "hourly" else "AB"),
+                REPLICATED,
+                "A",
+                sinks=(Sink("lake", fences=True),),
             )
             assert self.ask(partial(self._register, wanted))
-        self.confirm("A")
-        self.confirm("B")
+        for name in self.regions:
+            self.confirm(name)
         b = self.regions["B"]
-        self.ask(lambda: self.core.progress(self.caller(b), [], {OTHER: Replica("B", 7)}, self.now, len(self.log)))
+        self.ask(
+            lambda: self.core.progress(self.caller(b), [], {OTHER: Replica("B", 7, number=1)}, self.now, len(self.log))
+        )
         a = self.regions["A"]
         self.ask(lambda: self.core.progress(self.caller(a), [Progress(OTHER, 1, 1, 7)], {}, self.now, len(self.log)))
         self.neighbour = self.core.get(OTHER)
@@ -170,28 +192,28 @@ class Regions(RuleBasedStateMachine):
         ):
             self.told(region)
 
-    @rule(name=REGIONS)
-    def accept(self, name: str) -> None:
+    @rule(name=REGIONS, ahead=STEPS)
+    def accept(self, name: str, ahead: int) -> None:
         """Users bring rows to the region that owns the computation, as far as it knows."""
-        if not self.regions[name].number:
-            return
-        self.time += 1
-        self.regions[name].accepted.add(self.time)
-        self.regions[name].rows.add(self.time)
-
-    @rule(name=REGIONS, whole=st.booleans())
-    def mirror(self, name: str, whole: bool) -> None:
-        """Rows of the other region come; when all that it has accepted is here, R moves."""
         region = self.regions[name]
-        other = next(each for each in self.regions.values() if each is not region)
-        missing = sorted(other.accepted - region.rows)
-        region.rows.update(missing if whole else missing[:1])
-        missing = sorted(other.accepted - region.rows)
-        region.frontier = missing[0] if missing else self.time + 1
+        if not region.number or region.stopped:
+            return
+        row = (region.promised + ahead, len(self.everything))
+        region.accepted.add(row)
+        region.rows.add(row)
 
-    @rule(name=REGIONS)
-    def work(self, name: str) -> None:
-        """Commit a batch of all rows that are here. The sink compares the token in the write."""
+    @rule(name=REGIONS, source=REGIONS, whole=st.booleans())
+    def mirror(self, name: str, source: str, whole: bool) -> None:
+        """Rows of another region come. When all that the owner has are here, R is what the owner had promised before they were read."""
+        region, other = self.regions[name], self.regions[source]
+        missing = sorted(other.rows - region.rows)
+        region.rows.update(missing if whole else missing[:1])
+        if other.rows <= region.rows and region.known[0] == source != name:
+            region.mirrored = (region.known[1], other.promised)
+
+    @rule(name=REGIONS, step=STEPS)
+    def work(self, name: str, step: int) -> None:
+        """Promise more, and commit a batch of all rows that are here. The sink compares the token in the write."""
         region = self.regions[name]
         if not region.number or not region.confirmed or region.stopped:
             return
@@ -203,37 +225,54 @@ class Regions(RuleBasedStateMachine):
         assert self.writers.setdefault(region.number, name) == name, "two regions commit by one number"
         self.output |= region.rows
         region.batch += 1
-        region.low = max(region.rows, default=0) + 1
+        region.promised += step
+        region.low = region.promised
 
-    @rule(name=REGIONS)
-    def live(self, name: str) -> None:
+    @rule(name=REGIONS, ahead=STEPS)
+    def live(self, name: str, ahead: int) -> None:
         """A good second of a region."""
-        self.accept(name)
-        self.work(name)
+        self.accept(name, ahead)
+        self.work(name, ahead + 1)
         self.report(name, late=False)
 
     @rule(name=REGIONS)
     def catch_up(self, name: str) -> None:
         self.confirm(name)
-        self.mirror(name, whole=True)
+        self.mirror(name, self.regions[name].known[0] or name, whole=True)
         self.report(name, late=False)
 
-    @rule(to=REGIONS, crash=st.booleans())
-    def take_over(self, to: str, crash: bool) -> None:
-        """The other region is silent for long enough, and an operator acts."""
+    @rule(to=REGIONS, crash=st.booleans(), ahead=STEPS)
+    def take_over(self, to: str, crash: bool, ahead: int) -> None:
+        """The other regions are silent for long enough, and an operator acts."""
         self.confirm(to)
         self.time_passes(SUSPECT, {to})
         if crash:
             self.crash_before_the_append(to)
         self.adopt(to)
         self.confirm(to)
-        self.live(to)
+        self.live(to, ahead)
+
+    @rule(to=REGIONS, before=st.sets(REGIONS), ahead=STEPS, after=st.sets(REGIONS))
+    def move(self, to: str, before: set[str], ahead: int, after: set[str]) -> None:
+        """A planned move from its beginning to its end; some regions have caught up before, and some catch up behind it."""
+        for name in sorted(before):
+            self.catch_up(name)
+        for name in self.regions:
+            self.confirm(name)
+        self.begin_move(to)
+        for _ in range(4):
+            self.step_of_a_move()
+        self.live(to, ahead)
+        for name in sorted(after):
+            self.catch_up(name)
 
     @rule(name=REGIONS, late=st.booleans())
     def report(self, name: str, late: bool) -> None:
         region = self.regions[name]
         told = Progress(NAME, region.number or 1, 1, region.low, region.batch, f"{region.number}/{region.batch}")
-        replica = {NAME: Replica(name, region.frontier, MAX, (Position("c", "clicks", 0, region.frontier),))}
+        number, frontier = region.mirrored
+        place = Position("c", "clicks", 0, frontier)
+        replica = {NAME: Replica(name, frontier, MAX, (place,), number)} if number else {}
         caller = self.caller(region)
         returned, owns = region.returned, bool(region.number)
 
@@ -277,8 +316,9 @@ class Regions(RuleBasedStateMachine):
 
     @rule()
     def arrived(self) -> None:
-        """An honest operator says so when it is so."""
-        if all(each.rows >= self.regions["A"].accepted | self.regions["B"].accepted for each in self.regions.values()):
+        """An honest operator says so when it is so: no region but the owner takes rows, and all rows are everywhere."""
+        replaced = [each for each in self.regions.values() if each.number not in (0, self.record.number)]
+        if not replaced and all(each.rows >= self.everything for each in self.regions.values()):
             self.ask(lambda: self.core.arrived(NAME, self.now))
 
     @rule()
@@ -323,11 +363,15 @@ class Regions(RuleBasedStateMachine):
         if found.move is None or not found.owner:
             return
         owner, target = self.regions[found.owner], self.regions[found.move.to]
-        if found.move.step == "wanted" and owner.number and owner.confirmed:
+        if found.move.step == "wanted" and owner.number == found.number and owner.confirmed:
+            self.work(owner.name, 4)  # past the times of all rows that were accepted
+            owner.stopped = True
             told = Progress(NAME, owner.number, 1, owner.low, owner.batch, f"{owner.number}/{owner.batch}")
-            owner.stopped = self.ask(lambda: self.core.stop(self.caller(owner), told, self.now, len(self.log)))
+            self.ask(lambda: self.core.stop(self.caller(owner), told, self.now, len(self.log)))
         elif found.move.step == "stopped":
-            replica = Replica(target.name, target.frontier, MAX, found.positions)
+            self.mirror(target.name, owner.name, whole=True)
+            number, frontier = target.mirrored
+            replica = Replica(target.name, frontier, MAX, found.positions, number)
             self.ask(
                 lambda: self.core.arrive(
                     self.caller(target),
@@ -374,9 +418,8 @@ class Regions(RuleBasedStateMachine):
         """What is said to include all that was accepted does, and no region's loss takes it away."""
         if NAME not in self.core.references:
             return
-        everything = self.regions["A"].accepted | self.regions["B"].accepted
-        for row in everything:
-            if row < self.record.accepted:
+        for row in self.everything:
+            if row[0] < self.record.accepted:
                 for region in self.regions.values():
                     assert row in region.rows, f"row {row} is published, and {region.name} does not have it"
 
@@ -421,7 +464,11 @@ def _publish_l(found: Reference) -> int:
 
 
 def _silent_replica_left_out(found: Reference) -> int:
-    return min((min(each.replicated, each.output) for each in found.replicas), default=MAX)
+    return min((min(each.replicated, each.output) for each in found.current_replicas), default=MAX)
+
+
+def _replicas_of_any_owner(found: Reference) -> tuple[Replica, ...]:
+    return found.replicas
 
 
 def _no_ratchet(found: Reference) -> int:
@@ -454,6 +501,7 @@ def _shown_before_durable(self: References, name: str, to: str, who: str, when: 
 BUGS: dict[str, tuple[type, str, Any]] = {
     "PUBLISH_L": (Reference, "publishable", property(_publish_l)),
     "SILENT_REPLICA_LEFT_OUT": (Reference, "replicated", property(_silent_replica_left_out)),
+    "REPLICA_OF_THE_OWNER_BEFORE": (Reference, "current_replicas", property(_replicas_of_any_owner)),
     "NO_RATCHET": (Reference, "publishable", property(_no_ratchet)),
     "REISSUED_NUMBER": (References, "_owned_by", _reissued),
     "NO_HOLD": (References, "adopt", _no_hold),

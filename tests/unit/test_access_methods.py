@@ -97,7 +97,12 @@ def test_each_method_of_the_global_authority_is_guarded() -> None:
     assert REGION_METHODS.keys() == {f"/{service.full_name}/{method.name}" for method in service.methods}
     deciding = {path.rpartition("/")[2] for path, rule in REGION_METHODS.items() if rule.everything}
     assert deciding == {"Decide", "Recover"}
-    assert all(rule.everything or rule.some is not None for rule in REGION_METHODS.values())
+    speaking = {path.rpartition("/")[2] for path, rule in REGION_METHODS.items() if rule.region is not None}
+    regions = {method.name for method in service.methods if "caller" in method.input_type.fields_by_name}
+    assert speaking == regions, "whoever names a region has to speak for it"
+    assert {path.rpartition("/")[2] for path, rule in REGION_METHODS.items() if rule.some} == {"ListReferences"}
+    silent = {path.rpartition("/")[2] for path, rule in REGION_METHODS.items() if rule.act is None}
+    assert silent == {"Report", "ListReferences"}, "all else is an act for the audit"
 
 
 def test_every_field_that_names_computations_is_asked_for() -> None:

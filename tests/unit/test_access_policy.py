@@ -19,6 +19,7 @@ name = "etl"
 token_sha256 = ["{ETL}", "{digest("etl-next")}"]
 certificates = ["spiffe://prod/etl", "etl.example"]
 metrics = true
+regions = ["eu", "US west"]
 [[principal.allow]]
 namespace = "flights"
 report = ["enriched", "hour*"]
@@ -242,3 +243,14 @@ def test_a_file_that_everybody_can_change_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_refused_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(BadFile, match=r"nowhere\.toml cannot be read: No such file"):
         Access.load(tmp_path / "nowhere.toml")
+
+
+def test_a_principal_speaks_for_the_regions_that_it_names() -> None:
+    etl, ops = Access.parse(GOOD.encode(), "access.toml").principals
+    assert (etl.regions, ops.regions) == (("eu", "US west"), ())
+
+
+@pytest.mark.parametrize("regions", ['"eu"', '["*"]', '["eu*"]', '[""]', "[7]"])
+def test_a_region_is_named_as_it_is(regions: str) -> None:
+    with pytest.raises(BadFile, match="regions"):
+        Access.parse(GOOD.replace('["eu", "US west"]', regions).encode(), "access.toml")

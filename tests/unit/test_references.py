@@ -16,8 +16,10 @@ from lowwater import errors
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.regions import references
 from lowwater_authority.regions.references import (
+    FORMAT,
     LOCAL,
     REPLICATED,
+    SERVING,
     Agent,
     Broken,
     Caller,
@@ -94,9 +96,14 @@ class World:
         self.do(self.core.confirm(self.caller(region), told, self.now, len(self.log)))
 
     def register(
-        self, computation: str = "hourly", policy: str = REPLICATED, sinks: tuple[Sink, ...] = LAKE, home: str = "A"
+        self,
+        computation: str = "hourly",
+        policy: str = REPLICATED,
+        sinks: tuple[Sink, ...] = LAKE,
+        home: str = "A",
+        regions: str = "AB",
     ) -> None:
-        wanted = Reference(computation, ("clicks",), ("A", "B"), policy, home, sinks=sinks)
+        wanted = Reference(computation, ("clicks",), tuple(regions), policy, home, sinks=sinks)
         self.do(self.core.register(self.caller("A"), wanted, self.now, len(self.log)))
 
     def report(self, region: str, number: int, low: int, batch: int = -1, *, name: str = HOURLY, **more: Any) -> Change:
@@ -104,7 +111,7 @@ class World:
         return self.do(self.core.progress(self.caller(region), [told], {}, self.now, len(self.log)))
 
     def mirror(self, region: str, frontier: int, positions: tuple[Position, ...] = (), *, name: str = HOURLY) -> Change:
-        replica = Replica(region, frontier, MAX, positions)
+        replica = Replica(region, frontier, MAX, positions, self.core.get(name).number)
         return self.do(self.core.progress(self.caller(region), [], {name: replica}, self.now, len(self.log)))
 
     def pass_time(self, micros: int, *heard: str) -> None:
@@ -200,7 +207,7 @@ def test_what_was_published_as_local_is_tainted_when_the_owner_is_lost_before_th
 @pytest.mark.parametrize("policy", [REPLICATED, LOCAL])
 def test_outputs_that_only_the_lost_region_has_count_as_its_rows_do(world: World, policy: str) -> None:
     world.register("daily", policy)
-    replica = Replica("B", 50, output=30)
+    replica = Replica("B", 50, output=30, number=1)
     world.do(world.core.progress(world.caller("B"), [], {DAILY: replica}, world.now, len(world.log)))
     world.report("A", 1, 60, name=DAILY)
     world.lose("A")
@@ -217,7 +224,7 @@ def test_outputs_that_only_the_lost_region_has_count_as_its_rows_do(world: World
 def test_row_a_source_offset_used_on_the_mirror_is_refused(world: World) -> None:
     world.mirror("B", 20)
     stop_to_move(world)
-    mirrored = Replica("B", 20, MAX, at(40, cluster="b"))
+    mirrored = Replica("B", 20, MAX, at(40, cluster="b"), 1)
     with pytest.raises(errors.RegionRefused, match="by its own cluster and offsets"):
         arrive(world, mirrored)
     arrive(world, mirrored._replace(positions=at(40)))
@@ -364,6 +371,42 @@ def test_row_a_higher_number_alone_stops_an_old_store(world: World) -> None:
 # -- who may speak --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("numbers", [{}, {"anything": 1}])
+def test_a_region_of_no_reference_does_not_stop_the_store(world: World, numbers: dict[str, int]) -> None:
+    """Whatever it says of the store: its word would stop the store for all others."""
+    world.start("nowhere")
+    caller = world.caller("nowhere")._replace(seen=10**12)
+    for _ in range(2):
+        with pytest.raises(errors.RegionRefused, match="it is in no reference here"):
+            world.do(world.core.confirm(caller, numbers, world.now, len(world.log)))
+        late = world.caller("nowhere")._replace(seen=10**12)
+        with pytest.raises(errors.Unconfirmed):
+            world.do(world.core.progress(late, [], {}, world.now, len(world.log)))
+        caller = world.caller("nowhere")._replace(seen=10**12)
+    assert world.core.store.state == SERVING
+    world.report("A", 1, 20)
+
+
+def test_a_region_does_not_stop_the_store_over_a_reference_of_others(world: World) -> None:
+    world.start("C")
+    world.confirm("C")
+    world.do(
+        world.core.register(
+            world.caller("C"), Reference("daily", ("views",), ("C",), LOCAL, "C"), world.now, len(world.log)
+        )
+    )
+    with pytest.raises(errors.RegionRefused, match="hourly:clicks is none of its references"):
+        world.confirm("C", hourly=10**9)
+    assert world.core.store.state == SERVING
+
+
+def test_a_second_agent_of_a_region_does_not_stop_the_store(world: World) -> None:
+    other = world.caller("A")._replace(agent=Agent("other", 1, "x"), seen=10**12)
+    with pytest.raises(errors.SecondAgent):
+        world.do(world.core.confirm(other, {}, world.now, len(world.log)))
+    assert world.core.store.state == SERVING
+
+
 def test_a_restarted_region_says_nothing_before_it_is_confirmed(world: World) -> None:
     world.report("A", 1, 10)
     world.start("A")
@@ -472,7 +515,7 @@ def test_what_is_published_does_not_go_back(world: World) -> None:
 
 def test_the_outputs_hold_as_the_rows_do(world: World) -> None:
     world.report("A", 1, 50)
-    replica = Replica("B", 50, output=30)
+    replica = Replica("B", 50, output=30, number=1)
     world.do(world.core.progress(world.caller("B"), [], {HOURLY: replica}, world.now, len(world.log)))
     assert world.hourly.published == 30
 
@@ -775,6 +818,106 @@ def test_automatic_adoption_is_not_allowed_where_a_sink_cannot_fence(world: Worl
         world.core.allow_automatic(name_of("weekly", ["clicks"]), allowed=True)
 
 
+# -- three regions: whose rows a replica has ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def three() -> World:
+    """As world, with a region C that keeps a replica as B does, of more of A's rows than B."""
+    made = World()
+    made.start("C")
+    for region in "ABC":
+        made.confirm(region)
+    made.register(regions="ABC")
+    made.mirror("C", 60, at(110))
+    made.mirror("B", 50, at(100))
+    made.report("A", 1, 60)
+    assert made.hourly.published == 50
+    return made
+
+
+def take_over(three: World, how: str) -> None:
+    """B owns hourly by 2: A was lost and is back, or nothing was lost at all."""
+    if how == "adopted":
+        three.pass_time(SUSPECT, "B", "C")
+        three.adopt("B")
+        three.confirm("A")
+        three.do(three.core.arrived(HOURLY, three.now))
+        return
+    three.report("A", 1, 50, 4, digest="d", positions=at(40))
+    three.do(three.core.begin_move(HOURLY, "B", three.now))
+    told = Progress(HOURLY, 1, 1, 50, 4, "d", at(40))
+    three.do(three.core.stop(three.caller("A"), told, three.now, len(three.log)))
+    arrive(three, Replica("B", 50, MAX, at(40), 1))
+    release(three)
+    claim(three)
+
+
+@pytest.mark.parametrize("how", ["adopted", "moved"])
+def test_a_replica_of_the_owner_before_counts_for_nothing(three: World, how: str) -> None:
+    """C has all rows of A below 60, and none that B accepts from now on: it holds until it says what it has of B's."""
+    take_over(three, how)
+    three.mirror("A", 58, at(7))
+    three.report("B", 2, 57)
+    assert three.hourly.published == 50
+    three.mirror("C", 55)
+    assert three.hourly.published == 55
+
+
+@pytest.mark.parametrize("how", ["adopted", "moved"])
+def test_a_word_from_before_the_adoption_that_comes_late_counts_for_nothing(three: World, how: str) -> None:
+    late, replica = three.caller("C"), Replica("C", 90, MAX, at(110), 1)
+    take_over(three, how)
+    if how == "adopted":
+        late = three.caller("C")
+    three.mirror("A", 58)
+    three.report("B", 2, 57)
+    assert three.do(three.core.progress(late, [], {HOURLY: replica}, three.now, len(three.log))).refused == {}
+    assert three.hourly.published == 50
+    three.restart(from_snapshot=True)
+    assert three.hourly.publishable == 50
+
+
+def test_nothing_is_adopted_by_itself_by_a_replica_of_the_owner_before(three: World) -> None:
+    """A has the rows of B, C had those of A: an adoption holds where its region is, so that the wrong one holds at nothing true."""
+    three.do(three.core.allow_automatic(HOURLY, allowed=True))
+    take_over(three, "moved")
+    three.mirror("A", 55, at(100))
+    three.pass_time(LATELY + SUSPECT, "A", "C")
+    assert automatic(three) == [(HOURLY, "A")]
+
+
+def test_a_region_that_had_rows_of_the_owner_before_alone_adopts_with_a_hold_at_nothing(three: World) -> None:
+    take_over(three, "moved")
+    three.pass_time(SUSPECT, "A", "C")
+    three.adopt("C")
+    assert [(each.at, each.region) for each in three.hourly.holds] == [(MIN, "B")]
+    assert (three.hourly.published, three.hourly.accepted, three.hourly.written_off) == (50, MIN, True)
+
+
+def test_a_replica_in_a_record_of_an_older_version_counts_when_it_is_told_again(world: World) -> None:
+    world.mirror("B", 50)
+    told = json.loads(references.encode(world.hourly))
+    told["replicas"] = [each[:4] for each in told["replicas"]]
+    world.core.apply(json.dumps({"format": FORMAT, "put": {HOURLY: told}}).encode())
+    world.report("A", 1, 60)
+    assert world.hourly.published == MIN
+    world.mirror("B", 50)
+    assert world.hourly.published == 50
+
+
+def test_an_agent_that_does_not_say_whose_rows_it_has_is_told_to_be_upgraded(world: World) -> None:
+    change = world.core.progress(world.caller("B"), [], {HOURLY: Replica("B", 50)}, world.now, len(world.log))
+    assert "upgrade its `lowwater region`" in change.refused[HOURLY].message
+
+
+def test_the_next_owner_has_to_have_read_what_it_has_of_the_owner_that_stopped(world: World) -> None:
+    world.mirror("B", 20)
+    stop_to_move(world)
+    with pytest.raises(errors.RegionRefused, match="was read under number 2, and A stopped by 1"):
+        arrive(world, Replica("B", 20, MAX, at(40), 2))
+
+
 # -- a planned move -------------------------------------------------------------------------------------------------------
 
 
@@ -810,14 +953,14 @@ def test_a_planned_move_loses_nothing_and_writes_nothing_off(world: World) -> No
     stop_to_move(world)
     assert refused(world.report("A", 1, 30, 5, digest="e")) == "REGION_REFUSED"
     with pytest.raises(errors.RegionRefused, match="R is at 19"):
-        arrive(world, Replica("B", 19, MAX, at(40)))
+        arrive(world, Replica("B", 19, MAX, at(40), 1))
     with pytest.raises(errors.RegionRefused, match="the output's replica is at 19"):
-        arrive(world, Replica("B", 20, 19, at(40)))
+        arrive(world, Replica("B", 20, 19, at(40), 1))
     with pytest.raises(errors.RegionRefused, match="has not everything yet"):
         release(world)
     with pytest.raises(errors.RegionRefused, match="its state is of batch 4"):
-        arrive(world, Replica("B", 20, MAX, at(40)), digest="other")
-    arrive(world, Replica("B", 20, MAX, at(40)))
+        arrive(world, Replica("B", 20, MAX, at(40), 1), digest="other")
+    arrive(world, Replica("B", 20, MAX, at(40), 1))
     with pytest.raises(errors.RegionRefused, match="has not released"):
         claim(world)
     release(world)
@@ -842,7 +985,7 @@ def test_a_move_is_cancelled_before_the_release(world: World, steps: int) -> Non
         told = Progress(HOURLY, 1, 1, 20, 4, "d", at(40))
         world.do(world.core.stop(world.caller("A"), told, world.now, len(world.log)))
     if steps > 2:
-        arrive(world, Replica("B", 20, MAX, at(40)))
+        arrive(world, Replica("B", 20, MAX, at(40), 1))
     world.restart()
     world.confirm("A", hourly=1)
     world.do(world.core.cancel_move(HOURLY))
@@ -854,7 +997,7 @@ def test_a_move_is_cancelled_before_the_release(world: World, steps: int) -> Non
 def test_a_move_is_not_cancelled_behind_the_release_and_may_be_adopted(world: World) -> None:
     world.mirror("B", 20)
     stop_to_move(world)
-    arrive(world, Replica("B", 20, MAX, at(40)))
+    arrive(world, Replica("B", 20, MAX, at(40), 1))
     release(world)
     with pytest.raises(errors.RegionRefused, match="has released it"):
         world.core.cancel_move(HOURLY)
@@ -906,6 +1049,28 @@ def test_a_recovery_leaves_no_region_out_but_those_that_are_fenced(world: World)
     assert world.hourly.number > 1000  # B may have had a number that nobody reports
 
 
+@pytest.mark.parametrize(("regions", "fenced"), [("eu,us", ""), ("eu", "us")])
+def test_a_recovery_serves_nobody_while_a_record_names_a_region_that_it_leaves_out(regions: str, fenced: str) -> None:
+    """The store is a new one and knows nobody. us adopted before the loss, by a number that eu has not heard of."""
+    record = references.encode(Reference("hourly", ("clicks",), ("eu", "us"), REPLICATED, "eu", sinks=LAKE))
+    world = World()
+    world.start("eu")
+    world.start("us")
+    world.do(world.core.recover("new", "store", ["eu"], []))
+    for _ in range(2):
+        world.do(world.core.enrol(world.caller("eu"), {HOURLY: record}, world.now))
+        with pytest.raises(errors.Recovering, match=r"eu name us, .* us added to --regions, or to --fenced"):
+            world.confirm("eu")
+        world.restart(from_snapshot=True)
+    with pytest.raises(errors.InvalidArgument, match="leaves out us"):
+        world.core.recover("newer", "", ["eu"], [])
+    world.do(world.core.recover("newer", "", regions.split(","), fenced.split(",") if fenced else []))
+    for region in regions.split(","):
+        world.do(world.core.enrol(world.caller(region), {HOURLY: record} if region == "eu" else {}, world.now))
+    assert world.core.store.state == SERVING
+    assert (world.hourly.number > 1000) == bool(fenced)
+
+
 def test_what_was_forgotten_stays_so_over_a_recovery(world: World) -> None:
     """Each region still has its record, by which it would come back with its old owner, and hold for it."""
     world.register("daily", LOCAL)
@@ -931,6 +1096,8 @@ def test_a_reset_at_home_is_noticed_over_a_recovery(world: World) -> None:
         world.do(world.core.enrol(world.caller(region), {}, world.now))
     world.callers = {region: caller._replace(token="new") for region, caller in world.callers.items()}
     world.confirm("A", hourly=1)
+    world.confirm("B")
+    world.mirror("B", 90)
     world.report("A", 2, 10, life=4)
     assert (world.hourly.incarnation, world.hourly.published) == (2, 10)
 
@@ -1008,8 +1175,22 @@ def test_two_that_own_it_by_one_number_own_nothing_after_a_recovery(world: World
     world.callers = {region: caller._replace(token="new") for region, caller in world.callers.items()}
     world.confirm("A", hourly=1)
     world.confirm("B")
+    world.mirror("B", 50, at(100))
+    assert world.hourly.replicated == MIN, "nobody can say whose rows these are"
     world.adopt("B")
     assert (world.hourly.owner, world.hourly.number) == ("B", 3)
+
+
+def test_rows_of_an_owner_that_nobody_knows_have_arrived_when_all_regions_are_heard_of(world: World) -> None:
+    """Any of the regions may be the one that was lost."""
+    test_two_that_own_it_by_one_number_own_nothing_after_a_recovery(world)
+    assert [(each.at, each.region) for each in world.hourly.holds] == [(MIN, "")]
+    world.pass_time(SUSPECT, "B")
+    with pytest.raises(errors.RegionRefused, match="A is not heard of"):
+        world.core.arrived(HOURLY, world.now)
+    world.confirm("A")
+    world.do(world.core.arrived(HOURLY, world.now))
+    assert (world.hourly.holds, world.hourly.written_off) == ((), False)
 
 
 # -- the journal ----------------------------------------------------------------------------------------------------------
@@ -1043,7 +1224,9 @@ def test_a_change_that_was_not_written_down_has_changed_nothing(world: World) ->
         lambda: world.core.set_policy(HOURLY, LOCAL),
         lambda: world.core.forget(HOURLY, world.now),
         lambda: world.core.recover("new", "", ["A", "B"], []),
-        lambda: world.core.progress(world.caller("B"), [], {HOURLY: Replica("B", 5)}, world.now, len(world.log)),
+        lambda: world.core.progress(
+            world.caller("B"), [], {HOURLY: Replica("B", 5, number=1)}, world.now, len(world.log)
+        ),
     ]
     for plan in plans:
         assert not plan().empty

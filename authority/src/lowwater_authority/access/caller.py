@@ -125,9 +125,23 @@ class Caller:
 
     def demand_everything(self) -> None:
         """Raise PermissionDenied unless it may operate on the deployment as a whole."""
-        if not self.principal.may_all(Action.OPERATE):
-            msg = f'{self.principal.name} may not move computations between shards; that takes operate = ["*"] of the namespace "*"'
+        if not self.operates_everything:
+            msg = f'{self.principal.name} may not operate on the deployment as a whole; that takes operate = ["*"] of the namespace "*"'
             raise errors.PermissionDenied(msg, metadata={"principal": self.principal.name, "permission": "operate"})
+
+    def demand_regions(self, regions: Iterable[str]) -> None:
+        """Raise PermissionDenied unless it speaks for all of some regions."""
+        for region in regions:
+            if region not in self.principal.regions:
+                region = shortened(region)
+                msg = f"{self.principal.name} does not speak for region {region!r}; whoever keeps the access file can add it to the principal's regions there"
+                facts = {"principal": self.principal.name, "permission": "regions", "region": region}
+                raise errors.PermissionDenied(msg, metadata=facts)
+
+    @property
+    def operates_everything(self) -> bool:
+        """Whether it may operate on the deployment as a whole."""
+        return self.principal.may_all(Action.OPERATE)
 
     def demand_report(self, name: str) -> None:
         """Raise PermissionDenied unless it may report for a computation, and have the audit say so: what is beside it in a report counts."""

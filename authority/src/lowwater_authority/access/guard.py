@@ -227,7 +227,7 @@ class Guard(grpc.aio.ServerInterceptor):
             CALLER.set(caller)
             if rule.act is None:
                 return await serve(request, context)
-            act, computation = rule.act(request), getattr(request, "computation", "")
+            act, computation = rule.act(request), rule.subject(request)
             try:
                 answer = await serve(request, context)
             except grpc.aio.AbortError:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from lowwater._pb.lowwater.v1 import regions_pb2
 from lowwater_authority.access.policy import Action
 from lowwater_authority.core.topology import MAX_INPUTS, is_slicing
 from lowwater_authority.rpc.codec import MAX_NAMES
@@ -39,15 +40,27 @@ class Method:
     computation refuses it unless it is cut."""
     reports: bool = False
     """Whether it is a report by another name, so that a shard makes it for its slices where it reports for them."""
+    region: Callable[[Any], str] | None = None
+    """From the request: the region that the caller has to speak for; None: the caller speaks for no region."""
+    operator: bool = False
+    """Whether a request without a region is one of an operator, who may operate on everything."""
     everything: bool = False
     """Whether it takes operate on the deployment as a whole."""
     act: Callable[[Any], str] | None = None
     """From the request: what the audit calls it; None: it changes nothing that is worth a line."""
+    subject: Callable[[Any], str] = lambda request: getattr(request, "computation", "")
+    """From the request: what the audit says it was done to: a computation, a reference, or a region."""
 
     def check(self, caller: Caller, request: Any) -> None:
         """Raise PermissionDenied for the first need that is not met, and InvalidArgument for more names than a request may have."""
         if self.everything:
             caller.demand_everything()
+        if self.region is not None:
+            region = self.region(request)
+            if self.operator and not region:
+                caller.demand_everything()
+            else:
+                caller.demand_regions([region])
         if self.some is not None:
             caller.demand_some(self.some)
         if self.most is not None:
@@ -144,18 +157,45 @@ METHODS: Final[dict[str, Method]] = {
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _ANYBODY,
 }
 
+
+def _speaks(request: Any) -> str:
+    region: str = request.caller.region
+    return region
+
+
+def _of_region(act: str, subject: Callable[[Any], str]) -> Method:
+    return Method(region=_speaks, act=lambda _: act, subject=subject)
+
+
+def _decided(request: Any) -> str:
+    """The decision's name; that of a newer client has none."""
+    known = regions_pb2.Decision.DESCRIPTOR.values_by_number.get(request.decision)
+    return "decide" if known is None else known.name.removeprefix("DECISION_").lower()
+
+
 REGION_METHODS: Final[dict[str, Method]] = {
-    # A region speaks of all that it has; its token is one for the whole of it.
-    **{
-        f"/lowwater.v1.RegionService/{name}": Method(some=Action.REPORT)
-        for name in (
-            *("Confirm", "RegisterReference", "Report", "Fence", "Stop", "Arrive"),
-            *("ReleaseReference", "ClaimReference", "Enrol"),
-        )
-    },
+    "/lowwater.v1.RegionService/Confirm": _of_region("confirm", _speaks),
+    "/lowwater.v1.RegionService/RegisterReference": Method(
+        region=_speaks,
+        operator=True,
+        act=lambda _: "register_reference",
+        subject=lambda request: f"{request.computation}:{'+'.join(sorted(request.inputs))}",
+    ),
+    # Once a second, as the reports of workers: no line for each.
+    "/lowwater.v1.RegionService/Report": Method(region=_speaks),
+    "/lowwater.v1.RegionService/Fence": _of_region("fence", lambda request: request.reference),
+    "/lowwater.v1.RegionService/Stop": _of_region("stop", lambda request: request.progress.reference),
+    "/lowwater.v1.RegionService/Arrive": _of_region("arrive", lambda request: request.replica.reference),
+    "/lowwater.v1.RegionService/ReleaseReference": _of_region("release", lambda request: request.reference),
+    "/lowwater.v1.RegionService/ClaimReference": _of_region("claim_reference", lambda request: request.reference),
+    "/lowwater.v1.RegionService/Enrol": _of_region("enrol", _speaks),
     "/lowwater.v1.RegionService/ListReferences": Method(some=Action.READ),
-    "/lowwater.v1.RegionService/Decide": Method(everything=True, act=lambda _: "decide"),
-    "/lowwater.v1.RegionService/Recover": Method(everything=True, act=lambda _: "recover"),
+    "/lowwater.v1.RegionService/Decide": Method(
+        everything=True, act=_decided, subject=lambda request: request.reference
+    ),
+    "/lowwater.v1.RegionService/Recover": Method(
+        everything=True, act=lambda _: "recover", subject=lambda request: ",".join(request.regions)
+    ),
 }
 """Those of the global authority, which serves nothing else."""
 

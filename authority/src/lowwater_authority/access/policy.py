@@ -59,6 +59,8 @@ class Principal:
     """Whether it may open the status page and its API, which show every namespace."""
     metrics: bool = False
     """Whether it may scrape /metrics."""
+    regions: tuple[str, ...] = ()
+    """Names of the regions that it speaks for at a global authority. A token of one region must not move, or stop, what another one owns."""
     shard: bool = False
     """Whether it is a shard, which claims and reports at computations that are cut for the slices that it serves. No file says so."""
     digests: tuple[str, ...] = field(default=(), repr=False)
@@ -163,7 +165,7 @@ def _matches(pattern: str, name: str) -> bool:
     return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
 
 
-PRINCIPAL: Final = ("name", "token_sha256", "certificates", "page", "metrics", "allow")
+PRINCIPAL: Final = ("name", "token_sha256", "certificates", "page", "metrics", "regions", "allow")
 ALLOW: Final = ("namespace", *(action.value for action in Action))
 LIMITS: Final = ("streams", "calls_per_second", "ranges", "computations", "message_bytes")
 
@@ -198,6 +200,9 @@ def _principal(table: Table) -> Principal:
         tuple(_allowance(each) for each in table.tables("allow", ALLOW)),
         page=table.flag("page"),
         metrics=table.flag("metrics"),
+        regions=table.texts(
+            "regions", REGION, "names of regions, as `lowwater region --name` has them, without wildcards"
+        ),
         digests=digests,
         certificates=certificates,
     )
@@ -244,6 +249,7 @@ _PART: Final = r"[A-Za-z0-9_.-]"
 
 NAMESPACE: Final = re.compile(rf"\*|{_PART}{{0,128}}")
 PATTERN: Final = re.compile(rf"{_PART}{{0,127}}\*|{_PART}{{1,128}}")
+REGION: Final = re.compile(r"[^\s*](?:[^\n*]{0,126}[^\s*])?")
 SHA256: Final = re.compile(r"[0-9a-f]{64}")
 CERTIFICATE: Final = re.compile(r"[^\s*]{1,256}|[^\s*][^\n*]{0,254}[^\s*]")
 NAME: Final = re.compile(rf"{_PART}{{1,64}}")

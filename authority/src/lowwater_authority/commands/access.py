@@ -139,6 +139,11 @@ def _named(access: Access, args: argparse.Namespace) -> Principal:
 def _described(principal: Principal) -> str:
     known_by = [counted(len(principal.digests), "token")] if principal.digests else []
     known_by += [f"the certificate {name}" for name in principal.certificates]
+    speaks = (
+        f", speaks for {counted(len(principal.regions), 'region')} {', '.join(principal.regions)}"
+        if principal.regions
+        else ""
+    )
     also = [what for what, has in (("the status page", principal.page), ("/metrics", principal.metrics)) if has]
     rows = [("NAMESPACE", *(action.value.upper() for action in Action))]
     rows += [
@@ -147,7 +152,7 @@ def _described(principal: Principal) -> str:
     ]
     opens = f"; opens {' and '.join(also)}" if also else ""
     rules = table(rows) if principal.allow else "may do nothing with computations"
-    return f"{principal.name}, known by {', '.join(known_by)}{opens}\n{rules}"
+    return f"{principal.name}, known by {', '.join(known_by)}{opens}{speaks}\n{rules}"
 
 
 def _space(namespace: str) -> str:

@@ -22,6 +22,7 @@ from lowwater._pb.lowwater.v1 import regions_pb2_grpc
 from lowwater.cli.arguments import CommandParser, add_command, parse_duration
 from lowwater.cli.failures import fail
 from lowwater.cli.render import table, times, to_json
+from lowwater_authority.regions.config import BadConfig, read_config, registration
 
 DEFAULT_GLOBAL: Final = "localhost:7430"
 
@@ -105,6 +106,14 @@ example:
   lowwater references forget hourly:clicks
 """
 
+_REGISTER: Final = """\
+example:
+  lowwater references register region.toml
+
+For a global authority with access rules: there the token of one region makes no
+reference that other regions may own. Repeating it is harmless.
+"""
+
 _RECOVER: Final = """\
 examples:
   lowwater references recover --regions eu,us
@@ -174,6 +183,8 @@ def parser() -> CommandParser:
     policy = made("policy", "say whether min(L, R) is published, or L", _POLICY)
     policy.add_argument("policy", choices=("replicated", "local"), help="replicated: what survives a loss; local: L")
     made("forget", "take a reference out, of which nobody makes anything any more", _FORGET, asks=True)
+    register = made("register", "make the references of a region's file known", _REGISTER, named=False)
+    register.add_argument("file", type=Path, metavar="FILE", help="as `lowwater region --config` takes it")
     recover = made("recover", "begin anew after a loss of the global store", _RECOVER, named=False, asks=True)
     recover.add_argument("--regions", required=True, metavar="REGION,...", help="those that will enrol")
     recover.add_argument(
@@ -193,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if warning is not None and not args.yes and not _agreed(warning, args):
             return 1
         print(_run(args))  # noqa: T201 - the answer to a command
-    except (errors.LowwaterError, OSError) as error:
+    except (errors.LowwaterError, BadConfig, OSError) as error:
         return fail(f"references {args.command}", error, as_json=args.json)
     return 0
 
@@ -202,6 +213,11 @@ def _run(args: argparse.Namespace) -> str:
     with _Global(args) as center:
         if args.command in ("list", "show"):
             return _tell(args, center.list(args.reference if args.command == "show" else ""))
+        if args.command == "register":
+            kept = read_config(args.file, None)
+            for each in kept:
+                center.register(registration(each))
+            return _tell(args, center.list(""))
         if args.command == "recover":
             token = center.recover(
                 pb.RecoverRequest(recovers=args.old_token, regions=_names(args.regions), fenced=_names(args.fenced))
@@ -317,6 +333,9 @@ class _Global:
         )
         answer: pb.ListReferencesResponse = self._ask(self._stub.Decide, request)
         return answer
+
+    def register(self, request: pb.RegisterReferenceRequest) -> None:
+        self._ask(self._stub.RegisterReference, request)
 
     def recover(self, request: pb.RecoverRequest) -> str:
         request.store_token = self.list("").store_token

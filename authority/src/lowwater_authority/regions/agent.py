@@ -32,7 +32,7 @@ from lowwater._core.text import duration
 from lowwater._pb.lowwater.v1 import regions_pb2 as pb
 from lowwater.aio import Client, Lease
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.regions.config import Kept, StateFolder
+from lowwater_authority.regions.config import Kept, StateFolder, registration
 from lowwater_authority.regions.references import MOST_NUMBER, relayed_name
 
 RELAY_IDENTITY: Final = "lowwater-region"
@@ -115,6 +115,8 @@ class RegionAgent:
         self._turn = 0
         self._values: dict[str, WatermarkView] = {}
         """What was read of the local authority, for this report. What is reset meanwhile is taken out."""
+        self._read_under: dict[str, int] = {}
+        """By reference the adoption number that this region knew before it read ``_values``: what was read says nothing of a later owner."""
         self._ready: dict[str, int] = {}
         """By reference the number for which the local computation was made ready."""
         self._relays: dict[str, Relayed] = {}
@@ -212,6 +214,7 @@ class RegionAgent:
     async def once(self) -> None:
         """Report once, or confirm. Raises what waiting does not cure, when nothing is handed out any more."""
         async with self._asking:
+            self._read_under = {name: view.number for name, view in self.views.items()}
             self._values = await self._read()
             try:
                 await self._talk()
@@ -287,11 +290,17 @@ class RegionAgent:
             answer = await self._call(self._stub.Confirm, pb.ConfirmRequest(numbers=numbers))
         # Taken at once: a registration below may have no answer, and the region goes on by what it was told last.
         await self._take(answer)
+        await self._register()
+        self.linked, self._away_for = True, ""
+        log.info("confirmed by the global authority", extra=event("region_confirmed", region=self.name))
+
+    async def _register(self) -> None:
+        """Make the references of the file known; one that is refused keeps no other from it."""
         for each in self.kept.values():
             if each.name in self._registered:
                 continue
             try:
-                await self._take(await self._call(self._stub.RegisterReference, _registration(each)))
+                await self._take(await self._call(self._stub.RegisterReference, registration(each)))
                 self._registered.add(each.name)
                 self.refusals.pop(f"{each.name}, registration", None)
                 known = self.views.get(each.name)
@@ -307,11 +316,13 @@ class RegionAgent:
                 errors.RegistrationConflict,
                 errors.InvalidArgument,
                 errors.RegionRefused,
+                errors.PermissionDenied,
                 errors.Overloaded,
             ) as error:
-                self._refuse(f"{each.name}, registration", error.reason, error.message)
-        self.linked, self._away_for = True, ""
-        log.info("confirmed by the global authority", extra=event("region_confirmed", region=self.name))
+                message = error.message
+                if isinstance(error, errors.PermissionDenied):
+                    message += "; or an operator registers it with `lowwater references register`"
+                self._refuse(f"{each.name}, registration", error.reason, message)
 
     def _belong(self, error: errors.ServerTokenMismatch) -> None:
         """Belong to the store that an operator has put in the place of the one that was lost. Raises the error for any other."""
@@ -354,6 +365,8 @@ class RegionAgent:
         values = self._values
         if not each.replicated or each.replicated not in values or (each.output and each.output not in values):
             return None
+        if not self._read_under.get(each.name):
+            return None
         output = values[each.output].low.micros if each.output else MAX
         replicated = values[each.replicated].low.micros
         positions = self.mirrored.get(each.name, ())
@@ -363,6 +376,7 @@ class RegionAgent:
             replicated_micros=replicated,
             output_micros=output,
             positions=positions,
+            number=self._read_under.get(each.name, 0),
         )
 
     async def _move(self) -> None:
@@ -471,6 +485,10 @@ class RegionAgent:
         if not view.moving_to and name in self.told:
             self.told[name].stopped = False
         if before is not None and before.moving_to == self.name != view.moving_to:
+            self.arrivals.pop(name, None)
+        if before is not None and before.number != view.number:
+            # Positions are those of the owner's sources, and a state that has arrived is of the owner's batch.
+            self.mirrored.pop(name, None)
             self.arrivals.pop(name, None)
 
     async def _begin(self, name: str, view: pb.ReferenceView) -> None:
@@ -665,14 +683,3 @@ def _told_before(record: str) -> tuple[str, int] | None:
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     return (owner, number) if type(number) is int and 0 < number < MOST_NUMBER else None
-
-
-def _registration(each: Kept) -> pb.RegisterReferenceRequest:
-    return pb.RegisterReferenceRequest(
-        computation=each.computation,
-        inputs=each.inputs,
-        regions=each.regions,
-        home=each.home,
-        policy=each.policy,
-        sinks=[pb.ReferenceSink(name=sink.name, fences=sink.fences) for sink in each.sinks],
-    )

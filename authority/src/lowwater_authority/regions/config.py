@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from lowwater._core.checks import is_name
+from lowwater._pb.lowwater.v1 import regions_pb2 as pb
 from lowwater.cli.arguments import parse_duration
 from lowwater_authority.regions.references import REPLICATED, Sink, name_of
 
@@ -53,8 +54,8 @@ class Kept:
         return name_of(self.computation, self.inputs)
 
 
-def read_config(path: Path, region: str) -> list[Kept]:
-    """Return the references of a file. Raises BadConfig."""
+def read_config(path: Path, region: str | None) -> list[Kept]:
+    """Return the references of a file, for the agent of a region; None: for an operator, who speaks for none. Raises BadConfig."""
     try:
         told = tomllib.loads(path.read_text("utf-8"))
         found = [_kept(each, region) for each in told["reference"]]
@@ -78,7 +79,7 @@ def _check_apart(found: list[Kept]) -> None:
             raise ValueError(msg)
 
 
-def _kept(told: dict[str, Any], region: str) -> Kept:
+def _kept(told: dict[str, Any], region: str | None) -> Kept:
     told = dict(told)
     for name, value in told.items():
         kind = {"inputs": str, "regions": str, "sinks": dict}.get(name)
@@ -92,7 +93,7 @@ def _kept(told: dict[str, Any], region: str) -> Kept:
     inputs, regions = tuple(sorted(told.pop("inputs"))), tuple(sorted(told.pop("regions")))
     told.setdefault("low", told["computation"])
     found = Kept(inputs=inputs, regions=regions, sinks=sinks, **told)
-    if region not in regions:
+    if region is not None and region not in regions:
         msg = f"{found.name} may not be owned by {region}: its regions are {', '.join(regions)}"
         raise ValueError(msg)
     for name in filter(None, (found.low, found.replicated, found.output)):
@@ -103,6 +104,18 @@ def _kept(told: dict[str, Any], region: str) -> Kept:
         msg = f"{found.name} is {REPLICATED}: say with replicated = ... which local computation tells R while another region owns it"
         raise ValueError(msg)
     return found
+
+
+def registration(each: Kept) -> pb.RegisterReferenceRequest:
+    """Return the request that makes a reference known; who asks is not in it yet."""
+    return pb.RegisterReferenceRequest(
+        computation=each.computation,
+        inputs=each.inputs,
+        regions=each.regions,
+        home=each.home,
+        policy=each.policy,
+        sinks=[pb.ReferenceSink(name=sink.name, fences=sink.fences) for sink in each.sinks],
+    )
 
 
 @dataclass(slots=True)

@@ -100,7 +100,7 @@ class Sink(NamedTuple):
 
 
 class Replica(NamedTuple):
-    """What a region has of a reference that another one makes."""
+    """What a region has of a reference that another one makes, as far as the owner of one adoption number had it."""
 
     region: str
     replicated: int
@@ -109,6 +109,9 @@ class Replica(NamedTuple):
     """Likewise of the outputs; MAX where they need no replica."""
     positions: tuple[Position, ...] = ()
     """How far the sources are mirrored, in the coordinates of the source."""
+    number: int = 0
+    """Adoption number of the owner whose rows and outputs these are; 0: not told, as in records of older versions. Under any other number the
+    replica counts for nothing: rows of the owner before say nothing of what the next owner has accepted."""
 
     @property
     def frontier(self) -> int:
@@ -226,8 +229,13 @@ class Reference:
         return min(bounds)
 
     def replica(self, region: str) -> Replica:
-        """Return what a region has; unknown when it has not told."""
-        return next((each for each in self.replicas if each.region == region), Replica(region, MIN, MIN))
+        """Return what a region has of what this owner makes; unknown when it has not told so under this owner's number."""
+        return next((each for each in self.current_replicas if each.region == region), Replica(region, MIN, MIN))
+
+    @property
+    def current_replicas(self) -> tuple[Replica, ...]:
+        """Replicas that were told under the present owner's adoption number: no other one counts, and none while no owner is known."""
+        return tuple(each for each in self.replicas if self.owner and each.number == self.number)
 
     @property
     def replicated(self) -> int:
@@ -298,6 +306,27 @@ class Store(NamedTuple):
     """Regions that do not, because an operator has fenced their sinks."""
     unread: tuple[str, ...] = ()
     """References of which a region that enrolled has a record that cannot be read: it may be the newest, so that no other one counts."""
+    named: tuple[str, ...] = ()
+    """Regions that the enrolled records name as possible owners: each of them is expected or fenced before the store serves."""
+
+    @property
+    def left_out(self) -> list[str]:
+        """Regions that enrolled records name and the recovery does not: one of them may own a reference, by a number that nobody else reports."""
+        return sorted({*self.named} - {*self.expected} - {*self.fenced})
+
+    @property
+    def fix(self) -> str:
+        """What has to happen before a store that does not serve serves again."""
+        if self.left_out:
+            return (
+                f"the records of {', '.join(self.enrolled)} name {', '.join(self.left_out)}, which the recovery leaves out: "
+                f"say `lowwater references recover` again, with {','.join(self.left_out)} added to --regions, "
+                "or to --fenced when no number of theirs counts at any sink any more"
+            )
+        missing = [each for each in self.expected if each not in self.enrolled]
+        return (
+            f"it waits for {', '.join(missing)}" if missing else "an operator has to say `lowwater references recover`"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -507,14 +536,18 @@ class References:
 
         ``numbers`` are the greatest that it was ever told, whoever owned what. Raises SecondAgent, Recovering, ServerTokenMismatch.
         """
-        if (old := self._enter(caller, numbers, now, position)) is not None:
+        if (old := self._enter(caller, numbers, now, position, confirms=True)) is not None:
             return old
         self.sessions[caller.region].confirmed = True
         return Change()
 
-    def register(self, caller: Caller, wanted: Reference, now: int, position: int) -> Change:
-        """Make a reference known. Repeating it is harmless. Raises RegistrationConflict, InvalidArgument, and as confirm does."""
-        if (old := self._enter(caller, {}, now, position)) is not None:
+    def register(self, caller: Caller | None, wanted: Reference, now: int, position: int) -> Change:
+        """Make a reference known; ``caller`` is None for an operator, who speaks for no region.
+
+        Repeating it is harmless. Raises RegistrationConflict, InvalidArgument, and as confirm does.
+        """
+        self._check_serving()
+        if caller is not None and (old := self._enter(caller, {}, now, position)) is not None:
             return old
         _check(wanted)
         if wanted.name in self.damaged:
@@ -550,6 +583,11 @@ class References:
         before = self.forgotten.get(wanted.name, Tombstone(0, -1))
         return Change((replace(wanted, number=before.number + 1, incarnation=before.incarnation + 2),))
 
+    def concerned(self, wanted: Reference) -> list[str]:
+        """Return the regions that a new reference concerns: its own, and those of others of its computation, whose global watermark it changes."""
+        others = (each for each in self.references.values() if each.computation == wanted.computation)
+        return sorted({*wanted.regions, *(region for each in others for region in each.regions)})
+
     def progress(
         self, caller: Caller, told: Iterable[Progress], replicas: Mapping[str, Replica], now: int, position: int
     ) -> Change:
@@ -558,7 +596,10 @@ class References:
         What is refused of one reference is in the change, and touches no other. Raises Unconfirmed, and as confirm does.
         """
         told = list(told)
-        if (old := self._enter(caller, {each.reference: each.number for each in told}, now, position)) is not None:
+        numbers = {name: each.number for name, each in replicas.items()} | {
+            each.reference: each.number for each in told
+        }
+        if (old := self._enter(caller, numbers, now, position)) is not None:
             return old
         self._check_confirmed(caller)
         changed: dict[str, Reference] = {}
@@ -658,6 +699,9 @@ class References:
         if move.step != STOPPED:
             raise _no(name, f"{found.owner} has not stopped yet", "wait until the move is stopped")
         _check_same_state(found, batch, digest, positions)
+        if replica.number != found.number:
+            what = f"what {caller.region} has was read under number {replica.number}, and {found.owner} stopped by {found.number}"
+            raise _no(name, what, "read R and the outputs' replica anew")
         for what, value in (("R", replica.replicated), ("the output's replica", replica.output)):
             if value < found.low:
                 raise _no(
@@ -799,7 +843,7 @@ class References:
                 continue
             able = [
                 replica
-                for replica in each.replicas
+                for replica in each.current_replicas
                 if replica.region != each.owner
                 and not self.is_suspect(replica.region, now)
                 and replica.replicated > MIN
@@ -844,11 +888,11 @@ class References:
         gone = {each.region for each in found.holds} - {each.region for each in kept.holds}
         gone |= {each.source for each in found.write_offs if each not in kept.write_offs}
         gone |= {each.region for each in found.broken if each not in kept.broken}
+        if "" in gone:  # who owned it was not known, so that any of its regions may be the lost one
+            gone = (gone - {""}) | set(found.regions)
         for each in sorted(gone):
             if self.is_suspect(each, now):
-                raise _no(
-                    name, f"{each or 'its region'} is not heard of", "start its agent first, or write off what it has"
-                )
+                raise _no(name, f"{each} is not heard of", "start its agent first, or write off what it has")
         return self._publish(kept)
 
     def allow_automatic(self, name: str, *, allowed: bool) -> Change:
@@ -902,7 +946,7 @@ class References:
             msg = "the store has another token than the one that this was decided on, and nothing was done: look at it again"
             raise errors.ServerTokenMismatch(msg, metadata={"expected": self.store.token, "found": answers})
         expected, fenced = tuple(sorted(set(expected))), tuple(sorted(set(fenced)))
-        known = {each for found in self.references.values() for each in found.regions}
+        known = {each for found in self.references.values() for each in found.regions} | {*self.store.named}
         lost = self.store.recovers if self.store.state == ENROLLING else self.store.token
         left_out = known - set(expected) - set(fenced)
         if left_out or not expected:
@@ -925,6 +969,7 @@ class References:
             raise _no(caller.region, "the recovery does not name this region", "recover again, with all regions")
         self._listen(caller, now)
         best = dict(self.references)
+        named = {*self.store.named}
         refused: dict[str, errors.LowwaterError] = {}
         unread: dict[str, Any] = {}
         for name, record in records.items():
@@ -936,13 +981,16 @@ class References:
                 refused[name], unread[name] = _no(name, what, fix), {"unread": what, "record": record}
             else:
                 if told.number > self.forgotten.get(name, Tombstone(0, 0)).number:
+                    named |= {*told.regions}
                     best[name] = _better(best.get(name), told)
         spoiled = {*self.store.unread, *unread}
         best = {name: each for name, each in best.items() if name not in spoiled}
         store = self.store._replace(
-            enrolled=tuple(sorted({*self.store.enrolled, caller.region})), unread=tuple(sorted(spoiled))
+            enrolled=tuple(sorted({*self.store.enrolled, caller.region})),
+            unread=tuple(sorted(spoiled)),
+            named=tuple(sorted(named)),
         )
-        if set(store.enrolled) >= set(store.expected):
+        if set(store.enrolled) >= set(store.expected) and not store.left_out:
             # Above the greatest that anybody has; of an absent region one may be missing.
             more = 1 + GAP * len(store.fenced)
             best = {name: replace(each, number=each.number + more, move=None) for name, each in best.items()}
@@ -954,25 +1002,37 @@ class References:
 
     # -- inside ---------------------------------------------------------------------------------------------------------
 
-    def _enter(self, caller: Caller, numbers: Mapping[str, int], now: int, position: int) -> Change | None:
-        """Who may ask. Returns a change when the store has been found to be old."""
+    def _enter(
+        self, caller: Caller, numbers: Mapping[str, int], now: int, position: int, *, confirms: bool = False
+    ) -> Change | None:
+        """Who may ask. Returns a change when the store has been found to be old.
+
+        Only a region of some reference finds that out, when it confirms or has been confirmed: anybody else's word would stop the store for all.
+        """
         self._check_serving()
         if caller.token and caller.token != self.store.token:
             msg = "another global store answers here than this region belongs to: check --global; after a loss, an operator recovers it"
             metadata = {"expected": caller.token, "found": self.store.token, "recovers": self.store.recovers}
             raise errors.ServerTokenMismatch(msg, metadata=metadata)
-        above = [name for name, number in numbers.items() if number > self._known_number(name)]
-        if caller.token and (caller.seen > position or above):
-            what = (
-                f"{caller.region} has a number of {above[0]} above its own"
-                if above
-                else f"{caller.region} has seen more of it"
-            )
-            reason = f"this store is older than what it has said: {what}"
-            stopped = self.store._replace(state=STOPPED_STORE, reason=reason)
-            return Change(store=stopped, raises=_recovering(stopped))
         self._listen(caller, now)
-        return None
+        above = [name for name, number in numbers.items() if number > self._known_number(name)]
+        if not caller.token or not (caller.seen > position or above):
+            return None
+        if not confirms:
+            self._check_confirmed(caller)
+        what = (
+            f"{caller.region} has a number of {above[0]} above its own"
+            if above
+            else f"{caller.region} has seen more of it"
+        )
+        strangers = [each for each in above if each in self.references and caller.region not in self.get(each).regions]
+        if strangers or not any(caller.region in each.regions for each in self.references.values()):
+            where = f"{strangers[0]} is none of its references" if strangers else "it is in no reference here"
+            fix = "check --global and --state of its agent; when this store is an older copy, an operator has to recover it"
+            raise _no(caller.region, f"{what}, and {where}", fix)
+        reason = f"this store is older than what it has said: {what}"
+        stopped = self.store._replace(state=STOPPED_STORE, reason=reason)
+        return Change(store=stopped, raises=_recovering(stopped))
 
     def _known_number(self, name: str) -> int:
         if name in self.damaged:
@@ -1037,7 +1097,10 @@ class References:
             raise _recovering(self.store)
 
     def _owned_by(self, found: Reference, region: str) -> Reference:
-        """Return the record under its next owner. What it publishes stays; what only the owner could tell is unknown again."""
+        """Return the record under its next owner. What it publishes stays; what only the owner could tell is unknown again.
+
+        So is what other regions told of their replicas: who had all rows of the last owner has none that the next one accepts (`current_replicas`).
+        """
         replicas = tuple(each for each in found.replicas if each.region != region)
         owned = replace(found, owner=region, number=found.number + 1, move=None, replicas=replicas)
         if found.owner == region:
@@ -1063,11 +1126,9 @@ def _no(name: str, what: str, fix: str) -> errors.RegionRefused:
 
 
 def _recovering(store: Store) -> errors.Recovering:
-    missing = [each for each in store.expected if each not in store.enrolled]
-    fix = f"it waits for {', '.join(missing)}" if missing else "an operator has to say `lowwater references recover`"
-    msg = f"the global authority answers nothing: {store.reason}; {fix}"
+    msg = f"the global authority answers nothing: {store.reason}; {store.fix}"
     return errors.Recovering(
-        msg, metadata={"state": store.state, "recovers": store.recovers, "token": store.token, "fix": fix}
+        msg, metadata={"state": store.state, "recovers": store.recovers, "token": store.token, "fix": store.fix}
     )
 
 
@@ -1159,6 +1220,9 @@ def _with_replica(found: Reference, replica: Replica) -> Reference:
     if replica.region not in found.regions:
         raise _no(found.name, f"{replica.region} is none of its regions", "register it with all of them")
     _check_told(found, replica.positions)
+    if not replica.number:
+        what = f"{replica.region} does not say under which adoption number it keeps its replica, so that the replica cannot count"
+        raise _no(found.name, what, "upgrade its `lowwater region`")
     if replica.region == found.owner:
         return found
     others = (each for each in found.replicas if each.region != replica.region)

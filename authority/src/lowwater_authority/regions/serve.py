@@ -100,7 +100,7 @@ def parser() -> CommandParser:
         "--access",
         metavar="FILE",
         type=Path,
-        help="who may do what (docs/security.md): regions need `report` on any computation, operators `operate` on all",
+        help="who may do what (docs/security.md): regions need their name in `regions`, operators `operate` on all",
     )
     parse.add_argument(
         "--log-format", choices=FORMATS, help="how to log to standard error (default: text on a terminal, else json)"

@@ -12,6 +12,7 @@ from lowwater import Watermark, errors
 from lowwater._core.events import event
 from lowwater._pb.lowwater.v1 import regions_pb2 as pb
 from lowwater._pb.lowwater.v1 import regions_pb2_grpc
+from lowwater_authority.access.caller import calling
 from lowwater_authority.regions.references import (
     AUTOMATIC,
     LOCAL,
@@ -68,7 +69,7 @@ class RegionServicer(regions_pb2_grpc.RegionServiceServicer):
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
-    async def _region(self, caller: Caller, plan: Callable[[References, int, int], Change]) -> pb.RegionResponse:
+    async def _region(self, caller: Caller | None, plan: Callable[[References, int, int], Change]) -> pb.RegionResponse:
         """Make a change that a region asks for, and tell it how everything stands."""
         registry = self._registry
         change = await registry.change(lambda core: plan(core, registry.monotonic(), registry.position))
@@ -76,7 +77,7 @@ class RegionServicer(regions_pb2_grpc.RegionServiceServicer):
         return pb.RegionResponse(
             store_token=core.store.token,
             position=registry.position,
-            references=[view(core, each, now) for each in _sorted(core) if caller.region in each.regions],
+            references=[view(core, each, now) for each in _sorted(core) if caller and caller.region in each.regions],
             watermarks=_watermarks(core),
             refused=[
                 pb.RefusedReference(reference=name, reason=error.reason, message=error.message)
@@ -102,7 +103,7 @@ class RegionServicer(regions_pb2_grpc.RegionServiceServicer):
     @_refusing
     async def RegisterReference(self, request: pb.RegisterReferenceRequest, context: Context) -> pb.RegionResponse:  # noqa: N802
         """Define a reference."""
-        who = _caller(request)
+        who, caller = _caller(request) if request.caller.region else None, calling()
         wanted = Reference(
             request.computation,
             tuple(sorted(request.inputs)),
@@ -111,7 +112,14 @@ class RegionServicer(regions_pb2_grpc.RegionServiceServicer):
             request.home,
             sinks=tuple(Sink(each.name, each.fences) for each in request.sinks),
         )
-        return await self._region(who, lambda core, now, position: core.register(who, wanted, now, position))
+
+        def plan(core: References, now: int, position: int) -> Change:
+            change = core.register(who, wanted, now, position)
+            if change.put and caller is not None and not caller.operates_everything:
+                caller.demand_regions(core.concerned(wanted))
+            return change
+
+        return await self._region(who, plan)
 
     @_refusing
     async def Report(self, request: pb.RegionReportRequest, context: Context) -> pb.RegionResponse:  # noqa: N802
@@ -194,7 +202,9 @@ class RegionServicer(regions_pb2_grpc.RegionServiceServicer):
             raise errors.ServerTokenMismatch(
                 "another global store answers here: check --global", metadata={"found": token}
             )
-        who = request.who or "somebody"
+        who, caller = request.who or "somebody", calling()
+        if caller is not None:  # what people call themselves proves nothing
+            who = f"{caller.principal.name} ({who})"[:MOST_NAME]
         if len(who) > MOST_NAME or not who.isprintable():
             raise bad_field("who", "is no name", f"use at most {MOST_NAME} printable characters")
         if who == AUTOMATIC:
@@ -247,7 +257,7 @@ class RegionServicer(regions_pb2_grpc.RegionServiceServicer):
             references=found,
             watermarks=_watermarks(core),
             state=core.store.state,
-            reason=core.store.reason,
+            reason="" if core.store.state == SERVING else f"{core.store.reason}; {core.store.fix}",
         )
 
 
@@ -301,8 +311,9 @@ def view(core: References, found: Reference, now: int) -> pb.ReferenceView:
                 replicated_micros=each.replicated,
                 output_micros=each.output,
                 positions=[_position_message(place) for place in each.positions],
+                number=each.number,
             )
-            for each in found.replicas
+            for each in found.current_replicas
         ],
         automatic=found.automatic,
         decisions=_decisions(found),
@@ -358,7 +369,8 @@ def _progress(said: pb.ReferenceProgress) -> Progress:
 
 
 def _replica(said: pb.ReferenceReplica, region: str) -> Replica:
-    return Replica(region, said.replicated_micros, said.output_micros, _positions(said.positions))
+    positions = _positions(said.positions)
+    return Replica(region, said.replicated_micros, said.output_micros, positions, said.number)
 
 
 def _positions(said: Iterable[pb.SourcePosition]) -> tuple[Position, ...]:

@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 a5e1daf026057ff14675971e1d61f3d4a7a4941ba26eac33cb684e8f8283c32d
+Made from: sha256 fa25766666e9aa4bd9e3a2574b56eb44f6669330a127838215f10cdd46109c49
 """

@@ -50,7 +50,7 @@ function _shtab_lowwater_using
   test "$_shtab_lowwater_cmdpath" = "$argv"
 end
 
-set -g _shtab_lowwater_commands serve journal 'journal copy' 'journal show' access 'access token' 'access hash' 'access check' global region references 'references list' 'references show' 'references adopt' 'references move' 'references cancel-move' 'references write-off' 'references arrived' 'references automatic' 'references policy' 'references forget' 'references recover' status watch why wait complete publish ranges history reset retire hot split merge move set-inputs drop shards drain pin slices 'slices list' 'slices split' tasks 'tasks list' 'tasks create-group' 'tasks configure' 'tasks create' 'tasks take' 'tasks output' 'tasks renew' 'tasks done' 'tasks release' completion
+set -g _shtab_lowwater_commands serve journal 'journal copy' 'journal show' access 'access token' 'access hash' 'access check' global region references 'references list' 'references show' 'references adopt' 'references move' 'references cancel-move' 'references write-off' 'references arrived' 'references automatic' 'references policy' 'references forget' 'references register' 'references recover' status watch why wait complete publish ranges history reset retire hot split merge move set-inputs drop shards drain pin slices 'slices list' 'slices split' tasks 'tasks list' 'tasks create-group' 'tasks configure' 'tasks create' 'tasks take' 'tasks output' 'tasks renew' 'tasks done' 'tasks release' completion
 set -g _shtab_lowwater_opts_with_value --access --address --adopt-again-after --advertise --answer-within --as --at --authority --below --ca --cert --config --configuration --cursor --data --dead-after --deployment --digest --end --every --fenced --from --global --group --http --into --key --last --lease --limit --listen --log-format --lost --may --name --namespace --old-token --output --owner --page --payload --peer-ca --promises --regions --server-token --since --start --state --store --suspect-after --team --timeout --tls-cert --tls-client-ca --tls-key --to --until --version --wait --worker
 
 complete -c lowwater -e
@@ -111,7 +111,7 @@ complete -c lowwater -n '_shtab_lowwater_using global' -l adopt-again-after -x -
 complete -c lowwater -n '_shtab_lowwater_using global' -l tls-cert -xka "(__fish_complete_path (commandline -ct))" -d 'certificate, and those between it and the root; turns TLS on'
 complete -c lowwater -n '_shtab_lowwater_using global' -l tls-key -xka "(__fish_complete_path (commandline -ct))" -d 'its key, without a passphrase'
 complete -c lowwater -n '_shtab_lowwater_using global' -l tls-client-ca -xka "(__fish_complete_path (commandline -ct))" -d 'take only clients with a certificate signed by one of these (mutual TLS)'
-complete -c lowwater -n '_shtab_lowwater_using global' -l access -xka "(__fish_complete_path (commandline -ct))" -d 'who may do what (docs/security.md): regions need `report` on any computation, operators `operate` on all'
+complete -c lowwater -n '_shtab_lowwater_using global' -l access -xka "(__fish_complete_path (commandline -ct))" -d 'who may do what (docs/security.md): regions need their name in `regions`, operators `operate` on all'
 complete -c lowwater -n '_shtab_lowwater_using global' -l log-format -xka "text json" -d 'how to log to standard error (default: text on a terminal, else json)'
 complete -c lowwater -n '_shtab_lowwater_using global' -l verbose -d 'log more'
 complete -c lowwater -n '_shtab_lowwater_using; and test $_shtab_lowwater_npos -eq 0' -a region -d 'Speak for a region: report its progress, hand out adoption numbers, and relay global watermarks.'
@@ -221,6 +221,15 @@ complete -c lowwater -n '_shtab_lowwater_using references forget' -l answer-with
 complete -c lowwater -n '_shtab_lowwater_using references forget' -l ca -xka "(__fish_complete_path (commandline -ct))" -d 'certificates to trust; turns TLS on'
 complete -c lowwater -n '_shtab_lowwater_using references forget' -l cert -xka "(__fish_complete_path (commandline -ct))" -d 'this client'"'"'s certificates'
 complete -c lowwater -n '_shtab_lowwater_using references forget' -l key -xka "(__fish_complete_path (commandline -ct))" -d 'its key'
+complete -c lowwater -n '_shtab_lowwater_using references; and test $_shtab_lowwater_npos -eq 0' -a register -d 'Make the references of a region'"'"'s file known.'
+complete -c lowwater -n '_shtab_lowwater_using references register' -s h -l help -d 'show this help message and exit'
+complete -c lowwater -n '_shtab_lowwater_using references register' -l json -d 'answer in JSON, for programs'
+complete -c lowwater -n '_shtab_lowwater_using references register' -l global -x -d 'where it listens (default: LOWWATER_GLOBAL or localhost:7430)'
+complete -c lowwater -n '_shtab_lowwater_using references register' -l answer-within -x -d 'how long an answer may take (default: 5s)'
+complete -c lowwater -n '_shtab_lowwater_using references register' -l ca -xka "(__fish_complete_path (commandline -ct))" -d 'certificates to trust; turns TLS on'
+complete -c lowwater -n '_shtab_lowwater_using references register' -l cert -xka "(__fish_complete_path (commandline -ct))" -d 'this client'"'"'s certificates'
+complete -c lowwater -n '_shtab_lowwater_using references register' -l key -xka "(__fish_complete_path (commandline -ct))" -d 'its key'
+complete -c lowwater -n '_shtab_lowwater_using references register; and test $_shtab_lowwater_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'as `lowwater region --config` takes it'
 complete -c lowwater -n '_shtab_lowwater_using references; and test $_shtab_lowwater_npos -eq 0' -a recover -d 'Begin anew after a loss of the global store.'
 complete -c lowwater -n '_shtab_lowwater_using references recover' -s h -l help -d 'show this help message and exit'
 complete -c lowwater -n '_shtab_lowwater_using references recover' -l yes -d 'do not ask'

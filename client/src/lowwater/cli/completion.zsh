@@ -70,6 +70,7 @@ _shtab_lowwater_references_commands() {
     move:'Begin to move a reference to another region; nothing is lost.'
     policy:'Say whether min(L, R) is published, or L.'
     recover:'Begin anew after a loss of the global store.'
+    register:'Make the references of a region'"'"'s file known.'
     show:'One reference, with all that is known and was decided.'
     write-off:'Give up the rows that only a lost region has.'
   )
@@ -212,7 +213,7 @@ _shtab_lowwater_global_options=(
   "--tls-cert[certificate, and those between it and the root\; turns TLS on]:PEM:_files"
   "--tls-key[its key, without a passphrase]:PEM:_files"
   "--tls-client-ca[take only clients with a certificate signed by one of these (mutual TLS)]:PEM:_files"
-  "--access[who may do what (docs\/security.md)\: regions need \`report\` on any computation, operators \`operate\` on all]:FILE:_files"
+  "--access[who may do what (docs\/security.md)\: regions need their name in \`regions\`, operators \`operate\` on all]:FILE:_files"
   "--log-format[how to log to standard error (default\: text on a terminal, else json)]:log_format:(text json)"
   "--verbose[log more]"
 )
@@ -517,6 +518,20 @@ _shtab_lowwater_references_recover_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_lowwater_references_recover_defaults_added=0
+
+_shtab_lowwater_references_register_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--json[answer in JSON, for programs]"
+  "--global[where it listens (default\: LOWWATER_GLOBAL or localhost\:7430)]:HOST:PORT:"
+  "--answer-within[how long an answer may take (default\: 5s)]:T:"
+  "--ca[certificates to trust\; turns TLS on]:PEM:_files"
+  "--cert[this client\'s certificates]:PEM:_files"
+  "--key[its key]:PEM:_files"
+  ":as \`lowwater region --config\` takes it:_files"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_references_register_defaults_added=0
 
 _shtab_lowwater_references_show_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -1086,6 +1101,7 @@ _shtab_lowwater_references() {
         move) _arguments -C -s $_shtab_lowwater_references_move_options ;;
         policy) _arguments -C -s $_shtab_lowwater_references_policy_options ;;
         recover) _arguments -C -s $_shtab_lowwater_references_recover_options ;;
+        register) _arguments -C -s $_shtab_lowwater_references_register_options ;;
         show) _arguments -C -s $_shtab_lowwater_references_show_options ;;
         write-off) _arguments -C -s $_shtab_lowwater_references_write_off_options ;;
       esac

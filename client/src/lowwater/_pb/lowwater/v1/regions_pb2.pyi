@@ -230,6 +230,7 @@ class ReferenceReplica(google.protobuf.message.Message):
     REPLICATED_MICROS_FIELD_NUMBER: builtins.int
     OUTPUT_MICROS_FIELD_NUMBER: builtins.int
     POSITIONS_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
     reference: builtins.str
     """The reference."""
     region: builtins.str
@@ -238,6 +239,11 @@ class ReferenceReplica(google.protobuf.message.Message):
     """R: what was complete at the sources is here up to this event time."""
     output_micros: builtins.int
     """Likewise of the outputs; 9223372036854775807 where they need no replica."""
+    number: builtins.int
+    """The adoption number of the owner whose rows and outputs these are: the one
+    that the region had been told of before it read them. Under another number
+    they count for nothing.
+    """
     @property
     def positions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SourcePosition]:
         """How far the sources are mirrored."""
@@ -250,8 +256,9 @@ class ReferenceReplica(google.protobuf.message.Message):
         replicated_micros: builtins.int = ...,
         output_micros: builtins.int = ...,
         positions: collections.abc.Iterable[Global___SourcePosition] | None = ...,
+        number: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["output_micros", b"output_micros", "positions", b"positions", "reference", b"reference", "region", b"region", "replicated_micros", b"replicated_micros"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["number", b"number", "output_micros", b"output_micros", "positions", b"positions", "reference", b"reference", "region", b"region", "replicated_micros", b"replicated_micros"]) -> None: ...
 
 Global___ReferenceReplica: typing_extensions.TypeAlias = ReferenceReplica
 
@@ -618,7 +625,7 @@ class RegisterReferenceRequest(google.protobuf.message.Message):
     """
     @property
     def caller(self) -> Global___RegionCaller:
-        """Who asks."""
+        """Who asks; of an operator nothing is set."""
 
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:

@@ -125,7 +125,8 @@ class RegionServiceServicer(object):
         """Makes references known. A repeat is harmless; another definition is refused
         with REGISTRATION_CONFLICT, and so is a home input that another reference of
         the computation has. Once an operator has decided on the policy, the one that
-        is registered says nothing any more.
+        is registered says nothing any more. An operator names no region as the
+        caller, and is told no references.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -356,7 +356,8 @@ class RegionServiceStub(typing.Generic[_RegionServiceConfirmType, _RegionService
     """Makes references known. A repeat is harmless; another definition is refused
     with REGISTRATION_CONFLICT, and so is a home input that another reference of
     the computation has. Once an operator has decided on the policy, the one that
-    is registered says nothing any more.
+    is registered says nothing any more. An operator names no region as the
+    caller, and is told no references.
     """
 
     Report: _RegionServiceReportType
@@ -480,7 +481,8 @@ class RegionServiceServicer(metaclass=abc.ABCMeta):
         """Makes references known. A repeat is harmless; another definition is refused
         with REGISTRATION_CONFLICT, and so is a home input that another reference of
         the computation has. Once an operator has decided on the policy, the one that
-        is registered says nothing any more.
+        is registered says nothing any more. An operator names no region as the
+        caller, and is told no references.
         """
 
     @abc.abstractmethod

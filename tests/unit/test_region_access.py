@@ -1,0 +1,154 @@
+"""Whose token may speak for which region: the real global authority behind the real guard, over a socket."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from lowwater import errors
+from lowwater._core.attempts import error_of_call
+from lowwater._core.events import ATTRIBUTE
+from lowwater._pb.lowwater.v1 import regions_pb2 as pb
+from lowwater._pb.lowwater.v1 import regions_pb2_grpc
+from lowwater._server.audit import Audit
+from lowwater._server.tokens import digest
+from lowwater_authority.access.guard import Guard
+from lowwater_authority.access.policy import Access, Action, Allowance, Principal
+from lowwater_authority.ops.observer import Observer
+from lowwater_authority.regions.references import SERVING
+from lowwater_authority.regions.registry import Registry
+from lowwater_authority.rpc.regions import RegionServicer
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal
+from tests.kit.times import SECOND
+
+HOURLY = "sales/hourly:clicks"
+
+
+def principal(name: str, *regions: str, allow: tuple[Allowance, ...] = ()) -> Principal:
+    return Principal(name, allow, regions=regions, digests=(digest(name),))
+
+
+ACCESS = Access(
+    [
+        principal("eu", "eu"),
+        principal("both", "eu", "us"),
+        principal("sandbox", allow=(Allowance("sandbox", {Action.REPORT: ("only-this",)}),)),
+        principal("ops", allow=(Allowance("*", {Action.OPERATE: ("*",), Action.READ: ("*",)}),)),
+    ]
+)
+
+
+class Center:
+    """Calls by a token, with turns of their own."""
+
+    def __init__(self, stub: Any, registry: Registry) -> None:
+        self.stub = stub
+        self.registry = registry
+        self._turn = 0
+
+    async def ask(self, who: str, method: str, request: Any, region: str = "", **more: Any) -> Any:
+        if region:
+            self._turn += 1
+            token = self.registry.references.store.token
+            request.caller.CopyFrom(
+                pb.RegionCaller(
+                    region=region, agent=region, run=1, nonce="n", turn=self._turn, store_token=token, **more
+                )
+            )
+        try:
+            return await getattr(self.stub, method)(request, metadata=(("authorization", f"Bearer {who}"),))
+        except grpc.RpcError as failure:
+            raise error_of_call(failure, "here") from None
+
+    async def register(self, who: str, region: str = "", inputs: str = "clicks", *regions: str) -> Any:
+        request = pb.RegisterReferenceRequest(
+            computation="sales/hourly", inputs=[inputs], regions=regions or ("eu", "us"), home="eu", policy="local"
+        )
+        return await self.ask(who, "RegisterReference", request, region)
+
+
+@asynccontextmanager
+async def serving(disk: MemoryDisk) -> AsyncIterator[Center]:
+    registry = Registry(
+        MemoryJournal(disk, shared=True),
+        clock=lambda: 1,
+        monotonic=lambda: 1,
+        token=lambda: "store",
+        suspect_after=10 * SECOND,
+        lately=0,
+    )
+    await registry.open()
+    guard = Guard(ACCESS, observer=Observer(), audit=Audit(lambda: 0.0), insiders=[], monotonic=lambda: 0.0)
+    server = grpc.aio.server(interceptors=[guard])
+    regions_pb2_grpc.add_RegionServiceServicer_to_server(RegionServicer(registry), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield Center(regions_pb2_grpc.RegionServiceStub(channel), registry)
+    finally:
+        await server.stop(0)
+        await registry.close()
+
+
+async def test_a_token_speaks_only_for_the_regions_it_names(disk: MemoryDisk) -> None:
+    [service] = pb.DESCRIPTOR.services_by_name.values()
+    calls = [each for each in service.methods if "caller" in each.input_type.fields_by_name]
+    async with serving(disk) as center:
+        await center.register("ops")
+        before = center.registry.position
+        for who, region in (("sandbox", "eu"), ("sandbox", "nowhere"), ("eu", "us"), ("ops", "eu")):
+            for method in calls:
+                request = getattr(pb, method.input_type.name)()
+                with pytest.raises(errors.PermissionDenied, match=f"does not speak for region '{region}'"):
+                    await center.ask(who, method.name, request, region, seen=10**12)
+        assert (center.registry.position, center.registry.references.store.state) == (before, SERVING)
+        answer = await center.ask("eu", "Confirm", pb.ConfirmRequest(), "eu")
+        assert [each.name for each in answer.references] == [HOURLY]
+
+
+async def test_a_new_reference_takes_all_regions_that_it_concerns_or_an_operator(disk: MemoryDisk) -> None:
+    async with serving(disk) as center:
+        with pytest.raises(errors.PermissionDenied, match="region 'us'"):
+            await center.register("eu", "eu")
+        for who in ("eu", "sandbox"):
+            with pytest.raises(errors.PermissionDenied, match="operate"):
+                await center.register(who)
+        await center.register("both", "eu")
+        await center.register("eu", "eu")  # as it is: every agent says so at its start
+        with pytest.raises(errors.PermissionDenied, match="region 'us'"):
+            await center.register(
+                "eu", "eu", "views", "eu"
+            )  # the least of both is the global watermark of the computation
+        assert list(center.registry.references.references) == [HOURLY]
+        await center.register("ops", "", "views")
+
+
+async def test_calls_of_regions_stand_in_the_audit_log(disk: MemoryDisk, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "lowwater_authority.audit")
+    async with serving(disk) as center:
+        await center.register("ops")
+        await center.ask("eu", "Confirm", pb.ConfirmRequest(), "eu")
+        with pytest.raises(errors.RegionRefused):
+            await center.ask("eu", "Stop", pb.StopRequest(progress=pb.ReferenceProgress(reference=HOURLY)), "eu")
+        with pytest.raises(errors.PermissionDenied):
+            await center.ask("sandbox", "Report", pb.RegionReportRequest(), "eu")
+        decision = pb.DecideRequest(reference=HOURLY, decision=pb.DECISION_ALLOW_AUTOMATIC, who="the CFO")
+        with pytest.raises(errors.RegionRefused):
+            await center.ask("ops", "Decide", decision)
+        await center.ask("ops", "Recover", pb.RecoverRequest(regions=["eu", "us"]))
+    told = [getattr(each, ATTRIBUTE) for each in caplog.records if each.name == "lowwater_authority.audit"]
+    lines = [(each["principal"], each["act"], each.get("computation", ""), each["outcome"]) for each in told]
+    assert lines == [
+        ("ops", "register_reference", HOURLY, "done"),
+        ("eu", "confirm", "eu", "done"),
+        ("eu", "stop", HOURLY, "failed"),
+        ("sandbox", "Report", "", "refused"),
+        ("ops", "allow_automatic", HOURLY, "failed"),
+        ("ops", "recover", "eu,us", "done"),
+    ]
