@@ -52,6 +52,13 @@ if TYPE_CHECKING:
 MESSAGE_BYTES: Final = 64 << 20
 """Largest message: a claim or a full report of more than a million ranges."""
 
+CONNECTION_CALLS: Final = 1000
+"""Calls and streams of one connection at once. gRPC lets all clients of a process that go to one address share a connection."""
+
+PENDING_CALLS: Final = 16_384
+"""Calls that wait until the event loop has looked at them, of all connections: twice the report streams that one process takes. Each has up to 16 KB, so
+all together have some 260 MB."""
+
 OPTIONS: Final[Sequence[tuple[str, Any]]] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.max_send_message_length", MESSAGE_BYTES),
@@ -62,10 +69,13 @@ OPTIONS: Final[Sequence[tuple[str, Any]]] = (
     ("grpc.keepalive_permit_without_calls", 1),
     # Clients ping every few seconds to notice a frozen server; the default would close them for it.
     ("grpc.http2.min_ping_interval_without_data_ms", 2_000),
-    # Beyond a thousand calls that nobody has looked at yet, gRPC breaks off some at random, and tells them nothing. A herd is let in
-    # by engine/admission.py instead, which says when to come again.
-    ("grpc.server.max_pending_requests", 1 << 20),
-    ("grpc.server.max_pending_requests_hard_limit", 1 << 20),
+    # Without this bound one connection that begins calls and resets them at once would fill the memory, without any token. A client has one report stream,
+    # one watch for each set of names, and one call for each thread that asks. One more call waits in the client until another has ended.
+    ("grpc.max_concurrent_streams", CONNECTION_CALLS),
+    # gRPC breaks off the calls beyond this bound without a reason. engine/admission.py lets a herd in, and tells the rest when to come again: so the bound
+    # is above what a herd has at once.
+    ("grpc.server.max_pending_requests", PENDING_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS),
     # What a call may send before anybody reads it. Measured by gRPC itself it grows with the delay, to tens of megabytes on a busy machine, for who is refused,
     # too. A message that is being read is let through whole.
     ("grpc.http2.bdp_probe", 0),
