@@ -45,11 +45,12 @@ class Door:
         self.token: str = tokens[0]
         """What this process presents, to itself and to other shards."""
         self._insiders = (insider(PEER if shared else SELF, tokens),)
-        self._file = AccessFile(path, check=self._check)
+        self.file = AccessFile(path, check=self._check)
+        """Followed by `watch`."""
 
     def access(self) -> Access:
         """Return the rules in force."""
-        return self._file.value
+        return self.file.value
 
     def guard(self, observer: Observer, registered: Callable[[str], bool], cut: Callable[[str], bool]) -> Guard:
         """Return the guard of a server, which follows the file; the others say whether there is a computation of a name, and whether it is cut."""
@@ -61,12 +62,12 @@ class Door:
             monotonic=time.monotonic,
             cut=cut,
         )
-        self._file.on_change.append(made.use)
+        self.file.on_change.append(made.use)
         return made
 
     async def watch(self) -> None:
         """Follow the file, for ever."""
-        await self._file.watch()
+        await self.file.watch()
 
     def _check(self, access: Access) -> None:
         """Raise BadFile for a file that gives somebody the token of shards: who presents it could be either."""

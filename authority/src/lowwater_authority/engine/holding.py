@@ -46,7 +46,7 @@ from lowwater import errors
 from lowwater._core.events import event
 from lowwater_authority.core import recovery
 from lowwater_authority.engine.backoff import Backoff
-from lowwater_authority.engine.logs import RETRY_SECONDS
+from lowwater_authority.engine.writes import RETRY_SECONDS
 from lowwater_authority.journal import (
     Entry,
     JournalCorrupt,

@@ -24,7 +24,8 @@ from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.topology import Topology, WrongGraph
 from lowwater_authority.engine.backoff import Backoff
 from lowwater_authority.engine.holding import Ending, Holding, Unwritten, epoch_base
-from lowwater_authority.engine.logs import RETRY_SECONDS, Log, Logs
+from lowwater_authority.engine.logs import Log, Logs
+from lowwater_authority.engine.writes import RETRY_SECONDS
 from lowwater_authority.journal import (
     GRAPH,
     End,

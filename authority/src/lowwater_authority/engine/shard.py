@@ -35,6 +35,7 @@ from lowwater_authority.engine.processing_time import ProcessingTime
 from lowwater_authority.engine.rounds import CommitLoop, GivenUp, GraphMoved, Round
 from lowwater_authority.engine.slices import Slice, inputs_of
 from lowwater_authority.engine.takeover import Taking
+from lowwater_authority.engine.writes import StoreState
 from lowwater_authority.journal import (
     GRAPH,
     JournalCorrupt,
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from lowwater_authority.engine.holdings import ReadGraph
     from lowwater_authority.engine.placement import Lows, Placement
     from lowwater_authority.engine.slices import Inputs
+    from lowwater_authority.engine.writes import Writes
     from lowwater_authority.journal import Journal
     from lowwater_authority.ops.observer import Observer
 
@@ -83,6 +85,9 @@ TELL_SECONDS: Final = 60.0
 
 GRAPH_REST_SECONDS: Final = 0.5
 """How long a damaged graph that could not be written again is left alone: each time all of it is read, and perhaps written."""
+
+SILENT_SECONDS: Final = 30
+"""A store that has confirmed nothing for so long is said not to answer; the alert LowwaterJournalNotConfirming waits as long."""
 
 TOGETHER_SECONDS: Final = 1.0
 """How long a question about several computations waits for those that are not served yet: it is not to hide the others."""
@@ -284,6 +289,20 @@ class Shard:
         known = self._confirmed if self.shared else now
         since = self.held.logs.unconfirmed_since
         return known if since is None else min(since, known)
+
+    @property
+    def writes(self) -> Writes:
+        """The writes of this shard, and whether the store takes them."""
+        return self.held.logs.writes
+
+    def store_state(self, now: int) -> StoreState:
+        """Return what the store does with writes, to another thread; ``now`` as in ``confirmed_at``.
+
+        A store that has confirmed nothing for ``SILENT_SECONDS`` does not answer, whether or not there was something to write.
+        """
+        state = self.writes.state
+        silent = now - self.confirmed_at(now) > SILENT_SECONDS * 1_000_000
+        return StoreState.SILENT if silent and state is StoreState.TAKES else state
 
     @property
     def now(self) -> int:

@@ -8,6 +8,7 @@ A caller of ``append`` or ``snapshot`` needs to know one thing first: is it writ
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,6 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from lowwater._core.events import event
+
+log = logging.getLogger(__name__)
 
 
 class JournalError(Exception):
@@ -620,3 +625,20 @@ def refuse_older_view(log: str, wanted: Ownership, found: Ownership) -> None:
     """Raise JournalOutvoted when newer members have chosen the owner that is there."""
     if found.view > wanted.view:
         raise JournalOutvoted(log, view=wanted.view, newest=found.view)
+
+
+def tell_created(place: str, server_token: str) -> None:
+    """Log that a new deployment begins. Where there was one before, its volume is not mounted, or its store was emptied."""
+    log.warning(
+        "a new deployment begins in %s, its token is %s: if there was one before, stop, and mount its volume or name its store",
+        place,
+        server_token,
+        extra=event("journal_created", store=place, server_token=server_token),
+    )
+
+
+def nothing_there(place: str) -> JournalFailed:
+    """The error for a place without a journal, where there has to be one."""
+    return JournalFailed(
+        f"there is no deployment in {place}, and no other is begun because one is expected there: mount its volume, name its store, or restore a copy"
+    )

@@ -61,7 +61,9 @@ from lowwater_authority.journal.contract import (
     Owned,
     Ownership,
     judge,
+    nothing_there,
     refuse_lost,
+    tell_created,
 )
 from lowwater_authority.journal.frames import (
     Kind,
@@ -124,7 +126,7 @@ class RedisJournal(Journal):
     ``redis+cluster://host:port,host:port``, each with ``USER:PASSWORD@`` in front of the host if needed; it is never shown.
     ``namespace`` tells deployments apart. ``timeout``, in seconds, bounds each exchange with the server: after it an
     append is of unknown outcome. ``server_token`` is what the store must belong to, and what a new one is made with; if it is
-    empty, any deployment will do.
+    empty, any deployment will do. With ``must_exist`` no new one is made.
 
     An empty store may be one that has just lost everything: for ``patience`` seconds ``open`` waits whether living processes put it back,
     before it makes a new deployment.
@@ -141,12 +143,14 @@ class RedisJournal(Journal):
         namespace: str = "default",
         timeout: float = 5.0,
         server_token: str = "",
+        must_exist: bool = False,
         patience: float = 0.0,
     ) -> None:
         self._address = Address(url)
         self._keys = Keys.of(namespace)
         self._timeout = timeout
         self._wanted_token = server_token
+        self._must_exist = must_exist
         self._patience = patience
         self._meter = Meter(time.perf_counter)
         self._nonce = secrets.randbits(32)
@@ -172,7 +176,11 @@ class RedisJournal(Journal):
         self._database = RedisDatabase(exchange, self._keys)
         try:
             opening = partial(
-                RedisDatabase.open, wanted=self._wanted_token, randbits=secrets.randbits, patience=self._patience
+                RedisDatabase.open,
+                wanted=self._wanted_token,
+                must_exist=self._must_exist,
+                randbits=secrets.randbits,
+                patience=self._patience,
             )
             self.server_token = await self._in_order(opening)
             self._takes = Takes(self._aside(), self._owned)
@@ -633,14 +641,19 @@ class RedisDatabase:
         self._keys = keys
         self._token = token
 
-    async def open(self, wanted: str, randbits: Callable[[int], int], *, patience: float) -> str:
-        """Check the server, and create the deployment if there is none; returns its token, which ``wanted`` names unless empty."""
+    async def open(self, wanted: str, must_exist: bool, randbits: Callable[[int], int], *, patience: float) -> str:
+        """Check the server, and create the deployment if there is none; returns its token, which ``wanted`` names unless empty.
+
+        With ``must_exist`` it raises JournalFailed when there is none.
+        """
         settings = await self._exchange.read_settings()
         settings.refuse(self._exchange.link.address)
         if not await self._read_token():
             await asyncio.sleep(patience)
         while True:
             found = await self._read_token()
+            if must_exist and not found:
+                raise nothing_there(f"{self._exchange.link.address}, key {self._keys.deployment}")
             token = found or wanted or f"{randbits(128):032x}"
             if wanted not in {"", token}:
                 raise JournalReplaced(expected=wanted, found=token)
@@ -653,6 +666,8 @@ class RedisDatabase:
             if reply[0] == b"ORPHANS":
                 raise JournalCorrupt(None, None, f"there are logs, but the key {self._keys.deployment} is missing")
             if reply[0] == b"OK":
+                if not found:
+                    tell_created(f"{self._exchange.link.address}, key {self._keys.deployment}", token)
                 self._token = token
                 return token
 
