@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lowwater_spark.checkpoint.durable import make_directory, sync_directory, write_over
-from lowwater_spark.checkpoint.location import Location
+from lowwater_spark.checkpoint.location import Location, spark_path
 from lowwater_spark.sources.base import Line, Rowless
 from lowwater_spark.sources.source_log import SourceLog, log_files, log_offset
 
@@ -33,7 +33,7 @@ def with_ticks(spark: SparkSession, frame: DataFrame, checkpoint: Location) -> D
     folder = tick_directory(checkpoint)
     make_directory(folder)
     nulls = [sf.lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]
-    ticks = spark.readStream.text(str(folder)).select(*nulls).where(sf.lit(col=False))
+    ticks = spark.readStream.text(spark_path(folder).text).select(*nulls).where(sf.lit(col=False))
     return frame.union(ticks)
 
 
