@@ -285,7 +285,7 @@ def test_the_newest_entry_of_a_path_counts(tmp_path: Path) -> None:
     log.read_to(0)
     assert waiting.newest_reached([0], forget=False) is None
     assert waiting.missing() == ["/in/a (written again after it was read: give it another name)"]
-    lines = [json.dumps({"path": "file:///in/a", "timestamp": t, "batchId": n}) for n, t in ((1, 7), (0, 1))]
+    lines = [json.dumps({"path": "file:///in/a", "timestamp": t, "batchId": n}) for n, t in ((0, 1), (1, 7))]
     (tmp_path / "log/1.compact").write_text("\n".join(["v1", *lines]), encoding="utf-8")
     log.read_to(1)
     assert (waiting.newest_reached([0], forget=False), waiting.newest_reached([1], forget=False)) == (None, "W")

@@ -636,8 +636,8 @@ def parse_info(text: bytes) -> dict[str, str]:
     >>> parse_info(b"# Server\r\nredis_version:7.0.15\r\n")
     {'redis_version': '7.0.15'}
     """
-    lines = text.decode(errors="replace").splitlines()
-    return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
+    lines = text.decode(errors="replace").split("\n")
+    return dict(line.rstrip("\r").split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
 
 
 def parse_config(answer: Any) -> dict[str, str]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater_spark.checkpoint.durable import make_directory, sync_directory, sync_file, write_once
+from lowwater_spark.checkpoint.lines import lines_of
 from lowwater_spark.sources.control import NOTHING_GIVEN, Drive
 from lowwater_spark.track.operators import Window
 
@@ -66,7 +67,7 @@ class LateRule:
         """
         if batch == 0:
             return NOTHING_GIVEN
-        lines = Path(self.checkpoint, "offsets", str(batch - 1)).read_text(encoding="utf-8").splitlines()
+        lines = lines_of(Path(self.checkpoint, "offsets", str(batch - 1)).read_text(encoding="utf-8"))
         return int(json.loads(lines[1]).get("batchWatermarkMs", NOTHING_GIVEN)) * 1_000
 
 

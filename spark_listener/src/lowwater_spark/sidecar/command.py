@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import logging
 import signal
 import sys
@@ -181,7 +182,13 @@ def describe(checkpoint: str, session: Any) -> str:
     asked = [*needed(checkpoint), *([] if last is None else [HISTORY])]
     promises = "\n".join(f'    # {PROMISES[name]}\n    # "{name}",' for name in asked)
     return BLANK.format(
-        checkpoint=checkpoint, read=read, sources=sources, state=state, retention=unless, mode=unless, promises=promises
+        checkpoint=json.dumps(checkpoint, ensure_ascii=False),
+        read=read,
+        sources=sources,
+        state=state,
+        retention=unless,
+        mode=unless,
+        promises=promises,
     )
 
 

@@ -18,6 +18,7 @@ from lowwater.watermark import MAX, MIN
 from lowwater_spark.checkpoint.durable import NotDurable
 from lowwater_spark.checkpoint.identity import identity
 from lowwater_spark.checkpoint.location import Location, local, location_of, real
+from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.complete.folder import first_of, say
 from lowwater_spark.complete.mark import Claim, Standing
 from lowwater_spark.errors import CheckpointMismatch, StateLost
@@ -466,10 +467,11 @@ class Batch:
     @staticmethod
     def _output(frame: DataFrame, path: str) -> Location:
         """Return the directory that a path names. Raises ValueError for one that is not absolute, and Unsupported for one where nothing can be renamed at once."""
-        if "://" in path and not path.startswith("file:"):
+        named = SparkPath.of_text(path)
+        if named.local is None:
             fix = "Write it with batch.write_table(), or with Spark's file sink by Stage.start(); or use a directory on one of these."
             return location_of(frame.sparkSession, path, "The path", fix)
-        folder = Path(path)
+        folder = Path(named.path)
         if not folder.is_absolute():
             msg = f"{path} is not an absolute path of a local directory, nor one of HDFS; batch.write renames in it"
             raise ValueError(msg)
