@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import lowwater
 from tests.process.accessing import PATIENCE
 from tests.process.serving import Serving
 from tests.process.stalling import flood_of_resets

@@ -58,7 +58,7 @@ def only_answers_count(planted: Planted) -> None:
     planted.setattr(
         Slice,
         "is_settled",
-        lambda self: self._told.low >= min(self._counts, answered[self] if self in answered else self._counts),
+        lambda self: self._told.low >= min(self._counts, answered.get(self, self._counts)),
     )
 
 
