@@ -13,7 +13,7 @@ from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.interval_map import IntervalMap
 from lowwater_authority.core.requests import ClaimRequest
-from lowwater_authority.core.times import MIN
+from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Part, Spec, Topology
 from lowwater_authority.engine import slices
 from lowwater_authority.engine.shard import Shard
@@ -55,11 +55,11 @@ def only_answers_count(planted: Planted) -> None:
         settle(self, ended=ended)
 
     planted.setattr(Slice, "_settle", noted)
-    planted.setattr(
-        Slice,
-        "is_settled",
-        lambda self: self._told.low >= min(self._counts, answered.get(self, self._counts)),
-    )
+
+    def is_settled(self: Slice) -> bool:
+        return bool(self._told.low >= min(self._counts, answered.get(self, MAX)))
+
+    planted.setattr(Slice, "is_settled", is_settled)
 
 
 def new_owners_answer_at_once(planted: Planted) -> None:
