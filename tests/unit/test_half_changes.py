@@ -254,6 +254,30 @@ async def test_rule1_a_torn_change_is_known_after_a_reset_too(world: World) -> N
     await world.stop()
 
 
+async def test_of_two_changes_of_one_age_the_one_in_the_store_stays(world: World) -> None:
+    """It was acknowledged behind the loss of the other one, and reports that fold the lost one do not count."""
+    await lost_with_its_owner_before_another_change(world)
+    for one in (world.other, world.serving):
+        await one.shard.confirm()
+        await one.shard.refresh()
+    for one in (world.other, world.serving):
+        spec = one.shard.topology.get("a")
+        assert (spec.inputs, spec.input_version) == (("x", "z"), 3)
+    grant = await world.serving.claim("a")
+    assert await world.serving.report("a", grant, 50) == []
+    await world.stop()
+
+
+async def lost_with_its_owner_before_another_change(world: World) -> None:
+    await world.begin()
+    await world.serving.shard.set_inputs("a", ["x", "y"])
+    await world.other.shard.refresh()
+    world.disk.lose(1)
+    await world.serving.stop()
+    world.serving = await world.process("owner:2", lambda name: name == "a")
+    assert (await world.serving.shard.set_inputs("a", ["x", "z"])).input_version == 2
+
+
 class Dies(Store):
     """Never returns from the append behind a heal."""
 
