@@ -33,6 +33,7 @@ NOT_PROVOKED = {
     "damaged_log": "tests/unit/test_taking.py",
     "store_lost_records": "tests/process/test_shards_store.py",
     "store_lost_epochs": "tests/process/test_shards_store.py",
+    "store_lost_inputs": "tests/unit/test_half_changes.py",
     "store_settings_changed": "tests/process/test_redis_replicas.py",
     "snapshot_failed": "a store that takes records and refuses a snapshot",
     "purge_failed": "a full disk in the moment of a snapshot",

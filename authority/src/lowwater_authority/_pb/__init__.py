@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 fa25766666e9aa4bd9e3a2574b56eb44f6669330a127838215f10cdd46109c49
+Made from: sha256 0d633ad24fe61e3a693df02e736b9aeecc275150e14bc73684fc031b18e7cb4e
 """

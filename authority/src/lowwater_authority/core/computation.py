@@ -152,7 +152,8 @@ class Computation:
         """The event time that ages of histograms count from, as of the last record; MIN before any frontier."""
         self.last_sequencer = 0
         self.input_version = 0
-        """The version of its inputs that the last revocation asks for; of a slice, until there is one, that of its first claim. 0: neither, in this incarnation."""
+        """Version of the inputs that the log knows: that of the last revocation, and until there is one that of the first claim. 0: neither, in
+        this incarnation. Authorities before 0.3 wrote it with claims of slices only."""
         self.identity: str | None = None
         self.order = (0, 0)
         self.vouched = MIN
@@ -212,7 +213,7 @@ class Computation:
         claim.request_id = request.request_id
         claim.bound_micros = codec.int64_bytes(request.bound_micros)
         claim.asked = request.digest
-        claim.input_version = self.spec.input_version if self.spec.slice_of else 0
+        claim.input_version = self.spec.input_version
         group, taken = self._apply_claim(claim, now, request.bounds)
         group.last_report = now  # nobody is accused of silence from the time of an owner before it
         self._ops.append(op)
@@ -594,6 +595,13 @@ class Computation:
             f"{self.spec.name} with force: what {they} is refused then."
         )
         raise errors.OwnedRanges(msg, metadata=self._about(workers=", ".join(workers[:NAMED])))
+
+    @property
+    def known_inputs(self) -> int:
+        """Version of the inputs that the log goes by; 0 while that is not known, and nobody has reported since it may have changed."""
+        if self.input_version or self.incarnation > 1 or self.spec.slice_of:
+            return self.input_version
+        return 1  # the first registration: every later version is in the log
 
     def revoke(
         self, input_version: int, now: int, *, bound: int | None = None, reason: str = "its inputs changed"

@@ -601,7 +601,14 @@ class Holding:
                 self.one_again()
 
     async def _restore(self) -> None:
-        """Make memory all there is of a held log. Raises JournalFenced when another process has taken it, JournalFailed, ..."""
+        """Make memory all there is of a held log. Raises JournalFenced when another process has taken it, JournalFailed, ...
+
+        A change of inputs that is staged is half a change: the graph has the other half, and is not written here. Its revocations and lowered
+        ranges are written, which harm nobody, but not the version of the inputs. So the change is still to be appended, as a whole.
+        """
+        known = self.among.topology.computations.get(self.name)
+        if known is not None and not known.slice_of:
+            self.computation.input_version = min(self.computation.input_version, known.input_version)
         payload = recovery.snapshot(self.computation)
         with self._renewing():
             await self.replace(payload, self.ownership)

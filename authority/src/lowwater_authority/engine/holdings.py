@@ -618,7 +618,7 @@ class Holdings:
                     left = Topology.gathered(_payloads(loaded))
             except JournalLost:
                 log.warning("nothing is left of the graph", extra=event("graph_lost"))
-            merged = self.topology.merged(left)
+            merged = self.topology.merged(left, prefer_other=True)
             await self._restore_graph(merged, over)
         except JournalPosition:
             log.info("another shard has put the graph back, or gone on with it", extra=event("graph_restored"))

@@ -132,6 +132,8 @@ class Shard:
         self._loop = CommitLoop(self)
         self._slices: dict[str, Slice] = {}
         """Those of other computations that are served here."""
+        self._reading: set[asyncio.Future[int]] = set()
+        """Looks at the graph that nobody waits for."""
         self._withheld = 0
         """Answers refused for the sake of what is above slices that are not served here any more."""
         self._registered = asyncio.Semaphore(TAKEN_AFTER_REGISTERING)
@@ -387,7 +389,7 @@ class Shard:
             if incarnation and input_version != version:
                 msg = f"version {version} of the inputs of {name} is in force, not {input_version}; nothing was changed, look at them again"
                 raise errors.InputVersion(msg, metadata={"computation": name, "input_version": str(version)})
-            computation = self._computation(name)
+            computation = self._by_its_inputs(round_, name)
             if changed.get(name).incarnation > self.topology.get(name).incarnation:
                 permit(changed.downstream(name))
                 round_.topology = changed
@@ -482,7 +484,7 @@ class Shard:
 
         def stage(round_: Round) -> Grant:
             nonlocal binds, life
-            computation = self._computation(name)
+            computation = self._by_its_inputs(round_, name)
             life = computation.incarnation
             request = self._bounded(name, asked, away)
             adopts = adopt and computation.identity not in (None, request.identity)
@@ -1358,11 +1360,23 @@ class Shard:
             graph = self.held.graph_record(round_.topology, whole=round_.merged)
             records.append(Record(self.held.graph, graph, strong=True, newest=round_.topology.is_cut))
         held = self.held
-        apart = {GRAPH, *(n for n, computation in round_.touched.items() if held.computation(n) is not computation)}
+        raised = {
+            computation: computation.input_version
+            for n, computation in round_.touched.items()
+            if (known := self.topology.computations.get(n)) is not None
+            and not known.slice_of
+            and computation.input_version > known.input_version
+        }
+        apart = {
+            GRAPH,
+            *(n for n, c in round_.touched.items() if held.computation(n) is not c or c in raised),
+        }
         drop = partial(self._drop, round_) if self._divisible(round_) else None
         unasked = await held.logs.append(
             records, round_.now, readings=round_.readings, apart=apart, beside=unchanged, drop=drop
         )
+        for computation, version in raised.items():
+            computation.input_version = version  # a heal on the way has left it out
         await self._confirm_unchanged(round_, unasked)
 
     def _divisible(self, round_: Round) -> bool:
@@ -1586,9 +1600,49 @@ class Shard:
         return holding.computation
 
     def _touch(self, round_: Round, name: str) -> Computation:
-        computation = self._computation(name)
+        computation = self._by_its_inputs(round_, name)
         round_.touch(name, computation)
         return computation
+
+    def _by_its_inputs(self, round_: Round, name: str) -> Computation:
+        """Return a computation to change it, when its log goes by the inputs that the graph has.
+
+        Another version of the inputs is half a change: the log and the graph are written in one append. If a store has lost records that it
+        acknowledged, another process may have put back the graph alone. Ranges would stand where they stood without the new input, and owners who
+        never heard of it would go on. So the log follows first, in the same record as what is asked for: no claim goes on, and no range stands
+        beyond what is published, which no added input was behind. Slices follow their root, see :meth:`follow_inputs`.
+
+        Raises Unavailable where the log is ahead: the graph is read once more.
+        """
+        computation, spec = self._computation(name), self.topology.get(name)
+        known = computation.known_inputs
+        if spec.slice_of or known in {0, spec.input_version}:
+            return computation
+        if known > spec.input_version:
+            self._read_soon()
+            msg = (
+                f"the log of {name} has version {known} of its inputs, but the graph, as far as this shard has read it, only "
+                f"{spec.input_version}: it is read again. If that stays so, the store has lost a change of the graph: reset {name}"
+            )
+            raise errors.Unavailable(msg, metadata={"computation": name})
+        log.error(
+            "the log of %s has version %d of its inputs and the graph %d: the store has lost records of it. Its claims are revoked, and no "
+            "range stands beyond what is published",
+            name,
+            known,
+            spec.input_version,
+            extra=event("store_lost_inputs", computation=name, known=known, version=spec.input_version),
+        )
+        round_.touch(name, computation)
+        round_.fenced += computation.revoke(spec.input_version, round_.now, bound=computation.low)
+        return computation
+
+    def _read_soon(self) -> None:
+        """Begin to read the graph again, for nobody in particular."""
+        reading = asyncio.ensure_future(self._refreshing.ask(()))
+        self._reading.add(reading)
+        reading.add_done_callback(self._reading.discard)
+        reading.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _count(self) -> None:
         self._observer.computations(len(self.held.served))

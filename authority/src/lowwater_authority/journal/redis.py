@@ -75,7 +75,7 @@ from lowwater_authority.journal.frames import (
     refuse_snapshot_behind,
     runs_of,
 )
-from lowwater_authority.journal.redis_link import Address, Command, Lost, NotSent, RedisExchange, RedisLink
+from lowwater_authority.journal.redis_link import Address, Command, Late, Lost, NotSent, RedisExchange, RedisLink
 from lowwater_authority.journal.redis_scripts import (
     APPEND,
     CONFIRM,
@@ -451,11 +451,18 @@ class RedisJournal(Journal):
             known = own and all(doubtful != log for _, doubtful in self._in_doubt)
         if known:
             return True
+        return await self._settle(log, seen.held)
+
+    async def _settle(self, log: str, held: Held, *, again: bool = True) -> bool:
         if self._settling is None:
             raise JournalClosed
         try:
-            return await self._settling.run(lambda database: database.settle(log, seen.held))
+            return await self._settling.run(lambda database: database.settle(log, held))
         except JournalUnknown as error:
+            cause = error.__cause__
+            if again and isinstance(cause, Lost) and not isinstance(cause, Late):
+                # A connection is found dead only when it is used; a server that hangs is not waited for twice.
+                return await self._settle(log, held, again=False)
             raise JournalFailed(f"what was read of log {log!r} is not known to be durable yet: {error}") from error
 
     async def _load(self, log: str, seen: Look, known: LoadedLog | None) -> LoadedLog:
