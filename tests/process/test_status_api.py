@@ -20,6 +20,7 @@ import pytest
 import lowwater
 from lowwater import errors
 from lowwater._server.http import HttpServer, listen
+from lowwater_authority.engine.writes import StoreState
 from lowwater_authority.ops.endpoint import Exposition
 from lowwater_page.assets import FOLDER
 from lowwater_page.board import Board
@@ -561,7 +562,10 @@ def test_what_fails_in_a_request_is_told_and_nothing_else_fails(
     with following(lambda _: lowwater.connect(server.address), board) as follower:
         listening = listen("127.0.0.1", 0)
         page = f"http://127.0.0.1:{listening.getsockname()[1]}/"
-        http = HttpServer(listening, [Page(board, follower, version="0", clock=lambda: 1), Exposition(expose)])
+        http = HttpServer(
+            listening,
+            [Page(board, follower, version="0", clock=lambda: 1), Exposition(expose, lambda: StoreState.TAKES)],
+        )
         http.start()
         try:
             failed = ask(page, "metrics")
