@@ -442,6 +442,7 @@ def test_over_tls_the_cookie_never_goes_out_in_the_clear(tmp_path: Path) -> None
         )
         assert answer.status == 204
         assert "Secure" in set_cookie(answer).split("; ")
+        assert answer.headers["Strict-Transport-Security"] == "max-age=86400"
 
 
 class NoRules:

@@ -252,6 +252,7 @@ def test_the_page_comes_from_here_alone(server: Serving) -> None:
         assert (found.status, found.body) == (200, path.read_bytes())
         assert found.headers["Content-Type"].partition(";")[0] == types.get(path.suffix, "text/plain")
         assert found.headers["X-Content-Type-Options"] == "nosniff"
+        assert "Strict-Transport-Security" not in found.headers, "it is not served over TLS"
         assert "default-src 'self'" in found.headers["Content-Security-Policy"]
         again = ask(server.page, place, headers={"If-None-Match": found.headers["ETag"]})
         assert (again.status, again.body) == (304, b"")
