@@ -20,6 +20,7 @@ import pytest
 import lowwater
 from lowwater import errors
 from lowwater._server.http import HttpServer, listen
+from lowwater_authority.engine.writes import StoreState
 from lowwater_authority.ops.endpoint import Exposition
 from lowwater_page.assets import FOLDER
 from lowwater_page.board import Board
@@ -251,6 +252,7 @@ def test_the_page_comes_from_here_alone(server: Serving) -> None:
         assert (found.status, found.body) == (200, path.read_bytes())
         assert found.headers["Content-Type"].partition(";")[0] == types.get(path.suffix, "text/plain")
         assert found.headers["X-Content-Type-Options"] == "nosniff"
+        assert "Strict-Transport-Security" not in found.headers, "it is not served over TLS"
         assert "default-src 'self'" in found.headers["Content-Security-Policy"]
         again = ask(server.page, place, headers={"If-None-Match": found.headers["ETag"]})
         assert (again.status, again.body) == (304, b"")
@@ -563,7 +565,10 @@ def test_what_fails_in_a_request_is_told_and_nothing_else_fails(
     with following(lambda _: lowwater.connect(server.address), board) as follower:
         listening = listen("127.0.0.1", 0)
         page = f"http://127.0.0.1:{listening.getsockname()[1]}/"
-        http = HttpServer(listening, [Page(board, follower, version="0", clock=lambda: 1), Exposition(expose)])
+        http = HttpServer(
+            listening,
+            [Page(board, follower, version="0", clock=lambda: 1), Exposition(expose, lambda: StoreState.TAKES)],
+        )
         http.start()
         try:
             failed = ask(page, "metrics")

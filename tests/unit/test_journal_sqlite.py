@@ -241,7 +241,7 @@ async def test_rule9_where_a_deployment_is_expected_no_other_begins(
         await SqliteJournal(path, **expected).open()  # type: ignore[arg-type]
     assert not path.exists()
     journal = await opened(path)
-    [told] = [record.lowwater for record in caplog.records if hasattr(record, "lowwater")]
+    [told] = [vars(record)["lowwater"] for record in caplog.records if hasattr(record, "lowwater")]
     assert told == {"event": "journal_created", "store": str(path), "server_token": journal.server_token}
     await journal.close()
     with pytest.raises(JournalReplaced):

@@ -21,7 +21,11 @@ from tests.unit.test_shard import Running
 
 def told(caplog: pytest.LogCaptureFixture, *names: str) -> list[dict[str, object]]:
     """The events of some names, in order."""
-    found = [dict(record.lowwater, level=record.levelno) for record in caplog.records if hasattr(record, "lowwater")]
+    found: list[dict[str, object]] = [
+        {**vars(record)["lowwater"], "level": record.levelno}
+        for record in caplog.records
+        if hasattr(record, "lowwater")
+    ]
     return [each for each in found if each["event"] in names]
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from lowwater._core.events import event
 from lowwater._core.settings import is_loopback
 from lowwater._server.audit import Audit
+from lowwater._server.tokens import LEAST_TOKEN
 from lowwater_authority.access.file import AccessFile
 from lowwater_authority.access.guard import Guard, insider
 from lowwater_authority.access.policy import PEER, SELF
@@ -26,9 +27,6 @@ __all__ = ["PEER_TOKEN", "Door", "open_door"]
 
 PEER_TOKEN: Final = "LOWWATER_PEER_TOKEN"
 """The variable with the token that shards present to each other: the first of those with commas between them; all are accepted."""
-
-LEAST_TOKEN: Final = 32
-"""Characters; `lowwater access token` makes 43."""
 
 log = logging.getLogger(__name__)
 
