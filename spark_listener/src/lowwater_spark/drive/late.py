@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lowwater_spark.checkpoint.durable import make_directory, sync_directory, sync_file, write_once
 from lowwater_spark.checkpoint.lines import lines_of
 from lowwater_spark.sources.control import NOTHING_GIVEN, Drive
-from lowwater_spark.track.operators import Window
+from lowwater_spark.track.bounds import Window
 
 if TYPE_CHECKING:
     import numpy as np

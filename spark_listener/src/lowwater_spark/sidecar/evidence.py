@@ -241,7 +241,7 @@ class Evidence:
             raise Unsupported(
                 what,
                 "Spark holds rows in it, and nothing says how far below its watermark they can come out",
-                "Declare the retention: of windows their length, of sessions how long one lasts, of a join how long a row waits, of a function what it keeps.",
+                "Declare the retention: of windows their length, of sessions how long one lasts, of a join how long a row waits and a millisecond, of a function what it keeps, of several the sum.",
             )
         if operator in _AGGREGATIONS and not self._declared.output_mode:
             raise Unsupported(
