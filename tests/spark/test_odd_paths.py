@@ -82,6 +82,9 @@ def test_a_stage_stands_in_folders_of_any_name(
         found = lws.complete_through(spark, place, writers=WRITERS)
         assert found.low == mark(10), (place, found.why)
 
+    read = spark.read.schema("key string, t timestamp").option("recursiveFileLookup", "true").json(str(home / "out"))
+    assert {r.t.microsecond for r in read.collect()} == {700}, "JSON keeps microseconds"
+
     def keep(rows: DataFrame, batch: lws.Batch) -> None:
         batch.write(rows, f"file:{home / 'next'}")
 

@@ -109,7 +109,7 @@ def run_ticks(ticks: Ticks, spark: Log, folder: Path, count: int) -> None:
 
 def test_ticks_are_forgotten(tmp_path: Path) -> None:
     """By the driver, in their folder, and in Spark's own log of them; a run that comes later finds none either."""
-    spark, folder = Log(tmp_path / "sources/1"), tick_directory(tmp_path)
+    spark, folder = Log(tmp_path / "sources/1"), Path(str(tick_directory(tmp_path)))
     ticks = Ticks(tmp_path, 1, 1)
     copied = []
     for _ in range(30):
@@ -128,7 +128,7 @@ def test_ticks_are_forgotten(tmp_path: Path) -> None:
 
 
 def test_a_log_of_ticks_from_an_older_release_becomes_short(tmp_path: Path) -> None:
-    spark, folder = Log(tmp_path / "sources/1"), tick_directory(tmp_path)
+    spark, folder = Log(tmp_path / "sources/1"), Path(str(tick_directory(tmp_path)))
     for n in range(10_000):
         (tmp_path / "sources/1" / str(n - 1)).unlink(missing_ok=True)
         spark.batch = n
@@ -152,4 +152,4 @@ def test_a_tick_is_never_older_than_the_newest_one(tmp_path: Path) -> None:
     ticks = Ticks(tmp_path, 1, 1)
     ticks.read_to(offset(0))
     assert ticks.force(offset(0))
-    assert (tick_directory(tmp_path) / "1-1").stat().st_mtime_ns == ahead * 1_000_000
+    assert Path(str(tick_directory(tmp_path)), "1-1").stat().st_mtime_ns == ahead * 1_000_000

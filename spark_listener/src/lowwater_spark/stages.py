@@ -48,6 +48,7 @@ from lowwater_spark.track.query import INTERVAL, TrackedQuery
 from lowwater_spark.track.ranges import range_bounds
 from lowwater_spark.track.run import Run
 from lowwater_spark.track.shape import check_shape
+from lowwater_spark.track.times import check_times, exact_times
 from lowwater_spark.track.writer import Writer, writer_of
 
 if TYPE_CHECKING:
@@ -469,6 +470,8 @@ class Stage:
             check_sink(output, CheckpointLog(folder))
             check_alone(output, full_name(self._settings().namespace, self.name))
         check_shape(folder, "plain", checked)
+        check_times(frame, asked.format or "", asked.options)
+        asked = asked.with_options(**exact_times(asked.format or "", asked.options))
         if option := _MARKED_BY.get((asked.format or "").lower()):
             asked = asked.with_options(**{option: marked(full_name(self._settings().namespace, self.name))})
         writer = asked.onto(observe_oldest(frame, self.keyed.event_time), folder, query_name)

@@ -88,8 +88,9 @@ class Ticks(Rowless):
         path = self._folder / f"{self._ordinal}-{self._count}"
         write_over(path, b"", durable=False)
         # If the clock was put back, Spark would pass over the tick for its age.
-        if isinstance(path, Path) and path.stat().st_mtime_ns < self._log.newest * 1_000_000:
-            os.utime(path, ns=(self._log.newest * 1_000_000,) * 2)
+        newest = self._log.newest * 1_000_000
+        if isinstance(path, Path) and path.stat().st_mtime_ns < newest:
+            os.utime(path, ns=(newest, newest))
         self._outstanding = str(path)
         return True
 

@@ -43,6 +43,7 @@ from lowwater_spark.track.receipt import Destination, Receipt
 from lowwater_spark.track.removal import Removal
 from lowwater_spark.track.segments import SegmentUpdate, SendingUpdate, Unsent
 from lowwater_spark.track.state import Place, StateStore, Version
+from lowwater_spark.track.times import check_times
 from lowwater_spark.track.update import Update, build_version, can_pin, fixed, partitions_of, restage, rows_of
 
 if TYPE_CHECKING:
@@ -416,13 +417,14 @@ class Batch:
         Each batch says how far the directory is complete: :func:`lowwater_spark.complete_through` reads it. So call it after :meth:`stateful` and :meth:`frontier`, and in every batch.
 
         Raises CheckpointMismatch when it holds, or has held, a batch N that this checkpoint has not written, ValueError for a negative ``keep``, and
-        Unsupported for a path that a reader would take for a pattern, or in the output of a Spark file sink.
+        Unsupported for a path that a reader would take for a pattern, or in the output of a Spark file sink, and for Parquet in a session that cuts times to milliseconds.
         """
         named = self._output(frame, os.fspath(path))
         if keep is not None and keep < timedelta(0):
             msg = f"keep says how long batches stay at least, so it is not negative: {keep!r}"
             raise ValueError(msg)
         refuse_pattern(str(named), "The path")
+        check_times(frame, file_format)
         if keep is not None:
             fix = "Leave keep= out, and remove old batches outside of Spark, by age."
             named = local(named, "The removal of batches in", fix)
