@@ -70,7 +70,7 @@ class Havoc:
         """Make a move; it goes on by itself."""
         facts = move.facts
         match move.kind:
-            case "bad network" | "hostile reports":
+            case "bad network" | "hostile reports" | chaos.LATE:
                 self._world.later(self._bad_network, move.kind, facts)
             case "bad store":
                 self._world.later(self._bad_store, facts)
@@ -174,6 +174,8 @@ class Havoc:
             weather = Weather(
                 p_report_lost=facts["lost"], p_report_doubled=facts["doubled"], p_report_swapped=facts["swapped"]
             )
+        elif kind == chaos.LATE:
+            weather = Weather(p_late=facts["late"], late=(0.5, facts["most"]))
         else:
             weather = Weather(
                 p_slow=facts["slow"],
