@@ -275,7 +275,12 @@ def _facts(kind: str, random: Random) -> dict[str, Any]:
                 "hang": random.random() < 0.1,
             }
         case "late messages":
-            return {"seconds": seconds(1, 10), "late": random.choice([0.01, 0.05, 0.3]), "most": seconds(2, 60)}
+            return {
+                "seconds": seconds(1, 10),
+                "late": random.choice([0.01, 0.05, 0.3]),
+                "most": seconds(2, 60),
+                "pick": chance() if chance() < 0.6 else None,
+            }
         case "let the replica lag":
             return {
                 "seconds": seconds(0.3, 6),

@@ -224,7 +224,7 @@ class UnaryCall(Call):
         network, loop = self.network, self.sim.loop
         if self.severed or network.fate("lost request", network.weather.p_lose_request):
             return
-        if self.connection is not None and network.fate("late request", network.weather.p_late):
+        if self.connection is not None and network.fate("late request", network.p_late(self.client)):
             self.lingers = network.lateness() if network.chance(0.5) else 0.0
             loop.call_later(network.lateness(), self._arrive_late, context=KERNEL)
             self.connection.close("it broke behind a request that is still on its way")
@@ -358,7 +358,7 @@ class StreamCall(Call):
         if (
             self.connection is not None
             and not self.severed
-            and network.fate("late message of a stream", weather.p_late)
+            and network.fate("late message of a stream", network.p_late(self.client))
         ):
             seconds = network.lateness()
             self.requests.push_late(payload, seconds)

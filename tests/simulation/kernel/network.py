@@ -77,6 +77,8 @@ class Network:
         self.taps: list[Callable[[Tap], None]] = []
         self.late_taps: list[Callable[[Any], None]] = []
         """Callbacks that are given each late request at the moment it arrives."""
+        self.late_senders: dict[str, float] = {}
+        """Probabilities that what a process sends comes late, by its name, where that is more than the weather's."""
         self.connections: dict[Connection, None] = {}
         self._random = sim.rng("network")
         self._listeners: dict[str, SimServer] = {}
@@ -188,6 +190,10 @@ class Network:
     def detour(self) -> float:
         """Draw how much later a copy of a message arrives."""
         return self.latency() + self._random.uniform(*self.weather.slow)
+
+    def p_late(self, sender: Process) -> float:
+        """Probability that a message of a process comes late."""
+        return max(self.weather.p_late, self.late_senders.get(sender.name, 0.0))
 
     def lateness(self) -> float:
         """Draw how long a message stays on its way after its connection broke. Short and long delays are equally likely."""
