@@ -198,7 +198,7 @@ class Network:
     def lateness(self) -> float:
         """Draw how long a message stays on its way after its connection broke. Short and long delays are equally likely."""
         low, high = self.weather.late
-        return low * (high / low) ** self._random.random()
+        return float(low * (high / low) ** self._random.random())
 
     def arrived_late(self, message: Any) -> None:
         """Show a late request to the world at the moment it arrives."""
