@@ -90,7 +90,7 @@ class MemoryDisk:
 
     Everything is durable as soon as it is written, except for writes that a FaultPlan leaves ``CACHED`` or ``UNSYNCED``:
     these, and only these, are undone by ``crash``, the newest first, until ``sync``. A later durable write makes them
-    durable too, as syncing a file syncs all of it. ``lose`` undoes what was durable.
+    durable too, as syncing a file syncs all of it, unless it ``keeps_prefixes``. ``lose`` undoes what was durable.
     """
 
     def __init__(self) -> None:
@@ -98,6 +98,10 @@ class MemoryDisk:
         self.owners: dict[str, Ownership] = {}
         self.server_token = ""
         self.life = 0
+        self.written = 0
+        """Number of the newest write."""
+        self.keeps_prefixes = False
+        """Whether an acknowledged write makes only itself and the writes before it durable, as a replica does that follows."""
         self._history: deque[dict[str, _Before]] = deque()
         self._unsynced = 0
 
@@ -111,9 +115,10 @@ class MemoryDisk:
         empty = StoredLog()
         return {log: Held(self.owners.get(log, Ownership()), self.logs.get(log, empty).end) for log in logs}
 
-    def sync(self) -> None:
-        """Make everything that is written durable."""
-        self._unsynced = 0
+    def sync(self, through: int | None = None) -> None:
+        """Make everything that is written durable; if it keeps prefixes, only the writes up to a number."""
+        behind = self.written - through if through is not None and self.keeps_prefixes else 0
+        self._unsynced = min(self._unsynced, behind)
 
     def crash(self, keep: int = 0) -> None:
         """The machine dies: all but the oldest ``keep`` unsynced writes are gone, and every open journal is dead."""
@@ -159,6 +164,7 @@ class MemoryDisk:
                 for log, removed in logs.items()
             }
         )
+        self.written += 1
         self._unsynced = 0 if synced else self._unsynced + 1
         if len(self._history) > max(LAG, self._unsynced):
             self._history.popleft()
@@ -391,11 +397,12 @@ class MemoryJournal(Journal):
             await self._faults.after(operation)
             raise JournalUnknown("the fault plan hides that this write is lost")
         result = write(outcome not in {Outcome.CACHED, Outcome.UNSYNCED})
+        number = self._disk.written
         await self._faults.after(operation)
         if outcome is Outcome.WRITTEN or life != self._disk.life:
             raise JournalUnknown("the fault plan, or a crash, hides the outcome of this write")
         if outcome is Outcome.CACHED:
-            self._disk.sync()
+            self._disk.sync(number)
         return result
 
     async def _read(self, name: str) -> None:

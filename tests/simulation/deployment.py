@@ -103,6 +103,8 @@ class Seat:
     cluster: Cluster | None = None
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the newest is to stop."""
+    dies_behind: int = 0
+    """Number of writes behind which its process dies; 0: none."""
     writing: int = 0
     """Its writes that are on their way."""
     stopping: set[str] = field(default_factory=set)
@@ -150,6 +152,7 @@ class Deployment:
         """Start a process at an address, where none serves."""
         seat.process = process = seat.process.restarted()
         seat.asked, seat.authority, seat.cluster, seat.writing = asyncio.Event(), None, None, 0
+        seat.dies_behind = 0
         process.start(self._serve, place, seat, process)
 
     async def _serve(self, place: Place, seat: Seat, process: Process) -> None:
@@ -184,7 +187,7 @@ class Deployment:
 
     def _faults(self, seat: Seat, process: Process) -> SimFaults:
         made = (
-            _Remote(self.sim, seat.name, self.store, weak=self._weak)
+            _Remote(self.sim, seat.name, self.store, weak=self._weak, replicated=True)
             if self.sharded
             else _Local(self.sim, "store", weak=self._weak, weather=self.store.weather)
         )
@@ -199,6 +202,11 @@ class Deployment:
                 oracle.durable(who, operation)
             else:
                 seat.writing -= 1
+                if seat.dies_behind and seat.process is process:
+                    seat.dies_behind -= 1
+                    if not seat.dies_behind and process.alive:
+                        self.sim.reach("a shard died between two writes")
+                        process.crash()
 
         made.told = told
         return made

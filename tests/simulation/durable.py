@@ -60,6 +60,7 @@ class Durable:
         self._pipeline = pipeline
         self._ledger = ledger
         self._weak = weak
+        pipeline.look_again = self._changed_by_others
         self._authorities: dict[str, tuple[Process, Authority]] = {}
         """The processes that may know something, by name."""
         self._durable: dict[tuple[str, int], int] = {}
@@ -72,6 +73,8 @@ class Durable:
         self._reported = Reported()
         self._dropped: dict[str, int] = {}
         """The incarnations in which somebody was told that computations were dropped."""
+        self.untaken: set[str] = set()
+        """Logs of which a fail-over took away an ownership number that others may have read, and whose owner was not told of it."""
         self.damaged: set[str] = set()
         """Computations whose log was damaged in the store: it may be written again, from memory or for an incarnation after a drop."""
         self._stood: dict[tuple[str, int], int] = {}
@@ -296,6 +299,12 @@ class Durable:
             if operation.name == "append" and frame is not None:
                 payload = decode(log, position, frame, kind=Kind.RECORD).payload
                 self._recorded(who, log, journal_pb2.Record.FromString(payload))
+
+    def _changed_by_others(self) -> None:
+        """Apply what the graph says, also in records whose writers have never heard that these are durable."""
+        stored = self._ledger.logs.get(GRAPH)
+        for position in sorted(stored.records) if stored is not None else ():
+            self._changed(position)
 
     def _changed(self, position: int) -> None:
         """The graph says which slices and inputs there are now."""
