@@ -61,7 +61,10 @@ def flood_of_resets(port: int, path: str, calls: int, timeout: float) -> None:
         try:
             for first in range(0, calls, 1000):
                 connection.sendall(
-                    b"".join(opening(path, each) + frame(RST_STREAM, 0, each, cancel) for each in streams[first : first + 1000])
+                    b"".join(
+                        opening(path, each) + frame(RST_STREAM, 0, each, cancel)
+                        for each in streams[first : first + 1000]
+                    )
                 )
             connection.sendall(frame(PING, 0, 0, mark))
             answered = b""
