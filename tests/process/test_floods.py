@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
-from tests.process.accessing import PATIENCE
+from tests.process.accessing import PATIENCE, bearer
 from tests.process.serving import Serving
 from tests.process.stalling import flood_of_resets
 from tests.process.test_access_changes import EVERYTHING, Changing
@@ -39,3 +41,34 @@ def test_rule7_calls_that_are_reset_as_they_begin_take_no_memory(tmp_path: Path,
         assert peak(server) - before < GROWN
         with changing.connect("admin") as lw:
             lw.register("a")
+
+
+UNLIMITED = [("grpc.max_send_message_length", -1)]
+"""Options of a client that sends what it likes."""
+
+EMPTY_NAMES = b"\x12\x00" * 30_000_000
+"""A request with thirty million names: 60 MB, 58 KB when it is compressed, and a gigabyte when it is parsed."""
+
+
+@pytest.mark.parametrize(
+    ("compression", "code"),
+    [
+        (grpc.Compression.Gzip, grpc.StatusCode.UNIMPLEMENTED),
+        (grpc.Compression.NoCompression, grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+)
+def test_rule7_a_request_of_empty_names_is_refused_before_it_is_parsed(
+    tmp_path: Path, compression: grpc.Compression, code: grpc.StatusCode
+) -> None:
+    changing = Changing(tmp_path)
+    changing.allow(nobody=[])
+    with changing.server as server, grpc.insecure_channel(server.address, options=UNLIMITED) as channel:
+        before = peak(server)
+        call: Any = channel.unary_unary("/lowwater.v1.WatermarkService/GetWatermarks")
+        for _ in range(2):
+            with pytest.raises(grpc.RpcError) as refused:
+                call(EMPTY_NAMES, metadata=bearer(changing.tokens["nobody"]), compression=compression, timeout=PATIENCE)
+            assert refused.value.code() is code
+        assert peak(server) - before < 5 * len(EMPTY_NAMES), (
+            "as it came, twice or three times in gRPC; parsed it is 17 times that"
+        )
