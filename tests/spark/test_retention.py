@@ -394,6 +394,8 @@ def test_a_join_by_key_alone_is_refused(flow: PlainFlow) -> None:
     for condition in ("key = other", "key = other AND u >= t"):
         with pytest.raises(Unsupported, match="without a bound on the times of both"):
             check_plan(flow.spark, stamped.joined(condition), retention=HOUR, event_time="t")
+    between = stamped.joined("key = other AND u BETWEEN t AND t + INTERVAL 1 HOUR")
+    assert check_plan(flow.spark, between, retention=HOUR, event_time="t").retention == HOUR
 
 
 def test_an_outer_join_keeps_rows_a_millisecond_longer_than_declared(flow: PlainFlow) -> None:

@@ -121,7 +121,8 @@ def operator_of(node: Any, *, driven: bool) -> Operator | None:
         return Operator(kind, columns, cut, driven)
     sides = [tuple(a.name() for a in items(child.output()) if _is_watermarked(a)) for child in children]
     columns = tuple(name for side in sides for name in side)
-    bounded = name != "Join" or None not in _lags(node)
+    # A BETWEEN is no bound to Spark's function before the optimiser has replaced it: then nobody knows, and the declaration counts.
+    bounded = name != "Join" or None not in _lags(node) or "between(" in node.condition().toString().lower()
     return Operator(kind, columns, None, driven, all(sides), bounded)
 
 
