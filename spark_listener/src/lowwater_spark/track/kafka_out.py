@@ -583,12 +583,12 @@ def _columns(frame: DataFrame, partitions: int) -> list[Column]:
         if found not in _TYPES[name]:
             msg = f"the column {name} for Kafka is of {' or '.join(_TYPES[name])}, not of {found}"
             raise ValueError(msg)
-    found = {name: sf.col(name).cast("binary") if name in ("key", "value") else sf.col(name) for name in types}
-    if "headers" in found:
+    columns = {name: sf.col(name).cast("binary") if name in ("key", "value") else sf.col(name) for name in types}
+    if "headers" in columns:
         unnamed = sf.exists("headers", lambda header: header["key"].isNull())
         why = sf.raise_error(sf.lit("a header for Kafka is null, or its key is: leave it out, or name it"))
-        found["headers"] = sf.when(unnamed, why).otherwise(sf.col("headers")).alias("headers")
-    if "partition" in found:
+        columns["headers"] = sf.when(unnamed, why).otherwise(sf.col("headers")).alias("headers")
+    if "partition" in columns:
         said = sf.col("partition")
         why = sf.raise_error(
             sf.concat(
@@ -597,8 +597,8 @@ def _columns(frame: DataFrame, partitions: int) -> list[Column]:
                 sf.lit(f", and the topic has the partitions 0 to {partitions - 1}; null lets Kafka choose"),
             )
         )
-        found["partition"] = sf.when((said < 0) | (said >= partitions), why).otherwise(said).alias("partition")
-    return [*found.values()]
+        columns["partition"] = sf.when((said < 0) | (said >= partitions), why).otherwise(said).alias("partition")
+    return [*columns.values()]
 
 
 def _stage_rows(folder: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
