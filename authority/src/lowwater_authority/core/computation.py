@@ -153,7 +153,7 @@ class Computation:
         self.last_sequencer = 0
         self.input_version = 0
         """Version of the inputs that the log knows: that of the last revocation, and until there is one that of the first claim. 0: neither, in
-        this incarnation. Authorities before 0.3 wrote it with claims of slices only."""
+        this incarnation. Authorities of 0.2 wrote it with claims of slices only."""
         self.identity: str | None = None
         self.order = (0, 0)
         self.vouched = MIN
