@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import grpc
 import pytest
@@ -105,7 +105,8 @@ def test_nothing_that_a_slice_says_is_taken_for_complete(
             asked()
     assert main(["complete", "hourly~1", "--address", server.address, "--until", "2015-01-01T14:00:00Z"]) != 0
     assert "hourly, of which it is a slice" in capsys.readouterr().err
-    for group in ({"every": HOUR_LONG, "start": at(13)}, {}):
+    groups: list[dict[str, Any]] = [{"every": HOUR_LONG, "start": at(13)}, {}]
+    for group in groups:
         with pytest.raises(lowwater.InvalidArgument, match=r"name hourly$"):
             cut.tasks("hourly~1").create_group("close", **group)
     peer = Peer(server)

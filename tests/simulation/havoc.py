@@ -74,7 +74,7 @@ class Havoc:
         """Make a move; it goes on by itself."""
         facts = move.facts
         match move.kind:
-            case chaos.LATE if facts["pick"] is not None:
+            case chaos.LATE if facts.get("pick") is not None:
                 self._world.later(self._late_sender, facts)
             case "bad network" | "hostile reports" | chaos.LATE:
                 self._world.later(self._bad_network, move.kind, facts)

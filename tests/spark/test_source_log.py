@@ -204,7 +204,7 @@ def test_spark_goes_on_with_a_log_that_has_forgotten_old_ticks(spark: SparkSessi
     stream = spark.readStream.schema(SCHEMA).json(str(tmp_path / "in"))
     frame = with_ticks(spark, stream, checkpoint)
     entries = checkpoint / "sources/1"
-    batch = 0
+    batch, ticks = 0, Ticks(checkpoint, 1, 1)
     for ordinal in (1, 2):
         ticks, run = Ticks(checkpoint, 1, ordinal), Batches(frame, checkpoint)
         if batch:

@@ -198,11 +198,11 @@ async def refused_stream(request: Request, context: Any) -> Any:
 
 async def test_what_is_refused_is_freed_at_once() -> None:
     server = grpc.aio.server(interceptors=[Decoding(Observer())])
-    handlers = {
+    handlers: dict[str, Any] = {
         "Unary": grpc.unary_unary_rpc_method_handler(refused, Request),
         "Stream": grpc.unary_stream_rpc_method_handler(refused_stream, Request),
     }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", handlers),))  # type: ignore[arg-type]
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     requests.clear()

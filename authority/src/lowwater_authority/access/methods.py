@@ -55,18 +55,18 @@ class Method:
         """Raise PermissionDenied for a caller whose request is not worth reading, whatever it says."""
         if self.everything:
             caller.demand_everything()
-        if self.region is not None:
-            region = self.region(request)
-            if self.operator and not region:
-                caller.demand_everything()
-            else:
-                caller.demand_regions([region])
         if self.some is not None:
             caller.demand_some(self.some)
 
     def check(self, caller: Caller, request: Any) -> None:
         """Raise PermissionDenied for the first need that is not met, and InvalidArgument for more names than a request may have."""
         self.admit(caller)
+        if self.region is not None:
+            region = self.region(request)
+            if self.operator and not region:
+                caller.demand_everything()
+            else:
+                caller.demand_regions([region])
         if self.most is not None:
             field, most = self.most
             found = len(getattr(request, field))

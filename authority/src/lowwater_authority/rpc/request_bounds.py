@@ -36,7 +36,7 @@ MOST_ELEMENTS: Final = 20_000
 class Bound:
     """What one request of a method may have."""
 
-    bytes: int = MOST_BYTES
+    size: int = MOST_BYTES
     """Bytes on the wire."""
     elements: int = MOST_ELEMENTS
     """Texts, byte strings and messages in repeated fields, at any depth. Numbers in packed fields are not counted: parsed they take eight times their
@@ -44,9 +44,9 @@ class Bound:
 
     def check(self, data: bytes, method: str, shape: Shape | None) -> None:
         """Raise InvalidArgument for a request that has more. Costs some nanoseconds a byte, above :data:`SMALL`."""
-        if len(data) > self.bytes:
+        if len(data) > self.size:
             fix = "name or report less in each"
-            problem = f"has {len(data)} bytes, and {method} takes {self.bytes}"
+            problem = f"has {len(data)} bytes, and {method} takes {self.size}"
             raise errors.InvalidArgument(f"the request {problem}; {fix}", metadata={"field": "", "fix": fix})
         if len(data) > SMALL and shape is not None and shape.has_more(data, self.elements):
             fix = f"send at most {self.elements} in each"
