@@ -67,7 +67,10 @@ LARGEST_EPOCH: Final = 1 << 23
 """Greatest ownership number that a caller may name. Sequencers have room for twice as many, so a made-up number cannot use them up."""
 
 LONGEST_STEP: Final = 1 << 32
-"""Greatest distance between the turns, or the streams, of two reports of a claim. A made-up number leaves room for all that its owner will ever count."""
+"""Greatest distance between the turns of two reports of a claim. A made-up turn leaves room for all that the claim's owner will ever count."""
+
+LARGEST_STREAM: Final = (1 << 63) - 1
+"""Greatest number of a stream. A sender that counts by a clock has room for it, and no stream ends the room of the next one."""
 
 CUTS_OF_ONE: Final = 1 << 20
 """The generation of a slice's claim is its incarnation times so many, and the version of the cut by which it has its keys."""
@@ -836,9 +839,8 @@ class Computation:
         newest = group.senders.get(sender)
         if newest is not None and number <= newest:
             return [_older(report, newest[0])]
-        if number[0] > (0 if newest is None else newest[0]) + LONGEST_STEP:
-            counted = "turn" if report.turn else "stream"
-            msg = f"{counted} is {number[0]}, more than {LONGEST_STEP} above the newest of the claim; count {counted}s from 1"
+        if report.turn > (0 if newest is None else newest[0]) + LONGEST_STEP:
+            msg = f"turn is {report.turn}, more than {LONGEST_STEP} above the newest of the claim; count turns from 1"
             return [Refused(group.sequencer, errors.InvalidArgument.reason, msg, report.handles)]
         if newest is None and sender != OWN_TURNS and len(group.senders) >= SENDERS_KEPT:
             msg = f"{SENDERS_KEPT} senders have reported for this claim, and none of them may be forgotten; claim again"

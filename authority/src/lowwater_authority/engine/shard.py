@@ -385,7 +385,7 @@ class Shard:
         def stage(round_: Round) -> Spec:
             changed = self.topology.set_inputs(name, inputs)
             self.topology.check_incarnation(name, incarnation)
-            version = self.topology.get(name).input_version
+            version = self.topology.required(name).input_version  # as callers see it: 0 of one that reads nothing
             if incarnation and input_version != version:
                 msg = f"version {version} of the inputs of {name} is in force, not {input_version}; nothing was changed, look at them again"
                 raise errors.InputVersion(msg, metadata={"computation": name, "input_version": str(version)})

@@ -12,7 +12,7 @@ from lowwater._core.events import NAME_BYTES, event, shortened
 from lowwater._pb.lowwater.v1 import workers_pb2 as pb
 from lowwater._pb.lowwater.v1 import workers_pb2_grpc
 from lowwater_authority.access.caller import calling, permit, room_for_ranges
-from lowwater_authority.core.computation import LONGEST_STEP
+from lowwater_authority.core.computation import LARGEST_STREAM
 from lowwater_authority.core.requests import Refused
 from lowwater_authority.engine.placement import moved
 from lowwater_authority.engine.rounds import GivenUp
@@ -194,8 +194,8 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             raise bad_field("open.sender", f"has {len(first.open.sender)} bytes", f"send {SENDER_BYTES} random bytes")
         if first.open.stream < 1:
             raise bad_field("open.stream", "is 0", "count streams from 1")
-        if first.open.stream > LONGEST_STEP:
-            fix = f"count streams from 1, to {LONGEST_STEP} at most"
+        if first.open.stream > LARGEST_STREAM:
+            fix = f"count streams from 1, to {LARGEST_STREAM} at most"
             raise bad_field("open.stream", f"is {first.open.stream}", fix)
         return first.open.sender
 

@@ -179,18 +179,14 @@ class Calls:
 
         return self._graph(find)
 
-    def split_slice(self, name: str, at: bytes, seen: Computation | None) -> Call[Slice]:
-        """Cut a slice in two; returns the new one. ``seen`` is the whole, as this was decided on."""
+    def split_slice(self, name: str, at: bytes) -> Call[Slice]:
+        """Cut a slice in two; returns the new one."""
         full = self.full(name)
         root = slice_of(full)
         if not root:
             raise checks.refused("name", name, "the name of a slice, like hourly~3")
         request = topology_pb2.SplitSliceRequest(
-            server_token=self._known.server_token,
-            computation=root,
-            slice=full,
-            at=checks.key("at", at),
-            incarnation=_incarnation(seen),
+            server_token=self._known.server_token, computation=root, slice=full, at=checks.key("at", at)
         )
 
         def take(answer: topology_pb2.SplitSliceResponse) -> Slice:
@@ -210,15 +206,11 @@ class Calls:
         request = topology_pb2.GetTopologyRequest(server_token=self._known.server_token)
         return Call(lambda stubs: stubs.graph.GetTopology, request, take)
 
-    def set_inputs(self, name: str, inputs: Iterable[str], seen: Computation | None) -> Call[Computation]:
-        """Change what a computation reads. ``seen`` is the computation as this was decided on."""
+    def set_inputs(self, name: str, inputs: Iterable[str]) -> Call[Computation]:
+        """Change what a computation reads."""
         full = self.full(name)
         request = topology_pb2.SetInputsRequest(
-            server_token=self._known.server_token,
-            computation=full,
-            inputs=self._inputs(inputs),
-            incarnation=_incarnation(seen),
-            input_version=0 if seen is None else seen.input_version,
+            server_token=self._known.server_token, computation=full, inputs=self._inputs(inputs)
         )
 
         def take(answer: topology_pb2.SetInputsResponse) -> Computation:
@@ -226,16 +218,14 @@ class Calls:
 
         return Call(lambda stubs: stubs.graph.SetInputs, request, take, full, repeatable=False)
 
-    def reset(self, name: str, seen: Computation | None) -> Call[tuple[Computation, ...]]:
-        """Start a new incarnation of a computation and of all that reads it. ``seen`` is the computation as this was decided on."""
+    def reset(self, name: str) -> Call[tuple[Computation, ...]]:
+        """Start a new incarnation of a computation and of all that reads it."""
 
         def take(answer: topology_pb2.ResetResponse) -> tuple[Computation, ...]:
             self._known.begin((each.name, each.incarnation) for each in answer.computations)
             return tuple(wire.computation(each) for each in answer.computations)
 
-        request = topology_pb2.ResetRequest(
-            server_token=self._known.server_token, computation=self.full(name), incarnation=_incarnation(seen)
-        )
+        request = topology_pb2.ResetRequest(server_token=self._known.server_token, computation=self.full(name))
         return Call(lambda stubs: stubs.graph.Reset, request, take, repeatable=False)
 
     def newest_claim(self, name: str) -> Call[int | None]:
@@ -257,11 +247,10 @@ class Calls:
         *,
         force: bool,
         sequencer: int = 0,
-        newest_claim: int | None = None,
     ) -> Call[int]:
         """Take a key range out of a computation.
 
-        ``sequencer``: of the claim that has just these keys, and gives them up. ``newest_claim``: the newest one when this was decided on.
+        ``sequencer``: of the claim that has just these keys, and gives them up.
         """
         request = topology_pb2.RetireRequest(
             server_token=self._known.server_token,
@@ -270,7 +259,6 @@ class Calls:
             end=checks.key("end", end),
             force=checks.flag("force", force),
             sequencer=sequencer,
-            newest_claim=newest_claim,
         )
 
         def take(answer: topology_pb2.RetireResponse) -> int:
@@ -311,13 +299,10 @@ class Calls:
 
         return Call(lambda stubs: stubs.graph.ChangeLayout, request, take, full)
 
-    def drop(self, name: str, seen: Computation | None, *, force: bool) -> Call[int]:
-        """Take a computation out of the graph. ``seen`` is the computation as this was decided on."""
+    def drop(self, name: str, *, force: bool) -> Call[int]:
+        """Take a computation out of the graph."""
         request = topology_pb2.DropRequest(
-            server_token=self._known.server_token,
-            computation=self.full(name),
-            force=checks.flag("force", force),
-            incarnation=_incarnation(seen),
+            server_token=self._known.server_token, computation=self.full(name), force=checks.flag("force", force)
         )
 
         def take(answer: topology_pb2.DropResponse) -> int:
@@ -599,8 +584,16 @@ class Calls:
         return Call(lambda stubs: stubs.cluster.Identify, request, take)
 
 
-def _incarnation(seen: Computation | None) -> int:
-    return 0 if seen is None else seen.incarnation
+def decided_on(call: Call[Result], seen: Computation | None) -> Call[Result]:
+    """Name in the request of a change the computation as the change was decided on, and return the call.
+
+    The caller makes the call first, and reads the computation then: bad input is refused before anything is asked.
+    """
+    if seen is not None:
+        call.request.incarnation = seen.incarnation
+        if "input_version" in call.request.DESCRIPTOR.fields_by_name:
+            call.request.input_version = seen.input_version
+    return call
 
 
 def _frontier(pair: Any) -> tuple[int, int]:

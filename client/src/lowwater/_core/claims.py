@@ -15,7 +15,7 @@ from lowwater._core.fold import Reading
 from lowwater._core.lease import LeaseState
 from lowwater._core.surroundings import Surroundings
 from lowwater._pb.lowwater.v1 import workers_pb2
-from lowwater.views import Computation, slice_of
+from lowwater.views import slice_of
 from lowwater.watermark import EventTime, Watermarks, to_micros
 
 __all__ = ["CLOSE_TIMEOUT", "Claimant", "Grant", "closed_worker", "no_inputs"]
@@ -77,11 +77,10 @@ class Claimant:
         batch_digest: bytes,
         *,
         adopt: bool,
-        seen: Computation | None = None,
         instead_of: int = 0,
         generation: int | None = None,
     ) -> Call[Grant]:
-        """Claim ``[start, end)`` or the ranges between ``bounds``. ``seen`` is the computation as an adoption was decided on. Raises InvalidArgument.
+        """Claim ``[start, end)`` or the ranges between ``bounds``. Raises InvalidArgument.
 
         Of a computation that is cut into slices, the keys are claimed of the slice that they all lie in, which the authority names; such a
         claim folds what the computation does, and reports to the slice.
@@ -100,7 +99,6 @@ class Claimant:
             batch_digest=checks.key("batch_digest", batch_digest),
             adopt=checks.flag("adopt", adopt),
             instead_of=checks.count("instead_of", instead_of, 64),
-            incarnation=0 if seen is None else seen.incarnation,
         )
 
         def grant(answer: workers_pb2.ClaimResponse) -> Grant:

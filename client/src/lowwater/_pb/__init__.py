@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 0d633ad24fe61e3a693df02e736b9aeecc275150e14bc73684fc031b18e7cb4e
+Made from: sha256 e0dac8e9cfc6b9cbecdb95372b4a8f572521df494ae2b3e646b3ab4d73a5e55a
 """

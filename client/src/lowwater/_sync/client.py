@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from lowwater import errors
-from lowwater._core.calls import Published, full_name
+from lowwater._core.calls import Published, decided_on, full_name
 from lowwater._core.checks import known_name
 from lowwater._core.claims import CLOSE_TIMEOUT, Claimant
 from lowwater._core.intervals import Closings, Gap, Interval, IntervalView, bounds_of, gap_of, upstream_below
@@ -133,7 +133,8 @@ class Client:
         one, and UnknownComputation.
         """
         runtime = self._runtime()
-        return runtime.call(runtime.calls.split_slice(name, at, runtime.call(runtime.calls.seen(name))))
+        call = runtime.calls.split_slice(name, at)
+        return runtime.call(decided_on(call, runtime.call(runtime.calls.seen(name))))
 
     def topology(self) -> Topology:
         """Return the whole graph."""
@@ -146,7 +147,8 @@ class Client:
         Raises UnknownComputation, Cycle, EstimatedInput, WouldRegress when a new input is behind what was published, or what an output says.
         """
         runtime = self._runtime()
-        return runtime.call(runtime.calls.set_inputs(name, inputs, runtime.call(runtime.calls.seen(name))))
+        call = runtime.calls.set_inputs(name, inputs)
+        return runtime.call(decided_on(call, runtime.call(runtime.calls.seen(name))))
 
     def reset(self, name: str) -> tuple[Computation, ...]:
         """Start a new incarnation of a computation and of all that reads it, directly or not; their watermarks are unknown again.
@@ -154,7 +156,8 @@ class Client:
         Every claim on them is revoked. Returns them in topological order, the named one first. Raises UnknownComputation.
         """
         runtime = self._runtime()
-        return runtime.call(runtime.calls.reset(name, runtime.call(runtime.calls.seen(name))))
+        call = runtime.calls.reset(name)
+        return runtime.call(decided_on(call, runtime.call(runtime.calls.seen(name))))
 
     def retire(self, name: str, start: bytes, end: bytes, force: bool = False) -> int:
         """Take ``[start, end)`` out of a computation until it is claimed again: nobody waits for it. Returns how many ranges.
@@ -176,12 +179,15 @@ class Client:
 
     def _retire(self, name: str, start: bytes, end: bytes, *, force: bool) -> int:
         """Retire keys as they are claimed now. A message that comes late is refused: it would take out what a worker has claimed since."""
-        runtime, newest = self._runtime(), None
+        runtime = self._runtime()
+        call = runtime.calls.retire(name, start, end, force=force)
         for left in reversed(range(RETIREMENTS)):
             with suppress(errors.PermissionDenied):  # one who may operate, and not read
                 newest = runtime.call(runtime.calls.newest_claim(name))
+                if newest is not None:
+                    call.request.newest_claim = newest
             try:
-                return runtime.call(runtime.calls.retire(name, start, end, force=force, newest_claim=newest))
+                return runtime.call(call)
             except errors.StaleSequencer:
                 if not left:
                     raise
@@ -210,7 +216,8 @@ class Client:
         worker owns part of it that is not finished, unless ``force`` is set: nobody knows for sure whether that worker is still alive.
         """
         runtime = self._runtime()
-        return runtime.call(runtime.calls.drop(name, runtime.call(runtime.calls.seen(name)), force=force))
+        call = runtime.calls.drop(name, force=force)
+        return runtime.call(decided_on(call, runtime.call(runtime.calls.seen(name))))
 
     # -- reading ----------------------------------------------------------------------------------------------------
 

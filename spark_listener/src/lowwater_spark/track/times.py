@@ -53,6 +53,9 @@ def check_times(frame: DataFrame, file_format: str, given: Mapping[str, Any] | N
 
     A format of times that the caller has asked for by name is kept: it may be of a column that no reader stamps rows by. It is logged.
     """
+    kind = str(frame.sparkSession.conf.get(_PARQUET_TIMES, "INT96")) if file_format.lower() == "parquet" else ""
+    if file_format.lower() not in _TEXTS and kind.upper() != "TIMESTAMP_MILLIS":
+        return
     kinds = {field.dataType.typeName() for field in frame.schema.fields}
     if not kinds & {"timestamp", "timestamp_ntz"}:
         return
@@ -66,11 +69,9 @@ def check_times(frame: DataFrame, file_format: str, given: Mapping[str, Any] | N
                     value,
                     _FORMATS[_ZONED],
                 )
-    if file_format.lower() == "parquet":
-        kind = str(frame.sparkSession.conf.get(_PARQUET_TIMES, "INT96"))
-        if kind.upper() == "TIMESTAMP_MILLIS":
-            raise Unsupported(
-                f"Parquet in a session where {_PARQUET_TIMES} is {kind}",
-                "a time is written without its microseconds, so as an older one, and who reads it counts rows as late",
-                "Set it to TIMESTAMP_MICROS.",
-            )
+    if kind:
+        raise Unsupported(
+            f"Parquet in a session where {_PARQUET_TIMES} is {kind}",
+            "a time is written without its microseconds, so as an older one, and who reads it counts rows as late",
+            "Set it to TIMESTAMP_MICROS.",
+        )

@@ -569,8 +569,8 @@ class ReportOpen(google.protobuf.message.Message):
     all shards, for as long as the sender's name is used. One that is not above
     the newest is refused with OLD_STREAM, a newer one closes the older stream.
     A claim remembers the newest stream it was reported by, over restarts of
-    the authority and moves to other shards; see RefusedRanges.newest. At most
-    2^32.
+    the authority and moves to other shards; see RefusedRanges.newest. Below
+    2^63.
     """
     epoch: builtins.int
     """Ignored: each computation has an ownership number of its own, and its
