@@ -56,7 +56,7 @@ async def is_refused(one: One, late: Late, reason: type[errors.LowwaterError]) -
 async def test_rule8_a_late_retirement_takes_out_nothing_that_was_claimed_since(one: One) -> None:
     shard = one.shard
     for force in (False, True):
-        newest = (await shard.ranges_and_claim("b", below=None, limit=1))[2]
+        _, _, _, newest = await shard.ranges_and_claim("b", below=None, limit=1)
         late = partial(shard.retire, "b", b"", b"", force=force, newest_claim=newest)
         await late()
         await late()  # a repeat
@@ -72,6 +72,16 @@ async def test_rule8_a_late_retirement_takes_out_nothing_that_a_newer_claim_left
     await claim(shard, "b")
     await claim(shard, "b", b"", KEY)
     await is_refused(one, late, errors.StaleSequencer)
+
+
+async def test_rule8_a_late_retirement_takes_out_nothing_of_the_next_incarnation(one: One) -> None:
+    """The newest claim is the same there until somebody claims."""
+    shard = one.shard
+    await claim(shard, "b")
+    _, _, incarnation, newest = await shard.ranges_and_claim("b", below=None, limit=1)
+    late = partial(shard.retire, "b", KEY, b"", force=True, newest_claim=newest, incarnation=incarnation)
+    await shard.reset("b")
+    await is_refused(one, late, errors.IncarnationChanged)
 
 
 @pytest.mark.parametrize(

@@ -677,10 +677,15 @@ class Shard:
         force: bool,
         sequencer: int = 0,
         newest_claim: int | None = None,
+        incarnation: int = 0,
     ) -> int:
-        """Take an interval out; returns how many ranges. Arguments and errors as of Computation.retire."""
+        """Take an interval out; returns how many ranges. Arguments and errors as of Computation.retire.
+
+        ``incarnation`` is the one that this was decided in; 0: any. Raises IncarnationChanged in another one.
+        """
 
         def stage(round_: Round) -> int:
+            self.topology.check_incarnation(name, incarnation)
             ranges, fenced = self._touch(round_, name).retire(
                 start, end, force=force, now=round_.now, sequencer=sequencer, newest_claim=newest_claim
             )
@@ -874,17 +879,17 @@ class Shard:
 
     async def ranges(self, name: str, *, below: int | None, limit: int) -> tuple[list[Range], int]:
         """Return the ranges furthest behind, and how many there are, as of the last durable round."""
-        found, total, _ = await self.ranges_and_claim(name, below=below, limit=limit)
+        found, total, _, _ = await self.ranges_and_claim(name, below=below, limit=limit)
         return found, total
 
-    async def ranges_and_claim(self, name: str, *, below: int | None, limit: int) -> tuple[list[Range], int, int]:
-        """Return what ``ranges`` does, and the sequencer of the newest claim."""
+    async def ranges_and_claim(self, name: str, *, below: int | None, limit: int) -> tuple[list[Range], int, int, int]:
+        """Return what ``ranges`` does, the incarnation, and the sequencer of the newest claim."""
 
-        def read(_: Round) -> tuple[list[Range], int, int]:
+        def read(_: Round) -> tuple[list[Range], int, int, int]:
             computation = self._computation(name)
             ranges = computation.map
             found, total = ranges.all_ranges(limit) if below is None else ranges.held_below(below, limit)
-            return found, total, computation.last_sequencer
+            return found, total, computation.incarnation, computation.last_sequencer
 
         return await self._read(read)
 

@@ -60,15 +60,16 @@ def reading(deserialize: Read | None, method: str) -> Read | None:
 
 
 def freed(failure: BaseException) -> None:
-    """Let go of all that the calls behind a failure hold, such as their request.
+    """Let go of all that the frames of a failed call hold, such as its request.
 
-    gRPC keeps the exception that ends a call, and the exception keeps these calls, which keep the call of gRPC: so the request would stay until the garbage
-    collector looks for such circles, which may be thousands of calls later.
+    gRPC keeps the exception that ends a call, and the exception keeps these frames, which keep the call of gRPC. So the
+    request would stay until the garbage collector looks for such circles, which may be thousands of calls later.
+
+    Only the frames of this exception are cleared. What it was raised from may be shared: all callers of a round that the
+    store refuses get one exception, and it has the frames of those that still wait. To clear those would end their calls.
     """
-    each: BaseException | None = failure
-    while each is not None:
-        clear_frames(each.__traceback__)
-        each = each.__context__
+    clear_frames(failure.__traceback__)
+    failure.__cause__ = failure.__context__ = None
 
 
 class Decoding(grpc.aio.ServerInterceptor):

@@ -104,6 +104,7 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
             force=request.force,
             sequencer=request.sequencer,
             newest_claim=request.newest_claim if request.HasField("newest_claim") else None,
+            incarnation=request.incarnation,
         )
         return topology_pb2.RetireResponse(ranges=ranges)
 

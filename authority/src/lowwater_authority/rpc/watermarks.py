@@ -171,9 +171,9 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         below = request.below_micros if request.HasField("below_micros") else None
         await self.services.confirm(request.computation)
         shard, name = self.services.shard, request.computation
-        ranges, total, newest_claim = await shard.ranges_and_claim(name, below=below, limit=limit)
+        ranges, total, incarnation, newest_claim = await shard.ranges_and_claim(name, below=below, limit=limit)
         found = map(codec.key_range_message, ranges)
-        return pb.ListRangesResponse(ranges=found, total=total, newest_claim=newest_claim)
+        return pb.ListRangesResponse(ranges=found, total=total, incarnation=incarnation, newest_claim=newest_claim)
 
     @refusing
     async def GetHistory(self, request: pb.GetHistoryRequest, context: Context) -> pb.GetHistoryResponse:  # noqa: N802

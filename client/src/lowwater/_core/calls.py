@@ -228,14 +228,14 @@ class Calls:
         request = topology_pb2.ResetRequest(server_token=self._known.server_token, computation=self.full(name))
         return Call(lambda stubs: stubs.graph.Reset, request, take, repeatable=False)
 
-    def newest_claim(self, name: str) -> Call[int | None]:
-        """Read which claim of a computation is the newest, for a retirement; None: the authority does not tell."""
+    def newest_claim(self, name: str) -> Call[tuple[int, int | None]]:
+        """Read the incarnation of a computation and its newest claim, for a retirement; 0 and None: the authority does not tell."""
         request = watermarks_pb2.ListRangesRequest(
             server_token=self._known.server_token, computation=self.full(name), page_size=1
         )
 
-        def take(answer: watermarks_pb2.ListRangesResponse) -> int | None:
-            return answer.newest_claim if answer.HasField("newest_claim") else None
+        def take(answer: watermarks_pb2.ListRangesResponse) -> tuple[int, int | None]:
+            return answer.incarnation, answer.newest_claim if answer.HasField("newest_claim") else None
 
         return Call(lambda stubs: stubs.watermarks.ListRanges, request, take, request.computation)
 

@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 e0dac8e9cfc6b9cbecdb95372b4a8f572521df494ae2b3e646b3ab4d73a5e55a
+Made from: sha256 b0ed51c1388f88eaee26cb5ed6a78aaf07be237441b3573fa0a522b5a8475532
 """

@@ -183,7 +183,8 @@ class Client:
         call = runtime.calls.retire(name, start, end, force=force)
         for left in reversed(range(RETIREMENTS)):
             with suppress(errors.PermissionDenied):  # one who may operate, and not read
-                newest = runtime.call(runtime.calls.newest_claim(name))
+                incarnation, newest = runtime.call(runtime.calls.newest_claim(name))
+                call.request.incarnation = call.request.incarnation or incarnation
                 if newest is not None:
                     call.request.newest_claim = newest
             try:

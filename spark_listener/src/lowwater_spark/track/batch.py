@@ -43,7 +43,6 @@ from lowwater_spark.track.receipt import Destination, Receipt
 from lowwater_spark.track.removal import Removal
 from lowwater_spark.track.segments import SegmentUpdate, SendingUpdate, Unsent
 from lowwater_spark.track.state import Place, StateStore, Version
-from lowwater_spark.track.times import check_times
 from lowwater_spark.track.update import Update, build_version, can_pin, fixed, partitions_of, restage, rows_of
 
 if TYPE_CHECKING:
@@ -424,7 +423,6 @@ class Batch:
             msg = f"keep says how long batches stay at least, so it is not negative: {keep!r}"
             raise ValueError(msg)
         refuse_pattern(str(named), "The path")
-        check_times(frame, file_format)
         if keep is not None:
             fix = "Leave keep= out, and remove old batches outside of Spark, by age."
             named = local(named, "The removal of batches in", fix)

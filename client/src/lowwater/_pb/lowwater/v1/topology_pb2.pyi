@@ -459,6 +459,7 @@ class RetireRequest(google.protobuf.message.Message):
     SERVER_TOKEN_FIELD_NUMBER: builtins.int
     SEQUENCER_FIELD_NUMBER: builtins.int
     NEWEST_CLAIM_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """The computation."""
     start: builtins.bytes
@@ -479,6 +480,10 @@ class RetireRequest(google.protobuf.message.Message):
     STALE_SEQUENCER: a message that comes late must not take out what a worker has
     claimed meanwhile. Absent: any.
     """
+    incarnation: builtins.int
+    """The incarnation that the caller means, as ListRangesResponse has it. In
+    another one the call is refused with INCARNATION_CHANGED. 0: any.
+    """
     def __init__(
         self,
         *,
@@ -489,9 +494,10 @@ class RetireRequest(google.protobuf.message.Message):
         server_token: builtins.str = ...,
         sequencer: builtins.int = ...,
         newest_claim: builtins.int | None = ...,
+        incarnation: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_newest_claim", b"_newest_claim", "newest_claim", b"newest_claim"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_newest_claim", b"_newest_claim", "computation", b"computation", "end", b"end", "force", b"force", "newest_claim", b"newest_claim", "sequencer", b"sequencer", "server_token", b"server_token", "start", b"start"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_newest_claim", b"_newest_claim", "computation", b"computation", "end", b"end", "force", b"force", "incarnation", b"incarnation", "newest_claim", b"newest_claim", "sequencer", b"sequencer", "server_token", b"server_token", "start", b"start"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_newest_claim", b"_newest_claim"]) -> typing.Literal["newest_claim"] | None: ...
 
 Global___RetireRequest: typing_extensions.TypeAlias = RetireRequest
