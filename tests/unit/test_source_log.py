@@ -107,6 +107,16 @@ def run_ticks(ticks: Ticks, spark: Log, folder: Path, count: int) -> None:
         ticks.clean(planned)
 
 
+def test_a_log_may_name_files_of_another_file_system(tmp_path: Path) -> None:
+    """Spark writes their whole URIs, and the source is named with its scheme."""
+    root = "hdfs://one:8020/ck a/lowwater/ticks"
+    entry = {"path": "hdfs://one:8020/ck%20a/lowwater/ticks/1-1", "timestamp": 1, "batchId": 0}
+    (tmp_path / "0").write_text(f"v1\n{json.dumps(entry)}", encoding="utf-8")
+    log = SourceLog(tmp_path, root, columns=())
+    log.read_to(0)
+    assert [*log.taken] == [f"{root}/1-1"]
+
+
 def test_ticks_are_forgotten(tmp_path: Path) -> None:
     """By the driver, in their folder, and in Spark's own log of them; a run that comes later finds none either."""
     spark, folder = Log(tmp_path / "sources/1"), Path(str(tick_directory(tmp_path)))

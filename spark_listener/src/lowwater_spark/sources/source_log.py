@@ -323,7 +323,8 @@ class SourceLog:
         return found
 
     def _take(self, entry: Mapping[str, Any]) -> None:
-        path = SparkPath.of_uri(entry["path"]).path
+        named = SparkPath.of_uri(entry["path"])
+        path = named.text if named.local is None else named.path  # as the root of the source is written
         if not path.startswith(self._root):
             raise CheckpointMismatch(_OTHER_SOURCE.format(log=self._log, path=path, root=self._root))
         self._check_place(path)

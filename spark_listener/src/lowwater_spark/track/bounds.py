@@ -83,7 +83,9 @@ class Stamp:
         """
         lowest = self.lag - self.shift
         if self.kind == "start" and self.window is not None:
-            lowest += self.window.length - (self.window.slide if at_ends else MILLISECOND)
+            lowest += self.window.length - (self.window.slide if at_ends and self.exact else MILLISECOND)
+        if self.kind == "end":
+            lowest -= _MICRO  # an end that is still to come is above the watermark, and never at it
         return max(timedelta(), lowest)
 
 

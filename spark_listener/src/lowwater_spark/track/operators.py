@@ -121,8 +121,7 @@ def operator_of(node: Any, *, driven: bool) -> Operator | None:
         return Operator(kind, columns, cut, driven)
     sides = [tuple(a.name() for a in items(child.output()) if _is_watermarked(a)) for child in children]
     columns = tuple(name for side in sides for name in side)
-    # A BETWEEN is no bound to Spark's function before the optimiser has replaced it: then nobody knows, and the declaration counts.
-    bounded = name != "Join" or None not in _lags(node) or "between(" in node.condition().toString().lower()
+    bounded = name != "Join" or None not in _lags(node)
     return Operator(kind, columns, None, driven, all(sides), bounded)
 
 
@@ -401,10 +400,14 @@ def _stamps_of_join(join: Any, followed: _Followed) -> list[Stamp] | None:
     side = 0 if followed.id in _ids(sides[0]) else 1
     if followed.id not in _ids(sides[side]):
         return None  # of a semi-join the column is the left side's, of others one of either
-    if followed.id in _time_keys(join) and _holds(sides[side]):
-        return _stamps(sides[side], followed)
-    times = [a.exprId().id() for a in items(sides[side].output()) if _is_watermarked(a)]
     below, lag = _lag_of_all(sides), _lags(join)[side]
+    if followed.id in _time_keys(join) and _holds(sides[side]):
+        # The join holds what its side has given out for as long as its own watermark, the lesser of both sides, says.
+        found = _stamps(sides[side], followed)
+        if found is None or below is None:
+            return None
+        return [dataclasses.replace(stamp, lag=max(stamp.lag, below)) for stamp in found]
+    times = [a.exprId().id() for a in items(sides[side].output()) if _is_watermarked(a)]
     if followed.field is not None or times != [followed.id] or below is None or lag is None:
         return None
     return [Stamp("time", None, below + max(lag, timedelta()), followed.exact, followed.shift)]
