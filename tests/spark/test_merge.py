@@ -119,7 +119,7 @@ def test_a_batch_that_runs_again_is_merged_once(
     merging.start()
     flow.feed.put([row("a", 9, 30)])
     upstream.at(11)
-    flow.eventually(lambda: low(lw, "hourly") == mark(10), "nine to ten is final")
+    flow.eventually(lambda: low(lw, "hourly") == mark(11), "nine to eleven is final")
     assert merging.found() == {(9, "a"): (2, 2), (9, "b"): (1, 1)}
 
 
