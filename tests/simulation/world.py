@@ -430,6 +430,8 @@ class _Heard(logging.Handler):
         # The oracle says whether there was anything to put back; and a zombie was found out.
         if said.endswith(("putting it back from memory", "Its answer was not used.")):
             return
+        if said.startswith("the store refuses writes"):  # only what the store does to a world refuses any
+            return
         if any(f"log {name!r}" in said and "is damaged" in said for name in self._oracle.damaged):
             return
         if GRAPH in self._oracle.damaged and said.startswith("the graph is damaged in the store"):
