@@ -61,13 +61,14 @@ class _Telling(FaultPlan):
     """Tells what was begun, written and made durable, at the very moment."""
 
     told: Callable[[str, Operation], None]
+    process: Process
 
     async def before(self, operation: Operation) -> Outcome:
         """See FaultPlan."""
         self.told("begun", operation)
         outcome = await super().before(operation)
         if outcome is Outcome.FAILED:
-            self.told("ended", operation)
+            await self._end(operation)
         return outcome
 
     async def after(self, operation: Operation) -> None:
@@ -76,8 +77,19 @@ class _Telling(FaultPlan):
         try:
             await super().after(operation)
             self.told("durable", operation)
-        finally:
+        except JournalUnknown:
+            await self._end(operation)
+            raise
+        except BaseException:
             self.told("ended", operation)
+            raise
+        self.told("ended", operation)
+
+    async def _end(self, operation: Operation) -> None:
+        """Tell that a write has ended in vain. A process that dies by that does nothing more: else it would fail callers who are dead with it."""
+        self.told("ended", operation)
+        if not self.process.alive:
+            await asyncio.get_running_loop().create_future()
 
 
 class _Local(_Telling, SimFaults):
@@ -208,7 +220,7 @@ class Deployment:
                         self.sim.reach("a shard died between two writes")
                         process.crash()
 
-        made.told = told
+        made.told, made.process = told, process
         return made
 
     def _cluster(self, place: Place, seat: Seat, process: Process, random: Random) -> Cluster:

@@ -115,6 +115,8 @@ class Pipeline:
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self.nodes = {node.name: node for node in nodes}
+        self.own: dict[str, range] = {}
+        """Cells that each slice has by its own log. For a while the graph may give it others: those of a cut that it has not followed."""
         self.look_again: Callable[[], None] = lambda: None
         """Callback that brings the slices up to date with the graph in the store: its writer may have died before it heard of that."""
         self._numbers = 0
@@ -136,6 +138,8 @@ class Pipeline:
         node = self.whole(name)
         if name == node.name:
             return range(len(node.cells))
+        if name in self.own:
+            return self.own[name]
         if name not in node.slices:
             self.look_again()
         if name not in node.slices:
