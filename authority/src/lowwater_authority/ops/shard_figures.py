@@ -126,7 +126,7 @@ REFUSED: Final = _gauge(
 
 ACCESS_REFUSED: Final = _gauge(
     "access_refused",
-    "1 while the file of --access is bad, and the rules of before are in force, else 0; absent without one.",
+    "1 while the file of --access is bad, and the rules of before are in force, else 0.",
 )
 
 CERTIFICATE_REFUSED: Final = _gauge(
@@ -158,8 +158,7 @@ def doors(certificates: Certificates | None, access: AccessFile | None) -> Itera
     yield not_after
     yield refused
     rules = ACCESS_REFUSED.family()
-    if access is not None:
-        rules.add_metric([], float(access.refused is not None))
+    rules.add_metric([], float(access is not None and access.refused is not None))
     yield rules
 
 
