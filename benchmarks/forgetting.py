@@ -61,7 +61,7 @@ def _files(log: Path, count: int) -> Result:
         source.read_to(n)
         (compacted if whole else ordinary).append(time.perf_counter() - since)
     value, theirs = Spread(tuple(compacted)), Spread((max(ordinary),) * len(compacted))
-    return Result("forgetting", "tenth_batch", value, "s", "an ordinary batch", theirs, {"files": count})
+    return Result("forgetting", "tenth_batch", value, "s", "an ordinary batch", theirs, {"ranges": 0, "files": count})
 
 
 def _ticks(checkpoint: Path, count: int) -> list[Result]:
@@ -81,7 +81,7 @@ def _ticks(checkpoint: Path, count: int) -> list[Result]:
             longest = max(longest, (entries / f"{n}.compact").stat().st_size)
     tenth = max(1, count // 10)
     last, first = Spread((sum(took[-tenth:]) / tenth,)), Spread((sum(took[:tenth]) / tenth,))
-    facts = {"ticks": count, "held": ticks.remembered}
+    facts: dict[str, object] = {"ranges": 0, "ticks": count, "held": ticks.remembered}
     return [
         Result("forgetting", "tick", last, "s", "the first tenth of them", first, facts),
         Result("forgetting", "log_of_ticks", Spread((float(longest),)), "B", facts=facts),
