@@ -67,12 +67,14 @@ def _files(log: Path, count: int) -> Result:
 def _ticks(checkpoint: Path, count: int) -> list[Result]:
     entries, folder = checkpoint / "sources/1", tick_directory(checkpoint)
     entries.mkdir(parents=True)
-    ticks, committed, took, longest = Ticks(checkpoint, 1, 1), "-", list[float](), 0
+    ticks, committed, took, longest, written = Ticks(checkpoint, 1, 1), "-", list[float](), 0, 0
     for n in range(count):
         since = time.perf_counter()
         ticks.force(committed)
         spent = time.perf_counter() - since
-        _write_entry(entries, n, _line(f"{folder}/1-{n + 1}", n))
+        line = _line(f"{folder}/1-{n + 1}", n)
+        written += len(line) + 1
+        _write_entry(entries, n, line)
         since, committed = time.perf_counter(), json.dumps({"logOffset": n})
         ticks.read_to(committed)
         ticks.clean(committed)
@@ -84,7 +86,9 @@ def _ticks(checkpoint: Path, count: int) -> list[Result]:
     facts: dict[str, object] = {"ranges": 0, "ticks": count, "held": ticks.remembered}
     return [
         Result("forgetting", "tick", last, "s", "the first tenth of them", first, facts),
-        Result("forgetting", "log_of_ticks", Spread((float(longest),)), "B", facts=facts),
+        Result(
+            "forgetting", "log_of_ticks", Spread((float(longest),)), "B", "all lines", Spread((float(written),)), facts
+        ),
     ]
 
 
