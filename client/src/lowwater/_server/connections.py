@@ -12,7 +12,7 @@ import resource
 import time
 from collections import Counter
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestPayloadError
@@ -64,6 +64,11 @@ def most_connections() -> int:
     if files == resource.RLIM_INFINITY:
         return MOST_CONNECTIONS
     return max(1, min(MOST_CONNECTIONS, files // OF_FILES))
+
+
+def _host(peer: Any) -> str:
+    """Return the address at the other end of a connection; of a Unix socket, whose other end has none, this machine's name for itself."""
+    return str(peer[0]) if isinstance(peer, tuple) else "localhost"
 
 
 class NotHttp(logging.Logger):
@@ -137,7 +142,7 @@ class Connections:
                 self._tell(f"none can be accepted: {error}")
                 await asyncio.sleep(PAUSE_SECONDS)
                 continue
-            host = str(peer[0])
+            host = _host(peer)
             if self._full(server, host):
                 connection.close()
                 self._tell(
@@ -158,7 +163,7 @@ class Connections:
         if left <= 0 or left > self._kept:
             return left <= 0
         peers = (each.transport.get_extra_info("peername") for each in server.connections if each.transport is not None)
-        held = self._shaking[host] + len([peer for peer in peers if peer is not None and peer[0] == host])
+        held = self._shaking[host] + len([peer for peer in peers if peer is not None and _host(peer) == host])
         return held >= self._kept
 
     async def _serve(self, server: web.Server, connection: socket.socket) -> None:
