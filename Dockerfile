@@ -59,4 +59,4 @@ EXPOSE 7420 7421 7422
 # asks for a token or not: so only whether it is open.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=15m CMD ["python3.11", "-c", "import socket; socket.create_connection(('127.0.0.1', 7421), 3)"]
 ENTRYPOINT ["lowwater"]
-CMD ["serve", "--data", "/data"]
+CMD ["serve", "--data", "/data", "--listen", "0.0.0.0:7420"]

@@ -20,6 +20,7 @@ from benchmarks import (
     depth,
     failover,
     fanout,
+    forgetting,
     growth,
     guarded,
     herd,
@@ -66,6 +67,7 @@ BENCHMARKS: Final[dict[str, Callable[..., list[result.Result]]]] = {
     "page": page.run,
     "incident": incident.run,
     "listing": listings.run,
+    "forgetting": forgetting.run,
     "skew": skew.run,
     "guarded": guarded.run,
     "dedup": dedup.run,
@@ -123,6 +125,8 @@ machine, take turns by rounds, and the median round counts: read the ratio, not 
             each name its key range and worker; needs scripts/setup.sh --tests           about 10 minutes
   listing   a driver lists a source with 50,000 files, or handed-over batches, of which it has read all but ten;
             against the same without what it knows of them, and against their names alone  about a minute
+  forgetting what a batch costs a driver whose query has read a million files or has asked for 500,000 empty
+            batches: each tenth batch against the others, the last ticks against the first  about ten minutes
   skew      one partition of Kafka falls 24 hours behind: the state of hourly windows and the heap of their JVM,
             with skew_limit, against the same without; needs scripts/setup.sh --tests    some minutes
   guarded   10,000 rows written into PostgreSQL and into Redis under a claim that the store checks,

@@ -25,6 +25,18 @@ def expires(seconds: int, severity: Severity) -> Alert:
     )
 
 
+def logged(events: str) -> str:
+    """Return an expression that holds for a quarter of an hour after a process has logged some events.
+
+    A process that logs one as it starts has its first sample behind it, which is no increase: there the age of the process counts.
+    """
+    series = f'lowwater_log_events_total{{event=~"{events}", level="error"}}'
+    young = "max by (job, instance) (time() - process_start_time_seconds) < 900"
+    return (
+        f"sum by (job, instance) (increase({series}[15m])) > 0\nor\n(sum by (job, instance) ({series}) > 0 and {young})"
+    )
+
+
 def alerts(settings: Settings) -> Group:
     """What somebody who runs the authority wants to be told."""
     return Group(
@@ -160,6 +172,64 @@ def alerts(settings: Settings) -> Group:
                 "{{ $labels.instance }} does not take the new file of promises",
                 "It has a mistake, which the log names with its place and the fix. What the file said before stands, and no watermark depends"
                 " on it.",
+            ),
+            Alert(
+                "LowwaterStoreLost",
+                logged("store_lost_records|store_lost_epochs"),
+                "0s",
+                "critical",
+                "The store of {{ $labels.instance }} has lost what it acknowledged",
+                "The shard puts it back from memory, and no watermark went back. A shard that ends before it has done so takes the only copy along.",
+            ),
+            Alert(
+                "LowwaterLogDamaged",
+                logged("damaged_log|damaged_log_kept|damaged_graph_mended"),
+                "0s",
+                "critical",
+                "{{ $labels.instance }} has found a log that cannot be read",
+                "Its computation stands, or lives from memory alone: the line names it. Do not restart the process before the log is whole again.",
+            ),
+            Alert(
+                "LowwaterInternalError",
+                logged("internal_error"),
+                "0s",
+                "warning",
+                "{{ $labels.instance }} has failed in a way that it never should",
+                "Nothing of the request was kept. The trace in the log belongs into a report.",
+            ),
+            Alert(
+                "LowwaterNewDeployment",
+                'sum by (job, instance) (lowwater_log_events_total{event="journal_created"}) > 0'
+                " and max by (job, instance) (time() - process_start_time_seconds) < 3600",
+                "0s",
+                "warning",
+                "{{ $labels.instance }} has begun a new deployment",
+                "Its folder or store was empty. Where there was a deployment before, its volume is not mounted or its store was emptied.",
+            ),
+            Alert(
+                "LowwaterAccessRefused",
+                "max by (job, instance) (lowwater_access_refused) > 0",
+                "5m",
+                "critical",
+                "{{ $labels.instance }} does not take the new access file",
+                "It has a mistake, which the log names. The rules of before are in force: whoever was removed in the new file still gets in.",
+            ),
+            Alert(
+                "LowwaterCertificateRefused",
+                "max by (job, instance) (lowwater_certificate_refused) > 0",
+                "5m",
+                "warning",
+                "{{ $labels.instance }} does not take the new certificate",
+                "The log says why. The certificate of before is in force until it expires, and so is what clients are checked by.",
+            ),
+            Alert(
+                "LowwaterFilesRunOut",
+                "max by (job, instance) (process_open_fds / process_max_fds and on (job, instance)"
+                " (lowwater_build_info or lowwater_global_build_info)) > 0.9",
+                "1m",
+                "critical",
+                "{{ $labels.instance }} has {{ $value | humanizePercentage }} of its files open",
+                "Without a free one nobody can connect: each connection is a file, also one without a token.",
             ),
             expires(settings.renewal_seconds // URGENT, "critical"),
             expires(settings.renewal_seconds, "warning"),

@@ -29,6 +29,8 @@ TABLES: Final[dict[str, Sequence[Figure]]] = {
         shard_figures.HELD,
         shard_figures.CONFIRMED,
         shard_figures.NOT_AFTER,
+        shard_figures.CERTIFICATE_REFUSED,
+        shard_figures.ACCESS_REFUSED,
         shard_figures.ERRORS,
         *shard_figures.GATES,
     ),

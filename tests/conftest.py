@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).parent
 
-pytest_plugins = ["tests.side_by_side"]
+pytest_plugins = ["tests.checkout", "tests.side_by_side"]
 
 # Cheap first: a broken rule shows before any process or JVM is started. Then what takes longest in one piece, so that the
 # processes that share the run end together.

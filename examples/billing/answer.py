@@ -35,7 +35,7 @@ def billed(table: Path) -> list[Bill]:
     """Return the rows of a table of Delta, which is only appended to, by the log that it has as JSON."""
     files = []
     for version in sorted((table / "_delta_log").glob("*.json")):
-        actions = [json.loads(line) for line in version.read_text(encoding="utf-8").splitlines()]
+        actions = [json.loads(line) for line in version.read_text(encoding="utf-8").split("\n") if line]
         assert not any("remove" in action for action in actions), f"{version} takes rows away"
         files += [action["add"]["path"] for action in actions if "add" in action]
     rows = [row for name in files for row in pq.ParquetFile(table / name).read().to_pylist()]

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 FEED: Final = "feed"
 """The topic of the feed. It has one partition: a beat says that all before it is there, and order is kept within a partition alone."""
 
+_TIME_FORMAT: Final = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
+"""Without it times would have milliseconds, and a time would come back as an older one."""
+
 SESSION: Final[Mapping[str, str]] = {
     "spark.driver.extraClassPath": os.pathsep.join(str(jar) for each in ("kafka", "delta") for jar in jars(each)),
     **delta.SETTINGS,
@@ -87,7 +90,7 @@ class Streams(Folders):
         if job != ENRICHED:
             batch.write_table(rows, self.output(job))
             return
-        said = rows.select(sf.col("tailnum").alias("key"), sf.to_json(sf.struct("*")).alias("value"))
+        said = rows.select(sf.col("tailnum").alias("key"), sf.to_json(sf.struct("*"), _TIME_FORMAT).alias("value"))
         batch.write_kafka(said, job, options={"kafka.bootstrap.servers": self.broker}, slots=1)
 
     def result(self, spark: SparkSession, job: str) -> DataFrame:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.sources.sink_log import SINK_LOG
-from lowwater_spark.sources.source_log import local_path
 from tests.cluster.oracle import NEVER, Emitted, Written
 
 Row = Mapping[str, Any]
@@ -80,7 +80,7 @@ class Output(Committed):
 
 def _files_in(entry: Path) -> list[Path]:
     _, *lines = entry.read_text(encoding="utf-8").split("\n")
-    return [Path(local_path(json.loads(line)["path"])) for line in lines if line]
+    return [Path(SparkPath.of_uri(json.loads(line)["path"]).path) for line in lines if line]
 
 
 def rows_of(file: Path) -> list[Row]:

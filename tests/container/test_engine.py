@@ -72,7 +72,7 @@ def test_the_image_is_what_the_dockerfile_says_and_serves(archive: Path, tmp_pat
     container = run("buildah", "from", f"docker-archive:{archive}").strip()
     config = json.loads(run("buildah", "inspect", "--type", "container", container))["Docker"]["config"]
     assert config["User"] == "65532:65532"
-    assert config["Entrypoint"] + config["Cmd"] == ["lowwater", "serve", "--data", "/data"]
+    assert config["Entrypoint"] + config["Cmd"] == ["lowwater", "serve", "--data", "/data", "--listen", "0.0.0.0:7420"]
     assert config["Healthcheck"]["Test"][0] == "CMD"
     assert config["Labels"]["org.opencontainers.image.version"] == version
     assert run("buildah", "run", container, "--", "lowwater", "--version") == f"lowwater {version}\n"

@@ -16,6 +16,7 @@ import yaml
 
 import lowwater
 from lowwater_authority.commands.serve_arguments import parser
+from lowwater_authority.serve import choose_places
 from tests.compatibility.environments import UV, clean_environ
 from tests.container.confined import USER, confined, ways
 from tests.container.dockerfile import PYTHON, ROOT, Image, ignored, patterns, steps
@@ -80,8 +81,9 @@ def test_what_the_image_starts_and_as_whom() -> None:
     assert only("EXPOSE") == "7420 7421 7422"
     assert only("VOLUME") == '["/data"]'
     commands = {step.word: step.arguments for step in FINAL if step.word in ("ENTRYPOINT", "CMD")}
-    assert commands == {"ENTRYPOINT": ["lowwater"], "CMD": ["serve", "--data", "/data"]}
+    assert commands == {"ENTRYPOINT": ["lowwater"], "CMD": ["serve", "--data", "/data", "--listen", "0.0.0.0:7420"]}
     args = parser().parse_args(commands["CMD"][1:])
+    choose_places(args)
     assert args.data == Path("/data")
     assert [args.listen.rpartition(":")[2], args.http.rpartition(":")[2]] == ["7420", "7421"]
     (labels,) = [step.settings for step in FINAL if step.word == "LABEL"]

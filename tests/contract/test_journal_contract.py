@@ -498,3 +498,14 @@ async def test_what_is_in_the_newest_format_is_refused_by_who_does_not_know_it(
     with monkeypatch.context() as older:
         older.setattr(frames, "FORMAT", frames.USUAL)
         assert (await journal.load(GRAPH)).snapshot == b"usual again"
+
+
+async def test_rule2_what_was_read_is_there_after_a_crash(store: Store) -> None:
+    """Whoever wrote it, and whether or not it was taken: the reader may have shown it."""
+    writer = await store.open("a")
+    reader = await store.connect() if writer.shared else writer
+    await writer.append([entry("a", 1), entry(GRAPH, 1)])
+    found = [await reader.load(log) for log in ("a", GRAPH)]
+    store.crash()
+    again = await store.open("a")
+    assert [await again.load(log) for log in ("a", GRAPH)] == found == [loaded("a", 1, 1), loaded(GRAPH, 1, 1)]

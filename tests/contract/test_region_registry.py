@@ -9,6 +9,7 @@ import pytest
 
 from lowwater import errors
 from lowwater_authority.core.times import MAX
+from lowwater_authority.engine import writes
 from lowwater_authority.journal import JournalCorrupt, JournalFenced
 from lowwater_authority.regions import registry as regions_registry
 from lowwater_authority.regions.references import (
@@ -190,7 +191,7 @@ async def test_a_refused_write_has_changed_nothing(memory: Deployment) -> None:
 async def test_a_write_of_unknown_outcome_is_made_once(
     memory: Deployment, outcome: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(regions_registry, "RETRY_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(writes, "RETRY_SECONDS", (0.0, 0.0))
     plan = FaultPlan()
     registry = await ready(memory, journal_of(memory, plan))
     position = registry.position

@@ -277,7 +277,9 @@ class Smoke:
         query = start()
         self.promise(at(10))
         await_stage(
-            query, lambda: self.low("driven") == mark(9), "the hour from nine is written, which is stamped by its start"
+            query,
+            lambda: self.low("driven") == mark(10),
+            "the hour from nine is written, which is stamped by its start",
         )
         assert found() == [("a", 9, 2)], "what the rows say of the time closes nothing"
         query.stop()
@@ -285,7 +287,7 @@ class Smoke:
         feed.put(("b", at(10)), ("b", at(10, 30)))
         query = start()
         self.promise(at(11))
-        await_stage(query, lambda: self.low("driven") == mark(10), "the hour from ten, over a restart")
+        await_stage(query, lambda: self.low("driven") == mark(11), "the hour from ten, over a restart")
         assert found() == [("a", 9, 2), ("b", 10, 3)]
         self._lease.finish()
         await_stage(query, lambda: self.low("driven").finished, "the input is finished, and so is all that was open")

@@ -112,6 +112,7 @@ def test_airflow_knows_the_provider_its_connection_and_its_triggers(
     assert told["provider"] == "0.2.0"
     assert told["hook"] == ["lowwater_airflow.hook.LowwaterHook", "lowwater", "lowwater"]
     assert told["connection"] == [True, f"the deployment {lw.server_token} answers"]
+    assert told["without_interval"].startswith("this run has no data interval: pass until=")
     for there, back in told["triggers"]:
         assert there == back
 

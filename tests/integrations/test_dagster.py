@@ -51,3 +51,7 @@ def test_each_hour_that_is_complete_gets_one_run(tmp_path: Path) -> None:
         "flights is at finished",
     ]
     assert told["reset"].startswith("IncarnationChanged('flights was reset: incarnation 2 began")
+    assert told["local"].startswith(
+        "partition 2026-11-01 is 2026-11-01T04:00:00Z to 2026-11-02T05:00:00Z, and the interval that is complete is "
+        "2026-11-01T04:00:00Z to 2026-11-02T04:00:00Z: define the partitions in UTC"
+    )

@@ -60,3 +60,11 @@ class FaultPlan:
 
     async def read(self, name: str) -> None:
         """Called before ``confirm``, ``owners``, ``logs`` or ``load``; may raise JournalFailed: the store is out of reach."""
+
+    async def settle(self, log: str) -> None:
+        """Called when a log was read while writes are in the disk's cache only, and before it makes them durable.
+
+        May raise JournalFailed, as a store does whose replicas do not confirm in time.
+        """
+        del log
+        await self.read("settle")

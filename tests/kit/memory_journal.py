@@ -90,7 +90,7 @@ class MemoryDisk:
 
     Everything is durable as soon as it is written, except for writes that a FaultPlan leaves ``CACHED`` or ``UNSYNCED``:
     these, and only these, are undone by ``crash``, the newest first, until ``sync``. A later durable write makes them
-    durable too, as syncing a file syncs all of it. ``lose`` undoes what was durable.
+    durable too, as syncing a file syncs all of it, unless it ``keeps_prefixes``. ``lose`` undoes what was durable.
     """
 
     def __init__(self) -> None:
@@ -98,6 +98,10 @@ class MemoryDisk:
         self.owners: dict[str, Ownership] = {}
         self.server_token = ""
         self.life = 0
+        self.written = 0
+        """Number of the newest write."""
+        self.keeps_prefixes = False
+        """Whether an acknowledged write makes only itself and the writes before it durable, as a replica does that follows."""
         self._history: deque[dict[str, _Before]] = deque()
         self._unsynced = 0
 
@@ -111,9 +115,10 @@ class MemoryDisk:
         empty = StoredLog()
         return {log: Held(self.owners.get(log, Ownership()), self.logs.get(log, empty).end) for log in logs}
 
-    def sync(self) -> None:
-        """Make everything that is written durable."""
-        self._unsynced = 0
+    def sync(self, through: int | None = None) -> None:
+        """Make everything that is written durable; if it keeps prefixes, only the writes up to a number."""
+        behind = self.written - through if through is not None and self.keeps_prefixes else 0
+        self._unsynced = min(self._unsynced, behind)
 
     def crash(self, keep: int = 0) -> None:
         """The machine dies: all but the oldest ``keep`` unsynced writes are gone, and every open journal is dead."""
@@ -159,6 +164,7 @@ class MemoryDisk:
                 for log, removed in logs.items()
             }
         )
+        self.written += 1
         self._unsynced = 0 if synced else self._unsynced + 1
         if len(self._history) > max(LAG, self._unsynced):
             self._history.popleft()
@@ -254,9 +260,30 @@ class MemoryJournal(Journal):
         """See Journal."""
         return self._owned.end(log)
 
-    async def load(self, log: str, *, known: LoadedLog | None = None) -> LoadedLog:
+    async def load(self, log: str, *, known: LoadedLog | None = None, durable: bool = True) -> LoadedLog:
         """See Journal. All of it is read each time, which costs nothing here."""
         del known
+        while True:
+            loaded, believed, found = await self._load(log)
+            if not durable or await self._settled(log, found.end):
+                break
+        if found.owner == believed.owner:
+            self._owned.reached(log, found.end)
+        return loaded
+
+    async def _settled(self, log: str, end: End) -> bool:
+        """Return when a log that was read is durable; False: it is another one by now."""
+        if not end.last or not self._disk.unsynced:
+            return True
+        await self._faults.settle(log)
+        self._check_open()
+        if self._disk.held([log])[log].end != end:
+            return False
+        self._disk.sync()
+        return True
+
+    async def _load(self, log: str) -> tuple[LoadedLog, Held, Held]:
+        """Read a log; returns what was believed of it, and what there is, too."""
         believed = self._owned.held([log])
         await self._read("load")
         self._check_token(believed)
@@ -278,12 +305,16 @@ class MemoryJournal(Journal):
             epoch=found[log].owner.epoch,
             tails=tails,
         )
-        if found[log].owner == believed[log].owner:
-            self._owned.reached(log, stored.end)
-        return LoadedLog(stored.snapshot_position, snapshot, records, tails=tails)
+        return LoadedLog(stored.snapshot_position, snapshot, records, tails=tails), believed[log], found[log]
 
     async def load_behind(self, log: str, position: int) -> LoadedLog:
         """See Journal."""
+        while True:
+            loaded, end = await self._load_behind(log, position)
+            if await self._settled(log, end):
+                return loaded
+
+    async def _load_behind(self, log: str, position: int) -> tuple[LoadedLog, End]:
         believed = self._owned.held([log])
         await self._read("load_behind")
         self._check_token(believed)
@@ -295,7 +326,7 @@ class MemoryJournal(Journal):
         tails: dict[int, int] = {}
         last, tail = stored.end
         records = decode_records(log, rows, after=position, last=last, tail=tail, epoch=epoch, tails=tails)
-        return LoadedLog(position, None, records, tails=tails)
+        return LoadedLog(position, None, records, tails=tails), stored.end
 
     async def append(self, entries: Sequence[Entry], *, beside: Iterable[str] = ()) -> None:
         """See Journal."""
@@ -366,11 +397,12 @@ class MemoryJournal(Journal):
             await self._faults.after(operation)
             raise JournalUnknown("the fault plan hides that this write is lost")
         result = write(outcome not in {Outcome.CACHED, Outcome.UNSYNCED})
+        number = self._disk.written
         await self._faults.after(operation)
         if outcome is Outcome.WRITTEN or life != self._disk.life:
             raise JournalUnknown("the fault plan, or a crash, hides the outcome of this write")
         if outcome is Outcome.CACHED:
-            self._disk.sync()
+            self._disk.sync(number)
         return result
 
     async def _read(self, name: str) -> None:

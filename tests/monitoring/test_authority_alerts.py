@@ -74,6 +74,38 @@ def nothing_served() -> Exported:
     return exported
 
 
+def said(event: str, level: str = "error") -> Exported:
+    """A line of the log, once."""
+    exported = healthy()
+    exported[own("lowwater_log_events_total", f', event="{event}", level="{level}"')] = lambda t: int(t >= FAULT)
+    return exported
+
+
+def said_at_the_start(event: str, level: str = "error") -> Exported:
+    """A process that begins, with a line of the log before its first scrape."""
+    exported = healthy()
+    exported[own("lowwater_log_events_total", f', event="{event}", level="{level}"')] = lambda t: (
+        1 if t >= FAULT else None
+    )
+    exported[own("process_start_time_seconds")] = lambda t: FAULT - 20 if t >= FAULT else None
+    return exported
+
+
+def refused(name: str, until: float = 20 * HOURS) -> Exported:
+    """A file that is read anew has a mistake for a time."""
+    exported = healthy()
+    exported[own(name)] = lambda t: int(FAULT <= t < until)
+    return exported
+
+
+def open_files(share: float) -> Exported:
+    """So much of the files are open from a moment on."""
+    exported = healthy()
+    exported[own("process_max_fds")] = lambda t: 1000
+    exported[own("process_open_fds")] = lambda t: 1000 * share if t >= FAULT else 40
+    return exported
+
+
 def stuck_journal() -> Exported:
     """The journal confirms nothing any more."""
     exported = healthy()
@@ -139,6 +171,20 @@ FIRES: dict[str, tuple[Callable[[], Exported], Mapping[float, Instances]]] = {
         {3900: [], 3930: [ONE | {"gate": "reports"}]},
     ),
     "LowwaterSubscribersConflated": (lambda: conflating(0.95), {900: [], 930: [ONE]}),
+    # It ends a quarter of an hour later.
+    "LowwaterStoreLost": (lambda: said("store_lost_records"), {3570: [], 3600: [ONE], 4470: [ONE], 4530: []}),
+    "LowwaterLogDamaged": (lambda: said_at_the_start("damaged_log"), {3570: [], 3600: [ONE], 4470: [ONE], 4530: []}),
+    "LowwaterInternalError": (lambda: said("internal_error"), {3570: [], 3600: [ONE]}),
+    "LowwaterNewDeployment": (
+        lambda: said_at_the_start("journal_created", "warning"),
+        {3570: [], 3600: [ONE], 7140: [ONE], 7200: []},
+    ),
+    "LowwaterAccessRefused": (lambda: refused("lowwater_access_refused", 5400), {3870: [], 3900: [ONE], 5400: []}),
+    "LowwaterCertificateRefused": (
+        lambda: refused("lowwater_certificate_refused", 5400),
+        {3870: [], 3900: [ONE], 5400: []},
+    ),
+    "LowwaterFilesRunOut": (lambda: open_files(0.95), {3630: [], 3660: [ONE]}),
     # Less than a week is left at 01:00:30, and five minutes more; it ends when the certificate is renewed.
     "LowwaterCertificateExpires": (
         lambda: expiring(7 * DAYS, 5400),
@@ -235,6 +281,9 @@ HARMLESS: dict[str, Callable[[], Exported]] = {
     ),
     "one slow append": lambda: slow("journal_append_seconds", FAULT + 60),
     "a loop that was late for a moment": lambda: slow("event_loop_lag_seconds", FAULT + 30, 0.4),
+    "a warning about the epochs of the store": lambda: said("store_lost_epochs", "warning"),
+    "an access file that is corrected at once": lambda: refused("lowwater_access_refused", FAULT + 240),
+    "many open files": lambda: open_files(0.8),
     "a fast publisher": lambda: conflating(0.5),
     "a way to another shard that is cut for minutes": lambda: cut_off(FAULT + 300),
     "a certificate renewed in time": lambda: expiring(7 * DAYS + 1800, FAULT + 1800),

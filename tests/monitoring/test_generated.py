@@ -26,7 +26,14 @@ from monitoring.settings import Settings
 from tests.monitoring.panels_asked import dashboards, rules, selectors
 
 BOARDS: Final = sorted(dashboards())
-PROCESS: Final = {"process_cpu_seconds_total", "process_resident_memory_bytes", "process_start_time_seconds", "up"}
+PROCESS: Final = {
+    "process_cpu_seconds_total",
+    "process_max_fds",
+    "process_open_fds",
+    "process_resident_memory_bytes",
+    "process_start_time_seconds",
+    "up",
+}
 """What prometheus_client and Prometheus add."""
 PROMISED: Final = {alert.alert for alert in alerts(Settings()).alerts if is_about_one(alert)}
 """Alerts about a computation, which may have an owner."""

@@ -43,7 +43,7 @@ BLOCK: Final = re.compile(r"^```textproto\n(.*?)^```$", re.DOTALL | re.MULTILINE
 LINE: Final = re.compile(
     r"# (?P<way>->|<-)(?: (?P<service>\w+)\.(?P<method>\w+))?(?:,? ?stream (?P<stream>\d+))?(?: ends,)?(?: (?P<code>[A-Z_]+))?(?: at (?P<place>\S+))?"
 )
-BOUND: Final = {"server_token", "sequencer", "instead_of", "epoch", "address"}
+BOUND: Final = {"server_token", "sequencer", "instead_of", "newest_claim", "epoch", "address"}
 """Fields that a deployment makes up."""
 UNTOLD: Final = {"time_micros", "clock_micros", "since_micros", "last_report_micros", "epoch_nonce", "message", "fix"}
 """Fields that tell the time, tell shards apart, or are for people."""

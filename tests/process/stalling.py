@@ -1,10 +1,19 @@
-"""A client of gRPC that takes none of its answers, by frames of HTTP/2: no library would do that."""
+"""Clients of gRPC that take none of their answers, or reset what they have begun, by frames of HTTP/2: no library would do that."""
 
 from __future__ import annotations
 
+import socket
+
 DATA = 0
 HEADERS = 1
+RST_STREAM = 3
 SETTINGS = 4
+PING = 6
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+"""What a client sends first."""
+
+ACK = 1
 
 END_STREAM = 1
 END_HEADERS = 4
@@ -39,4 +48,30 @@ def without_room(path: str, calls: int) -> bytes:
     """What to send at once over a new connection: some calls of a method, and that there is no room for a byte of their answers."""
     no_window = INITIAL_WINDOW_SIZE.to_bytes(2, "big") + (0).to_bytes(4, "big")
     opened = [opening(path, 1 + 2 * number) for number in range(calls)]
-    return b"".join([b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", frame(SETTINGS, 0, 0, no_window), *opened])
+    return b"".join([PREFACE, frame(SETTINGS, 0, 0, no_window), *opened])
+
+
+def flood_of_resets(port: int, path: str, calls: int, timeout: float) -> None:
+    """Begin calls of a method over one connection, reset each at once, and return when the server has read them all, or ended the connection."""
+    cancel = (8).to_bytes(4, "big")
+    streams = range(1, 2 * calls, 2)
+    mark = b"all read"
+    with socket.create_connection(("127.0.0.1", port), timeout) as connection:
+        connection.sendall(PREFACE + frame(SETTINGS, 0, 0, b""))
+        try:
+            for first in range(0, calls, 1000):
+                connection.sendall(
+                    b"".join(
+                        opening(path, each) + frame(RST_STREAM, 0, each, cancel)
+                        for each in streams[first : first + 1000]
+                    )
+                )
+            connection.sendall(frame(PING, 0, 0, mark))
+            answered = b""
+            while frame(PING, ACK, 0, mark) not in answered:
+                read = connection.recv(65536)
+                if not read:
+                    return
+                answered = answered[-100:] + read
+        except ConnectionError:
+            return

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -405,6 +406,25 @@ def test_a_reader_that_leaves_ends_a_command_quietly(
         _, said = process.communicate(timeout=60)
     # Help is argparse's to print, which does not mind.
     assert (process.returncode, said) == (0 if arguments == ["--help"] else 128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_changes_no_exit_code(lw: lowwater.Client, server: Serving, closed: str) -> None:
+    for until, code in ("2000-01-01T00:00Z", 0), ("2100-01-01T00:00Z", 1):
+        command = [sys.executable, "-m", "lowwater.cli", "complete", "flights", "--until", until]
+        ran = f"{shlex.join([*command, '--address', server.address])} {closed}"
+        assert subprocess.run(ran, shell=True, check=False, capture_output=True).returncode == code
+
+
+def test_a_proxy_of_the_environment_is_no_way_to_this_machine(lw: lowwater.Client, server: Serving) -> None:
+    """Nothing listens at the proxy. What is elsewhere is looked for behind it, and the error names the variable."""
+    environment = {**os.environ, "http_proxy": "http://user:secret@127.0.0.1:1", "no_proxy": ""}
+    command = [sys.executable, "-m", "lowwater.cli", "status", "--answer-within", "2", "--address"]
+    assert subprocess.run([*command, server.address], env=environment, check=False).returncode == 0
+    away = subprocess.run([*command, "lowwater.invalid:7420"], env=environment, check=False, capture_output=True)
+    assert away.returncode == 3
+    assert b"gRPC goes through the proxy of http_proxy: name the host in no_proxy" in away.stderr
+    assert b"secret" not in away.stderr
 
 
 def test_an_answer_that_cannot_be_written_is_an_error(lw: lowwater.Client, server: Serving) -> None:

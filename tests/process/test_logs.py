@@ -17,6 +17,10 @@ from tests.process.sharding import Sharded, move, served
 
 DOCUMENTED = Path(__file__).parents[2] / "docs" / "logs.md"
 NOT_PROVOKED = {
+    "local_only": "tests/unit/test_places.py",
+    "journal_refused": "tests/unit/test_writes.py",
+    "journal_back": "tests/unit/test_writes.py",
+    "data_readable": "tests/unit/test_journal_sqlite.py",
     "store_unreadable": "as store_away, in the moment of a roll-back",
     "graph_changed": "two shards heal the graph at once; tests/simulation",
     "graph_lost": "an emptied store; tests/process/test_shards_store.py",
@@ -29,6 +33,7 @@ NOT_PROVOKED = {
     "damaged_log": "tests/unit/test_taking.py",
     "store_lost_records": "tests/process/test_shards_store.py",
     "store_lost_epochs": "tests/process/test_shards_store.py",
+    "store_lost_inputs": "tests/unit/test_half_changes.py",
     "store_settings_changed": "tests/process/test_redis_replicas.py",
     "snapshot_failed": "a store that takes records and refuses a snapshot",
     "purge_failed": "a full disk in the moment of a snapshot",

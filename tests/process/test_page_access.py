@@ -20,6 +20,7 @@ from lowwater._server.http import HttpServer, listen
 from lowwater._server.tls import Certificates, Files
 from lowwater._server.visitors import TRIES, WrongTokens
 from lowwater_authority.access.policy import Access
+from lowwater_authority.engine.writes import StoreState
 from lowwater_authority.ops.endpoint import Exposition, RulesHere
 from lowwater_page import feed, sessions
 from lowwater_page.board import Board
@@ -117,7 +118,10 @@ def opened(certificates: Certificates | None = None) -> Iterator[Guarded]:
     follower = Follower(lambda _: lowwater.connect("127.0.0.1:1"), board, clock=lambda: 1, sharded=False)
     server = HttpServer(
         listening,
-        [Page(board, follower, version="0", clock=lambda: 1), Exposition(lambda _: (b"figures", "text/plain"))],
+        [
+            Page(board, follower, version="0", clock=lambda: 1),
+            Exposition(lambda _: (b"figures", "text/plain"), lambda: StoreState.REFUSES),
+        ],
         certificates=certificates,
         visitors=guarded.visitors,
     )
@@ -163,6 +167,7 @@ def test_whoever_presents_nothing_or_nonsense_sees_nothing(guarded: Guarded) -> 
 def test_the_shell_of_the_page_is_for_everybody_and_shows_nothing(guarded: Guarded) -> None:
     for path in ("", "static/app.js", "static/view/door.js", "healthz"):
         assert guarded.ask(path).status == 200
+    assert guarded.ask("healthz").json["journal"] == "refuses writes", "which is no reason to restart a process"
     assert guarded.ask("session").json == {"required": True, "name": None}
     for path in ("static/../api/snapshot", "static/%2e%2e/api/snapshot", "%61pi/snapshot", "//api/snapshot"):
         assert guarded.ask(path).status in {401, 404}
@@ -206,6 +211,16 @@ def test_a_browser_signs_in_once_and_out_again(guarded: Guarded) -> None:
     ended = ask(guarded.page, "session", "DELETE", {"Cookie": cookie})
     assert ended.status == 204
     assert {"Max-Age=0", "HttpOnly", "SameSite=Strict"} <= set(set_cookie(ended).split("; "))
+
+
+def test_signing_out_ends_the_session_wherever_its_cookie_was_copied_to(guarded: Guarded) -> None:
+    cookie, other = guarded.cookie(), guarded.cookie()
+    assert cookie != other, "two sessions of one person, within one second too"
+    assert ask(guarded.page, "session", "DELETE", {"Cookie": cookie}).status == 204
+    assert refused(guarded.ask("api/snapshot", cookie=cookie), 401)
+    assert not guarded.ask("session", cookie=cookie).json["name"]
+    assert guarded.ask("api/snapshot", cookie=other).status == 200, "the other one goes on"
+    assert guarded.ask("api/snapshot", cookie=guarded.cookie()).status == 200, "and one may sign in again"
 
 
 def test_a_cookie_is_for_one_person_one_process_and_a_working_day(guarded: Guarded) -> None:
@@ -427,6 +442,7 @@ def test_over_tls_the_cookie_never_goes_out_in_the_clear(tmp_path: Path) -> None
         )
         assert answer.status == 204
         assert "Secure" in set_cookie(answer).split("; ")
+        assert answer.headers["Strict-Transport-Security"] == "max-age=86400"
 
 
 class NoRules:

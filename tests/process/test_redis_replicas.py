@@ -106,6 +106,116 @@ async def test_a_strong_entry_waits_for_its_replica_and_an_advance_does_not(
     await journal.close()
 
 
+def in_step(server: RedisServer) -> bool:
+    """Whether a replica of a server is connected and in step."""
+    return any("online" in str(each) for each in server.execute("INFO", "replication").values())
+
+
+async def test_a_replica_counts_from_the_moment_it_is_connected(pair: Pair) -> None:
+    """It may be the next master, whatever the server said of its replicas a moment before."""
+    pair.replica.execute("REPLICAOF", "NO", "ONE")
+    await eventually_async(lambda: not in_step(pair.master))
+    journal = RedisJournal(pair.master.url, timeout=0.6)
+    await journal.open()
+    await journal.take("a")
+    await journal.append([entry("a", 1)])
+    assert "replicas 0" in journal.describe_durability()
+    pair.replica.execute("REPLICAOF", "127.0.0.1", pair.master.port)
+    await eventually_async(lambda: in_step(pair.master))
+    await journal.append([entry("a", 2)])
+    assert pair.replica.execute("HGET", f"{RedisStore.TAG}:meta:a", "last") == b"2"
+    assert "replicas 1" in journal.describe_durability()
+    await journal.close()
+
+
+async def test_a_replica_that_has_just_connected_and_lags_holds_up_a_strong_entry(pair: Pair) -> None:
+    pair.replica.execute("REPLICAOF", "NO", "ONE")
+    await eventually_async(lambda: not in_step(pair.master))
+    journal = RedisJournal(pair.master.url, timeout=0.6)
+    await journal.open()
+    await journal.take("a")
+    pair.replica.execute("REPLICAOF", "127.0.0.1", pair.master.port)
+    await eventually_async(lambda: in_step(pair.master))
+    pair.replica.pause()
+    with pytest.raises(JournalUnknown, match="has it, but WAIT for 1 was answered by 0"):
+        await journal.append([entry("a", 1)])
+    pair.replica.resume()
+    await settled(journal, "a", 1)
+    await journal.close()
+
+
+async def test_a_master_that_became_a_replica_is_refused_though_it_takes_writes(pair: Pair) -> None:
+    """``replica-read-only no``: what it is sent its master never gets. Behind each strong entry, and behind each new connection, it is asked."""
+    journal = RedisJournal(pair.master.url, timeout=0.6)
+    await journal.open()
+    await journal.take("a")
+    await journal.append([entry("a", 1)])
+    pair.master.execute("CONFIG", "SET", "replica-read-only", "no")
+    pair.replica.execute("REPLICAOF", "NO", "ONE")
+    pair.master.execute("REPLICAOF", "127.0.0.1", pair.replica.port)
+    await eventually_async(lambda: pair.master.execute("INFO", "replication")["master_link_status"] == "up")
+    with pytest.raises(JournalUnknown, match="became a replica"):
+        await journal.append([entry("a", 2)])
+    pair.master.execute("CLIENT", "KILL", "TYPE", "normal")
+    for _ in range(2):
+        with pytest.raises(JournalUnknown, match="it is a replica: name the master in the URL"):
+            await journal.append([entry("a", 2)])
+        for asked in (journal.confirm(["a"]), journal.load("a"), journal.take("b")):
+            with pytest.raises(JournalFailed, match="it is a replica: name the master in the URL"):
+                await asked
+    pair.master.execute("REPLICAOF", "NO", "ONE")
+    await settled(journal, "a", 2)
+    await journal.close()
+
+
+async def test_rule2_what_a_reader_is_given_is_durable(pair: Pair) -> None:
+    """A record that its writer still waits for is in the store, and lost by a fail-over to a replica that never had it."""
+    writer, reader = (RedisJournal(pair.master.url, timeout=0.6) for _ in range(2))
+    for journal in (writer, reader):
+        await journal.open()
+    await writer.take("a")
+    await writer.append([entry("a", 1), entry(GRAPH, 1)])
+    known = await reader.load(GRAPH)
+    assert known.last == 1
+    pair.replica.pause()
+    with pytest.raises(JournalUnknown):
+        await writer.append([entry("a", 2), entry(GRAPH, 2)])
+    for log in (GRAPH, "a"):
+        with pytest.raises(JournalFailed, match="is not known to be durable yet"):
+            await reader.load(log)
+    with pytest.raises(JournalFailed, match="is not known to be durable yet"):
+        await reader.load(GRAPH, known=known)
+    assert (await reader.load("a", durable=False)).last == 2
+    assert reader.acknowledged(GRAPH).last == 1  # should it be lost, nothing is that this reader knows
+    pair.replica.resume()
+    await settled(writer, "a", 2)
+    assert (await reader.load(GRAPH, known=known)).last == reader.acknowledged(GRAPH).last == 2
+    assert pair.replica.execute("HGET", f"{RedisStore.TAG}:meta:", "last") == b"2"
+    for journal in (writer, reader):
+        await journal.close()
+
+
+async def test_a_change_is_confirmed_once_and_not_at_each_look(pair: Pair) -> None:
+    writer, reader = RedisJournal(pair.master.url), RedisJournal(pair.master.url)
+    for journal in (writer, reader):
+        await journal.open()
+    await writer.take("a")
+    await writer.append([entry("a", 1), entry(GRAPH, 1)])
+    await reader.load(GRAPH)  # the server knows the script from here on
+    await writer.append([entry("a", 2), entry(GRAPH, 2)])
+
+    async def waits(looks: int) -> int:
+        pair.master.execute("CONFIG", "RESETSTAT")
+        for _ in range(looks):
+            await reader.load(GRAPH)
+            await writer.load("a")
+        return int(pair.master.execute("INFO", "commandstats").get("cmdstat_wait", {"calls": 0})["calls"])
+
+    assert [await waits(3), await waits(3)] == [1, 0]
+    for journal in (writer, reader):
+        await journal.close()
+
+
 @pytest.mark.slow
 async def test_what_is_strong_survives_a_fail_over(pair: Pair) -> None:
     journal = RedisJournal(pair.watch(), timeout=2.0)
@@ -306,7 +416,7 @@ async def test_what_was_taken_is_told_though_the_store_goes_away_before_the_rest
         await journal.open()
         await other.open()
         assert journal._takes is not None
-        exchange = journal._takes._database._exchange
+        exchange = journal._takes._aside._database._exchange
         write = exchange.write_each
 
         async def away(*_: Any) -> list[Any]:

@@ -46,6 +46,8 @@ def run(folder: Path, *arguments: str, dies: str = "", conftest: str = CONFTEST)
         "-p",
         "tests.side_by_side",
         "-p",
+        "tests.checkout",
+        "-p",
         "no:cacheprovider",
         *arguments,
     ]
@@ -72,3 +74,17 @@ def test_a_run_fails_in_which_no_test_has_run(tmp_path: Path) -> None:
 def test_a_run_passes_otherwise(tmp_path: Path, arguments: list[str]) -> None:
     done = run(tmp_path, *arguments)
     assert done.returncode == pytest.ExitCode.OK, done.stdout + done.stderr
+
+
+LEAVES_A_FILE = """
+def pytest_runtest_teardown(item):
+    item.path.with_name("left").touch()
+"""
+
+
+def test_a_run_fails_that_leaves_a_file_in_the_checkout(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    done = run(tmp_path, "-n", "2", conftest=LEAVES_A_FILE)
+    assert "the run left 1 files in the checkout: left." in done.stdout, done.stdout
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert run(tmp_path).returncode == pytest.ExitCode.OK, "what stood there before is no fault of the run"

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
+from typing import Any, Final
 
+import grpc
 import pytest
 
 import lowwater
 from lowwater import Slice
+from lowwater._pb.lowwater.v1 import watermarks_pb2
 from lowwater.cli import main
 from tests.kit.eventually import eventually
 from tests.kit.times import at, mark
+from tests.process.peer import Peer, reason
 from tests.process.serving import Serving
 
+HOUR_LONG: Final = timedelta(hours=1)
 KEYS = [b"\x40", b"\x80", b"\xc0"]
 
 
@@ -84,6 +90,32 @@ def test_a_slice_is_nobodys_input(cut: lowwater.Client) -> None:
         cut.inputs("hourly~1")
     with pytest.raises(lowwater.InvalidArgument):
         cut.register("daily", inputs=["hourly~1"])
+
+
+def test_nothing_that_a_slice_says_is_taken_for_complete(
+    cut: lowwater.Client, server: Serving, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for asked in (
+        lambda: cut.complete("hourly~1", at(14)),
+        lambda: cut.wait("hourly~1", at(14)),
+        lambda: cut.interval("hourly~1", at(13), at(14)),
+        lambda: next(iter(cut.intervals("hourly~1", HOUR_LONG, at(13)))),
+    ):
+        with pytest.raises(lowwater.InvalidArgument, match="hourly, of which it is a slice"):
+            asked()
+    assert main(["complete", "hourly~1", "--address", server.address, "--until", "2015-01-01T14:00:00Z"]) != 0
+    assert "hourly, of which it is a slice" in capsys.readouterr().err
+    groups: list[dict[str, Any]] = [{"every": HOUR_LONG, "start": at(13)}, {}]
+    for group in groups:
+        with pytest.raises(lowwater.InvalidArgument, match=r"name hourly$"):
+            cut.tasks("hourly~1").create_group("close", **group)
+    peer = Peer(server)
+    with pytest.raises(grpc.RpcError) as failure:
+        peer.watermarks.CheckComplete(watermarks_pb2.CheckCompleteRequest(computation="hourly~1"))
+    assert reason(failure.value)[1:] == (
+        "INVALID_ARGUMENT",
+        {"computation": "hourly~1", "field": "computation", "fix": "name hourly"},
+    )
 
 
 def test_a_part_is_retired_in_every_slice_that_it_touches(cut: lowwater.Client) -> None:

@@ -20,6 +20,7 @@ import pytest
 import lowwater
 from lowwater import errors
 from lowwater._server.http import HttpServer, listen
+from lowwater_authority.engine.writes import StoreState
 from lowwater_authority.ops.endpoint import Exposition
 from lowwater_page.assets import FOLDER
 from lowwater_page.board import Board
@@ -251,6 +252,7 @@ def test_the_page_comes_from_here_alone(server: Serving) -> None:
         assert (found.status, found.body) == (200, path.read_bytes())
         assert found.headers["Content-Type"].partition(";")[0] == types.get(path.suffix, "text/plain")
         assert found.headers["X-Content-Type-Options"] == "nosniff"
+        assert "Strict-Transport-Security" not in found.headers, "it is not served over TLS"
         assert "default-src 'self'" in found.headers["Content-Security-Policy"]
         again = ask(server.page, place, headers={"If-None-Match": found.headers["ETag"]})
         assert (again.status, again.body) == (304, b"")
@@ -352,7 +354,9 @@ def test_rule7_a_viewer_that_does_not_read_costs_a_bounded_buffer_and_finds_the_
             seen += read
             assert time.monotonic() - began < 60
         sent = sum(len(event.data) for event in viewer.events)
-    assert len(seen) < sent / 4, "it was sent what had long been replaced"
+    # The buffers on the way hold some 6 to 9 slices. Both viewers get the events that follow the stall, and a slow
+    # machine sends more of those: only the difference tells how much of the backlog the stalled viewer was spared.
+    assert sent - len(seen) > 15 * SLICE, "the stalled viewer was sent what had long been replaced"
 
 
 def resident(server: Serving) -> int:
@@ -414,7 +418,8 @@ def test_a_stop_ends_what_is_open_without_a_warning(tmp_path: Path) -> None:
             viewer.until(lambda seen: seen.ends > 0)
     log = (tmp_path / "serve.log").read_text()
     # The page writes there as well, and may say, as information, with which error its watch of the authority ended.
-    assert {json.loads(line)["level"] for line in log.splitlines()} == {"info"}, log
+    said = [json.loads(line) for line in log.splitlines()]
+    assert {each["level"] for each in said if each["event"] != "journal_created"} == {"info"}, log
 
 
 def test_each_shard_shows_the_whole_deployment(tmp_path: Path) -> None:
@@ -561,7 +566,10 @@ def test_what_fails_in_a_request_is_told_and_nothing_else_fails(
     with following(lambda _: lowwater.connect(server.address), board) as follower:
         listening = listen("127.0.0.1", 0)
         page = f"http://127.0.0.1:{listening.getsockname()[1]}/"
-        http = HttpServer(listening, [Page(board, follower, version="0", clock=lambda: 1), Exposition(expose)])
+        http = HttpServer(
+            listening,
+            [Page(board, follower, version="0", clock=lambda: 1), Exposition(expose, lambda: StoreState.TAKES)],
+        )
         http.start()
         try:
             failed = ask(page, "metrics")

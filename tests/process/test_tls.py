@@ -430,7 +430,7 @@ def test_a_shard_that_others_will_refuse_is_told_at_the_start(tmp_path: Path, ca
 )
 def test_flags_that_encrypt_nothing_are_refused(flags: list[str], said: str) -> None:
     with ExitStack() as leaving, pytest.raises(CannotServe) as refusal:
-        asyncio.run(serve(parser().parse_args(flags), leaving))
+        asyncio.run(serve(parser().parse_args([*flags, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]), leaving))
     assert said in str(refusal.value)
 
 

@@ -75,7 +75,7 @@ def test_unary_calls_are_spans_of_their_callers_traces_and_streams_are_none(
             with lw.inputs("flights") as reader:
                 reader.read()
             with pytest.raises(lowwater.UnknownComputation):
-                lw.retire("nothing", b"", b"")
+                lw.retire("nothing", b"", b"")  # it reads the newest claim first
         with server.channel() as channel:
             context = (("traceparent", f"00-{TRACE}-{PARENT}-01"),)
             topology_pb2_grpc.TopologyServiceStub(channel).GetTopology(
@@ -85,13 +85,13 @@ def test_unary_calls_are_spans_of_their_callers_traces_and_streams_are_none(
         eventually(lambda: any(name.endswith("GetTopology") for name in collector.names()))
         assert server.stop() == 0
     names = {name.rpartition("/")[2] for name in collector.names()}
-    assert {"Register", "Claim", "GetTopology", "Retire"} <= names
+    assert {"Register", "Claim", "GetTopology", "ListRanges"} <= names
     assert not names & {"Report", "Watch", "Check"}
     assert all(service in name for name in collector.names())
     assert collector.services == {"lowwater-authority"}
     [span] = [span for span in collector.spans if span.name.endswith("GetTopology") and span.parent_span_id]
     assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, PARENT)
-    [refused] = [span for span in collector.spans if span.name.endswith("Retire")]
+    [refused] = [span for span in collector.spans if span.name.endswith("ListRanges")]
     codes = {pair.key: pair.value.int_value for pair in refused.attributes}
     assert codes["rpc.grpc.status_code"] == grpc.StatusCode.NOT_FOUND.value[0]
 

@@ -457,6 +457,7 @@ CASES: Final[dict[str, Case]] = {
         field="open.sender",
     ),
     "stream 0": Case("Report", up(lambda *_: opening(0)), field="open.stream"),
+    "a stream without a next one": Case("Report", up(lambda *_: opening(1 << 63)), field="open.stream"),
     "a stream that is not new": Case("Report", again, "OLD_STREAM"),
     "report 0": Case("Report", up(fresh, numbered(0)), field="report.number"),
     "a first report that is not number 1": Case(

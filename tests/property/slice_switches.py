@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -12,7 +13,7 @@ from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.interval_map import IntervalMap
 from lowwater_authority.core.requests import ClaimRequest
-from lowwater_authority.core.times import MIN
+from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Part, Spec, Topology
 from lowwater_authority.engine import slices
 from lowwater_authority.engine.shard import Shard
@@ -43,9 +44,22 @@ def lowerings_are_acknowledged_at_once(planted: Planted) -> None:
 
 def only_answers_count(planted: Planted) -> None:
     """What the root has not acknowledged does not count there (T2)."""
-    planted.setattr(
-        Slice, "is_settled", lambda self: self._told.low >= (self._counts if self._said is None else self._said.low)
-    )
+    settle = Slice._settle
+    answered: WeakKeyDictionary[Slice, int] = WeakKeyDictionary()
+
+    def noted(self: Slice, *, ended: bool = False) -> None:
+        if self._said is not None:
+            answered[self] = self._said.low
+        elif self._range is None:
+            answered.pop(self, None)
+        settle(self, ended=ended)
+
+    planted.setattr(Slice, "_settle", noted)
+
+    def is_settled(self: Slice) -> bool:
+        return bool(self._told.low >= min(self._counts, answered.get(self, MAX)))
+
+    planted.setattr(Slice, "is_settled", is_settled)
 
 
 def new_owners_answer_at_once(planted: Planted) -> None:

@@ -153,6 +153,14 @@ OTHERWISE = {
     "raise errors.IncarnationChanged in take_in",  # a life that is over: tests/property/test_core_move.py
     "raise errors.Overloaded in deny",  # rights that are missing, and that come back: tests/process/test_access_attacks.py
     "raise errors.ShuttingDown in _check_rights",  # the same
+    "raise errors.InvalidArgument in check",  # more bytes or elements than a method takes: tests/unit/test_request_bounds.py
+    "raise errors.InvalidArgument in __call__",  # bytes that are no message, or compressed: the same
+    "raise errors.InvalidArgument in _check_slice_order",  # a made-up order at a root: tests/unit/test_slices.py
+    "raise errors.InvalidArgument in refuse_slice",  # a slice's name where completeness is asked: the same
+    "raise errors.StaleSequencer in retire",  # a late retirement: tests/unit/test_late_messages.py
+    "raise errors.IncarnationChanged in check_incarnation",  # a late change: the same
+    "raise errors.InputVersion in set_inputs",  # the same
+    "raise errors.Unavailable in _by_its_inputs",  # half a change of inputs: tests/unit/test_half_changes.py
 }  # fmt: skip
 """Refusals that take more than one bad request, and where they are tested."""
 

@@ -46,6 +46,9 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--jobs", type=positive, default=os.cpu_count() or 1, help="worlds at a time (default: %(default)s)"
     )
+    run.add_argument(
+        "--harsh", action="store_true", help="let messages come late and the store's replica lag in each world"
+    )
     run.add_argument("--no-shrink", action="store_true", help="do not look for the few moves that matter")
     replay = commands.add_parser("replay", help="run one world again from a file of moves, as a failure left it")
     replay.add_argument("file", type=Path)
@@ -72,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     reached: Counter[str] = Counter()
     seconds, faults, observations = 0.0, 0, 0
     violations: list[str] = []
-    for (_, count), outcome in zip(worlds, outcomes(worlds, args.jobs), strict=False):
+    for (_, count), outcome in zip(worlds, outcomes(worlds, args.jobs, harsh=args.harsh or None), strict=False):
         seconds += outcome.seconds
         faults += outcome.faults
         observations += outcome.observations
@@ -84,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         )
         if outcome.violations:
             violations += outcome.violations
-            tell(outcome, count, shrinks=not args.no_shrink)
+            tell(outcome, count, shrinks=not args.no_shrink, harsh=args.harsh)
             break
     missing = sorted(set(points.POINTS) - reached.keys())
     result = {
@@ -105,16 +108,16 @@ def run(args: argparse.Namespace) -> int:
     return int(bool(violations) or too_few)
 
 
-def tell(outcome: Result, count: int, *, shrinks: bool) -> None:
+def tell(outcome: Result, count: int, *, shrinks: bool, harsh: bool = False) -> None:
     """Say how a world failed, of which ``count`` moves were asked for (a world has more: some are in each of them), and by which."""
     print(f"\nworld {outcome.seed} broke a promise:")
     for violation in outcome.violations[:10]:
         print(f"  {violation}")
-    print(f"again: make simulate SEED={outcome.seed} STEPS={count}")
+    print(f"again: make simulate SEED={outcome.seed} STEPS={count}{' ARGS=--harsh' if harsh else ''}")
     if not shrinks:
         return
     print("looking for the moves that matter ...", flush=True)
-    moves = moves_of(outcome.seed, count)
+    moves = moves_of(outcome.seed, count, harsh=harsh or None)
     fewer, last = shrink(outcome.seed, moves, lambda line: print(f"  {line}", flush=True))
     if not last.violations:
         print("  it broke no promise when it was run again: something in it does not come from its seed\n")

@@ -102,10 +102,37 @@ INPUT: Final = "new inputs"
 INPUTS: Final = 3
 """How often somebody tries to give a computation another input in worlds with slices, besides; it has it once."""
 
-KINDS: Final = (*COMMON, *ALONE, *SHARDED, DAMAGE, DAMAGE_GRAPH, RETIRE, SPLIT, HOLD)
+LATE: Final = "late messages"
+"""Connections break for some seconds, and what was sent over them arrives up to a minute later."""
+
+LAG: Final = "let the replica lag"
+"""The store executes writes, shows them to all readers and acknowledges none, until its replica catches up or takes over."""
+
+DIE_BEHIND: Final = "crash a shard behind a write"
+"""A shard dies when one of its next writes has ended, so also between the two writes of a heal."""
+
+HARSH: Final = {LATE: 6, INPUT: 3}
+"""What happens in every harsh world besides."""
+
+REPLICATED: Final = {LAG: 16, DIE_BEHIND: 6}
+"""What happens besides in harsh worlds with several shards, which use a store across the network."""
+
+OPERATORS: Final = (RESET, "drop", INPUT, RETIRE, SPLIT, HOLD)
+"""What operators do. In harsh worlds the replica may lag, and connections may break, while they do it."""
+
+EXTENDED: Final = False
+"""Whether there are harsh worlds. A test that looks for a planted bug may use harsh worlds in any case."""
+
+MASTERS_SEATS: Final = 4
+"""Number of shards that a world has at most."""
+
+KINDS: Final = (
+    *(*COMMON, *ALONE, *SHARDED, DAMAGE, DAMAGE_GRAPH, RETIRE, SPLIT, HOLD),
+    *((LATE, LAG, DIE_BEHIND) if EXTENDED else ()),
+)
 """All of them."""
 
-WEATHER: Final = ("bad network", "bad store", "hostile reports")
+WEATHER: Final = ("bad network", "bad store", "hostile reports", *((LATE,) if EXTENDED else ()))
 """Kinds that only make the single faults likely."""
 
 GAP: Final = 1.5
@@ -142,15 +169,26 @@ def is_rotten(seed: int) -> bool:
     return seed % 10 == 9
 
 
-def schedule(random: Random, moves: int, *, sharded: bool, rotten: bool = False, sliced: bool = False) -> list[Move]:
+def is_harsh(seed: int) -> bool:
+    """Whether the world of a seed is harsh where there are harsh worlds: every other one, whatever else it is."""
+    return Random(f"harshness of {seed}").random() < 0.5
+
+
+def schedule(
+    random: Random, moves: int, *, sharded: bool, rotten: bool = False, sliced: bool = False, harsh: bool = False
+) -> list[Move]:
     """Return what will happen. Everything that a move leaves open is decided here, by ``pick`` as well: a number from 0 to 1."""
     at = 5.0
     made = []
     kinds = COMMON | (SHARDED if sharded else ALONE)
+    if harsh:
+        kinds |= HARSH | (REPLICATED if sharded else {})
     for _ in range(moves):
         at += random.expovariate(1 / GAP)
         kind = random.choices(list(kinds), weights=list(kinds.values()))[0]
         made.append(Move(round(at, 3), kind, _facts(kind, random)))
+        if harsh and kind in OPERATORS:
+            made += _beside(at, random, sharded=sharded)
     for kind in (DAMAGE, DAMAGE_GRAPH) if rotten else (DAMAGE,):
         made += [Move(round(random.uniform(5.0, at), 3), kind, _facts(kind, random)) for _ in range(DAMAGES)]
     if sliced:
@@ -161,8 +199,19 @@ def schedule(random: Random, moves: int, *, sharded: bool, rotten: bool = False,
             *[RESET] * RESETS,
             *[HOLD] * HOLDS,
         ):
-            made.append(Move(round(random.uniform(5.0, at), 3), kind, _facts(kind, random)))
+            when = random.uniform(5.0, at)
+            made.append(Move(round(when, 3), kind, _facts(kind, random)))
+            if harsh:
+                made += _beside(when, random, sharded=sharded)
     return sorted(made, key=lambda move: move.at)
+
+
+def _beside(at: float, random: Random, *, sharded: bool) -> list[Move]:
+    """Return what happens while an operator acts in a harsh world."""
+    kinds = [LATE] if random.random() < 0.5 else []
+    if sharded and random.random() < 0.7:
+        kinds.append(LAG)
+    return [Move(round(at - 0.2 * random.random(), 3), kind, _facts(kind, random)) for kind in kinds]
 
 
 def _facts(kind: str, random: Random) -> dict[str, Any]:
@@ -225,6 +274,24 @@ def _facts(kind: str, random: Random) -> dict[str, Any]:
                 "written": random.choice([0, 0.05, 0.3]),
                 "hang": random.random() < 0.1,
             }
+        case "late messages":
+            return {
+                "seconds": seconds(1, 10),
+                "late": random.choice([0.01, 0.05, 0.3]),
+                "most": seconds(2, 60),
+                "pick": chance() if chance() < 0.6 else None,
+            }
+        case "let the replica lag":
+            return {
+                "seconds": seconds(0.3, 6),
+                "fails": chance() < 0.7,
+                "kept": random.choice([0.0, 0.0, chance()]),
+                "with": [[chance() < 0.4, random.choice([0, 0, 1, 2, 3])] for _ in range(MASTERS_SEATS)],
+                "down": seconds(0.05, 5),
+                "views": random.randrange(2),
+            }
+        case "crash a shard behind a write":
+            return {"pick": chance(), "writes": random.randrange(1, 5)}
         case "crash a worker" | "crash a reader":
             return {"pick": chance()}
         case "pause a worker" | "pause a reader" | "replace a paused worker":

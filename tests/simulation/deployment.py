@@ -61,13 +61,14 @@ class _Telling(FaultPlan):
     """Tells what was begun, written and made durable, at the very moment."""
 
     told: Callable[[str, Operation], None]
+    process: Process
 
     async def before(self, operation: Operation) -> Outcome:
         """See FaultPlan."""
         self.told("begun", operation)
         outcome = await super().before(operation)
         if outcome is Outcome.FAILED:
-            self.told("ended", operation)
+            await self._end(operation)
         return outcome
 
     async def after(self, operation: Operation) -> None:
@@ -76,8 +77,19 @@ class _Telling(FaultPlan):
         try:
             await super().after(operation)
             self.told("durable", operation)
-        finally:
+        except JournalUnknown:
+            await self._end(operation)
+            raise
+        except BaseException:
             self.told("ended", operation)
+            raise
+        self.told("ended", operation)
+
+    async def _end(self, operation: Operation) -> None:
+        """Tell that a write has ended in vain. A process that dies by that does nothing more: else it would fail callers who are dead with it."""
+        self.told("ended", operation)
+        if not self.process.alive:
+            await asyncio.get_running_loop().create_future()
 
 
 class _Local(_Telling, SimFaults):
@@ -103,6 +115,8 @@ class Seat:
     cluster: Cluster | None = None
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the newest is to stop."""
+    dies_behind: int = 0
+    """Number of writes behind which its process dies; 0: none."""
     writing: int = 0
     """Its writes that are on their way."""
     stopping: set[str] = field(default_factory=set)
@@ -150,6 +164,7 @@ class Deployment:
         """Start a process at an address, where none serves."""
         seat.process = process = seat.process.restarted()
         seat.asked, seat.authority, seat.cluster, seat.writing = asyncio.Event(), None, None, 0
+        seat.dies_behind = 0
         process.start(self._serve, place, seat, process)
 
     async def _serve(self, place: Place, seat: Seat, process: Process) -> None:
@@ -184,7 +199,7 @@ class Deployment:
 
     def _faults(self, seat: Seat, process: Process) -> SimFaults:
         made = (
-            _Remote(self.sim, seat.name, self.store, weak=self._weak)
+            _Remote(self.sim, seat.name, self.store, weak=self._weak, replicated=True)
             if self.sharded
             else _Local(self.sim, "store", weak=self._weak, weather=self.store.weather)
         )
@@ -199,8 +214,13 @@ class Deployment:
                 oracle.durable(who, operation)
             else:
                 seat.writing -= 1
+                if seat.dies_behind and seat.process is process:
+                    seat.dies_behind -= 1
+                    if not seat.dies_behind and process.alive:
+                        self.sim.reach("a shard died between two writes")
+                        process.crash()
 
-        made.told = told
+        made.told, made.process = told, process
         return made
 
     def _cluster(self, place: Place, seat: Seat, process: Process, random: Random) -> Cluster:

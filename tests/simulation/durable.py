@@ -60,6 +60,7 @@ class Durable:
         self._pipeline = pipeline
         self._ledger = ledger
         self._weak = weak
+        pipeline.look_again = self._changed_by_others
         self._authorities: dict[str, tuple[Process, Authority]] = {}
         """The processes that may know something, by name."""
         self._durable: dict[tuple[str, int], int] = {}
@@ -72,10 +73,12 @@ class Durable:
         self._reported = Reported()
         self._dropped: dict[str, int] = {}
         """The incarnations in which somebody was told that computations were dropped."""
+        self.untaken: set[str] = set()
+        """Logs of which a fail-over took away an ownership number that others may have read, and whose owner was not told of it."""
         self.damaged: set[str] = set()
         """Computations whose log was damaged in the store: it may be written again, from memory or for an incarnation after a drop."""
-        self._stood: dict[tuple[str, int], int] = {}
-        """By slice and incarnation: the greatest value that it has ever stood at, durably."""
+        self._stood: dict[tuple[str, int, int], int] = {}
+        """Greatest durable value of the slice that had a cell, by computation, incarnation and cell: keys that are cut off keep it."""
         self._moved: dict[str, float] = {}
         """When keys of a slice were moved last, of each computation."""
         self._held_by_workers: set[tuple[str, int]] = set()
@@ -165,6 +168,7 @@ class Durable:
             self._bereft.add(name)
         self._forget_uncovered(name, computation)
         computation._check()
+        self._has_keys(computation)
         self._took_out(name, computation)
         self._stands(computation)
         self._sound(name, computation)
@@ -297,6 +301,12 @@ class Durable:
                 payload = decode(log, position, frame, kind=Kind.RECORD).payload
                 self._recorded(who, log, journal_pb2.Record.FromString(payload))
 
+    def _changed_by_others(self) -> None:
+        """Apply what the graph says, also in records whose writers have never heard that these are durable."""
+        stored = self._ledger.logs.get(GRAPH)
+        for position in sorted(stored.records) if stored is not None else ():
+            self._changed(position)
+
     def _changed(self, position: int) -> None:
         """The graph says which slices and inputs there are now."""
         stored = self._ledger.logs.get(GRAPH)
@@ -315,23 +325,34 @@ class Durable:
                     self._pipeline.forget_input(node.name, lost)
 
     def _cut(self, node: Node, told: journal_pb2.Computation) -> None:
-        """The graph says where slices begin now. A new one stood where that stood which it takes its keys over from."""
+        """The graph says where slices begin now. Which keys a slice has by then, its own log says: see ``_has_keys``."""
         parts = tuple((part.number, node.covered(part.start, b"").start) for part in told.cut)
         if not parts and not node.parts:
             return
         self._moved[node.name] = self._sim.now
         node.parts = parts  # none any more, once it was dropped and registered again
         self._pipeline.changed()
-        for part in told.cut:
-            if not part.HasField("source"):
-                self._sim.reach("a slice took keys over")
-                continue
-            new, source = f"{node.name}~{part.number}", f"{node.name}~{part.source}"
-            for (name, incarnation), value in list(self._stood.items()):
-                if name == source:
-                    self._stood[new, incarnation] = max(value, self._stood.get((new, incarnation), MIN))
+        if any(not part.HasField("source") for part in told.cut):
+            self._sim.reach("a slice took keys over")
+
+    def _has_keys(self, computation: Computation) -> None:
+        """A slice has the keys that its own log gives it.
+
+        The graph names a cut before the slice has handed its keys over, and its writer may hear last, or never, that the record
+        of the graph is durable: other shards have read it by then, and act on it.
+        """
+        spec = computation.spec
+        if not spec.slice_of:
+            return
+        cells = self._pipeline.whole(spec.name).covered(*computation.map.span)
+        if self._pipeline.own.get(spec.name) != cells:
+            self._pipeline.own[spec.name] = cells
+            self._pipeline.changed()
 
     def _recorded(self, who: str, log: str, record: journal_pb2.Record) -> None:
+        computation = self._computation(who, log)
+        if computation is not None and self._owns(who, log):
+            self._has_keys(computation)
         self._takes_out(log, record)
         if any(op.HasField("move_out") for op in record.ops):
             self._moved[self._pipeline.whole(log).name] = self._sim.now
@@ -354,7 +375,6 @@ class Durable:
             self._sim.reach("a claim committed the batch before it")
         if any(op.revoke.HasField("bound_micros") for op in record.ops):
             self._sim.reach("a new input lowered a range")
-        computation = self._computation(who, log)
         if computation is not None:
             self._stands(computation)  # also when another has taken over since: it has read this
         # The news of a write may come late, and find that another has taken over: what this one has in memory is not published any more.
@@ -365,9 +385,12 @@ class Durable:
     def _stands(self, computation: Computation) -> None:
         name = computation.spec.name
         self._input_versions[name] = max(computation.input_version, self._input_versions.get(name, 0))
-        key = name, computation.incarnation
-        if computation.spec.slice_of:
-            self._stood[key] = max(computation.map.minimum(), self._stood.get(key, MIN))
+        if not computation.spec.slice_of:
+            return
+        node, low = self._pipeline.whole(name), computation.map.minimum()
+        for index in node.covered(*computation.map.span):
+            key = node.name, computation.incarnation, index
+            self._stood[key] = max(low, self._stood.get(key, MIN))
 
     def _counts(self, computation: Computation) -> None:
         """No slice counts at its root for more than it has ever stood at, in this incarnation."""
@@ -376,7 +399,7 @@ class Durable:
             return
         for cells, value in self._ranges(root.name, computation):
             for name in (name for name, its in root.slices.items() if its == cells):
-                stood = self._stood.get((name, computation.incarnation), MIN)
+                stood = min(self._stood.get((root.name, computation.incarnation, index), MIN) for index in cells)
                 self._expect(
                     value <= stood,
                     f"{name} counts as {value} in the incarnation {computation.incarnation}, but stood at {stood} at most",

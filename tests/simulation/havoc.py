@@ -42,6 +42,9 @@ LATE = {
 }
 """What a network does, for some seconds, that is to bring again what has happened since."""
 
+LATE_SENDER = 0.8
+"""Probability that a message of a late sender comes late."""
+
 LATE_RECORDS = 3
 """How many records of a log may be damaged."""
 
@@ -63,6 +66,7 @@ class Havoc:
         self._weathers.clear()
         self._stores.clear()
         self._world.sim.network.weather = Weather()
+        self._world.sim.network.late_senders.clear()
         self._change_store()
         self.upheaval.end()
 
@@ -70,7 +74,9 @@ class Havoc:
         """Make a move; it goes on by itself."""
         facts = move.facts
         match move.kind:
-            case "bad network" | "hostile reports":
+            case chaos.LATE if facts.get("pick") is not None:
+                self._world.later(self._late_sender, facts)
+            case "bad network" | "hostile reports" | chaos.LATE:
                 self._world.later(self._bad_network, move.kind, facts)
             case "bad store":
                 self._world.later(self._bad_store, facts)
@@ -169,11 +175,27 @@ class Havoc:
         await asyncio.sleep(seconds)
         self._world.sim.network.heal(process)
 
+    async def _late_sender(self, facts: dict[str, Any]) -> None:
+        """Break the connections behind most of what one process sends: a shard, or a worker or reader."""
+        is_shard = self._world.deployment.sharded and 2 * facts["pick"] < 1
+        among = self.upheaval.everybody() if is_shard else self._world.living()
+        process = self._pick(among, 2 * facts["pick"] % 1)
+        if process is None:
+            return
+        network = self._world.sim.network
+        self._acted(chaos.LATE)
+        network.weather.late = 0.5, max(facts["most"], network.weather.late[1])
+        network.late_senders[process.name] = LATE_SENDER
+        await asyncio.sleep(facts["seconds"])
+        network.late_senders.pop(process.name, None)
+
     async def _bad_network(self, kind: str, facts: dict[str, Any]) -> None:
         if kind == "hostile reports":
             weather = Weather(
                 p_report_lost=facts["lost"], p_report_doubled=facts["doubled"], p_report_swapped=facts["swapped"]
             )
+        elif kind == chaos.LATE:
+            weather = Weather(p_late=facts["late"], late=(0.5, facts["most"]))
         else:
             weather = Weather(
                 p_slow=facts["slow"],

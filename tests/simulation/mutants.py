@@ -39,6 +39,7 @@ from lowwater_authority.engine.hub import Hub
 from lowwater_authority.engine.logs import Log, Logs
 from lowwater_authority.engine.rounds import Round
 from lowwater_authority.engine.shard import Shard
+from lowwater_authority.engine.slices import Slice
 from lowwater_authority.journal import GRAPH, JournalCorrupt, JournalFailed, Ownership, contract, frames
 from lowwater_authority.journal.contract import Held
 from lowwater_pipeline.guard import row as guard_row
@@ -46,7 +47,7 @@ from tests.kit import memory_journal as memory
 from tests.kit.memory_journal import MemoryJournal, StoredLog
 from tests.property import slice_switches, switches, task_switches
 from tests.simulation.careless import SENDERS
-from tests.simulation.chaos import is_budgeted, is_careless, is_rotten, is_sharded, is_sliced, is_weak
+from tests.simulation.chaos import EXTENDED, is_budgeted, is_careless, is_rotten, is_sharded, is_sliced, is_weak
 from tests.simulation.closes import is_closing
 from tests.simulation.runs import MOVES, live
 from tests.simulation.timer_mutants import TIMING
@@ -503,6 +504,58 @@ def publish_a_slice_as_the_whole(planted: Planted) -> None:
     planted.setattr(Hub, "publish", generous)
 
 
+def _believe_the_master(planted: Planted) -> None:
+    """Use records of the graph that the store's master has executed, and that a fail-over may take away."""
+    settled: Callable[..., Any] | None = getattr(MemoryJournal, "_settled", None)
+
+    async def at_once(self: MemoryJournal, name: str, *rest: Any) -> Any:
+        return name == GRAPH or settled is None or await settled(self, name, *rest)
+
+    planted.setattr(MemoryJournal, "_settled", at_once, raising=False)
+
+
+def change_inputs_by_an_unconfirmed_graph(planted: Planted) -> None:
+    """A shard uses a change of the graph before it is durable, and no log follows a graph that is ahead of it (rule 2)."""
+    _believe_the_master(planted)
+    planted.setattr(Shard, "_by_its_inputs", lambda self, _, name: self._computation(name), raising=False)
+
+
+def change_inputs_of_slices_by_an_unconfirmed_graph(planted: Planted) -> None:
+    """The same where the change lowers what a root has of its slices."""
+    change_inputs_by_an_unconfirmed_graph(planted)
+
+
+def hand_keys_over_by_an_unconfirmed_graph(planted: Planted) -> None:
+    """A slice forgets what it has handed over before it is durable that another has received it (rule 10)."""
+    _believe_the_master(planted)
+
+
+def keep_the_claim_of_a_lost_retirement(planted: Planted) -> None:
+    """A slice goes on with its claim at the root when its retirement had no answer, and may arrive at any time (rule 8)."""
+
+    async def kept(self: Slice, known: Any) -> None:
+        await self._by(known, known.retire())
+
+    planted.setattr(Slice, "_retire", kept, raising=False)
+
+
+UNCONFIRMED: Final = (
+    change_inputs_by_an_unconfirmed_graph,
+    change_inputs_of_slices_by_an_unconfirmed_graph,
+    hand_keys_over_by_an_unconfirmed_graph,
+)
+"""Bugs that only show behind a fail-over, where many shards read what it takes away."""
+
+HARSH: Final = (*UNCONFIRMED, keep_the_claim_of_a_lost_retirement)
+"""Bugs that are looked for in harsh worlds, and only when there are such worlds: today's code has them."""
+
+HARSH_SLICED: Final = (
+    change_inputs_of_slices_by_an_unconfirmed_graph,
+    hand_keys_over_by_an_unconfirmed_graph,
+    keep_the_claim_of_a_lost_retirement,
+)
+"""Those of them that only show where computations are cut into slices."""
+
 SLICED: Final = (
     slice_switches.ratchet_is_told,
     slice_switches.lowerings_are_acknowledged_at_once,
@@ -576,6 +629,7 @@ MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
         *RECUT,
         *WRITING,
         *TIMING,
+        *(HARSH if EXTENDED else ()),
     )
 }
 
@@ -587,6 +641,7 @@ SHARDED: Final = (
     let_the_older_process_have_the_address,
     slice_switches.retirements_name_no_claim,
     slice_switches.any_life_fits,
+    *HARSH,
 )
 """Bugs that only many shards can have; they are looked for where there are many."""
 
@@ -634,7 +689,8 @@ def worlds(name: str) -> Iterator[int]:
             and (plant not in CLOSING or (is_closing(seed) and not is_weak(seed)))
             and (plant not in WRITING or is_writing(seed))
             and (plant not in TIMING or is_timed(seed))
-            and (plant not in SLICED + RECUT or is_sliced(seed))
+            and (plant not in SLICED + RECUT + HARSH_SLICED or is_sliced(seed))
+            and (plant not in UNCONFIRMED or not is_weak(seed))
             and (plant not in RETENTIVE or not is_weak(seed))
             and (plant not in BUDGETED or (is_budgeted(seed) and not is_weak(seed)))
         ):
@@ -660,7 +716,7 @@ def hunt(name: str, first: int | None = None, most: int = SEEDS) -> Hunt:
     with Planted.context() as planted:
         MUTANTS[name](planted)
         for number, seed in enumerate(seeds, start=1):
-            outcome = live((seed, MOVES))
+            outcome = live((seed, MOVES), harsh=True if MUTANTS[name] in HARSH else None)
             late = MUTANTS[name] in UNSAFE and bool(outcome.violations) and NEVER.search(outcome.violations[0])
             if outcome.violations and not late and not FAILED.search(outcome.violations[0]):
                 return Hunt(name, number, seed, outcome.violations[0])

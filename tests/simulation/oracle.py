@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lowwater import Completeness, History, Inputs, WatermarkView
 from lowwater._pb.lowwater.v1 import topology_pb2, types_pb2, watermarks_pb2, workers_pb2
@@ -76,6 +76,16 @@ class Oracle(Durable):
             self._sent(tap)
         except Exception as error:  # noqa: BLE001 - not the sender's fault
             self._sim.abort(error)
+
+    def arrived_late(self, message: Any) -> None:
+        """A request arrives long after it was sent, and ends claims only now."""
+        match message:
+            case topology_pb2.ResetRequest() | topology_pb2.SetInputsRequest():
+                self._ended.update(dict.fromkeys(self._pipeline.nodes, self._sim.now))
+            case topology_pb2.DropRequest() | topology_pb2.RetireRequest():
+                self._ended[self._pipeline.whole(message.computation).name] = self._sim.now
+            case _:
+                pass
 
     def _sent(self, tap: Tap) -> None:
         match tap.message:

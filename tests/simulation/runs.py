@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Iterator, Sequence
+from functools import partial
 from random import Random
 from typing import Final
 
@@ -14,22 +15,25 @@ MOVES: Final = 60
 """Moves in one world."""
 
 
-def moves_of(seed: int, count: int = MOVES) -> list[chaos.Move]:
-    """Return the moves of a world."""
+def moves_of(seed: int, count: int = MOVES, *, harsh: bool | None = None) -> list[chaos.Move]:
+    """Return the moves of a world, which may be made harsh."""
     random, sharded, rotten = Random(f"moves of {seed}"), chaos.is_sharded(seed), chaos.is_rotten(seed)
-    return chaos.schedule(random, count, sharded=sharded, rotten=rotten, sliced=chaos.is_sliced(seed))
+    if harsh is None:
+        harsh = chaos.EXTENDED and chaos.is_harsh(seed)
+    return chaos.schedule(random, count, sharded=sharded, rotten=rotten, sliced=chaos.is_sliced(seed), harsh=harsh)
 
 
-def live(world: tuple[int, int]) -> Result:
+def live(world: tuple[int, int], *, harsh: bool | None = None) -> Result:
     """Run one world."""
     seed, count = world
-    return World(seed, moves_of(seed, count)).run()
+    return World(seed, moves_of(seed, count, harsh=harsh)).run()
 
 
-def outcomes(worlds: Sequence[tuple[int, int]], jobs: int) -> Iterator[Result]:
+def outcomes(worlds: Sequence[tuple[int, int]], jobs: int, *, harsh: bool | None = None) -> Iterator[Result]:
     """Run worlds, several at a time, in order."""
+    run = partial(live, harsh=harsh)
     if jobs == 1:
-        yield from map(live, worlds)
+        yield from map(run, worlds)
         return
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap(live, worlds)
+        yield from pool.imap(run, worlds)

@@ -34,6 +34,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pyspark
 from greenlet import GreenletExit, getcurrent, greenlet
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import ArrayType, LongType, StringType, StructType
 
 from lowwater import Layout, errors
@@ -350,12 +351,21 @@ class Frame:
         return [*self.table.column_names]
 
     @property
+    def schema(self) -> StructType:
+        """The types of its columns."""
+        return from_arrow_schema(self.table.schema)
+
+    @property
     def write(self) -> Frame:
         """What writes it."""
         return self
 
     def format(self, _: str) -> Frame:
         """As parquet."""
+        return self
+
+    def options(self, **_: str) -> Frame:
+        """With formats of times, which parquet does not need."""
         return self
 
     def save(self, uri: str) -> None:

@@ -7,7 +7,7 @@ them whenever they have changed, and from it the true low watermark of a computa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -115,6 +115,10 @@ class Pipeline:
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self.nodes = {node.name: node for node in nodes}
+        self.own: dict[str, range] = {}
+        """Cells that each slice has by its own log. For a while the graph may give it others: those of a cut that it has not followed."""
+        self.look_again: Callable[[], None] = lambda: None
+        """Callback that brings the slices up to date with the graph in the store: its writer may have died before it heard of that."""
         self._numbers = 0
         self._lows: dict[tuple[str, bool], int] = {}
         self._held: dict[tuple[str, int, bool], int] = {}
@@ -132,7 +136,16 @@ class Pipeline:
     def cells_of(self, name: str) -> range:
         """Return the cells of a computation, or of a slice of one."""
         node = self.whole(name)
-        return range(len(node.cells)) if name == node.name else node.slices[name]
+        if name == node.name:
+            return range(len(node.cells))
+        if name in self.own:
+            return self.own[name]
+        if name not in node.slices:
+            self.look_again()
+        if name not in node.slices:
+            msg = f"somebody serves the slice {name}, which the graph in the store does not name"
+            raise AssertionError(msg)
+        return node.slices[name]
 
     def changed(self) -> None:
         """To be called after every change."""

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from lowwater import errors
+from tests.simulation import chaos
 from tests.simulation.chaos import Move
 from tests.simulation.deployment import Seat
 
@@ -64,6 +65,10 @@ class Upheaval:
                     each.wanted = True
             case "cut a shard off from clients":
                 self._world.later(self._world.havoc.cut, move.kind, seat.process, facts["seconds"])
+            case chaos.DIE_BEHIND:
+                if seat.serving:
+                    self._acted(move.kind)
+                    seat.dies_behind = facts["writes"]
             case "drain" | "end the drains" | "pin" | "unpin":
                 self._operate(move.kind, seat, facts)
             case _:
@@ -76,6 +81,8 @@ class Upheaval:
                 self._world.later(self._cut_off, move.kind, seat, facts["seconds"])
             case "take the store away":
                 self._world.later(self._away, move.kind, facts["seconds"])
+            case chaos.LAG:
+                self._world.later(self._lag, move)
             case "fail the store over":
                 self._fail_over(move.kind, self._deployment.ledger.unsynced)
                 self._deployment.members.lose(facts["views"])
@@ -189,6 +196,30 @@ class Upheaval:
         self._deployment.ledger.lose(writes)
         self._world.look_at_inputs()
 
+    async def _lag(self, move: Move) -> None:
+        """Hold the replica where it is while everybody goes on. Behind that it catches up, or takes over.
+
+        The machine of the master may have shards on it, which die with it; others die behind one of their next writes.
+        """
+        facts, store = move.facts, self._deployment.store
+        self._acted(move.kind)
+        store.lagging += 1
+        await asyncio.sleep(facts["seconds"])
+        if facts["fails"]:
+            ledger = self._deployment.ledger
+            unknown, owners = ledger.unsynced, dict(ledger.owners)
+            if unknown:
+                self._sim.reach("a fail-over took away what was executed and not acknowledged")
+            self._fail_over("fail the store over", unknown - int(facts["kept"] * (unknown + 1)))
+            self._world.oracle.untaken |= {log for log, owner in owners.items() if ledger.owners.get(log) != owner}
+            self._deployment.members.lose(facts["views"])
+            for seat, (dies, writes) in zip(self._deployment.seats, facts["with"], strict=False):
+                if dies:
+                    self._world.later(self._crash, "crash a shard", seat, facts["down"], None)
+                elif writes and seat.serving:
+                    seat.dies_behind = writes
+        store.lagging -= 1
+
     def _crash_with(self, facts: dict[str, Any], seat: Seat) -> None:
         """The machine of the store's master had a shard on it, which dies at the same moment."""
         if facts["crash"] and not seat.away and seat.process.alive:
@@ -245,6 +276,8 @@ class Upheaval:
             zombie.crash()
         self._deployment.store.cut.clear()
         self._deployment.store.weather.away = False
+        for seat in self._deployment.seats:
+            seat.dies_behind = 0
 
     def everybody(self) -> list[Process]:
         """Return all processes of the authority that may live."""

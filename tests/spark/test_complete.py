@@ -167,9 +167,9 @@ def test_windows_of_a_driven_query(driven: Driven, lw: lowwater.Client, upstream
     driven.start(driven.hourly(driven.drive()), stamp=HOUR)
     for hour in (10, 11, 12):
         say(upstream, at(hour))
-        # Of windows that Spark holds, stamped by their start, a stage says the start of the last one that was closed.
-        driven.eventually(partial(reported, lw, hour - 1), f"the hour before {hour} is written")
-        assert lws.complete_through(driven.spark, out, ["stage"]).low == mark(hour - 1)
+        # Of windows that Spark holds, stamped by their start, a stage says the start of the first one that is still open.
+        driven.eventually(partial(reported, lw, hour), f"the hour before {hour} is written")
+        assert lws.complete_through(driven.spark, out, ["stage"]).low == mark(hour)
         driven.feed().put([record("a", at(hour, 20))])
     hours = [at(9), at(10), at(11)]
     assert sorted(hour for _, rows in seen for hour in rows) == hours

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 import lowwater
 from lowwater_spark.drive import watermark as watermark_module
-from lowwater_spark.drive.late import LateRule
+from lowwater_spark.drive.late import LateRule, _step
 from tests.kit.times import at
 from tests.spark.drive_support import CARE, HOUR, Driven, counts, driven, millis, record, say
 from tests.spark.support import Upstream
@@ -108,3 +110,20 @@ def test_what_comes_after_its_id_was_forgotten_is_kept(
     assert [key for key, _, _ in kept(driven)] == ["a", "zombie"]
     assert sorted(key for key, _ in driven.rows) == ["a", "b", "c"]
     assert not lw.topology().computations["stage"].estimated, "its watermark is exact"
+
+
+def test_late_rows_of_partitions_that_one_task_runs_are_all_kept(spark: SparkSession, tmp_path: Path) -> None:
+    """Below a coalesce one task runs the step for several partitions: none writes over the rows of another."""
+    (tmp_path / "ck/offsets").mkdir(parents=True)
+    (tmp_path / "ck/offsets/0").write_text(f'v1\n{{"batchWatermarkMs":{10**9}}}\n-')
+    (tmp_path / "rule.json").write_text(json.dumps({"checkpoint": str(tmp_path / "ck"), "windows": [], "at": True}))
+    rows = spark.range(0, 12, 1, 4).selectExpr("id", "timestamp_seconds(id) AS t")
+    step = _step(str(tmp_path / "late"), str(tmp_path / "rule.json"), "t")
+    spark.sparkContext.setLocalProperty("streaming.sql.batchId", "1")
+    try:
+        for _ in range(2):
+            assert rows.mapInArrow(step, rows.schema).coalesce(1).count() == 12
+    finally:
+        spark.sparkContext.setLocalProperty("streaming.sql.batchId", None)  # type: ignore[arg-type]
+    late = spark.read.parquet(str(tmp_path / "late/batch=1"))
+    assert sorted(row.id for row in late.collect()) == list(range(12)), "also when it runs twice"

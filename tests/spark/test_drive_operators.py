@@ -89,7 +89,9 @@ def test_groups_may_be_cut_by_any_expression_beside_the_window(
     say(upstream, at(10))
     driven.await_watermark(at(10))
     assert driven.rows == [("a1", at(9), 2, "A"), ("b2", at(9), 1, "B")]
-    driven.eventually(lambda: low(lw, "stage") == lowwater.Watermark.of(at(9)), "windows are stamped by their start")
+    driven.eventually(
+        lambda: low(lw, "stage") == lowwater.Watermark.of(at(10)), "the window from ten is the first that is open"
+    )
 
 
 def test_windows_of_windows_close_at_the_millisecond(driven: Driven, lw: lowwater.Client, upstream: Upstream) -> None:
@@ -111,7 +113,9 @@ def test_windows_of_windows_close_at_the_millisecond(driven: Driven, lw: lowwate
     say(upstream, at(10))
     driven.await_watermark(at(10))
     assert driven.rows == counts(rows + more, at(10))
-    driven.eventually(lambda: low(lw, "stage") == lowwater.Watermark.of(at(9)), "windows are stamped by their start")
+    driven.eventually(
+        lambda: low(lw, "stage") == lowwater.Watermark.of(at(10)), "the window from ten is the first that is open"
+    )
     upstream.lease.finish()
     driven.eventually(lambda: low(lw, "stage").finished, "everything is written", seconds=100)
     assert driven.rows == counts(rows + more)

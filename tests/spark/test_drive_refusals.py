@@ -71,7 +71,7 @@ class Frames:
     @staticmethod
     def session_of_unknown_length(driven: Driven) -> DataFrame:
         frame = driven.drive().groupBy(sf.session_window("t", "1 hour"), "key").count()
-        return frame.withColumn("t", sf.col("session_window.end"))
+        return frame.withColumn("t", sf.col("session_window.start"))
 
     @staticmethod
     def joined_with_undriven(driven: Driven) -> DataFrame:
@@ -230,7 +230,7 @@ def spark_says(driven: Driven) -> None:
     query.processAllAvailable()
     query.stop()
     frame = driven.hourly(driven.drive())
-    [control] = check_plan(driven.spark, frame).controls.values()
+    [control] = check_plan(driven.spark, frame, event_time="t").controls.values()
     Control(control.directory).reserve()
     Control(control.directory).tell(Told(Offset()))
     query = frame.writeStream.format("noop").option("checkpointLocation", place).start()

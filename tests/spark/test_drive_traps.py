@@ -204,7 +204,7 @@ def _plan(driven: Driven) -> tuple[DataFrame, Any]:
     from lowwater_spark.track.plan import check_plan
 
     frame = driven.hourly(driven.drive())
-    return frame, check_plan(driven.spark, frame)
+    return frame, check_plan(driven.spark, frame, event_time="t")
 
 
 def test_filters_of_the_user_stay_above_the_watermark(driven: Driven, upstream: Upstream) -> None:

@@ -38,7 +38,7 @@ def test_windows_close_at_the_millisecond_and_hold_every_row(
     say(upstream, at(10))
     driven.await_watermark(at(10))
     assert driven.rows == counts(rows, at(10))
-    driven.eventually(lambda: low(lw, "stage") == lowwater.Watermark.of(at(9)), "windows are stamped by their start")
+    driven.eventually(lambda: low(lw, "stage") == lowwater.Watermark.of(at(10)), "the next one begins at ten")
     # The watermark is at ten, and a row at ten is none that it has passed.
     more = [record("a", at(10)), record("c", at(10, 0, 1)), record("b", at(11, 30))]
     driven.feed().put(more)
@@ -68,7 +68,7 @@ def test_a_plain_query_is_driven(driven: Driven, lw: lowwater.Client, upstream: 
     driven.queries.append(query)
     say(upstream, at(10))
     driven.eventually(
-        lambda: low(lw, "plain") == lowwater.Watermark.of(at(9)), "the hour that begins at nine is written", seconds=100
+        lambda: low(lw, "plain") == lowwater.Watermark.of(at(10)), "the hour that ends at ten is written", seconds=100
     )
     driven.await_watermark(at(10))
     found = [tuple(map(aware, row)) for row in driven.spark.read.parquet(out).collect()]

@@ -184,7 +184,7 @@ def test_a_driven_query_closes_its_windows_from_a_checkpoint_on_hdfs(
         query = stage.start(hours, checkpoint=str(checkpoint), format="json", path=flow.folder / "out")
         flow.queries.append(query)
         upstream.at(hour)
-        flow.eventually(lambda: low(lw, "stage") == mark(hour - 1), "its windows are closed")  # noqa: B023
+        flow.eventually(lambda: low(lw, "stage") == mark(hour), "its windows are closed")  # noqa: B023
         query.stop()
 
     out = flow.spark.read.schema("hour timestamp, key string").json(str(flow.folder / "out"))

@@ -89,7 +89,7 @@ def test_windows_are_merged_as_they_grow_and_are_final_below_the_watermark(
     flow.feed.put([row("a", 9, 50)])
     flow.eventually(lambda: merging.found()[9, "a"] == (3, 2), "the window has grown")
     upstream.at(11)
-    flow.eventually(lambda: low(lw, "hourly") == mark(10), "hours that begin before ten do not come again")
+    flow.eventually(lambda: low(lw, "hourly") == mark(11), "hours that begin before eleven do not come again")
     assert query.stage_status().dropped_rows == 0
     flow.feed.put([row("a", 9, 55), row("b", 11)])
     flow.eventually(lambda: (11, "b") in merging.found(), "the batch with a row that breaks the promise")
@@ -119,7 +119,7 @@ def test_a_batch_that_runs_again_is_merged_once(
     merging.start()
     flow.feed.put([row("a", 9, 30)])
     upstream.at(11)
-    flow.eventually(lambda: low(lw, "hourly") == mark(10), "nine to ten is final")
+    flow.eventually(lambda: low(lw, "hourly") == mark(11), "nine to eleven is final")
     assert merging.found() == {(9, "a"): (2, 2), (9, "b"): (1, 1)}
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
 
 import lowwater_spark as lws
 from lowwater_spark.errors import Unsupported
@@ -74,7 +75,7 @@ class Refusals:
     @staticmethod
     def watermark(spark: SparkSession, feed: Feed) -> DataFrame:
         stream = spark.readStream.schema("key string, t timestamp").json(str(feed.folder))
-        return stream.withWatermark("t", "1 hour").dropDuplicatesWithinWatermark(["key"])
+        return stream.withWatermark("t", "1 hour").groupBy(sf.session_window("t", "1 hour"), "key").count()
 
     @staticmethod
     def stream_join(spark: SparkSession, feed: Feed) -> DataFrame:
@@ -130,7 +131,7 @@ def test_what_emits_on_arrival_is_taken_and_sources_come_in_order(
     assert sources == [
         FileSource(str(one.folder), recursive=False, format="json"),
         FileSource(str(two.folder), recursive=True, format="json"),
-        FileSource(str(tmp_path / "ck/lowwater/ticks"), recursive=False, format="text"),
+        FileSource(str(tmp_path / "ck/lowwater/ticks"), recursive=False, format="text", max_age=3_600_000),
     ]
 
 

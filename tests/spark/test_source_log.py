@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -194,6 +195,32 @@ def test_a_tick_makes_an_empty_batch_and_leaves_the_data_where_it_was(
     eventually(lambda: run.log.committed(4), "a tick of the new run")
     run.query.stop()
     assert run.keys == {3: ["b"], 4: []}
+
+
+def test_spark_goes_on_with_a_log_that_has_forgotten_old_ticks(spark: SparkSession, tmp_path: Path) -> None:
+    """Old lines are taken out of a compacted entry while the query runs: Spark compacts what is left, and starts again with it."""
+    checkpoint = tmp_path / "ck"
+    (tmp_path / "in").mkdir()
+    stream = spark.readStream.schema(SCHEMA).json(str(tmp_path / "in"))
+    frame = with_ticks(spark, stream, checkpoint)
+    entries = checkpoint / "sources/1"
+    batch, ticks = 0, Ticks(checkpoint, 1, 1)
+    for ordinal in (1, 2):
+        ticks, run = Ticks(checkpoint, 1, ordinal), Batches(frame, checkpoint)
+        if batch:
+            ticks.read_to(*lines(batch - 1))
+        for _ in range(8):
+            assert ticks.force(*lines(batch - 1))
+            eventually(partial(run.log.committed, batch), "a batch of the tick")
+            ticks.read_to(*lines(batch))
+            ticks._forgotten = 500
+            ticks.clean(*lines(batch))
+            batch += 1
+        run.query.stop()
+        assert sorted(run.keys) == list(range(batch - 8, batch)), "a batch for each tick, and no other"
+    newest = max((path for path in entries.glob("*.compact")), key=lambda path: int(path.stem))
+    assert newest.read_text(encoding="utf-8").count("\n") <= 1, "it has the newest tick at most"
+    assert ticks.remembered == 1
 
 
 def test_without_recursive_lookup_a_later_sub_directory_holds(

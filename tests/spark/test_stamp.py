@@ -35,7 +35,7 @@ def run(flow: PlainFlow, stage: lws.Stage, windows: DataFrame, lw: lowwater.Clie
     flow.feed.put([row("a", 9), row("a", 9, 30), row("b", 10)])
     upstream.at(10)
     flow.start(windows, stage=stage)
-    flow.eventually(lambda: low(lw, "stage") == mark(9), "what begins before nine comes no more")
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "what begins before ten comes no more")
     assert closed(flow) == [(9, "a", 2)]
 
 

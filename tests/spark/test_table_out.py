@@ -215,7 +215,7 @@ def test_a_table_is_named_by_its_path_or_in_the_catalog(flow: Flow, table: Table
     table.put(("a", 9))
     flow.spark.sql(f"CREATE TABLE IF NOT EXISTS named USING delta LOCATION '{table.path}'")
     try:
-        assert path_of(flow.spark, "named") == f"file:{table.path}"
+        assert path_of(flow.spark, "named") == f"file://{table.path}"
     finally:
         flow.spark.sql("DROP TABLE named")
     assert path_of(flow.spark, table.path) == str(table.path)

@@ -13,6 +13,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 import lowwater
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.track import writer as writer_module
+from lowwater_spark.track.times import check_times, exact_times
 from lowwater_spark.track.writer import Writer, writer_of
 from tests.kit.times import mark
 from tests.spark.flow import PlainFlow
@@ -167,3 +168,31 @@ def test_a_pause_is_for_those_that_have_said_no_trigger(spark: SparkSession) -> 
     assert Writer(frame, "ck").with_pause(0.0).trigger == {}
     for said in ({"processingTime": "0 seconds"}, {"availableNow": True}):
         assert Writer(frame, "ck", trigger=said).with_pause(1.0).trigger == said
+
+
+@pytest.mark.parametrize("file_format", ["json", "csv", "parquet"])
+def test_times_are_written_with_their_microseconds(spark: SparkSession, tmp_path: Path, file_format: str) -> None:
+    schema = "t timestamp, plain timestamp_ntz"
+    text = "2013-01-09 09:00:00.000700"
+    rows = spark.sql(f"SELECT timestamp'{text}' AS t, timestamp_ntz'{text}' AS plain")
+    check_times(rows, file_format)
+    rows.write.format(file_format).options(**exact_times(file_format)).save(str(tmp_path / "out"))
+    [found] = spark.read.schema(schema).format(file_format).load(str(tmp_path / "out")).collect()
+    assert (found.t.microsecond, found.plain.microsecond) == (700, 700)
+
+
+def test_a_sink_of_texts_keeps_microseconds_and_parquet_without_them_is_refused(
+    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    flow.feed.put([{"key": "a", "t": "2013-01-09T09:00:00.000700Z"}])
+    upstream.at(10)
+    query = flow.start(trigger={"availableNow": True})
+    assert query.await_termination(60)
+    assert [path.read_text().count(".000700Z") for path in (flow.folder / "out").glob("*.json")] == [1]
+    frame = flow.read()
+    frame.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MILLIS")
+    try:
+        with pytest.raises(Unsupported, match="TIMESTAMP_MILLIS"):
+            flow.start(frame, checkpoint="other", format="parquet", path=flow.folder / "other out")
+    finally:
+        frame.sparkSession.conf.unset("spark.sql.parquet.outputTimestampType")

@@ -342,7 +342,7 @@ def test_the_token_of_shards_is_no_principal_s(tmp_path: Path) -> None:
     path.write_text(SOMEBODY)
     door = Door(path, shared=True, environment=environment)
     path.write_text(f'{SOMEBODY}[[principal]]\nname = "x"\ntoken_sha256 = ["{digest(token)}"]\n')
-    refused = door._file._read()
+    refused = door.file._read()
     assert isinstance(refused, BadFile)
     assert "principal[2].token_sha256 has the digest" in str(refused)
 

@@ -215,19 +215,6 @@ def test_it_is_sent_on_once() -> None:
         exchange.failed(other_slice("hourly~1", slice="hourly~2"))
 
 
-@pytest.mark.parametrize("force", [False, True])
-def test_a_retirement_goes_on_to_the_slice_forced_or_not(force: bool) -> None:
-    client = OfflineClient()
-    exchange = client.ask(client.calls.retire("hourly", b"\x41", b"\x50", force=force))
-    exchange.next()
-    assert exchange.failed(other_slice(slice="hourly~1")) == 0.0
-    assert exchange.next().request == topology_pb2.RetireRequest(
-        computation="hourly~1", start=b"\x41", end=b"\x50", force=force
-    )
-    assert exchange.take(topology_pb2.RetireResponse(ranges=2)) is None
-    assert exchange.result == 2
-
-
 # -- what a worker folds ------------------------------------------------------------------------------------------------
 
 

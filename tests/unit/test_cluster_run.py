@@ -30,11 +30,11 @@ class SlowJournal(MemoryJournal):
     """Of which logs that is so; None: of all."""
     away = False
 
-    async def load(self, log: str, *, known: LoadedLog | None = None) -> LoadedLog:
+    async def load(self, log: str, *, known: LoadedLog | None = None, durable: bool = True) -> LoadedLog:
         """See Journal."""
         if log and known is None and (self.slow is None or log in self.slow):
             await asyncio.sleep(self.seconds)
-        return await super().load(log, known=known)
+        return await super().load(log, known=known, durable=durable)
 
     async def confirm(self, logs: Iterable[str]) -> int:
         """See Journal."""

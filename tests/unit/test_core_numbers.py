@@ -10,7 +10,7 @@ import pytest
 from lowwater import errors
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import recovery
-from lowwater_authority.core.computation import SENDERS_KEPT, Computation
+from lowwater_authority.core.computation import LONGEST_STEP, SENDERS_KEPT, Computation
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Fold, GroupReport, Prepare, Refused
 from lowwater_authority.core.topology import Spec
 from tests.property import switches
@@ -57,6 +57,22 @@ def test_the_refusal_says_which_stream_is_the_newest_and_what_to_do() -> None:
     assert d.report(owner, 7, sender=b"another", number=(1, 1)) == set(), (
         "its own counter is no other sender's business"
     )
+
+
+def test_rule8_a_made_up_turn_leaves_room_for_those_that_the_owner_will_count() -> None:
+    d = Driver()
+    owner = d.claim(b"", b"").sequencer
+
+    def report(turn: int) -> list[Refused]:
+        made = GroupReport(owner, column([5]), turn=turn)
+        return d.core.report(made, sender=b"s", number=(1, 1), required=NO_FOLD, now=d.now)
+
+    assert report(3) == []
+    for made_up in (2**64 - 1, 3 + LONGEST_STEP + 1):
+        (refused,) = report(made_up)
+        assert refused.reason == "INVALID_ARGUMENT"
+        assert refused.message.startswith(f"turn is {made_up}, more than {LONGEST_STEP} above")
+    assert report(3 + LONGEST_STEP) == report(4 + LONGEST_STEP) == []
 
 
 def test_a_refused_report_leaves_the_claim_beside_it_alone() -> None:

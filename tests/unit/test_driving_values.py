@@ -17,7 +17,7 @@ from lowwater_spark.drive.late import LateRule
 from lowwater_spark.drive.plan import given_offsets, steps_of
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.control import END, NOTHING_GIVEN, Control, Drive, Offset, Told
-from lowwater_spark.track.operators import Window
+from lowwater_spark.track.bounds import Window
 from tests.kit.times import MINUTE
 
 times = st.integers(1_000, 4_000_000_000_000_000)

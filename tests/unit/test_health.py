@@ -11,7 +11,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from lowwater_authority.rpc.health import HealthServicer
+from lowwater_authority.rpc.health import JOURNAL, HealthServicer
 from tests.process.stalling import DATA, END_HEADERS, END_STREAM, HEADERS, frame, without_room
 
 PATIENCE = 60.0
@@ -50,6 +50,25 @@ async def test_what_is_here_serves_until_it_stops(service: str) -> None:
         assert await watch.read() is grpc.aio.EOF
         assert (await health.Check(of(service))).status == NOT_SERVING
         assert [answer.status async for answer in health.Watch(of(service))] == [NOT_SERVING]
+
+
+async def test_a_store_that_refuses_writes_is_told_of_the_journal_alone() -> None:
+    """A probe that restarts the process asks for the others: a restart makes no room on a disk."""
+    async with served() as (servicer, health, _):
+        watch, process = health.Watch(of(JOURNAL)), health.Watch(of(""))
+        assert (await watch.read()).status == SERVING
+        assert (await process.read()).status == SERVING
+        servicer.set_journal(serving=False)
+        assert (await watch.read()).status == NOT_SERVING
+        assert (await health.Check(of(JOURNAL))).status == NOT_SERVING
+        assert (await health.Check(of(""))).status == SERVING
+        assert (await health.Check(of("a.Service"))).status == SERVING
+        servicer.set_journal(serving=True)
+        assert (await watch.read()).status == SERVING
+        servicer.stop()
+        assert (await watch.read()).status == NOT_SERVING
+        assert (await process.read()).status == NOT_SERVING, "and nothing before"
+        assert await watch.read() is grpc.aio.EOF
 
 
 async def test_what_is_not_here_is_said_to_be_unknown() -> None:

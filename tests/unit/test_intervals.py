@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given
@@ -43,6 +44,25 @@ def test_every_interval_that_has_passed_closes_once_and_in_order(lows: list[int]
         for each in all_closed(closings, view(low * 10**6))
     ]
     assert found == [(k * every, (k + 1) * every) for k in range(max(lows, default=0) // every)]
+
+
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+@pytest.mark.parametrize("zone", [BERLIN, ZoneInfo("Europe/London"), timezone(timedelta(hours=2))])
+def test_days_of_a_local_zone_are_refused(zone: tzinfo) -> None:
+    """London is at UTC in winter, and its days drift all the same."""
+    with pytest.raises(InvalidArgument, match=r"start=.* is refused: pass a time in UTC, such as 2026-01-2[67]T"):
+        Closings("x", timedelta(days=1), datetime(2026, 1, 27, tzinfo=zone))
+
+
+@pytest.mark.parametrize(
+    ("every", "zone"),
+    [(timedelta(days=1), UTC), (timedelta(days=1), ZoneInfo("Africa/Abidjan")), (timedelta(hours=1), BERLIN)],
+)
+def test_hours_of_any_zone_and_days_of_utc_are_intervals(every: timedelta, zone: tzinfo) -> None:
+    start = datetime(2026, 1, 27, tzinfo=zone)
+    assert Closings("x", every, start).next == Watermark.of(start)
 
 
 class Told:

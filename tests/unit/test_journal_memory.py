@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 
 import pytest
 
 from lowwater_authority.journal import (
     GRAPH,
+    End,
     Entry,
     JournalClosed,
     JournalFailed,
@@ -40,7 +42,7 @@ async def positions(disk: MemoryDisk, log: str = "a") -> list[int]:
     """What the next process finds."""
     journal = MemoryJournal(disk)
     await journal.open()
-    return [position for position, _ in (await journal.load(log)).records]
+    return [position for position, _ in (await journal.load(log, durable=False)).records]
 
 
 @pytest.mark.asyncio
@@ -425,3 +427,54 @@ async def test_a_backup_is_a_disk_of_its_own_and_may_be_put_back() -> None:
         disk.lose(9)
         assert await positions(disk) == [1]
         await (await opened(disk)).append(one(2))
+
+
+class Unconfirmed(FaultPlan):
+    """Confirms nothing that was read, after what a test has happen first."""
+
+    def __init__(self, *happens: Callable[[], None]) -> None:
+        super().__init__()
+        self.happens = list(happens)
+
+    async def settle(self, log: str) -> None:
+        if not self.happens:
+            raise JournalFailed(f"nobody confirms {log!r}")
+        self.happens.pop(0)()
+
+
+@pytest.mark.asyncio
+async def test_rule_2_what_was_read_survives_a_crash() -> None:
+    disk = MemoryDisk()
+    writer = await opened(disk, CachedEverything())
+    await writer.append(one(1))
+    reader = MemoryJournal(disk, shared=True)
+    await reader.open()
+    assert (await reader.load("a", durable=False)).last == 1
+    assert disk.unsynced == 1
+    assert (await reader.load("a")).last == 1
+    disk.crash()
+    assert await positions(disk) == [1]
+
+
+@pytest.mark.asyncio
+async def test_rule_2_what_nobody_confirms_is_neither_returned_nor_remembered() -> None:
+    disk = MemoryDisk()
+    writer = await opened(disk, CachedEverything())
+    await writer.append([Entry(GRAPH, 1, b"one", strong=True)])
+    reader = MemoryJournal(disk, shared=True, faults=Unconfirmed())
+    await reader.open()
+    with pytest.raises(JournalFailed, match="nobody confirms"):
+        await reader.load(GRAPH)
+    assert reader.acknowledged(GRAPH) == End()
+    disk.lose(1)
+    assert await reader.confirm(()) == 0
+
+
+@pytest.mark.asyncio
+async def test_what_was_lost_before_it_was_confirmed_is_read_again() -> None:
+    disk = MemoryDisk()
+    writer = await opened(disk, CachedEverything())
+    await writer.append([Entry(GRAPH, 1, b"one", strong=True)])
+    reader = MemoryJournal(disk, shared=True, faults=Unconfirmed(lambda: disk.lose(1)))
+    await reader.open()
+    assert await reader.load(GRAPH) == LoadedLog(0, None, [])

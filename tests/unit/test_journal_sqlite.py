@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import errno
 import os
 import shutil
 import sqlite3
+import stat
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from lowwater._core.private import make_private_folder
 from lowwater_authority.journal import (
     GRAPH,
     Entry,
@@ -22,6 +25,7 @@ from lowwater_authority.journal import (
     JournalLocked,
     JournalLost,
     JournalPosition,
+    JournalReplaced,
     JournalVersion,
     LoadedLog,
     SqliteJournal,
@@ -170,6 +174,107 @@ async def test_a_full_disk_is_a_sure_failure(path: Path) -> None:
     assert (await journal.load("a")).last == 2
     assert journal.statistics().failed == 4
     await journal.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [(errno.ENOSPC, "free space"), (errno.EDQUOT, "free space"), (errno.EACCES, "make it and its directory writable")],
+)
+async def test_a_start_on_a_full_disk_says_that_there_is_no_room(
+    path: Path, monkeypatch: pytest.MonkeyPatch, error: int, fix: str
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    with pytest.raises(JournalFailed, match=fix):
+        await SqliteJournal(path).open()
+    monkeypatch.undo()
+    await (await opened(path)).close()
+
+
+@pytest.mark.parametrize("name", ["SQLITE_IOERR", "SQLITE_CANTOPEN"])
+def test_an_error_of_sqlite_on_a_disk_without_room_asks_for_room(
+    path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """It speaks of an I/O error when the index of its write-ahead log has no room."""
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = getattr(sqlite3, name)
+    assert "free space" not in str(module.failed(path, error))
+    found = list(os.statvfs(path.parent))
+    found[4] = 0  # blocks for others than root
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(found))
+    assert "free space on its disk" in str(module.failed(path, error))
+
+
+@pytest.mark.asyncio
+async def test_an_empty_file_beside_the_lock_of_an_earlier_process_is_no_new_deployment(path: Path) -> None:
+    await (await opened(path)).close()
+    path.write_bytes(b"")
+    for _ in range(2):
+        with pytest.raises(JournalCorrupt, match=r"is empty, and journal\.db\.lock shows that a journal was used here"):
+            await SqliteJournal(path).open()
+    path.unlink()
+    await (await opened(path)).close()
+
+
+@pytest.mark.asyncio
+async def test_a_first_start_that_failed_may_be_repeated(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(module, "is_new", refuse)
+        with pytest.raises(JournalFailed):
+            await SqliteJournal(path).open()
+    assert path.stat().st_size == 0
+    await (await opened(path)).close()
+
+
+@pytest.mark.asyncio
+async def test_rule9_where_a_deployment_is_expected_no_other_begins(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = {"server_token": "1" * 32, "must_exist": True}
+    with pytest.raises(JournalFailed, match=r"there is no deployment in .*mount its volume"):
+        await SqliteJournal(path, **expected).open()  # type: ignore[arg-type]
+    assert not path.exists()
+    journal = await opened(path)
+    [told] = [vars(record)["lowwater"] for record in caplog.records if hasattr(record, "lowwater")]
+    assert told == {"event": "journal_created", "store": str(path), "server_token": journal.server_token}
+    await journal.close()
+    with pytest.raises(JournalReplaced):
+        await SqliteJournal(path, **expected).open()  # type: ignore[arg-type]
+    again = SqliteJournal(path, server_token=journal.server_token, must_exist=True)
+    await again.open()
+    await again.close()
+    assert len(caplog.records) == 1, "told once"
+
+
+@pytest.mark.asyncio
+async def test_the_files_of_a_journal_are_its_users_alone(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    mask = os.umask(0)
+    try:
+        make_private_folder(path.parent / "data")
+        path = path.parent / "data" / path.name
+        journal = await opened(path)
+    finally:
+        os.umask(mask)
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    found = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
+    assert found == dict.fromkeys((path.name, f"{path.name}-wal", f"{path.name}-shm", f"{path.name}.lock"), 0o600)
+    await journal.close()
+    assert "data_readable" not in str([vars(record) for record in caplog.records])
+    path.chmod(0o640)
+    path.parent.chmod(0o750)
+    await (await opened(path)).close()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640, "an operator has given a backup the right to read it"
+    assert "data_readable" not in str([vars(record) for record in caplog.records])
+    path.chmod(0o644)
+    path.parent.chmod(0o755)
+    await (await opened(path)).close()
+    assert "data_readable" in str([vars(record) for record in caplog.records])
 
 
 @pytest.mark.asyncio

@@ -1231,3 +1231,33 @@ def test_a_change_that_was_not_written_down_has_changed_nothing(world: World) ->
     for plan in plans:
         assert not plan().empty
         assert world.core.snapshot() == before
+
+
+def test_rule8_a_late_decision_changes_nothing_of_a_reference_that_has_changed_since(world: World) -> None:
+    world.register()
+    found = world.core.get(HOURLY)
+    seen = found.number, found.decision_number
+    for policy in (LOCAL, REPLICATED):  # the record is as it was, but for the count
+        world.core.check_decision(HOURLY, found.number, world.core.get(HOURLY).decision_number)
+        world.do(world.core.decided(world.core.set_policy(HOURLY, policy)))
+    assert world.core.get(HOURLY).policy == REPLICATED
+    world.restart()
+    with pytest.raises(errors.RegionRefused, match="it has changed since this was decided"):
+        world.core.check_decision(HOURLY, *seen)
+    world.core.check_decision(HOURLY, 0, 0)  # of a release that names none
+    world.core.check_decision("nothing:clicks", *seen)
+
+
+def test_rule8_a_late_recovery_begins_no_second_one(world: World) -> None:
+    world.register()
+    world.do(world.core.recover("second", "", ["A", "B"], [], "store"))
+    with pytest.raises(errors.ServerTokenMismatch, match="another token than the one that this was decided on"):
+        world.core.recover("third", "", ["A", "B"], [], "store")
+    world.do(world.core.recover("third", "", ["A", "B"], [], "second"))
+
+
+def test_a_record_of_a_release_that_counted_no_decisions_is_read(world: World) -> None:
+    world.register()
+    record = json.loads(references.encode(world.core.get(HOURLY)))
+    del record["decision_number"]
+    assert references.decode(record).decision_number == 0

@@ -19,15 +19,18 @@ from lowwater._core.fold import Fold
 from lowwater._core.lease import LeaseState
 from lowwater_authority.cluster.peers import _told_lateness
 from lowwater_authority.core import recovery
-from lowwater_authority.core.computation import CLAIMS_OF_ONE, Computation
+from lowwater_authority.core.computation import CLAIMS_OF_ONE, CUTS_OF_ONE, LARGEST_EPOCH, Computation
 from lowwater_authority.core.groups import GroupState, Mass
 from lowwater_authority.core.requests import ClaimRequest, GroupReport
+from lowwater_authority.core.tasks import TaskGroup
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.core.topology import WHOLE, Spec, Topology
+from lowwater_authority.core.topology import WHOLE, Spec, Topology, slicing
 from lowwater_authority.engine import logs, slices
+from lowwater_authority.engine.admission import Gate
 from lowwater_authority.engine.rounds import Round
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.engine.slices import Here, RangeHere, Slice
+from lowwater_authority.engine.task_master import TaskMaster
 from lowwater_authority.journal import GRAPH, JournalVersion, frames
 from lowwater_authority.rpc.streams import Outbox
 from tests.kit.memory_journal import MemoryDisk
@@ -128,6 +131,18 @@ async def test_T2_a_report_whose_answer_was_lost_may_count(tree: Tree) -> None:
 async def test_T2_breaks_when_only_what_was_answered_may_count(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     switches.only_answers_count(monkeypatch)
     await test_T2_a_report_whose_answer_was_lost_may_count(tree)
+
+
+async def test_T2_behind_a_report_without_an_answer_what_was_reported_before_is_reported_again(tree: Tree) -> None:
+    first, _ = await tree.both(10, 10)
+    tree.way.lost["say"] = "back"
+    assert await tree.below.report("a~0", first, 20) == []
+    await until(lambda: tree.stands(0) == 20)
+    lowering = tree.below.report("a~0", first, 10)
+    await rest()
+    del tree.way.lost["say"]
+    await until(lowering.done)
+    assert (await lowering, tree.stands(0)) == ([], 10)
 
 
 async def test_T2_an_older_report_that_comes_once_more_changes_nothing(tree: Tree) -> None:
@@ -539,6 +554,35 @@ async def test_T6_a_delayed_retirement_does_not_take_out_what_was_revived(tree: 
     assert (tree.state(0), tree.stands(0)) == (GroupState.OWNED, 7)
 
 
+@pytest.mark.parametrize("way", ["there", "back"])
+async def test_T6_a_delayed_retirement_does_not_take_out_what_the_same_process_has_revived(
+    tree: Tree, way: str
+) -> None:
+    await tree.both(10, 12)
+    tree.way.lost["retire"] = way
+    await tree.below.shard.retire("a~0", b"", KEY, force=True)
+    await until(lambda: tree.way.sent("retire"))
+    sent = tree.way.sent("retire")
+    revived = await tree.below.claim("a~0", bound=9)
+    assert await tree.below.report("a~0", revived, 9) == []
+    for late in sent:
+        with pytest.raises(errors.StaleSequencer):
+            await late()
+    await rest()
+    assert (tree.state(0), tree.stands(0)) == (GroupState.OWNED, 9)
+
+
+async def test_T6_behind_a_retirement_without_an_answer_what_was_reported_before_is_reported_again(tree: Tree) -> None:
+    await tree.both(10, 12)
+    tree.way.lost["retire"] = "there"
+    await tree.below.shard.retire("a~0", b"", KEY, force=True)
+    await until(lambda: tree.way.sent("retire"))
+    revived = await tree.below.claim("a~0", bound=10)
+    acknowledged = tree.below.report("a~0", revived, 10)
+    await until(acknowledged.done)
+    assert (await acknowledged, tree.stands(0)) == ([], 10)
+
+
 @breaks("a retirement names no claim")
 async def test_T6_breaks_when_a_retirement_names_no_claim(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     switches.retirements_name_no_claim(monkeypatch)
@@ -602,6 +646,15 @@ async def test_T5_what_is_done_to_a_computation_is_not_done_to_a_slice(tree: Tre
     for asked in (shard.drop("a~0", force=True), shard.reset("a~0"), shard.set_inputs("a~0", [])):
         with pytest.raises(errors.InvalidArgument, match="a~0 is a slice of a"):
             await asked
+
+
+async def test_T5_no_tasks_hang_under_a_slice(tree: Tree) -> None:
+    await tree.both(10, 3)
+    master = TaskMaster(tree.below.shard, Gate("tasks", 10, 0))
+    for every, start in ((HOUR, 8 * HOUR), (0, 0)):
+        with pytest.raises(errors.InvalidArgument, match=r"name a$") as refused:
+            await master.create_group("a~0", TaskGroup("close", every=every, start=start))
+        assert (refused.value.metadata["field"], refused.value.metadata["fix"]) == ("computation", "name a")
 
 
 @pytest.mark.parametrize("unread", [False, True])
@@ -1057,3 +1110,35 @@ async def test_masses_that_were_told_before_a_slice_was_read_back_are_told_again
     let(told)
     await until(lambda: known() == [1000])
     await tree.stop()
+
+
+@pytest.mark.parametrize(
+    ("field", "generation", "ordinal"),
+    [
+        ("ordinal", CUTS_OF_ONE, (LARGEST_EPOCH + 1) * CLAIMS_OF_ONE),
+        ("ordinal", CUTS_OF_ONE, 2**64 - 1),
+        ("generation", 2 * CUTS_OF_ONE, CLAIMS_OF_ONE),
+        ("generation", 2**64 - 1, CLAIMS_OF_ONE),
+    ],
+)
+async def test_rule4_a_made_up_order_at_the_root_uses_up_no_numbers_of_a_slice(
+    tree: Tree, field: str, generation: int, ordinal: int
+) -> None:
+    await tree.both(10, 12)
+    made_up = ClaimRequest(
+        [b"", KEY], identity=slicing("a"), generation=generation, ordinal=ordinal, request_id=next(ids).to_bytes(16)
+    )
+    with pytest.raises(errors.InvalidArgument) as refused:
+        await tree.top.shard.claim("a", made_up)
+    assert refused.value.metadata["field"] == field
+    assert str(refused.value).startswith(f"{field} is {getattr(made_up, field)}, which no slice of a can have")
+    revived = await tree.below.claim("a~0")
+    assert await tree.below.report("a~0", revived, 11) == []
+    await until(lambda: tree.low() == 11)
+
+
+async def test_rule4_a_made_up_ownership_number_is_not_taken(tree: Tree) -> None:
+    await tree.both(10, 12)
+    epoch = tree.below.shard.epoch("a~0")
+    await tree.below.shard.rise("a~0", LARGEST_EPOCH + 1)
+    assert tree.below.shard.epoch("a~0") == epoch

@@ -19,6 +19,8 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 
 from lowwater._core.events import event
+from lowwater._core.private import make_private_folder
+from lowwater._core.settings import is_loopback
 from lowwater._core.text import counted
 from lowwater._server.http import listen
 from lowwater._server.logging import set_up
@@ -31,9 +33,10 @@ from lowwater_authority.cluster.lifelines import Lifelines
 from lowwater_authority.cluster.membership import Member
 from lowwater_authority.cluster.peers import Peers, PeerSettings
 from lowwater_authority.commands.serve_arguments import parser, refuse_password
+from lowwater_authority.engine.writes import StoreState
 from lowwater_authority.files.table import BadFile
 from lowwater_authority.journal import JournalError, JournalUnknown
-from lowwater_authority.journal.sqlite import SqliteJournal
+from lowwater_authority.journal.sqlite import SqliteJournal, is_full
 from lowwater_authority.ops.endpoint import Endpoint
 from lowwater_authority.ops.metrics import Metrics
 from lowwater_authority.ops.otlp import begin as begin_pushes
@@ -52,9 +55,19 @@ if TYPE_CHECKING:
 MESSAGE_BYTES: Final = 64 << 20
 """Largest message: a claim or a full report of more than a million ranges."""
 
+CONNECTION_CALLS: Final = 1000
+"""Calls and streams of one connection at once. gRPC lets all clients of a process that go to one address share a connection."""
+
+PENDING_CALLS: Final = 16_384
+"""Calls that wait until the event loop has looked at them, of all connections: twice the report streams that one process takes. Each has up to 16 KB, so
+all together have some 260 MB."""
+
 OPTIONS: Final[Sequence[tuple[str, Any]]] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.max_send_message_length", MESSAGE_BYTES),
+    # Compressed messages are refused, UNIMPLEMENTED. A kilobyte of gzip is a megabyte, which gRPC would unpack for as many calls at once as there are, before
+    # anybody looks at one. The client does not compress.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
     # A frozen client is noticed by unanswered pings; the ping timeout overrides the keepalive timeout, so set both.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -62,10 +75,13 @@ OPTIONS: Final[Sequence[tuple[str, Any]]] = (
     ("grpc.keepalive_permit_without_calls", 1),
     # Clients ping every few seconds to notice a frozen server; the default would close them for it.
     ("grpc.http2.min_ping_interval_without_data_ms", 2_000),
-    # Beyond a thousand calls that nobody has looked at yet, gRPC breaks off some at random, and tells them nothing. A herd is let in
-    # by engine/admission.py instead, which says when to come again.
-    ("grpc.server.max_pending_requests", 1 << 20),
-    ("grpc.server.max_pending_requests_hard_limit", 1 << 20),
+    # Without this bound one connection that begins calls and resets them at once would fill the memory, without any token. A client has one report stream,
+    # one watch for each set of names, and one call for each thread that asks. One more call waits in the client until another has ended.
+    ("grpc.max_concurrent_streams", CONNECTION_CALLS),
+    # gRPC breaks off the calls beyond this bound without a reason. engine/admission.py lets a herd in, and tells the rest when to come again: so the bound
+    # is above what a herd has at once.
+    ("grpc.server.max_pending_requests", PENDING_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS),
     # What a call may send before anybody reads it. Measured by gRPC itself it grows with the delay, to tens of megabytes on a busy machine, for who is refused,
     # too. A message that is being read is let through whole.
     ("grpc.http2.bdp_probe", 0),
@@ -104,12 +120,39 @@ def address(text: str, flag: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def choose_places(args: argparse.Namespace) -> None:
+    """Set ``--listen`` and ``--http`` where they are not given. Raises CannotServe when shards could not reach this process.
+
+    Without access rules whoever reaches the port may do everything. So only this machine reaches it, unless somebody asks for more by name.
+    """
+    if args.listen is None and args.access is None:
+        advertised = getattr(args, "advertise", "")
+        if advertised and not is_loopback(address(advertised, "--advertise")[0]):
+            msg = (
+                f"--advertise {advertised} is for other machines, and without --access only this machine may call: give --access FILE to say who may "
+                f"do what, or --listen 0.0.0.0:{args.port} to let whoever reaches it do everything"
+            )
+            raise CannotServe(msg)
+        args.listen = f"127.0.0.1:{args.port}"
+        log.info(
+            "only this machine may call: give --access FILE to say who else may do what, or --listen 0.0.0.0:%d to let whoever reaches it do everything",
+            args.port,
+            extra=event("local_only", address=args.listen),
+        )
+    elif args.listen is None:
+        args.listen = f"0.0.0.0:{args.port}"
+    if args.http is None:
+        host, _ = address(args.listen, "--listen")
+        args.http = f"{host}:{args.port + 1}"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the authority until it is told to stop. Returns the exit code."""
     args = parser().parse_args(argv)
     set_up(args.log_format, verbose=args.verbose)
     try:
         args.store = store_of(args.store)
+        choose_places(args)
         with ExitStack() as leaving:
             return asyncio.run(serve(args, leaving))
     except (JournalError, CannotServe) as error:
@@ -197,9 +240,13 @@ def _own_socket(server: grpc.aio.Server, leaving: ExitStack) -> str:
 
 
 def endpoint_of(
-    args: argparse.Namespace, certificates: Certificates | None, metrics: Metrics, door: Door | None
+    args: argparse.Namespace,
+    certificates: Certificates | None,
+    metrics: Metrics,
+    door: Door | None,
+    journal: Callable[[], StoreState],
 ) -> Endpoint | None:
-    """What is served over HTTP; None: nothing."""
+    """What is served over HTTP; None: nothing. ``journal`` returns, on any thread, what the store does with writes."""
     if args.http == "off":
         return None
     host, port = address(args.http, "--http")
@@ -209,7 +256,9 @@ def endpoint_of(
         msg = f"cannot serve metrics on {args.http}: {error.strerror}. Choose another with --http, or 'off'."
         raise CannotServe(msg) from error
     access = None if door is None else door.access
-    return Endpoint(listening, metrics.render, certificates=certificates, access=access, on_not_http=metrics.not_http)
+    return Endpoint(
+        listening, metrics.render, journal, certificates=certificates, access=access, on_not_http=metrics.not_http
+    )
 
 
 def _page_place(args: argparse.Namespace) -> tuple[str, int] | None:
@@ -276,14 +325,21 @@ def _steady_seconds() -> float:
     return time.clock_gettime(STEADY)
 
 
+def journal_in(args: argparse.Namespace) -> SqliteJournal:
+    """Return the journal in the folder of ``--data``, which is made for this user alone if it is missing. Raises CannotServe."""
+    try:
+        make_private_folder(args.data)
+    except OSError as error:
+        fix = "Free space on its disk" if is_full(error) else "Name a folder on a writable local disk"
+        msg = f"--data {args.data} cannot be made: {error.strerror}. {fix}."
+        raise CannotServe(msg) from error
+    expected: str = args.expect_deployment
+    return SqliteJournal(args.data / "journal.sqlite", server_token=expected, must_exist=bool(expected))
+
+
 def _embedded(args: argparse.Namespace, metrics: Metrics, door: Door | None) -> Authority:
     """The only process of a deployment, over a file."""
-    try:
-        args.data.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        msg = f"--data {args.data} cannot be made: {error.strerror}. Name a folder on a writable local disk."
-        raise CannotServe(msg) from error
-    journal = SqliteJournal(args.data / "journal.sqlite")
+    journal = journal_in(args)
     access = None if door is None else door.access
     return Authority(journal, clock=clock, monotonic=_steady, observer=metrics, access=access)
 
@@ -306,7 +362,13 @@ def _shared(
     host, port = address(args.advertise, "--advertise")
     me = Member(secrets.token_hex(8), f"{host}:{port or bound}")
     try:
-        journal = RedisJournal(args.store, namespace=args.deployment, patience=args.dead_after)
+        journal = RedisJournal(
+            args.store,
+            namespace=args.deployment,
+            server_token=args.expect_deployment,
+            must_exist=bool(args.expect_deployment),
+            patience=args.dead_after,
+        )
         directory = RedisDirectory(
             args.store,
             namespace=args.deployment,
@@ -373,8 +435,9 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     host, _ = address(args.listen, "--listen")
     place = _page_place(args)
-    certificates = certificates_of(args)
     metrics = Metrics(version("lowwater-authority"))
+    leaving.enter_context(metrics.counting_log())
+    certificates = certificates_of(args)
     traces = begin_traces(version("lowwater-authority"))
     door = door_of(args, host, shared=bool(args.store))
     promises = _promises(args)
@@ -399,12 +462,14 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
 
         reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), server)
     reach = PeerSettings(own or _own(host, bound), token=token, certificates=certificates, own=own)
-    endpoint = endpoint_of(args, certificates, metrics, door)
+    authority.shard.writes.on_change.append(lambda state: health.set_journal(serving=state is StoreState.TAKES))
+    endpoint = endpoint_of(args, certificates, metrics, door, lambda: authority.shard.store_state(clock()))
     page = _page(args, place, reach, authority.shard.journal.server_token, door)
     await server.start()
     pushed = begin_pushes(metrics.registry, version("lowwater-authority"))
     if endpoint is not None or pushed.on:
-        metrics.watch(authority.shard, authority.streams, certificates=certificates, promises=promises)
+        rules = None if door is None else door.file
+        metrics.watch(authority.shard, authority.streams, certificates=certificates, promises=promises, access=rules)
     if endpoint is not None:
         endpoint.start()
     beside = [] if page is None else [asyncio.create_task(page.run())]

@@ -8,8 +8,12 @@ from typing import Any
 from airflow.dag_processing.bundles.manager import DagBundlesManager
 from airflow.dag_processing.dagbag import BundleDagBag, sync_bag_to_db
 from airflow.providers_manager import ProvidersManager
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.module_loading import import_string
 from airflow.utils.session import create_session
+
+from lowwater_airflow.sensor import LowWatermarkSensor
 
 
 def read_dags() -> None:
@@ -32,6 +36,18 @@ def there_and_back(name: str, **arguments: Any) -> list[Any]:
     return [[path, kept], list(import_string(path)(**json.loads(json.dumps(kept))).serialize())]
 
 
+def without_interval() -> str:
+    """Return what a sensor without ``until`` says in a run that has no data interval, as one that an asset has started."""
+    with DAG("assets", schedule=None):
+        sensor = LowWatermarkSensor(task_id="waits", computation="x")
+    sensor.render_template_fields({})
+    try:
+        sensor.poke({})
+    except AirflowFailException as error:
+        return str(error)
+    return ""
+
+
 def main() -> None:
     """Print it as JSON, behind what Airflow has to say."""
     read_dags()
@@ -44,6 +60,7 @@ def main() -> None:
         "provider": manager.providers["airflow-provider-lowwater"].version,
         "hook": [hook.hook_class_name, hook.hook_name, hook.connection_type],
         "connection": import_string("lowwater_airflow.hook.LowwaterHook")().test_connection(),
+        "without_interval": without_interval(),
         "triggers": [
             there_and_back(trigger, computation="x", until_micros=-5, lowwater_conn_id="c"),
             there_and_back(interval, computation="x", every=1.5, start="2013-01-09T10:00+01:00"),

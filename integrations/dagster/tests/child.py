@@ -9,6 +9,7 @@ from dagster import (
     AssetExecutionContext,
     AssetSelection,
     DagsterInstance,
+    DailyPartitionsDefinition,
     Definitions,
     HourlyPartitionsDefinition,
     asset,
@@ -34,6 +35,39 @@ job = define_asset_job("reports", AssetSelection.assets(report))
 sensor = interval_sensor(
     name="on_hour", computation="flights", every=timedelta(hours=1), start=TEN, job=job, partition="%Y-%m-%d-%H:%M"
 )
+
+
+def local_days(address: str) -> str:
+    """Return what a sensor says of daily partitions of a local time zone."""
+
+    @asset(partitions_def=DailyPartitionsDefinition(start_date="2026-10-01", timezone="America/New_York"))
+    def day() -> None:
+        """A day of New York."""
+
+    days = define_asset_job("days", AssetSelection.assets(day))
+    on_day = interval_sensor(
+        name="on_day",
+        computation="days",
+        every=timedelta(days=1),
+        start=datetime(2026, 10, 30, 4, tzinfo=UTC),
+        job=days,
+        partition="%Y-%m-%d",
+    )
+    resource = LowwaterResource(address=address)
+    definitions = Definitions(assets=[day], jobs=[days], sensors=[on_day], resources={"lowwater": resource})
+    with lowwater.connect(address) as lw:
+        lw.register("days", max_skew=timedelta(days=10_000))
+        lease = lw.worker("days").claim()
+        lease.advance(None, oldest=None, frontier=datetime(2026, 11, 2, 4, tzinfo=UTC))
+        lease.flush()
+    with build_sensor_context(
+        instance=DagsterInstance.ephemeral(), resources={"lowwater": resource}, definitions=definitions
+    ) as context:
+        try:
+            on_day.evaluate_tick(context)
+        except Exception as error:  # noqa: BLE001 - Dagster has one of its own around it
+            return str(error.__cause__ or error)
+    return ""
 
 
 def main() -> None:
@@ -82,7 +116,7 @@ def main() -> None:
         cursor = None
         skipped.append(look())
         skipped.append(look())
-    print(json.dumps({"made": made, "keys": keys, "skipped": skipped, "reset": reset}))
+    print(json.dumps({"local": local_days(address), "made": made, "keys": keys, "skipped": skipped, "reset": reset}))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from lowwater._server.http import HttpServer, listen, url_of
 from lowwater._server.logging import FORMATS, set_up
 from lowwater._server.tls import BadCertificate, Certificates, Files
 from lowwater.cli.arguments import CommandParser
+from lowwater.cli.streams import open_streams
 from lowwater_page.board import Board
 from lowwater_page.follower import Follower
 from lowwater_page.page import Page
@@ -157,6 +158,7 @@ def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.
     # Every thread inherits it, so that only this one takes them, and by asking: a handler runs when this thread next runs Python, and
     # one that waits may not.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    open_streams()
     args = parser().parse_args(argv)
     set_up(args.log_format, verbose=False)
     try:

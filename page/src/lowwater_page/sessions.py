@@ -13,7 +13,7 @@ import hmac
 import json
 import secrets
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from aiohttp import hdrs, web
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 SESSION_SECONDS: Final = 12 * 3600
 """A working day: how long a sign-in counts."""
 
+NONCE_DIGITS: Final = 16
+"""Hexadecimal digits at the beginning of a seal, at random: they tell two sessions of one token apart."""
+
 SESSION: Final = "/session"
 """Where one signs in (POST), out (DELETE), and asks whether one has (GET)."""
 
@@ -39,6 +42,15 @@ MOST_TOKEN_BYTES: Final = 4096
 
 TOKEN_SECONDS: Final = 10.0
 """How long it may take to arrive: a connection that is being answered is cut off by nobody else."""
+
+
+class _Session(NamedTuple):
+    """What a cookie holds."""
+
+    until: int
+    """The second at which it ends by itself, since the Unix epoch."""
+    seal: str
+    token_digest: str
 
 
 class SignedIn(KnownVisitors):
@@ -68,6 +80,8 @@ class SignedIn(KnownVisitors):
         self._clock = clock
         self._key = secrets.token_bytes(32)
         """Ends with the process, and all sign-ins with it."""
+        self._ended: dict[str, int] = {}
+        """Seals of sessions that were signed out, each with the second at which it would have ended by itself."""
 
     def routes(self) -> list[web.RouteDef]:
         """See Visitors."""
@@ -87,7 +101,8 @@ class SignedIn(KnownVisitors):
             self._audit.refused("sign_in", principal.name, peer_of(request), "", errors.PermissionDenied.reason)
             raise Denied(403, lacks(principal, "page"))
         until = int(self._clock()) + SESSION_SECONDS
-        value = f"{until}.{self._seal(until, token_digest)}.{token_digest}"
+        nonce = secrets.token_hex(NONCE_DIGITS // 2)  # two sign-ins within one second are two sessions
+        value = f"{until}.{self._seal(until, token_digest, nonce)}.{token_digest}"
         self._audit.done("sign_in", principal.name, peer_of(request))
         response = _no_content()
         response.set_cookie(
@@ -109,23 +124,43 @@ class SignedIn(KnownVisitors):
             principal = await self.signed_in(request)
         if principal is not None:
             self._audit.done("sign_out", principal.name, peer_of(request))
+        self._end(request)
         response = _no_content()
         response.del_cookie(self._cookie, path="/", httponly=True, samesite="Strict", secure=self._secure)
         return response
 
     async def signed_in(self, request: web.Request) -> Identity | None:
         """See KnownVisitors."""
+        session = self._session(request)
+        if session is None or session.seal in self._ended:
+            return None
+        principal = await self._rights.whose(session.token_digest)
+        # It may have been signed out meanwhile.
+        return principal if principal.name and session.seal not in self._ended else None
+
+    def _session(self, request: web.Request) -> _Session | None:
+        """Return the session of a request's cookie, if this process has sealed it and it has not ended by itself."""
         until, _, rest = request.cookies.get(self._cookie, "").partition(".")
         seal, _, token_digest = rest.partition(".")
         if not (until.isascii() and until.isdecimal() and rest.isascii()) or len(until) > len(str(2**63)):
             return None
-        if not hmac.compare_digest(seal, self._seal(int(until), token_digest)) or int(until) <= self._clock():
+        if (
+            not hmac.compare_digest(seal, self._seal(int(until), token_digest, seal[:NONCE_DIGITS]))
+            or int(until) <= self._clock()
+        ):
             return None
-        principal = await self._rights.whose(token_digest)
-        return principal if principal.name else None
+        return _Session(int(until), seal, token_digest)
 
-    def _seal(self, until: int, token_digest: str) -> str:
-        return hmac.digest(self._key, f"{until} {token_digest}".encode(), "sha256").hex()
+    def _end(self, request: web.Request) -> None:
+        """Take the session of a request no more, also from whoever has copied its cookie. O(sessions that were signed out lately)."""
+        now = self._clock()
+        self._ended = {seal: until for seal, until in self._ended.items() if until > now}
+        session = self._session(request)
+        if session is not None:
+            self._ended[session.seal] = session.until
+
+    def _seal(self, until: int, token_digest: str, nonce: str) -> str:
+        return nonce + hmac.digest(self._key, f"{until} {token_digest} {nonce}".encode(), "sha256").hex()
 
 
 def _check_site(request: web.Request) -> None:

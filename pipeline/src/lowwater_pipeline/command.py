@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from lowwater.cli.arguments import CommandParser
+from lowwater.cli.streams import open_streams
 from lowwater_pipeline import graph_command
 from lowwater_pipeline.dedup import arguments as dedup
 
@@ -37,6 +38,7 @@ def parser() -> CommandParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
+    open_streams()
     args = parser().parse_args(argv)
     code: int = args.run(args)
     return code

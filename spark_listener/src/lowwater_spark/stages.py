@@ -48,6 +48,7 @@ from lowwater_spark.track.query import INTERVAL, TrackedQuery
 from lowwater_spark.track.ranges import range_bounds
 from lowwater_spark.track.run import Run
 from lowwater_spark.track.shape import check_shape
+from lowwater_spark.track.times import check_times, exact_times
 from lowwater_spark.track.writer import Writer, writer_of
 
 if TYPE_CHECKING:
@@ -98,16 +99,18 @@ def stage(
             For :meth:`Stage.foreach_batch`, as the first stage of its query. How late the rows of a batch are is counted while they are read.
         stamp: What the stage stamps its output with: ``"event"``, event times; a column of the frame that is started, where that has no event times any more,
             as ``F.col("window.start")`` of Spark's windows; or, of windows by ``batch.stateful``, their length: they are stamped by their start. Then
-            the watermark is then floored to the start of the window, since a row at 14:25 opens the one of 14:00. The windows
+            the watermark is floored to the start of the window, since a row at 14:25 opens the one of 14:00. The windows
             must be tumbling ones that start at whole multiples of the length since 1970 in UTC, as Spark's do without
             ``startTime``: for sliding or shifted windows, sessions and days of a local time zone the floor would be too high.
             ``batch.stateful`` raises ValueError when a range holds a stamp below it; what is written without state is not checked.
         retention: For a query with Spark's own stateful operators and ``withWatermark``: how far below Spark's watermark what they
-            still hold can be stamped when it comes out. By default that of windows, where there is nothing else and ``stamp`` is their start or
-            end: their length, as the plan says it. Windows stamped by their end, and sessions so stamped: ``timedelta(0)``; dropDuplicatesWithinWatermark: ``timedelta(0)``; a join of two streams: how long a row waits for its match;
-            a stateful function: what it keeps; several of them: the longest way down. The stage then reports the lesser of what it
-            reports otherwise and Spark's watermark minus this. A declaration that is too small leads; nothing can check it
-            before a row comes out below.
+            still hold can be stamped when it comes out. Nothing has to be declared where the plan says it: ``stamp`` is the start or
+            end of a window, the end of a session, the event time by which rows are grouped, or an event time of a join that is
+            bounded both ways; and for dropDuplicatesWithinWatermark. Otherwise: of what is made of a window, such as its day, the
+            window's length and what the stamp is below its start; of a join of two streams how long a row waits for its match; of a
+            stateful function what it keeps; of several of them, one above the other, the sum. The stage then reports the lesser of
+            what it reports otherwise and Spark's watermark minus this. A declaration below what the plan says is refused. Where the
+            plan says nothing, one that is too small leads.
         balance: Whether the driver asks for another layout of its key ranges when some of them take much longer than others, as an operator can with `lowwater split`
             (``docs/hot-ranges.md``). It follows such layouts in any case. Where the authority has an access file, the driver's token needs ``operate`` for it.
         address: The authority's; by default the session's ``spark.lowwater.address``, else ``LOWWATER_ADDRESS``, else
@@ -345,7 +348,13 @@ class Stage:
         check_session(self.spark)
         check_session(frame.sparkSession)  # the query runs with its settings
         self._check_time(frame)
-        checked = check_plan(frame.sparkSession, frame, retention=self.retention, event_time=self.keyed.event_time)
+        checked = check_plan(
+            frame.sparkSession,
+            frame,
+            retention=self.retention,
+            event_time=self.keyed.event_time,
+            several=len(stages) > 1,
+        )
         check_output_mode(checked, asked.output_mode, function=True)
         _check_columns(frame, self.keyed)
         self._warn_of_windows(frame, checked)
@@ -461,6 +470,8 @@ class Stage:
             check_sink(output, CheckpointLog(folder))
             check_alone(output, full_name(self._settings().namespace, self.name))
         check_shape(folder, "plain", checked)
+        check_times(frame, asked.format or "", asked.options)
+        asked = asked.with_options(**exact_times(asked.format or "", asked.options))
         if option := _MARKED_BY.get((asked.format or "").lower()):
             asked = asked.with_options(**{option: marked(full_name(self._settings().namespace, self.name))})
         writer = asked.onto(observe_oldest(frame, self.keyed.event_time), folder, query_name)

@@ -1,5 +1,7 @@
 import { EMPTY, replace } from "/static/model/board.js";
 import { PART, breadth, chosen, layout, shape } from "/static/model/graph.js";
+import { rows } from "/static/model/heat.js";
+import { layered } from "/static/model/layers.js";
 import { judge } from "/static/model/verdict.js";
 import { NOW, computation, equal, ok } from "./check.js";
 
@@ -28,6 +30,25 @@ export function what_is_read_stands_before_what_reads_it() {
     equal(edges.map(({ from, to }) => [from, to]).sort(), [["enriched", "hourly"], ["flights", "enriched"]]);
     for (const { from, to } of edges) ok((at.get(from) ?? 0) + BOX.height < (at.get(to) ?? 0), `${from} is not before ${to}`);
   }
+}
+
+export function a_computation_may_have_the_name_of_anything_that_every_object_has() {
+  const names = ["__proto__", "constructor", "hasOwnProperty", "prototype", "toString", "valueOf", "1"];
+  const computations = new Map(names.map((name, i) => [name, computation(name, 1, { inputs: i ? [names[i - 1]] : [] })]));
+  const of = shape(names, computations);
+  for (const down of [false, true]) {
+    const { nodes, edges } = layout(of, BOX, down);
+    equal(nodes.map(({ name }) => name), names);
+    equal(edges.map(({ from, to }) => [from, to]).sort(), names.slice(1).map((to, i) => [names[i], to]).sort());
+    const at = new Map(nodes.map((node) => [node.name, down ? node.y : node.x]));
+    for (const { from, to } of edges) ok((at.get(from) ?? 0) < (at.get(to) ?? 0), `${from} is not before ${to}`);
+  }
+  const found = layered(of, BOX, true, { width: 900, height: 900 });
+  equal(found.nodes.map(({ name }) => name).sort(), [...names].sort());
+  const { verdicts: judged } = judge(replace(EMPTY, { time_micros: NOW, stale_for: 0, version: "1", shards: [], computations: [...computations.values()] }), NOW, { late: 1800, from: "" });
+  equal(chosen(judged, []).length, names.length);
+  const lags = JSON.parse(`{${names.map((name) => `"${name}": [null, 1]`).join(", ")}}`);
+  equal(rows({ from_micros: NOW - 60e6, column_seconds: 60, lags, total: names.length }, judged, NOW).length, names.length);
 }
 
 export function what_reads_nothing_stands_first_however_late_it_is_read() {

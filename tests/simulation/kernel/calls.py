@@ -72,6 +72,8 @@ class Call(ABC):
         self.connection: Connection | None = None
         self.handlings: dict[Handling, None] = {}
         """Its handlers that run; two when the request was repeated."""
+        self.lingers = 0.0
+        """Seconds that a server goes on with a late request, or a late stream, before it learns that the client is gone."""
         self.deadline = None if timeout is None else self.sim.now + timeout
         self._ended = asyncio.Event()
         self._locally_cancelled = False
@@ -222,9 +224,19 @@ class UnaryCall(Call):
         network, loop = self.network, self.sim.loop
         if self.severed or network.fate("lost request", network.weather.p_lose_request):
             return
+        if self.connection is not None and network.fate("late request", network.p_late(self.client)):
+            self.lingers = network.lateness() if network.chance(0.5) else 0.0
+            loop.call_later(network.lateness(), self._arrive_late, context=KERNEL)
+            self.connection.close("it broke behind a request that is still on its way")
+            return
         loop.call_later(network.latency(), self._arrive, server, context=KERNEL)
         if network.fate("repeated request", network.weather.p_repeat_request):
             loop.call_later(network.detour(), self._arrive, None, context=KERNEL)
+
+    def _arrive_late(self) -> None:
+        if self.network.listener(self.client, self.channel.address) is not None:
+            self.network.arrived_late(self._request)
+        self._arrive(None)
 
     def _arrive(self, meant: SimServer | None) -> None:
         """The request is there, or its copy: that goes to whoever listens now."""
@@ -309,7 +321,8 @@ class StreamCall(Call):
             self.requests.open(lambda: self._arrive(server, payload))
 
     def _arrive(self, server: SimServer, payload: bytes) -> None:
-        if self.severed or self.status is not None or not server.process.alive:
+        gone = self.severed or self.status is not None
+        if (gone and not self.lingers) or not server.process.alive:
             return
         if self.network.listener(self.client, self.channel.address) is server:
             server.accept(self, payload)
@@ -342,6 +355,17 @@ class StreamCall(Call):
 
     def _push(self, payload: bytes) -> None:
         network, weather = self.network, self.network.weather
+        if (
+            self.connection is not None
+            and not self.severed
+            and network.fate("late message of a stream", network.p_late(self.client))
+        ):
+            seconds = network.lateness()
+            self.requests.push_late(payload, seconds)
+            self.lingers = self.requests.due - self.sim.now + network.latency()
+            self.connection.close("it broke behind a message that is still on its way", server=self.requests.due)
+            self.sim.loop.call_later(self.lingers, self.abandon, context=KERNEL)
+            return
         hostile = self.method.hostile and self._sent > 1
         if hostile and network.fate("lost report", weather.p_report_lost):
             self.sim.loop.call_later(LOST_SECONDS, self._reset, context=KERNEL)

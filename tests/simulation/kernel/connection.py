@@ -28,8 +28,11 @@ class Connection:
             if end.paused:
                 network.watch(self, end)
 
-    def close(self, why: str, *, after: float = 0.0) -> None:
-        """Break: nothing that is sent from now on arrives. Each side learns it a little later, no sooner than ``after``."""
+    def close(self, why: str, *, after: float = 0.0, server: float = 0.0) -> None:
+        """Break: nothing that is sent from now on arrives.
+
+        Each side learns it a little later, no sooner than ``after``; the server no sooner than ``server`` besides.
+        """
         if not self.open:
             return
         self.open = False
@@ -38,8 +41,8 @@ class Connection:
         network.connections.pop(self)
         for call in self.calls:
             call.sever()
-        for learn in (self._client_learns, self._server_learns):
-            loop.call_at(max(after, loop.now + network.latency()), learn, why, context=KERNEL)
+        for learn, soonest in ((self._client_learns, after), (self._server_learns, max(after, server))):
+            loop.call_at(max(soonest, loop.now + network.latency()), learn, why, context=KERNEL)
 
     def _client_learns(self, why: str) -> None:
         self.channel.disconnected(self)

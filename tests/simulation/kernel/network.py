@@ -39,6 +39,10 @@ class Weather:
     """Of a unary call: a copy arrives once more, ``slow`` later, at whoever listens there then."""
     p_break: float = 0.0
     """A message of a stream is lost, and the stream with it."""
+    p_late: float = 0.0
+    """Of a unary call, and of a message in a stream of requests: its connection breaks at once, and it arrives ``late``."""
+    late: tuple[float, float] = (1.0, 30.0)
+    """Seconds between such a message and its arrival."""
     p_report_lost: float = 0.0
     """Of a Report stream's requests but the first: later ones arrive, until the stream breaks some seconds later."""
     p_report_doubled: float = 0.0
@@ -71,6 +75,10 @@ class Network:
         self.sim = sim
         self.weather = Weather()
         self.taps: list[Callable[[Tap], None]] = []
+        self.late_taps: list[Callable[[Any], None]] = []
+        """Callbacks that are given each late request at the moment it arrives."""
+        self.late_senders: dict[str, float] = {}
+        """Probabilities that what a process sends comes late, by its name, where that is more than the weather's."""
         self.connections: dict[Connection, None] = {}
         self._random = sim.rng("network")
         self._listeners: dict[str, SimServer] = {}
@@ -182,6 +190,21 @@ class Network:
     def detour(self) -> float:
         """Draw how much later a copy of a message arrives."""
         return self.latency() + self._random.uniform(*self.weather.slow)
+
+    def p_late(self, sender: Process) -> float:
+        """Probability that a message of a process comes late."""
+        return max(self.weather.p_late, self.late_senders.get(sender.name, 0.0))
+
+    def lateness(self) -> float:
+        """Draw how long a message stays on its way after its connection broke. Short and long delays are equally likely."""
+        low, high = self.weather.late
+        return float(low * (high / low) ** self._random.random())
+
+    def arrived_late(self, message: Any) -> None:
+        """Show a late request to the world at the moment it arrives."""
+        self.sim.reach("network: a late request arrived")
+        for look in self.late_taps:
+            look(message)
 
     def chance(self, probability: float) -> bool:
         """Draw whether something happens. Draws nothing when it is impossible."""

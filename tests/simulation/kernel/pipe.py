@@ -57,6 +57,12 @@ class Pipe:
         self._send(payload)
         self.release()
 
+    def push_late(self, payload: bytes, seconds: float) -> None:
+        """Send a message that arrives no sooner than after so many seconds."""
+        self.release()
+        self._due = max(self._due, self._network.sim.now + seconds)
+        self._send(payload)
+
     def hold(self, payload: bytes, seconds: float) -> None:
         """Send a message behind the next one, or after so many seconds when there is none."""
         self.release()

@@ -60,7 +60,7 @@ class SimServer:
         handling = Handling(self, call, self._method(call.method.path), payload)
         if call.severed or call.done():
             self.network.sim.reach("network: a request of a client that is gone")
-            self.network.sim.loop.call_later(self.network.latency(), handling.cancel, context=KERNEL)
+            self.network.sim.loop.call_later(call.lingers or self.network.latency(), handling.cancel, context=KERNEL)
 
     def _method(self, path: str) -> Any:
         if path not in self._methods:

@@ -108,6 +108,9 @@ class RemoteStore:
         """How often a replica took over: who waited for the old one never learns what became of a write."""
         self.cut: set[str] = set()
         """The names of those who alone do not reach it."""
+        self.lagging = 0
+        """Number of reasons why the replica stands still. Meanwhile the master executes writes and shows them to every reader,
+        and acknowledges none of them."""
 
 
 class RemoteFaults(SimFaults):
@@ -118,9 +121,18 @@ class RemoteFaults(SimFaults):
     """
 
     def __init__(
-        self, sim: Simulation, name: str, store: RemoteStore, *, weak: bool = False, patience: float = GIVEN_UP_SECONDS
+        self,
+        sim: Simulation,
+        name: str,
+        store: RemoteStore,
+        *,
+        weak: bool = False,
+        patience: float = GIVEN_UP_SECONDS,
+        replicated: bool = False,
     ) -> None:
         super().__init__(sim, name, weak=weak, weather=store.weather)
+        self._replicated = replicated
+        """Whether a write that must survive is acknowledged only when the replica has it."""
         self._store = store
         self._patience = patience
         self._sent: dict[int, int] = {}
@@ -135,6 +147,10 @@ class RemoteFaults(SimFaults):
         except TimeoutError:
             return Outcome.LOST
         self._sent[id(operation)] = self._store.fail_overs
+        if outcome is Outcome.WRITTEN and self._replicated and self._store.lagging:
+            # A fail-over can still take the write away, whoever is not told of it.
+            self._sent[id(operation)] = -1
+            outcome = Outcome.CACHED
         return Outcome.LOST if self._unreachable() else outcome
 
     async def after(self, operation: Operation) -> None:
@@ -143,6 +159,8 @@ class RemoteFaults(SimFaults):
         try:
             async with asyncio.timeout(self._patience):
                 await super().after(operation)
+                if not self._from_cache(operation):
+                    await self._reach_the_replica()
         except TimeoutError:
             fail_overs = -1
         if self._unreachable() or fail_overs != self._store.fail_overs:
@@ -160,6 +178,21 @@ class RemoteFaults(SimFaults):
             self._sim.reach("store: a read failed")
             raise JournalFailed("the store cannot be read")
         self._sim.trace("read", store=self._name, what=name)
+
+    async def settle(self, log: str) -> None:
+        """Wait until the replica has what was read of a log. Raises JournalFailed when that takes too long."""
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._reach_the_replica()
+        except TimeoutError:
+            self._sim.reach("store: the replica did not confirm what was read")
+            raise JournalFailed("the replica does not have yet what was read") from None
+        await self.read("settle")
+        self._sim.trace("settled", store=self._name, log=log)
+
+    async def _reach_the_replica(self) -> None:
+        while self._replicated and self._store.lagging:  # noqa: ASYNC110 - a plain switch, and virtual time costs nothing
+            await asyncio.sleep(HANG_POLL_SECONDS)
 
     def _unreachable(self) -> bool:
         return self._name in self._store.cut or self.weather.away

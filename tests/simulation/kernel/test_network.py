@@ -126,6 +126,36 @@ def test_a_repeated_request_arrives_again_later() -> None:
     run(world)
 
 
+def test_a_late_request_arrives_long_after_its_connection_broke() -> None:
+    arrived: list[bytes] = []
+
+    async def world(echo: Echo) -> None:
+        echo.sim.network.weather.p_late = 1.0
+        echo.sim.network.weather.late = (20.0, 20.0)
+        echo.sim.network.late_taps.append(arrived.append)
+        assert await echo.client.start(echo.ask, "Say", b"old") == "UNAVAILABLE"
+        echo.sim.network.weather.p_late = 0.0
+        assert echo.sim.now < 1
+        assert await echo.client.start(echo.ask, "Say", b"new") == "OK"
+        await asyncio.sleep(25)
+        assert (echo.got, echo.said, arrived) == ([b"new", b"old"], [b"new"], [b"old"])
+
+    run(world)
+
+
+def test_a_late_message_of_a_stream_arrives_while_its_client_talks_on_another() -> None:
+    async def world(echo: Echo) -> None:
+        echo.sim.network.weather.late = (20.0, 20.0)
+        echo.sim.network.weather.p_late = 1.0
+        assert await echo.client.start(echo.talk, b"old") == "UNAVAILABLE"
+        echo.sim.network.weather.p_late = 0.0
+        assert await echo.client.start(echo.talk, b"new") == "OK"
+        await asyncio.sleep(25)
+        assert echo.got == [b"new", b"old"]
+
+    run(world)
+
+
 def test_a_delayed_request_arrives_although_its_client_died() -> None:
     async def world(echo: Echo) -> None:
         echo.sim.network.weather.delay = (1.0, 1.0)

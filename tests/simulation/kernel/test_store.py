@@ -130,9 +130,9 @@ def test_faults_that_are_lined_up_go_first() -> None:
 class Shared:
     """Two journals of two processes over one store across the network."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, replicated: bool = False) -> None:
         self.sim, self.disk, self.store = Simulation(1), MemoryDisk(), RemoteStore()
-        self.faults = [RemoteFaults(self.sim, name, self.store, patience=1.0) for name in "ab"]
+        self.faults = [RemoteFaults(self.sim, name, self.store, patience=1.0, replicated=replicated) for name in "ab"]
         randbits = self.sim.rng("journal").getrandbits
         self.journals = [
             MemoryJournal(self.disk, shared=True, faults=faults, randbits=randbits) for faults in self.faults
@@ -186,6 +186,45 @@ def test_what_a_fail_over_loses_was_not_acknowledged() -> None:
         await one.append(entry(1))
 
     shared.sim.run(world(), 10)
+
+
+def test_a_replica_that_lags_has_a_prefix_and_a_fail_over_keeps_no_more() -> None:
+    shared = Shared(replicated=True)
+    [one, two] = shared.journals
+    shared.disk.keeps_prefixes = True
+
+    async def world() -> None:
+        await one.open()
+        await two.open()
+        await one.take("a")
+        await one.append(entry(1))
+        shared.store.lagging = 1
+        writing = asyncio.create_task(one.append(entry(2)))
+        await asyncio.sleep(0.5)
+        # The master has executed the write and has acknowledged nothing.
+        assert (shared.disk.unsynced, writing.done()) == (1, False)
+        with pytest.raises(JournalFailed):
+            await shared.faults[1].settle("a")
+        with pytest.raises(JournalUnknown):
+            await writing
+        shared.disk.lose(shared.disk.unsynced)
+        shared.store.lagging = 0
+        assert [position for position, _ in (await two.load("a")).records] == [1]
+        await one.append(entry(2))
+        assert shared.disk.unsynced == 0
+
+    shared.sim.run(world(), 10)
+
+
+def test_an_acknowledged_write_leaves_those_behind_it_in_doubt_where_a_replica_follows() -> None:
+    disk = MemoryDisk()
+    disk.keeps_prefixes = True
+    for _ in range(3):
+        disk.touch({}, synced=False)
+    disk.sync(disk.written - 1)
+    assert disk.unsynced == 1
+    disk.sync(disk.written - 2)
+    assert disk.unsynced == 1
 
 
 def test_a_store_that_hangs_is_given_up() -> None:

@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 20be4d732d88053156d9cc5d214c14513b4da3adf36d40f93762554a61d56e3a
+Made from: sha256 b0ed51c1388f88eaee26cb5ed6a78aaf07be237441b3573fa0a522b5a8475532
 """

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import secrets
 import time
 from typing import TYPE_CHECKING, Final
 
 from lowwater._core.events import event
+from lowwater._core.settings import is_loopback
 from lowwater._server.audit import Audit
+from lowwater._server.tokens import LEAST_TOKEN
 from lowwater_authority.access.file import AccessFile
 from lowwater_authority.access.guard import Guard, insider
 from lowwater_authority.access.policy import PEER, SELF
@@ -22,13 +23,10 @@ if TYPE_CHECKING:
     from lowwater_authority.access.policy import Access
     from lowwater_authority.ops.observer import Observer
 
-__all__ = ["PEER_TOKEN", "Door", "is_loopback", "open_door"]
+__all__ = ["PEER_TOKEN", "Door", "open_door"]
 
 PEER_TOKEN: Final = "LOWWATER_PEER_TOKEN"
 """The variable with the token that shards present to each other: the first of those with commas between them; all are accepted."""
-
-LEAST_TOKEN: Final = 32
-"""Characters; `lowwater access token` makes 43."""
 
 log = logging.getLogger(__name__)
 
@@ -45,11 +43,12 @@ class Door:
         self.token: str = tokens[0]
         """What this process presents, to itself and to other shards."""
         self._insiders = (insider(PEER if shared else SELF, tokens),)
-        self._file = AccessFile(path, check=self._check)
+        self.file = AccessFile(path, check=self._check)
+        """Followed by `watch`."""
 
     def access(self) -> Access:
         """Return the rules in force."""
-        return self._file.value
+        return self.file.value
 
     def guard(self, observer: Observer, registered: Callable[[str], bool], cut: Callable[[str], bool]) -> Guard:
         """Return the guard of a server, which follows the file; the others say whether there is a computation of a name, and whether it is cut."""
@@ -61,12 +60,12 @@ class Door:
             monotonic=time.monotonic,
             cut=cut,
         )
-        self._file.on_change.append(made.use)
+        self.file.on_change.append(made.use)
         return made
 
     async def watch(self) -> None:
         """Follow the file, for ever."""
-        await self._file.watch()
+        await self.file.watch()
 
     def _check(self, access: Access) -> None:
         """Raise BadFile for a file that gives somebody the token of shards: who presents it could be either."""
@@ -97,18 +96,6 @@ def open_door(
             extra=event("open_to_all", address=address),
         )
     return None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there.
-
-    >>> is_loopback("127.0.0.1"), is_loopback("[::1]"), is_loopback("localhost"), is_loopback("0.0.0.0")
-    (True, True, True, False)
-    """
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _peer_tokens(environment: Mapping[str, str]) -> list[str]:

@@ -153,7 +153,7 @@ class Guard(grpc.aio.ServerInterceptor):
             return None
         name, rule = method.rpartition("/")[2], METHODS.get(method) or REGION_METHODS.get(method)
         codecs = {
-            "request_deserializer": reading(handler.request_deserializer),
+            "request_deserializer": reading(handler.request_deserializer, method),
             "response_serializer": handler.response_serializer,
         }
         if method in OPEN:
@@ -219,6 +219,7 @@ class Guard(grpc.aio.ServerInterceptor):
             try:
                 rule, credentials = self._enter(known, context, who)
                 [caller] = who
+                rule.admit(caller)
                 request = await _first(requests, REQUEST_SECONDS)
                 caller.become(credentials.principal(self._access), self._access.limits)
                 rule.check(caller, request)

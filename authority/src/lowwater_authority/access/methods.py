@@ -51,18 +51,22 @@ class Method:
     subject: Callable[[Any], str] = lambda request: getattr(request, "computation", "")
     """From the request: what the audit says it was done to: a computation, a reference, or a region."""
 
-    def check(self, caller: Caller, request: Any) -> None:
-        """Raise PermissionDenied for the first need that is not met, and InvalidArgument for more names than a request may have."""
+    def admit(self, caller: Caller) -> None:
+        """Raise PermissionDenied for a caller whose request is not worth reading, whatever it says."""
         if self.everything:
             caller.demand_everything()
+        if self.some is not None:
+            caller.demand_some(self.some)
+
+    def check(self, caller: Caller, request: Any) -> None:
+        """Raise PermissionDenied for the first need that is not met, and InvalidArgument for more names than a request may have."""
+        self.admit(caller)
         if self.region is not None:
             region = self.region(request)
             if self.operator and not region:
                 caller.demand_everything()
             else:
                 caller.demand_regions([region])
-        if self.some is not None:
-            caller.demand_some(self.some)
         if self.most is not None:
             field, most = self.most
             found = len(getattr(request, field))
@@ -113,11 +117,14 @@ _READ: Final = ("inputs", MAX_INPUTS)
 
 METHODS: Final[dict[str, Method]] = {
     "/lowwater.v1.WorkerService/Claim": Method(
-        _claim, of_slice=_claims_for_slice, act=lambda request: "adopt" if request.adopt else "claim"
+        _claim,
+        some=Action.REPORT,
+        of_slice=_claims_for_slice,
+        act=lambda request: "adopt" if request.adopt else "claim",
     ),
     "/lowwater.v1.WorkerService/Release": Method(_own(Action.REPORT)),
     "/lowwater.v1.WorkerService/Report": Method(some=Action.REPORT),
-    "/lowwater.v1.WorkerService/StageTask": Method(_own(Action.REPORT)),
+    "/lowwater.v1.WorkerService/StageTask": Method(_own(Action.REPORT), some=Action.REPORT),
     "/lowwater.v1.WorkerService/PrepareBatch": Method(_own(Action.REPORT)),
     "/lowwater.v1.WorkerService/CommitBatch": Method(_own(Action.REPORT)),
     "/lowwater.v1.WorkerService/Vouch": Method(_own(Action.REPORT), reports=True),

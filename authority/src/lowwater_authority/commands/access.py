@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from lowwater._core.checks import is_name
 from lowwater._core.text import counted
-from lowwater._server.tokens import digest, is_token
+from lowwater._server.tokens import LEAST_TOKEN, digest, is_token
 from lowwater.cli.arguments import CommandParser, add_command
 from lowwater.cli.render import table
 from lowwater_authority.access.caller import parted
@@ -96,6 +96,9 @@ def _hash(args: argparse.Namespace) -> int:
         raise _Refused(msg)
     if not is_token(token):
         msg = "standard input is no token: a token is one line of printable ASCII without spaces around it"
+        raise _Refused(msg)
+    if len(token) < LEAST_TOKEN:
+        msg = f"the token has less than {LEAST_TOKEN} characters, and could be guessed from its hash: make one with `lowwater access token`"
         raise _Refused(msg)
     _say(digest(token))
     return 0

@@ -24,6 +24,7 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from lowwater import errors
+from lowwater._core.private import make_private_folder
 from lowwater._core.text import counted
 from lowwater.cli.arguments import CommandParser, add_command
 from lowwater.cli.failures import fail
@@ -137,7 +138,7 @@ async def _show(args: argparse.Namespace) -> str:
         with speaking_of(str(source)):
             facts = await survey(journal, fence=False)
             # Each record may be as it was written, and the graph that they tell be none.
-            whole(await journal.load(GRAPH))
+            whole(await journal.load(GRAPH, durable=False))
         token = journal.server_token
     unfinished = is_unfinished(facts)
     if args.json:
@@ -269,7 +270,7 @@ class Folder(Place):
     def journal(self, *, server_token: str = "") -> Journal:
         """See Place."""
         try:
-            self._path.mkdir(parents=True, exist_ok=True)
+            make_private_folder(self._path)
         except OSError as error:
             msg = f"{self} cannot be made a folder: {error.strerror}. Name one on a writable local disk"
             raise CopyRefused(msg) from error

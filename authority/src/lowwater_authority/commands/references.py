@@ -15,7 +15,7 @@ import grpc
 from lowwater import Watermark, errors
 from lowwater._core.attempts import error_of_call
 from lowwater._core.file_settings import FileSettings
-from lowwater._core.settings import OPTIONS
+from lowwater._core.settings import options_of
 from lowwater._core.text import duration
 from lowwater._pb.lowwater.v1 import regions_pb2 as pb
 from lowwater._pb.lowwater.v1 import regions_pb2_grpc
@@ -289,9 +289,9 @@ class _Global:
         [self._address] = settings.addresses
         credentials = settings.credentials
         self._channel: Any = (
-            grpc.insecure_channel(self._address, options=OPTIONS)
+            grpc.insecure_channel(self._address, options=options_of(self._address))
             if credentials is None
-            else grpc.secure_channel(self._address, credentials, options=OPTIONS)
+            else grpc.secure_channel(self._address, credentials, options=options_of(self._address))
         )
         self._stub = regions_pb2_grpc.RegionServiceStub(self._channel)
         self._with = {"timeout": args.answer_within, "metadata": settings.metadata}
@@ -321,7 +321,16 @@ class _Global:
     def decide(
         self, decision: pb.Decision.ValueType, args: argparse.Namespace, region: str
     ) -> pb.ListReferencesResponse:
-        request = pb.DecideRequest(reference=args.reference, decision=decision, region=region, who=getpass.getuser())
+        seen = self.list(args.reference)
+        request = pb.DecideRequest(
+            reference=args.reference,
+            decision=decision,
+            region=region,
+            who=getpass.getuser(),
+            store_token=seen.store_token,
+            number=seen.references[0].number,
+            decision_number=seen.references[0].decision_number,
+        )
         answer: pb.ListReferencesResponse = self._ask(self._stub.Decide, request)
         return answer
 
@@ -329,6 +338,7 @@ class _Global:
         self._ask(self._stub.RegisterReference, request)
 
     def recover(self, request: pb.RecoverRequest) -> str:
+        request.store_token = self.list("").store_token
         answer: pb.RecoverResponse = self._ask(self._stub.Recover, request)
         return answer.store_token
 

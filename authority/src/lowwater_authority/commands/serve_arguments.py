@@ -30,7 +30,8 @@ def parser() -> CommandParser:
         description="Serve low watermarks: take reports over gRPC, journal them, broadcast what is complete.",
         epilog="examples:\n"
         "  lowwater serve --data /var/lib/lowwater\n"
-        "  lowwater serve --store redis://redis:6379 --advertise lowwater-0.lowwater:7420      (as often as you like)",
+        "  lowwater serve --data /var/lib/lowwater --access access.toml\n"
+        "  lowwater serve --store redis://redis:6379 --advertise lowwater-0.lowwater:7420 --access access.toml   (as often as you like)",
     )
     parse.add_argument(
         "--data", type=Path, default=Path("lowwater-data"), help="folder of the journal (default: %(default)s)"
@@ -45,6 +46,7 @@ def parser() -> CommandParser:
     parse.add_argument(
         "--deployment", metavar="NAME", default="default", help="which deployment of the store (default: %(default)s)"
     )
+    add_expect_deployment(parse)
     parse.add_argument(
         "--advertise",
         metavar="HOST:PORT",
@@ -59,14 +61,7 @@ def parser() -> CommandParser:
         help="a shard that is silent for so long loses what it serves to the others; one whose process has died, after less than a third of it; "
         "the same for all (default: %(default)s)",
     )
-    parse.add_argument(
-        "--listen", default="0.0.0.0:7420", help="HOST:PORT for gRPC; port 0 picks one (default: %(default)s)"
-    )
-    parse.add_argument(
-        "--http",
-        default="0.0.0.0:7421",
-        help="HOST:PORT for /metrics and /healthz, or 'off' (default: %(default)s)",
-    )
+    add_listen(parse, 7420)
     parse.add_argument(
         "--page",
         metavar="HOST:PORT",
@@ -113,6 +108,32 @@ def parser() -> CommandParser:
     )
     parse.add_argument("--verbose", action="store_true", help="log more")
     return parse
+
+
+def add_listen(parse: argparse.ArgumentParser, port: int) -> None:
+    """Add ``--listen`` and ``--http``, of the ports ``port`` and the next one; serve.choose_places has their defaults."""
+    parse.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        help=f"for gRPC; port 0 picks one (default: 0.0.0.0:{port} with --access; without it 127.0.0.1:{port}, which only this machine reaches)",
+    )
+    parse.add_argument(
+        "--http",
+        metavar="HOST:PORT",
+        help=f"for /metrics and /healthz, or 'off' (default: port {port + 1} of the host of --listen)",
+    )
+    parse.set_defaults(port=port)
+
+
+def add_expect_deployment(parse: argparse.ArgumentParser) -> None:
+    """Add ``--expect-deployment``, which every process with a journal of its own has."""
+    parse.add_argument(
+        "--expect-deployment",
+        metavar="TOKEN",
+        default="",
+        help="serve only the journal of this server token, and begin no other: a volume that is not mounted is refused "
+        "(lowwater status --json and the line journal_created have the token)",
+    )
 
 
 def refuse_password(given: str, where: str, fix: str) -> None:

@@ -63,6 +63,18 @@ for an older report of a sender that was forgotten would count."""
 OWN_TURNS: Final = b""
 """Stands for the sender where the reports of a claim count turns of their own, whatever streams they come by."""
 
+LARGEST_EPOCH: Final = 1 << 23
+"""Greatest ownership number that a caller may name. Sequencers have room for twice as many, so a made-up number cannot use them up."""
+
+LONGEST_STEP: Final = 1 << 32
+"""Greatest distance between the turns of two reports of a claim. A made-up turn leaves room for all that the claim's owner will ever count."""
+
+LARGEST_STREAM: Final = (1 << 63) - 1
+"""Greatest number of a stream. A sender that counts by a clock has room for it, and no stream ends the room of the next one."""
+
+CUTS_OF_ONE: Final = 1 << 20
+"""The generation of a slice's claim is its incarnation times so many, and the version of the cut by which it has its keys."""
+
 CLAIMS_OF_ONE: Final = 1 << 20
 """The ordinal of a slice's claim is its ownership number times so many, and how often it has claimed under that: a claim that is late does not count
 after a newer one, whoever made it."""
@@ -143,7 +155,8 @@ class Computation:
         """The event time that ages of histograms count from, as of the last record; MIN before any frontier."""
         self.last_sequencer = 0
         self.input_version = 0
-        """The version of its inputs that the last revocation asks for; of a slice, until there is one, that of its first claim. 0: neither, in this incarnation."""
+        """Version of the inputs that the log knows: that of the last revocation, and until there is one that of the first claim. 0: neither, in
+        this incarnation. Authorities of 0.2 wrote it with claims of slices only."""
         self.identity: str | None = None
         self.order = (0, 0)
         self.vouched = MIN
@@ -203,7 +216,7 @@ class Computation:
         claim.request_id = request.request_id
         claim.bound_micros = codec.int64_bytes(request.bound_micros)
         claim.asked = request.digest
-        claim.input_version = self.spec.input_version if self.spec.slice_of else 0
+        claim.input_version = self.spec.input_version
         group, taken = self._apply_claim(claim, now, request.bounds)
         group.last_report = now  # nobody is accused of silence from the time of an owner before it
         self._ops.append(op)
@@ -233,6 +246,7 @@ class Computation:
         else:
             self._check_sliced("claims", "identity", identity)
             self._check_slice(request.bounds)
+            self._check_slice_order(request)
             if carried(self.spec.name, self.incarnation, identity) is None:
                 identity = slicing(self.spec.name)
         self._check_identity(identity)
@@ -366,6 +380,21 @@ class Computation:
             fix = "read the graph again"
             msg = f"[{start.hex()}, {end.hex()}) is no slice of {self.spec.name}, which is cut elsewhere; {fix}"
             raise errors.InvalidArgument(msg, metadata=self._about(field="bounds", fix=fix))
+
+    def _check_slice_order(self, request: ClaimRequest) -> None:
+        """Refuse an order that no slice can have. Raises InvalidArgument.
+
+        A slice that is told a newer order takes a greater ownership number itself. By a made-up one it would use up all numbers, for good.
+        """
+        limits = (
+            ("generation", request.generation, (self.incarnation + 1) * CUTS_OF_ONE - 1),
+            ("ordinal", request.ordinal, (LARGEST_EPOCH + 1) * CLAIMS_OF_ONE - 1),
+        )
+        for field_name, value, most in limits:
+            if value > most:
+                fix = f"send at most {most}"
+                msg = f"{field_name} is {value}, which no slice of {self.spec.name} can have; {fix}"
+                raise errors.InvalidArgument(msg, metadata=self._about(field=field_name, fix=fix))
 
     def _check_place(self, request: ClaimRequest) -> None:
         """A claim in place of another one is nobody's who has lost that: a zombie's, or a late one's."""
@@ -570,6 +599,13 @@ class Computation:
         )
         raise errors.OwnedRanges(msg, metadata=self._about(workers=", ".join(workers[:NAMED])))
 
+    @property
+    def known_inputs(self) -> int:
+        """Version of the inputs that the log goes by; 0 while that is not known, and nobody has reported since it may have changed."""
+        if self.input_version or self.incarnation > 1 or self.spec.slice_of:
+            return self.input_version
+        return 1  # the first registration: every later version is in the log
+
     def revoke(
         self, input_version: int, now: int, *, bound: int | None = None, reason: str = "its inputs changed"
     ) -> list[Fenced]:
@@ -618,15 +654,26 @@ class Computation:
         self._mass_changed = True
 
     def retire(
-        self, start: bytes, end: bytes, *, force: bool, now: int, sequencer: int = 0
+        self,
+        start: bytes,
+        end: bytes,
+        *,
+        force: bool,
+        now: int,
+        sequencer: int = 0,
+        newest_claim: int | None = None,
     ) -> tuple[int, list[Fenced]]:
         """Take an interval out until it is claimed again. Returns how many ranges left, and who lost what.
 
         Raises OwnedRanges when a worker owns one of them, unless forced; OtherSlice. ``sequencer``: the claim that has the interval, all of it and
-        nothing else, and asks for that itself; StaleSequencer unless it has.
+        nothing else, and asks for that itself; StaleSequencer unless it has. ``newest_claim``: the newest one that the caller has read; None: any.
+        A late message would else take out what a worker has claimed since, and the published value would lead it; StaleSequencer.
         """
         self._check_taken_in()
         self._check_span(start, end, "retire")
+        if newest_claim not in (None, self.last_sequencer):
+            msg = f"a worker has claimed ranges of {self.spec.name} since this was asked for: nothing was retired, look at it again"
+            raise errors.StaleSequencer(msg, metadata=self._about(newest_claim=self.last_sequencer))
         if sequencer:
             self._check_sliced("retires", "sequencer", str(sequencer))
             group = self._owned(sequencer)
@@ -792,6 +839,9 @@ class Computation:
         newest = group.senders.get(sender)
         if newest is not None and number <= newest:
             return [_older(report, newest[0])]
+        if report.turn > (0 if newest is None else newest[0]) + LONGEST_STEP:
+            msg = f"turn is {report.turn}, more than {LONGEST_STEP} above the newest of the claim; count turns from 1"
+            return [Refused(group.sequencer, errors.InvalidArgument.reason, msg, report.handles)]
         if newest is None and sender != OWN_TURNS and len(group.senders) >= SENDERS_KEPT:
             msg = f"{SENDERS_KEPT} senders have reported for this claim, and none of them may be forgotten; claim again"
             return [Refused(group.sequencer, errors.StaleSequencer.reason, msg)]

@@ -168,7 +168,7 @@ def restarted(old: Computation, spec: Spec) -> Computation:
 
 
 def snapshot(computation: Computation) -> bytes:
-    """Serialise the staged state, which must equal the durable one. O(n)."""
+    """Serialise the staged state, which must equal the durable one, or be meant to take its place. O(n)."""
     return b"".join(pieces(computation))
 
 

@@ -302,6 +302,24 @@ class Topology:
             raise errors.InvalidArgument(msg, metadata={"computation": name, "field": "computation", "fix": fix})
         return spec
 
+    def check_incarnation(self, name: str, meant: int) -> None:
+        """Refuse a change that was decided on in another incarnation: it comes late. 0: any. Raises UnknownComputation, IncarnationChanged."""
+        found = self.get(name).incarnation
+        if meant not in (0, found):
+            msg = f"incarnation {found} of {name} is in force, not {meant}; nothing was changed, look at it again"
+            raise errors.IncarnationChanged(msg, metadata={"computation": name, "incarnation": str(found)})
+
+    def refuse_slice(self, name: str) -> None:
+        """Refuse a slice where an answer would promise that event times are complete. Raises UnknownComputation, InvalidArgument.
+
+        Inputs are added at the root, and compared with the root's watermark alone. A slice that is further on has published too much by then.
+        """
+        root = self.get(name).slice_of
+        if root:
+            fix = f"name {root}"
+            msg = f"computation is {name}, a slice of {root}: what is complete in one slice may be missing in another; {fix}"
+            raise errors.InvalidArgument(msg, metadata={"computation": name, "field": "computation", "fix": fix})
+
     def required(self, name: str) -> Fold:
         """Return what a fold of a computation's inputs must name: 0 for an input that is not registered."""
         spec = self.get(name)
@@ -423,8 +441,12 @@ class Topology:
         spec = root.moved(name)
         return self if spec is root else self._with(spec)
 
-    def merged(self, other: Topology) -> Topology:
+    def merged(self, other: Topology, *, prefer_other: bool = False) -> Topology:
         """Return the graph with all that either knows, of each computation the newer; for a store that has lost changes.
+
+        Of two changes of one age one took the place of another that was lost: then this graph counts, or the other one with ``prefer_other``. That
+        is to be the graph that the store has, for by that the owners of computations have gone on. Where the two have other inputs, the version
+        of the inputs grows: no report that folds the lost ones counts any more.
 
         The version is above both when they differ. Each was free of cycles; should the two together form one, it holds all in
         it until an operator changes their inputs. What either knows as estimated is estimated, whichever is newer: somebody was told
@@ -437,7 +459,10 @@ class Topology:
             if known is None:
                 newest[name] = spec
                 continue
-            newest[name] = _recut_as(spec, known) if _age(known) < _age(spec) else _recut_as(known, spec)
+            if _age(known) == _age(spec):
+                newest[name] = _settled(spec, known) if prefer_other else _settled(known, spec)
+            else:
+                newest[name] = _recut_as(spec, known) if _age(known) < _age(spec) else _recut_as(known, spec)
             if known.first == spec.first:
                 newest[name] = replace(newest[name], estimated=known.estimated or spec.estimated)
         dropped = dict(self.dropped)
@@ -593,7 +618,7 @@ class Topology:
             computations: dict[str, Spec] = {}
             dropped: dict[str, Spec] = {}
             _apply(message, computations, dropped)
-            gathered = gathered.merged(cls(message.version, computations, dropped))
+            gathered = gathered.merged(cls(message.version, computations, dropped), prefer_other=True)
         return gathered
 
     @classmethod
@@ -770,6 +795,11 @@ def _end_orphans(computations: dict[str, Spec], dropped: dict[str, Spec]) -> Non
 def _age(spec: Spec) -> tuple[int, int, int]:
     """What grows with each change of a computation."""
     return spec.incarnation, spec.input_version, spec.cut_version
+
+
+def _settled(spec: Spec, lost: Spec) -> Spec:
+    """Return one of two changes of one age, in the place of the other; see :meth:`Topology.merged`."""
+    return spec if spec.inputs == lost.inputs else replace(spec, input_version=spec.input_version + 1)
 
 
 def _recut_as(spec: Spec, other: Spec) -> Spec:

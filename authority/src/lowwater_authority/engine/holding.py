@@ -46,7 +46,7 @@ from lowwater import errors
 from lowwater._core.events import event
 from lowwater_authority.core import recovery
 from lowwater_authority.engine.backoff import Backoff
-from lowwater_authority.engine.logs import RETRY_SECONDS
+from lowwater_authority.engine.writes import RETRY_SECONDS
 from lowwater_authority.journal import (
     Entry,
     JournalCorrupt,
@@ -374,7 +374,7 @@ class Holding:
         if among.graph_doubted:
             # Without it nothing can be served that was taken: whoever has the log keeps it until the graph can be read.
             await refresh()
-        loaded = await among.journal.load(self.name)
+        loaded = await among.journal.load(self.name, durable=False)  # it is taken next, and read again behind that
         try:
             return await self._recovered(loaded)
         except JournalCorrupt:
@@ -601,7 +601,14 @@ class Holding:
                 self.one_again()
 
     async def _restore(self) -> None:
-        """Make memory all there is of a held log. Raises JournalFenced when another process has taken it, JournalFailed, ..."""
+        """Make memory all there is of a held log. Raises JournalFenced when another process has taken it, JournalFailed, ...
+
+        A change of inputs that is staged is half a change: the graph has the other half, and is not written here. Its revocations and lowered
+        ranges are written, which harm nobody, but not the version of the inputs. So the change is still to be appended, as a whole.
+        """
+        known = self.among.topology.computations.get(self.name)
+        if known is not None and not known.slice_of:
+            self.computation.input_version = min(self.computation.input_version, known.input_version)
         payload = recovery.snapshot(self.computation)
         with self._renewing():
             await self.replace(payload, self.ownership)

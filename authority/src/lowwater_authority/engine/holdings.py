@@ -24,7 +24,8 @@ from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.topology import Topology, WrongGraph
 from lowwater_authority.engine.backoff import Backoff
 from lowwater_authority.engine.holding import Ending, Holding, Unwritten, epoch_base
-from lowwater_authority.engine.logs import RETRY_SECONDS, Log, Logs
+from lowwater_authority.engine.logs import Log, Logs
+from lowwater_authority.engine.writes import RETRY_SECONDS
 from lowwater_authority.journal import (
     GRAPH,
     End,
@@ -617,7 +618,7 @@ class Holdings:
                     left = Topology.gathered(_payloads(loaded))
             except JournalLost:
                 log.warning("nothing is left of the graph", extra=event("graph_lost"))
-            merged = self.topology.merged(left)
+            merged = self.topology.merged(left, prefer_other=True)
             await self._restore_graph(merged, over)
         except JournalPosition:
             log.info("another shard has put the graph back, or gone on with it", extra=event("graph_restored"))

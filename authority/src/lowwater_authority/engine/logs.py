@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from lowwater._core.events import event
-from lowwater_authority.engine.backoff import Backoff
 from lowwater_authority.engine.rounds import InDoubt
+from lowwater_authority.engine.writes import Writes
 from lowwater_authority.journal import (
     GRAPH,
     Entry,
@@ -45,9 +45,6 @@ MOST_DOUBLINGS: Final = 4
 
 SNAPSHOT_AGAIN: Final = 600_000_000
 """Microseconds of processing time after which a snapshot that was refused is tried again, however few records have come since."""
-
-RETRY_SECONDS: Final = (0.05, 2.0)
-"""First and longest wait before an append of unknown outcome is tried again."""
 
 _logger = logging.getLogger(__name__)
 
@@ -247,6 +244,7 @@ class Logs:
         self._snapshots: set[asyncio.Task[None]] = set()
         self.stopping = False
         """Whether an append of unknown outcome is given up instead of tried again."""
+        self.writes = Writes(lambda: self.stopping)
         self.unconfirmed_since: int | None = None
         """Processing time at which an append began whose outcome is not known yet."""
 
@@ -366,29 +364,8 @@ class Logs:
         return restoring
 
     async def until_known(self, write: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a write until its outcome is known. Raises JournalUnknown when the process stops meanwhile.
-
-        Until it is known whether it happened, nothing may be shown and nothing else written.
-        """
-        backoff = Backoff(*RETRY_SECONDS)
-        while True:
-            try:
-                written = await write()
-            except JournalUnknown as error:
-                if self.stopping:
-                    raise
-                _logger.log(
-                    logging.WARNING if backoff.first else logging.DEBUG,
-                    "write of unknown outcome, trying again as is in %.2f s: %s",
-                    backoff.seconds,
-                    error,
-                    extra=event("store_away", reason=str(error)),
-                )
-                await backoff.wait()
-            else:
-                if not backoff.first:
-                    _logger.info("the store answers again", extra=event("store_back"))
-                return written
+        """See Writes."""
+        return await self.writes.until_known(write)
 
     async def snapshot(
         self, log: Log, take: Callable[[], Iterable[bytes]], now: int = 0, *, newest: bool = False

@@ -23,6 +23,7 @@ from lowwater._core.text import counted
 from lowwater_authority.access.caller import anything
 from lowwater_authority.core import recovery
 from lowwater_authority.core.batches import ALL_PART_BYTES, part_bytes
+from lowwater_authority.core.computation import LARGEST_EPOCH
 from lowwater_authority.core.requests import Fenced, Refused
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.engine.backoff import Backoff
@@ -34,6 +35,7 @@ from lowwater_authority.engine.processing_time import ProcessingTime
 from lowwater_authority.engine.rounds import CommitLoop, GivenUp, GraphMoved, Round
 from lowwater_authority.engine.slices import Slice, inputs_of
 from lowwater_authority.engine.takeover import Taking
+from lowwater_authority.engine.writes import StoreState
 from lowwater_authority.journal import (
     GRAPH,
     JournalCorrupt,
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from lowwater_authority.engine.holdings import ReadGraph
     from lowwater_authority.engine.placement import Lows, Placement
     from lowwater_authority.engine.slices import Inputs
+    from lowwater_authority.engine.writes import Writes
     from lowwater_authority.journal import Journal
     from lowwater_authority.ops.observer import Observer
 
@@ -82,6 +85,9 @@ TELL_SECONDS: Final = 60.0
 
 GRAPH_REST_SECONDS: Final = 0.5
 """How long a damaged graph that could not be written again is left alone: each time all of it is read, and perhaps written."""
+
+SILENT_SECONDS: Final = 30
+"""A store that has confirmed nothing for so long is said not to answer; the alert LowwaterJournalNotConfirming waits as long."""
 
 TOGETHER_SECONDS: Final = 1.0
 """How long a question about several computations waits for those that are not served yet: it is not to hide the others."""
@@ -126,6 +132,8 @@ class Shard:
         self._loop = CommitLoop(self)
         self._slices: dict[str, Slice] = {}
         """Those of other computations that are served here."""
+        self._reading: set[asyncio.Future[int]] = set()
+        """Looks at the graph that nobody waits for."""
         self._withheld = 0
         """Answers refused for the sake of what is above slices that are not served here any more."""
         self._registered = asyncio.Semaphore(TAKEN_AFTER_REGISTERING)
@@ -285,6 +293,20 @@ class Shard:
         return known if since is None else min(since, known)
 
     @property
+    def writes(self) -> Writes:
+        """The writes of this shard, and whether the store takes them."""
+        return self.held.logs.writes
+
+    def store_state(self, now: int) -> StoreState:
+        """Return what the store does with writes, to another thread; ``now`` as in ``confirmed_at``.
+
+        A store that has confirmed nothing for ``SILENT_SECONDS`` does not answer, whether or not there was something to write.
+        """
+        state = self.writes.state
+        silent = now - self.confirmed_at(now) > SILENT_SECONDS * 1_000_000
+        return StoreState.SILENT if silent and state is StoreState.TAKES else state
+
+    @property
     def now(self) -> int:
         """Processing time; see ProcessingTime."""
         return self._tick()
@@ -341,8 +363,18 @@ class Shard:
                 raise errors.Unavailable(msg, metadata=error.metadata) from error
         return registered
 
-    async def set_inputs(self, name: str, inputs: Sequence[str], *, permit: Permit = anything) -> Spec:
-        """Change what a computation reads. Raises as register does, and WouldRegress.
+    async def set_inputs(
+        self,
+        name: str,
+        inputs: Sequence[str],
+        *,
+        incarnation: int = 0,
+        input_version: int = 0,
+        permit: Permit = anything,
+    ) -> Spec:
+        """Change what a computation reads. Raises as register does, WouldRegress, IncarnationChanged and InputVersion.
+
+        ``incarnation`` and ``input_version`` are those that the change was decided on, so that a late message changes nothing; incarnation 0: any.
 
         Its claims are revoked first, so that what it has published is frozen when the new inputs are compared with it. Ranges
         that stand beyond the low watermark of a new input go back to it: work may come to them from there on. What was a guess, by
@@ -352,7 +384,12 @@ class Shard:
 
         def stage(round_: Round) -> Spec:
             changed = self.topology.set_inputs(name, inputs)
-            computation = self._computation(name)
+            self.topology.check_incarnation(name, incarnation)
+            version = self.topology.required(name).input_version  # as callers see it: 0 of one that reads nothing
+            if incarnation and input_version != version:
+                msg = f"version {version} of the inputs of {name} is in force, not {input_version}; nothing was changed, look at them again"
+                raise errors.InputVersion(msg, metadata={"computation": name, "input_version": str(version)})
+            computation = self._by_its_inputs(round_, name)
             if changed.get(name).incarnation > self.topology.get(name).incarnation:
                 permit(changed.downstream(name))
                 round_.topology = changed
@@ -383,14 +420,17 @@ class Shard:
             log.info("%s reads %s now", name, ", ".join(changed.inputs) or "nothing", extra=told)
         return changed
 
-    async def reset(self, name: str, *, permit: Permit = anything) -> list[Spec]:
-        """Start a new incarnation of a computation and of all that reads it. Raises UnknownComputation, and what ``permit`` raises.
+    async def reset(self, name: str, *, incarnation: int = 0, permit: Permit = anything) -> list[Spec]:
+        """Start a new incarnation of a computation and of all that reads it.
+
+        ``incarnation`` is the one that ends; 0: any. Raises UnknownComputation, IncarnationChanged, and what ``permit`` raises.
 
         Any shard may do it: those that serve them begin the new incarnations when they read the graph, at the latest before they answer.
         """
 
         def stage(round_: Round) -> list[Spec]:
             changed, names = self.topology.reset(name)
+            self.topology.check_incarnation(name, incarnation)
             permit(names)
             round_.topology = changed
             self._fence_ended_incarnations(round_)
@@ -402,14 +442,15 @@ class Shard:
             log.warning("%s was reset: its incarnation %d begins", spec.name, spec.incarnation, extra=told)
         return fresh
 
-    async def split(self, name: str, part: str, at: bytes, *, room: Room = anything) -> Spec:
+    async def split(self, name: str, part: str, at: bytes, *, incarnation: int = 0, room: Room = anything) -> Spec:
         """Cut a slice of a computation in two; returns the new one, which has the keys from ``at`` on. What it takes over, it does as soon as it can.
 
-        Any shard may do it. Raises as Topology.split does, and what ``room`` raises.
+        Any shard may do it. ``incarnation`` is that of the whole; 0: any. Raises as Topology.split does, IncarnationChanged, and what ``room`` raises.
         """
 
         def stage(round_: Round) -> Spec:
             changed, new = self.topology.split(name, part, at)
+            self.topology.check_incarnation(name, incarnation)
             room(self.topology.computations)
             round_.topology = changed
             return changed.get(new)
@@ -429,19 +470,21 @@ class Shard:
         asked: ClaimRequest,
         *,
         adopt: bool = False,
+        incarnation: int = 0,
         permit: Permit = anything,
         room: RoomForRanges = anything,
     ) -> Grant:
         """Grant ranges, as far as there is ``room``.
 
-        With ``adopt``, take the computation over from another identity by a new incarnation, as far as ``permit`` lets it.
+        With ``adopt``, take the computation over from another identity by a new incarnation, as far as ``permit`` lets it. ``incarnation`` is the
+        one that ends by that; 0: any.
         """
         away: Lows = {}
         binds, life = False, 0
 
         def stage(round_: Round) -> Grant:
             nonlocal binds, life
-            computation = self._computation(name)
+            computation = self._by_its_inputs(round_, name)
             life = computation.incarnation
             request = self._bounded(name, asked, away)
             adopts = adopt and computation.identity not in (None, request.identity)
@@ -458,6 +501,7 @@ class Shard:
                 round_.fenced += grant.fenced
                 return grant
             # The new incarnation and its first claim are one record: a repeat of the request finds both, or neither.
+            self.topology.check_incarnation(name, incarnation)
             changed, names = self.topology.reset(name)
             permit(names)
             fresh = recovery.restarted(computation, changed.get(name))
@@ -624,12 +668,26 @@ class Shard:
         await self._write(lambda round_: self._touch(round_, name).release(sequencer))
         log.info("a claim of %s was released", name, extra=event("released", computation=name, sequencer=sequencer))
 
-    async def retire(self, name: str, start: bytes, end: bytes, *, force: bool, sequencer: int = 0) -> int:
-        """Take an interval out; returns how many ranges. ``sequencer``: of the claim that gives up all that it has. Raises as Computation.retire."""
+    async def retire(
+        self,
+        name: str,
+        start: bytes,
+        end: bytes,
+        *,
+        force: bool,
+        sequencer: int = 0,
+        newest_claim: int | None = None,
+        incarnation: int = 0,
+    ) -> int:
+        """Take an interval out; returns how many ranges. Arguments and errors as of Computation.retire.
+
+        ``incarnation`` is the one that this was decided in; 0: any. Raises IncarnationChanged in another one.
+        """
 
         def stage(round_: Round) -> int:
+            self.topology.check_incarnation(name, incarnation)
             ranges, fenced = self._touch(round_, name).retire(
-                start, end, force=force, now=round_.now, sequencer=sequencer
+                start, end, force=force, now=round_.now, sequencer=sequencer, newest_claim=newest_claim
             )
             round_.fenced += fenced
             return ranges
@@ -640,17 +698,18 @@ class Shard:
         log.warning("%s of %s %s retired", counted(ranges, "key range"), name, were, extra=told)
         return ranges
 
-    async def drop(self, name: str, *, force: bool) -> Spec:
-        """Take a computation out of the graph; returns its tombstone.
+    async def drop(self, name: str, *, force: bool, incarnation: int = 0) -> Spec:
+        """Take a computation out of the graph; returns its tombstone. ``incarnation`` is the one that ends; 0: any.
 
         Its claims are revoked in the same step, by a record in its own log: so nobody drops what another shard serves by then. Raises
-        UnknownComputation, StillRead, and OwnedRanges unless forced.
+        UnknownComputation, StillRead, IncarnationChanged, and OwnedRanges unless forced.
 
         Of one that cannot be read back from the store nobody knows for sure who owns it: it is dropped by force, without that record. When
         nobody has it in memory either, its log is taken before this returns, so that whoever has owned it serves it no more: not before
         the graph is written, for who has owned it may come back with the only good copy. Raises Unavailable when it is dropped, but its
         log could not be taken within ``WAIT_SECONDS``; that is tried on.
         """
+        self.topology.check_incarnation(name, incarnation)
         unread = self._is_unread(name)
         orphaned = unread and not self.serves(name)
         if unread:
@@ -659,6 +718,7 @@ class Shard:
 
         def stage(round_: Round) -> Spec:
             changed = self.topology.drop(name)
+            self.topology.check_incarnation(name, incarnation)
             if unread and self._is_unread(name):
                 round_.topology = changed
                 self._fence_ended_incarnations(round_)
@@ -818,11 +878,18 @@ class Shard:
         return await self._read(lambda round_: read(self._computation(name), round_.now))
 
     async def ranges(self, name: str, *, below: int | None, limit: int) -> tuple[list[Range], int]:
-        """Return the ranges furthest behind, as of the last durable round."""
+        """Return the ranges furthest behind, and how many there are, as of the last durable round."""
+        found, total, _, _ = await self.ranges_and_claim(name, below=below, limit=limit)
+        return found, total
 
-        def read(_: Round) -> tuple[list[Range], int]:
-            ranges = self._computation(name).map
-            return ranges.all_ranges(limit) if below is None else ranges.held_below(below, limit)
+    async def ranges_and_claim(self, name: str, *, below: int | None, limit: int) -> tuple[list[Range], int, int, int]:
+        """Return what ``ranges`` does, the incarnation, and the sequencer of the newest claim."""
+
+        def read(_: Round) -> tuple[list[Range], int, int, int]:
+            computation = self._computation(name)
+            ranges = computation.map
+            found, total = ranges.all_ranges(limit) if below is None else ranges.held_below(below, limit)
+            return found, total, computation.incarnation, computation.last_sequencer
 
         return await self._read(read)
 
@@ -1174,7 +1241,7 @@ class Shard:
         A shard that was replaced learns it here, and lets go. If it was not, the store has lost numbers. An embedded one can only have
         been put back from an old copy, which its clients are to refuse.
         """
-        if not self.shared or seen <= self.epoch(name):
+        if not self.shared or not self.epoch(name) < seen <= LARGEST_EPOCH:
             return
         await self.confirm([name])
         if self.serves(name) and seen > self.epoch(name):
@@ -1298,11 +1365,23 @@ class Shard:
             graph = self.held.graph_record(round_.topology, whole=round_.merged)
             records.append(Record(self.held.graph, graph, strong=True, newest=round_.topology.is_cut))
         held = self.held
-        apart = {GRAPH, *(n for n, computation in round_.touched.items() if held.computation(n) is not computation)}
+        raised = {
+            computation: computation.input_version
+            for n, computation in round_.touched.items()
+            if (known := self.topology.computations.get(n)) is not None
+            and not known.slice_of
+            and computation.input_version > known.input_version
+        }
+        apart = {
+            GRAPH,
+            *(n for n, c in round_.touched.items() if held.computation(n) is not c or c in raised),
+        }
         drop = partial(self._drop, round_) if self._divisible(round_) else None
         unasked = await held.logs.append(
             records, round_.now, readings=round_.readings, apart=apart, beside=unchanged, drop=drop
         )
+        for computation, version in raised.items():
+            computation.input_version = version  # a heal on the way has left it out
         await self._confirm_unchanged(round_, unasked)
 
     def _divisible(self, round_: Round) -> bool:
@@ -1526,9 +1605,49 @@ class Shard:
         return holding.computation
 
     def _touch(self, round_: Round, name: str) -> Computation:
-        computation = self._computation(name)
+        computation = self._by_its_inputs(round_, name)
         round_.touch(name, computation)
         return computation
+
+    def _by_its_inputs(self, round_: Round, name: str) -> Computation:
+        """Return a computation to change it, when its log goes by the inputs that the graph has.
+
+        Another version of the inputs is half a change: the log and the graph are written in one append. If a store has lost records that it
+        acknowledged, another process may have put back the graph alone. Ranges would stand where they stood without the new input, and owners who
+        never heard of it would go on. So the log follows first, in the same record as what is asked for: no claim goes on, and no range stands
+        beyond what is published, which no added input was behind. Slices follow their root, see :meth:`follow_inputs`.
+
+        Raises Unavailable where the log is ahead: the graph is read once more.
+        """
+        computation, spec = self._computation(name), self.topology.get(name)
+        known = computation.known_inputs
+        if spec.slice_of or known in {0, spec.input_version}:
+            return computation
+        if known > spec.input_version:
+            self._read_soon()
+            msg = (
+                f"the log of {name} has version {known} of its inputs, but the graph, as far as this shard has read it, only "
+                f"{spec.input_version}: it is read again. If that stays so, the store has lost a change of the graph: reset {name}"
+            )
+            raise errors.Unavailable(msg, metadata={"computation": name})
+        log.error(
+            "the log of %s has version %d of its inputs and the graph %d: the store has lost records of it. Its claims are revoked, and no "
+            "range stands beyond what is published",
+            name,
+            known,
+            spec.input_version,
+            extra=event("store_lost_inputs", computation=name, known=known, version=spec.input_version),
+        )
+        round_.touch(name, computation)
+        round_.fenced += computation.revoke(spec.input_version, round_.now, bound=computation.low)
+        return computation
+
+    def _read_soon(self) -> None:
+        """Begin to read the graph again, for nobody in particular."""
+        reading = asyncio.ensure_future(self._refreshing.ask(()))
+        self._reading.add(reading)
+        reading.add_done_callback(self._reading.discard)
+        reading.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _count(self) -> None:
         self._observer.computations(len(self.held.served))

@@ -40,7 +40,7 @@ import numpy as np
 from lowwater import errors
 from lowwater._core.events import event
 from lowwater_authority.core.budget import Lateness
-from lowwater_authority.core.computation import CLAIMS_OF_ONE
+from lowwater_authority.core.computation import CLAIMS_OF_ONE, CUTS_OF_ONE
 from lowwater_authority.core.requests import ClaimRequest, Fold, GroupReport
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import WHOLE, slicing
@@ -55,9 +55,6 @@ if TYPE_CHECKING:
     from lowwater_authority.core.topology import Spec, Topology
     from lowwater_authority.engine.shard import Shard
     from lowwater_authority.journal import End
-
-CUTS_OF_ONE: Final = 1 << 20
-"""The generation of a slice's claim is its incarnation times so many, and the version of the cut by which it has its keys."""
 
 ANSWER_SECONDS: Final = 1.0
 """How long an answer waits for the root. A worker has one report under way, with all that it works for: so no longer than a fail-over takes."""
@@ -497,18 +494,19 @@ class Slice:
         elif told == self._said and mass is None:
             await self._wait()
         elif told.retired:
-            # From here on it may count as MAX.
-            self._counts = MAX
+            # From here on the slice may count as MAX at the root, and what it said before does not count for sure.
+            self._counts, self._said = MAX, None
             self._root_epoch = await self._epoch()
             if self._range is not known or self._told != told:
                 return
-            await self._by(known, known.retire())
+            await self._retire(known)
             self.reached = True
             if self._range is known:
                 self._range, self._said = None, told
                 known.close()
         else:
-            self._counts = max(self._counts, told.low)
+            # Until the root has answered, nobody knows which report counts: the next one is sent even if it repeats the last.
+            self._counts, self._said = max(self._counts, told.low), None
             await self._by(known, known.say(told, mass))
             self.reached = True
             if self._range is known:
@@ -558,6 +556,19 @@ class Slice:
         try:
             await saying
         except (errors.StaleSequencer, errors.InputVersion, errors.IncarnationChanged):
+            if self._range is known:
+                self._give_up()
+            raise
+
+    async def _retire(self, known: Range) -> None:
+        """Take the range out of the root. The claim ends in any case.
+
+        A retirement without an answer may still arrive, at any time. Under the same claim it would take out what a worker has revived meanwhile,
+        and the root would lead that worker. Under a newer claim the root refuses it.
+        """
+        try:
+            await known.retire()
+        except errors.LowwaterError:
             if self._range is known:
                 self._give_up()
             raise

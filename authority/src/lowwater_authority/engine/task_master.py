@@ -57,9 +57,13 @@ class TaskMaster:
         shard.on_published = self._tell
 
     async def create_group(self, name: str, wanted: TaskGroup) -> tuple[int, GroupFigures]:
-        """Create a group; returns the incarnation, too. Raises EstimatedInput for intervals by a watermark that nobody promises."""
+        """Create a group; returns the incarnation, too.
+
+        Raises EstimatedInput for intervals by a watermark that nobody promises, and InvalidArgument for a slice.
+        """
 
         def create(computation: Computation, _: int) -> tuple[int, GroupFigures]:
+            self._shard.topology.refuse_slice(name)
             if wanted.every and self._shard.topology.is_estimated(name):
                 msg = f"the watermarks of {name} are estimates: rows may come to an interval that they have passed. Hang the group under what is exact"
                 raise errors.EstimatedInput(msg, metadata={"computation": name})
@@ -67,10 +71,16 @@ class TaskMaster:
 
         return await self._shard.change(name, create)
 
-    async def configure(self, name: str, group: str, configuration: bytes, version: int) -> tuple[int, GroupFigures]:
-        """Change the configuration of a group, which ends its leases; returns the incarnation, too."""
+    async def configure(
+        self, name: str, group: str, configuration: bytes, version: int, incarnation: int = 0
+    ) -> tuple[int, GroupFigures]:
+        """Change the configuration of a group, which ends its leases; returns the incarnation, too.
+
+        Raises IncarnationChanged unless ``incarnation`` is in force; 0: any.
+        """
 
         def configure(computation: Computation, _: int) -> tuple[int, GroupFigures]:
+            self._shard.topology.check_incarnation(name, incarnation)
             return computation.incarnation, computation.tasks.configure(group, configuration, version)
 
         return await self._shard.change(name, configure)

@@ -8,6 +8,7 @@ A caller of ``append`` or ``snapshot`` needs to know one thing first: is it writ
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,6 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from lowwater._core.events import event
+
+log = logging.getLogger(__name__)
 
 
 class JournalError(Exception):
@@ -242,6 +247,12 @@ class Journal(ABC):
     the machine. A store that is weaker for entries that are not ``strong`` says so in its class docstring; strong
     entries, and everything in front of them, always survive.
 
+    **Durable before read.** What ``load`` and ``load_behind`` return survives as well, whoever wrote it: a record may be in the
+    store while its writer still waits until a fail-over or a power cut cannot take it away. So a reader makes the store confirm,
+    behind the read, that the store keeps what was read, unless the journal knows so already: it is what the journal has itself had
+    acknowledged, or stood in a log that the journal took. If a reader used a record that is lost afterwards, the reader would
+    know half of a change: one log of an ``append`` from memory, the others without it.
+
     **May be lost.** What was never acknowledged, as a whole. Never a part of a call, never something in the middle.
 
     **Refused, never repaired.** A record or snapshot that is missing or damaged raises ``JournalCorrupt`` with log and
@@ -324,18 +335,21 @@ class Journal(ABC):
         """How far this process knows a log to reach that is its own, or ``GRAPH``; ``End()`` when it knows nothing of it. One look into a dict."""
 
     @abstractmethod
-    async def load(self, log: str, *, known: LoadedLog | None = None) -> LoadedLog:
+    async def load(self, log: str, *, known: LoadedLog | None = None, durable: bool = True) -> LoadedLog:
         """Read a log whole; an unknown one is empty. Each byte is checked.
 
         ``known`` is what an earlier call has returned: a store that can tell that the log goes on from there reads the rest only.
+        ``durable``: whether what is returned must survive already. Without it a caller promises to use nothing of what it reads
+        before it has taken the log, which makes the log durable, or has read the log again.
 
-        Raises JournalCorrupt, JournalVersion, or JournalLost. Not fenced: what it returns may be old for an owner that was
+        Raises JournalCorrupt, JournalVersion, or JournalLost; JournalFailed also while the store cannot confirm that it keeps what was
+        read, by a write of its own once for each change that is read. Not fenced: what it returns may be old for an owner that was
         replaced, who learns so at the next append. Costs memory for the whole log, a snapshot for a moment twice.
         """
 
     @abstractmethod
     async def load_behind(self, log: str, position: int) -> LoadedLog:
-        """Read the records behind a position, checked as ``load`` checks them, whatever is damaged or missing in front of them.
+        """Read the records behind a position, checked and durable as those of ``load`` are, whatever is damaged or missing in front of them.
 
         For who has the log in memory up to there. Raises as ``load``; JournalCorrupt also when a snapshot has taken the place of some of
         these records, or the log ends before the position. Costs as much as ``load`` of what is behind.
@@ -611,3 +625,20 @@ def refuse_older_view(log: str, wanted: Ownership, found: Ownership) -> None:
     """Raise JournalOutvoted when newer members have chosen the owner that is there."""
     if found.view > wanted.view:
         raise JournalOutvoted(log, view=wanted.view, newest=found.view)
+
+
+def tell_created(place: str, server_token: str) -> None:
+    """Log that a new deployment begins. Where there was one before, its volume is not mounted, or its store was emptied."""
+    log.warning(
+        "a new deployment begins in %s, its token is %s: if there was one before, stop, and mount its volume or name its store",
+        place,
+        server_token,
+        extra=event("journal_created", store=place, server_token=server_token),
+    )
+
+
+def nothing_there(place: str) -> JournalFailed:
+    """The error for a place without a journal, where there has to be one."""
+    return JournalFailed(
+        f"there is no deployment in {place}, and no other is begun because one is expected there: mount its volume, name its store, or restore a copy"
+    )

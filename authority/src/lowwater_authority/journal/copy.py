@@ -79,7 +79,7 @@ async def survey(journal: Journal, *, fence: bool) -> list[LogFacts]:
         owner = owners[log]
         if log != GRAPH and (fence or not journal.shared):
             owner = await journal.take(log, view=owner.view)
-        loaded = await journal.load(log)
+        loaded = await journal.load(log, durable=False)
         size = _size(loaded)
         facts.append(LogFacts(log, loaded.last, loaded.snapshot_position, len(loaded.records), size, owner))
     return facts
@@ -144,7 +144,7 @@ class Copy:
             self._logs_done += 1
             self._report(0)
         with speaking_of(self._source_name):
-            graph = await self._source.load(GRAPH)
+            graph = await self._source.load(GRAPH, durable=False)
             await self._refuse_changed_source(graph)
         await self._copy_graph(graph)
 
@@ -176,9 +176,9 @@ class Copy:
     async def _is_equal(self) -> bool:
         for facts in self._facts:
             with speaking_of(self._source_name):
-                wanted = await self._source.load(facts.log)
+                wanted = await self._source.load(facts.log, durable=False)
             with speaking_of(self._target_name):
-                found = await self._target.load(facts.log)
+                found = await self._target.load(facts.log, durable=False)
             if facts.log == GRAPH:
                 wanted, found = self._only_newest(wanted), self._only_newest(found)
             if found != wanted:
@@ -188,10 +188,10 @@ class Copy:
     async def _copy_log(self, facts: LogFacts) -> None:
         log, target = facts.log, self._target
         with speaking_of(self._source_name):
-            wanted = await self._source.load(log)
+            wanted = await self._source.load(log, durable=False)
         with speaking_of(self._target_name):
             await target.take(log, above=facts.owner.epoch)
-            found = await target.load(log)
+            found = await target.load(log, durable=False)
             if not found.last and wanted.snapshot is not None:
                 await target.restore(log, wanted.snapshot_position, wanted.snapshot)
                 found = LoadedLog(wanted.snapshot_position, wanted.snapshot, [])
@@ -242,7 +242,7 @@ class Copy:
 
     async def _compare(self, log: str, wanted: LoadedLog) -> None:
         with speaking_of(self._target_name):
-            found = await self._target.load(log)
+            found = await self._target.load(log, durable=False)
         if found != wanted:
             raise CopyRefused(
                 f"log {log!r} comes back from {self._target_name} other than it was written: do not serve it, remove it, and look "

@@ -61,7 +61,9 @@ from lowwater_authority.journal.contract import (
     Owned,
     Ownership,
     judge,
+    nothing_there,
     refuse_lost,
+    tell_created,
 )
 from lowwater_authority.journal.frames import (
     Kind,
@@ -73,7 +75,7 @@ from lowwater_authority.journal.frames import (
     refuse_snapshot_behind,
     runs_of,
 )
-from lowwater_authority.journal.redis_link import Address, Command, Lost, NotSent, RedisExchange, RedisLink
+from lowwater_authority.journal.redis_link import Address, Command, Late, Lost, NotSent, RedisExchange, RedisLink
 from lowwater_authority.journal.redis_scripts import (
     APPEND,
     CONFIRM,
@@ -83,6 +85,7 @@ from lowwater_authority.journal.redis_scripts import (
     LOOK,
     OWNERS,
     RESTORE,
+    SETTLE,
     STAGE,
     STAGE_RESTORE,
     TAKE,
@@ -123,7 +126,7 @@ class RedisJournal(Journal):
     ``redis+cluster://host:port,host:port``, each with ``USER:PASSWORD@`` in front of the host if needed; it is never shown.
     ``namespace`` tells deployments apart. ``timeout``, in seconds, bounds each exchange with the server: after it an
     append is of unknown outcome. ``server_token`` is what the store must belong to, and what a new one is made with; if it is
-    empty, any deployment will do.
+    empty, any deployment will do. With ``must_exist`` no new one is made.
 
     An empty store may be one that has just lost everything: for ``patience`` seconds ``open`` waits whether living processes put it back,
     before it makes a new deployment.
@@ -140,18 +143,22 @@ class RedisJournal(Journal):
         namespace: str = "default",
         timeout: float = 5.0,
         server_token: str = "",
+        must_exist: bool = False,
         patience: float = 0.0,
     ) -> None:
         self._address = Address(url)
         self._keys = Keys.of(namespace)
         self._timeout = timeout
         self._wanted_token = server_token
+        self._must_exist = must_exist
         self._patience = patience
         self._meter = Meter(time.perf_counter)
         self._nonce = secrets.randbits(32)
         self._owned = Owned(self._nonce)
         self._database: RedisDatabase | None = None
         self._takes: Takes | None = None
+        self._settling: Aside | None = None
+        """Connection over which what was read is confirmed, so that nobody else waits until that is durable."""
         self._turn = asyncio.Lock()
         self._snapshotting: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._calls: set[asyncio.Task[Any]] = set()
@@ -169,13 +176,15 @@ class RedisJournal(Journal):
         self._database = RedisDatabase(exchange, self._keys)
         try:
             opening = partial(
-                RedisDatabase.open, wanted=self._wanted_token, randbits=secrets.randbits, patience=self._patience
+                RedisDatabase.open,
+                wanted=self._wanted_token,
+                must_exist=self._must_exist,
+                randbits=secrets.randbits,
+                patience=self._patience,
             )
             self.server_token = await self._in_order(opening)
-            link = RedisLink(self._address, self._keys.deployment, self._timeout)
-            self._takes = Takes(
-                RedisDatabase(RedisExchange(link, timeout=self._timeout), self._keys, self.server_token), self._owned
-            )
+            self._takes = Takes(self._aside(), self._owned)
+            self._settling = self._aside()
         except BaseException:
             await self.close()
             raise
@@ -186,6 +195,10 @@ class RedisJournal(Journal):
             durability,
             extra=event("journal_opened", store=str(self._address), durability=durability),
         )
+
+    def _aside(self) -> Aside:
+        link = RedisLink(self._address, self._keys.deployment, self._timeout)
+        return Aside(RedisDatabase(RedisExchange(link, timeout=self._timeout), self._keys, self.server_token))
 
     def describe_durability(self) -> str:
         """One line: the settings of the server as last read, and what of the journal they can lose."""
@@ -246,8 +259,11 @@ class RedisJournal(Journal):
         """See Journal."""
         return self._owned.end(log)
 
-    async def load(self, log: str, *, known: LoadedLog | None = None) -> LoadedLog:
-        """See Journal. Raises JournalLost, and JournalFailed when Redis cannot be read, or the log is replaced as often as it is."""
+    async def load(self, log: str, *, known: LoadedLog | None = None, durable: bool = True) -> LoadedLog:
+        """See Journal. Raises JournalLost, and JournalFailed when Redis cannot be read, or the log is replaced as often as it is.
+
+        Cost: as many round trips as it takes to read what is new, and for what is not known to be durable one with the wait of a strong entry.
+        """
         owner = self._owned.ownership(log)
         seen = await self._look(log, owner)
         for _ in range(_READINGS):
@@ -260,6 +276,9 @@ class RedisJournal(Journal):
                     raise
                 seen, known = again, None
             else:
+                if durable and not await self._is_durable(log, owner, seen):
+                    seen, known = await self._look(log, owner), loaded
+                    continue
                 if seen.held.owner[:2] == owner[:2]:
                     self._owned.reached(log, seen.held.end)
                 return loaded
@@ -280,6 +299,9 @@ class RedisJournal(Journal):
                     raise
                 seen = again
             else:
+                if not await self._is_durable(log, owner, seen):
+                    seen = await self._look(log, owner)
+                    continue
                 return LoadedLog(position, None, records, tails=tails)
         raise _replaced_too_often(log)
 
@@ -355,9 +377,11 @@ class RedisJournal(Journal):
         """See Journal."""
         if self._database is not None:
             closing = self._in_order(lambda database: database.close())
-            takes, self._database, self._takes = self._takes, None, None
+            takes, settling, self._database, self._takes = self._takes, self._settling, None, None
             if takes is not None:
                 await takes.close()
+            if settling is not None:
+                await settling.close()
             await closing
 
     def statistics(self) -> JournalStatistics:
@@ -414,6 +438,32 @@ class RedisJournal(Journal):
             return seen
 
         return await self._in_order(look)
+
+    async def _is_durable(self, log: str, owner: Ownership, seen: Look) -> bool:
+        """Return when a log that was read is durable up to where it ended; False: that is not there any more. Raises JournalFailed."""
+        if not seen.held.last:
+            return True
+        if log == GRAPH:
+            known = seen.held.end == self._owned.end(GRAPH)
+        else:
+            # Taking it has made durable what others wrote. What this process did not get acknowledged may be there, too.
+            own = bool(owner.epoch) and seen.held.owner[:2] == owner[:2]
+            known = own and all(doubtful != log for _, doubtful in self._in_doubt)
+        if known:
+            return True
+        return await self._settle(log, seen.held)
+
+    async def _settle(self, log: str, held: Held, *, again: bool = True) -> bool:
+        if self._settling is None:
+            raise JournalClosed
+        try:
+            return await self._settling.run(lambda database: database.settle(log, held))
+        except JournalUnknown as error:
+            cause = error.__cause__
+            if again and isinstance(cause, Lost) and not isinstance(cause, Late):
+                # A connection is found dead only when it is used; a server that hangs is not waited for twice.
+                return await self._settle(log, held, again=False)
+            raise JournalFailed(f"what was read of log {log!r} is not known to be durable yet: {error}") from error
 
     async def _load(self, log: str, seen: Look, known: LoadedLog | None) -> LoadedLog:
         """Read a log, or what has come since it was ``known``."""
@@ -598,14 +648,19 @@ class RedisDatabase:
         self._keys = keys
         self._token = token
 
-    async def open(self, wanted: str, randbits: Callable[[int], int], *, patience: float) -> str:
-        """Check the server, and create the deployment if there is none; returns its token, which ``wanted`` names unless empty."""
+    async def open(self, wanted: str, must_exist: bool, randbits: Callable[[int], int], *, patience: float) -> str:
+        """Check the server, and create the deployment if there is none; returns its token, which ``wanted`` names unless empty.
+
+        With ``must_exist`` it raises JournalFailed when there is none.
+        """
         settings = await self._exchange.read_settings()
         settings.refuse(self._exchange.link.address)
         if not await self._read_token():
             await asyncio.sleep(patience)
         while True:
             found = await self._read_token()
+            if must_exist and not found:
+                raise nothing_there(f"{self._exchange.link.address}, key {self._keys.deployment}")
             token = found or wanted or f"{randbits(128):032x}"
             if wanted not in {"", token}:
                 raise JournalReplaced(expected=wanted, found=token)
@@ -618,6 +673,8 @@ class RedisDatabase:
             if reply[0] == b"ORPHANS":
                 raise JournalCorrupt(None, None, f"there are logs, but the key {self._keys.deployment} is missing")
             if reply[0] == b"OK":
+                if not found:
+                    tell_created(f"{self._exchange.link.address}, key {self._keys.deployment}", token)
                 self._token = token
                 return token
 
@@ -712,6 +769,13 @@ class RedisDatabase:
         last, epoch, nonce, tail, position, name, behind = reply[1:]
         found = Held(Ownership(int(epoch), int(nonce)), End(int(last), int(tail)))
         return Look(found, int(position), name.decode(), _number(behind) if behind else 0)
+
+    async def settle(self, log: str, held: Held) -> bool:
+        """Make a log durable up to where it ended when it was read; False when that is not there any more. Raises JournalUnknown."""
+        keys = [self._keys.deployment, self._keys.meta(log), self._keys.records(log)]
+        reply = await self._exchange.write(SETTLE, keys, [self._token, *held.end], strong=True)
+        self._check(reply, {log: held})
+        return bool(reply[0] == b"OK")
 
     async def records(self, log: str, after: int, last: int, count: int) -> list[tuple[int, bytes]]:
         """Positions and frames of the next ``count`` records."""
@@ -850,6 +914,30 @@ class RedisDatabase:
                 raise JournalPosition(log, position=position, last=int(reply[2]), reason=reply[3].decode())
 
 
+class Aside:
+    """A connection of its own for what waits until the store has made it durable: one call at a time, beside all others."""
+
+    def __init__(self, database: RedisDatabase) -> None:
+        self._database = database
+        self._turn = asyncio.Lock()
+        self._used = time.perf_counter()
+
+    async def run(self, call: Callable[[RedisDatabase], Awaitable[T]]) -> T:
+        """Do a call when it has its turn, over a new connection when the last one was not used for long."""
+        async with self._turn:
+            if time.perf_counter() - self._used > _IDLE_SECONDS:
+                await self._database.hang_up()
+            try:
+                return await call(self._database)
+            finally:
+                self._used = time.perf_counter()
+
+    async def close(self) -> None:
+        """Let go of the connection when what is under way is done."""
+        async with self._turn:
+            await self._database.close()
+
+
 class Takes:
     """Takes logs that this process does not own yet, all that are asked for while others are being taken in one go.
 
@@ -857,12 +945,11 @@ class Takes:
     asked for together.
     """
 
-    def __init__(self, database: RedisDatabase, owned: Owned) -> None:
-        self._database = database
+    def __init__(self, aside: Aside, owned: Owned) -> None:
+        self._aside = aside
         self._owned = owned
         self._asked: dict[str, tuple[Ownership, asyncio.Future[Ownership]]] = {}
         self._taking: asyncio.Task[None] | None = None
-        self._used = time.perf_counter()
 
     async def ask(self, log: str, wanted: Ownership) -> Ownership:
         """Take one log, of which nobody else asks meanwhile. It goes on to its end when its caller is cancelled."""
@@ -877,17 +964,15 @@ class Takes:
         """Let go of the connection when what is under way is done."""
         if self._taking is not None:
             await asyncio.wait([self._taking])
-        await self._database.close()
+        await self._aside.close()
 
     async def _take(self) -> None:
         try:
             await self._take_all()
         finally:
-            self._taking, self._used = None, time.perf_counter()
+            self._taking = None
 
     async def _take_all(self) -> None:
-        if time.perf_counter() - self._used > _IDLE_SECONDS:
-            await self._database.hang_up()
         while self._asked:
             asked = {log: self._asked.pop(log) for log in list(self._asked)[:_TAKEN_AT_ONCE]}
             outcomes = await self._outcomes({log: wanted for log, (wanted, _) in asked.items()})
@@ -901,7 +986,7 @@ class Takes:
     async def _outcomes(self, wanted: Mapping[str, Ownership]) -> Mapping[str, Ownership | Exception]:
         """What became of logs: all in one go, and one by one where what the store has of one refuses all of them."""
         try:
-            return await self._database.take(self._owned.held(wanted), wanted)
+            return await self._aside.run(lambda database: database.take(self._owned.held(wanted), wanted))
         except Exception as error:  # noqa: BLE001 - it is raised to those who asked
             if len(wanted) == 1 or _is_silence(error):
                 return dict.fromkeys(wanted, error)

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -65,11 +65,16 @@ OPTIONS: Final = {
 _PORTS: Final = {"redis+sentinel": 26379}
 
 _SETTINGS_SECONDS: Final = 10.0
-"""For how long a strong entry believes what the server said about its replicas."""
+"""For how long a strong entry believes what the server said of its settings. Replicas are counted behind each strong entry."""
+
+_REPLICATION: Final[Command] = ("INFO", "replication")
+"""Command that is sent behind each strong entry: who has to confirm the entry is known by its answer."""
+
+_REPLICA: Final = "it is a replica: name the master in the URL, or let redis+sentinel:// or redis+cluster:// find it"
 
 _FIXES: Final[dict[type[Exception] | tuple[type[Exception], ...] | str, str]] = {
     OutOfMemoryError: "its memory is full: raise maxmemory there, or free memory",
-    ReadOnlyError: "it is a replica: name the master in the URL, or let redis+sentinel:// or redis+cluster:// find it",
+    ReadOnlyError: _REPLICA,
     BusyLoadingError: "it is reading its files, wait until it is done",
     NoPermissionError: "give its user the commands that docs/durability.md lists, see ACL SETUSER",
     AuthenticationError: "put the user and the password into the URL, as redis://USER:PASSWORD@host",
@@ -344,15 +349,19 @@ class RedisExchange:
 
         Until then it says that it appends to no file, whatever it is set to. It serves nothing meanwhile either.
         """
-        info = parse_info(await self.read("INFO"))
+        info = parse_info(await self._read("INFO"))
         if info.get("loading", "0") != "0":
             raise self._refused(BusyLoadingError("Redis is loading the dataset in memory"), "nothing was asked of it")
         try:
-            config = parse_config(await self.read("CONFIG", "GET", "*append*sync*"))
+            config = parse_config(await self._read("CONFIG", "GET", "*append*sync*"))
         except JournalFailed:
             # Hosted servers refuse it. Should the connection be gone, the next command says so.
             config = {}
-        settings = RedisSettings.read(info, config)
+        self._settings_read, self._settings_over = time.perf_counter(), self.link.dropped
+        return self._remember(RedisSettings.read(info, config))
+
+    def _remember(self, settings: RedisSettings) -> RedisSettings:
+        """Keep what the server is set to; a change is logged."""
         if self._settings is not None and settings != self._settings:
             _logger.warning(
                 "the settings of %s have changed: %s",
@@ -360,16 +369,34 @@ class RedisExchange:
                 settings.describe(),
                 extra=event("store_settings_changed", store=self.link.address, durability=settings.describe()),
             )
-        self._settings, self._settings_read, self._settings_over = settings, time.perf_counter(), self.link.dropped
+        self._settings = settings
         return settings
 
     async def read(self, *command: str | bytes | int) -> Any:
         """The answer of a command that changes nothing. Raises JournalFailed."""
-        return await self._twice(lambda: self.link.run(command))
+        return await self._twice(lambda: self._of_a_master(lambda: self.link.run(command)))
 
     async def ask(self, script: Script, keys: Sequence[str], arguments: Command) -> list[Any]:
         """What a script that changes nothing answers. Cost: one round trip. Raises JournalFailed."""
-        return list(await self._twice(lambda: self.link.call(script, keys, arguments)))
+        return list(await self._twice(lambda: self._of_a_master(lambda: self.link.call(script, keys, arguments))))
+
+    async def _read(self, *command: str | bytes | int) -> Any:
+        """Read as ``read`` does, whatever the server is."""
+        return await self._twice(lambda: self.link.run(command))
+
+    async def _of_a_master(self, send: Callable[[], Awaitable[list[Any]]]) -> list[Any]:
+        """Send once. Raises JournalFailed where the server behind a new connection is a replica: its word may be old."""
+        if self._settings is not None and self.link.dropped != self._settings_over:
+            await self._refuse_replica(await self.read_settings())
+        return await send()
+
+    async def _refuse_replica(self, settings: RedisSettings) -> None:
+        """Raise JournalFailed for a replica. The next call makes a new connection: only that may lead to the master."""
+        try:
+            settings.refuse_replica(self.link.address)
+        except JournalFailed:
+            await self.link.drop()
+            raise
 
     async def write(self, script: Script, keys: Sequence[str], arguments: Command, *, strong: bool) -> list[Any]:
         """What a script answers; when it is ``strong``, as durable as the server can make it.
@@ -390,14 +417,38 @@ class RedisExchange:
         """
         settings = await self._current(strong=strong)
         barrier = settings.barrier(self._milliseconds) if strong else []
+        count = [_REPLICATION] if strong else []
         try:
-            answers = await self.link.call_each(script, calls, *(command for _, command in barrier))
+            answers = await self.link.call_each(script, calls, *count, *(command for _, command in barrier))
         except NotSent as error:
             raise JournalFailed(f"{error}; nothing was written") from error
         except Lost as error:
             raise JournalUnknown(f"{error}; it may be written, repeat the call") from error
-        unsure = self._missed(barrier, answers[len(calls) :])
-        return [self._outcome(reply, unsure) for reply in answers[: len(calls)]]
+        replies, behind = answers[: len(calls)], answers[len(calls) :]
+        unsure = ""
+        if strong and any(not isinstance(reply, RedisError) and reply[0] == b"OK" for reply in replies):
+            unsure = await self._replicated(settings, behind[0]) or self._missed(barrier, behind[1:])
+        return [self._outcome(reply, unsure) for reply in replies]
+
+    async def _replicated(self, settings: RedisSettings, info: Any) -> str:
+        """Wait for replicas that the barrier of a strong entry did not count; returns why the entry may be lost yet, or nothing.
+
+        ``settings`` are those that the barrier was made by, ``info`` is what the server said of its replicas behind the entry.
+        A replica that connects after a look at the settings may be the next master, so it has to have the entry, too.
+        """
+        if isinstance(info, RedisError):
+            return f"{self.link.address} has it, but does not say which replicas it has: {info}"
+        found = self._remember(settings.with_replication(parse_info(info)))
+        if found.role != "master":
+            await self.link.drop()
+            return f"{self.link.address} has it, but became a replica, which loses what its master does not have"
+        if found.replicas <= settings.replicas:
+            return ""
+        wanted = found.replicas, ("WAIT", found.replicas, self._milliseconds)
+        try:
+            return self._missed([wanted], await self.link.run(wanted[1]))
+        except (NotSent, Lost) as error:
+            return f"{error}; it may be lost in a fail-over, repeat the call"
 
     def _missed(self, barrier: Sequence[tuple[int, Sequence[str | int]]], answers: Sequence[Any]) -> str:
         """Why what was written may be lost yet; empty when it is as durable as it can be."""
@@ -422,13 +473,15 @@ class RedisExchange:
     async def _current(self, *, strong: bool) -> RedisSettings:
         """What the server is set to that is written to: behind a new connection there may be another one.
 
-        Raises JournalFailed while that one may evict the journal; it is asked again each time, so that a change is seen at once.
+        Raises JournalFailed while that one may evict the journal, is a replica, or too old; it is asked again each time, so that a
+        change is seen at once.
         """
         settings = self._settings
         old = strong and time.perf_counter() - self._settings_read > _SETTINGS_SECONDS
-        if settings is None or old or settings.evicts or self.link.dropped != self._settings_over:
+        if settings is None or old or not settings.keeps or self.link.dropped != self._settings_over:
             settings = await self.read_settings()
-        settings.refuse_eviction(self.link.address)
+        await self._refuse_replica(settings)
+        settings.refuse(self.link.address)
         return settings
 
     async def _twice(self, send: Callable[[], Awaitable[list[Any]]]) -> Any:
@@ -492,34 +545,36 @@ class RedisSettings:
             append_only=info.get("aof_enabled") == "1",
             sync=config.get("appendfsync", "unknown"),
             sync_on_rewrite=config.get("no-appendfsync-on-rewrite", "no") == "no",
-            replicas=sum("state=online" in value for key, value in info.items() if _is_replica(key)),
+            replicas=_replicas(info),
             role=info.get("role", "master"),
             eviction=info.get("maxmemory_policy", config.get("maxmemory-policy", "noeviction")),
         )
+
+    def with_replication(self, info: Mapping[str, str]) -> RedisSettings:
+        """Return these settings with the role and the replicas that INFO names."""
+        return replace(self, role=info.get("role", "master"), replicas=_replicas(info))
 
     def refuse(self, address: object) -> None:
         """Raise JournalFailed when the journal cannot be kept there at all."""
         shown = ".".join(map(str, self.version))
         if self.version < OLDEST:
             raise JournalFailed(f"{address} is Redis {shown}: the journal needs {'.'.join(map(str, OLDEST))} or newer")
-        if self.role != "master":
-            raise JournalFailed(
-                f"{address} is a replica: name the master in the URL, or let redis+sentinel:// or redis+cluster:// find it"
-            )
-        self.refuse_eviction(address)
-
-    def refuse_eviction(self, address: object) -> None:
-        """Raise JournalFailed when the server may throw away what it has acknowledged."""
-        if self.evicts:
+        self.refuse_replica(address)
+        if self.eviction != "noeviction":
             raise JournalFailed(
                 f"{address} may throw the journal away when its memory is full (maxmemory-policy {self.eviction}): "
                 f"CONFIG SET maxmemory-policy noeviction there, and in its redis.conf"
             )
 
+    def refuse_replica(self, address: object) -> None:
+        """Raise JournalFailed when the server is no master: what it has may be old, and its master does not get what it is sent."""
+        if self.role != "master":
+            raise JournalFailed(f"{address}: {_REPLICA}")
+
     @property
-    def evicts(self) -> bool:
-        """Whether the server makes room by deleting keys."""
-        return self.eviction != "noeviction"
+    def keeps(self) -> bool:
+        """Whether the server is a master that deletes no keys to make room."""
+        return self.role == "master" and self.eviction == "noeviction"
 
     @property
     def syncs_each(self) -> bool:
@@ -581,8 +636,8 @@ def parse_info(text: bytes) -> dict[str, str]:
     >>> parse_info(b"# Server\r\nredis_version:7.0.15\r\n")
     {'redis_version': '7.0.15'}
     """
-    lines = text.decode(errors="replace").splitlines()
-    return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
+    lines = text.decode(errors="replace").split("\n")
+    return dict(line.rstrip("\r").split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
 
 
 def parse_config(answer: Any) -> dict[str, str]:
@@ -591,6 +646,11 @@ def parse_config(answer: Any) -> dict[str, str]:
         return {}
     texts = [item.decode(errors="replace") for item in answer]
     return dict(zip(texts[::2], texts[1::2], strict=True))
+
+
+def _replicas(info: Mapping[str, str]) -> int:
+    """How many replicas are connected and in step."""
+    return sum("state=online" in value for key, value in info.items() if _is_replica(key))
 
 
 def _is_replica(key: str) -> bool:

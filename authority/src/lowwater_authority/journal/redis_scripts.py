@@ -19,7 +19,7 @@ number holds 53 bits; which of two positions, epochs or views is greater, of the
 | ``POSITION`` i last reason | log i (from 1) ends at ``last``                                                          |
 | ``COVERED``                | there is a snapshot that reaches as far                                                  |
 | ``PARTS`` count            | so many parts of the snapshot are there, not all                                         |
-| ``CHANGED``                | another process has created the deployment, or taken the log, meanwhile                  |
+| ``CHANGED``                | another process has created the deployment, or taken or changed the log, meanwhile       |
 | ``ORPHANS``                | there are logs, but no deployment                                                        |
 """
 
@@ -145,6 +145,28 @@ if refused or i ~= #KEYS then
     return states
 end
 return {{'OK', last}}
+""")
+
+# KEYS: deployment, meta, records. ARGV: token, end of the log as it was read, its tail. Writes what is there already, behind what was
+# read: WAIT and WAITAOF wait for the last write of their own connection.
+SETTLE: Final = Script(f"""#!lua flags=allow-oom
+{_HELD}
+local last, tail = look(KEYS[2], '', '', '0', '0')
+if refused then
+    return states
+end
+local same = last == ARGV[2] and tail == ARGV[3]
+if tonumber(last) > tonumber(ARGV[2]) then
+    -- Its owner, or in the graph another process, has gone on: then the record that was read stands where it stood.
+    local place = ARGV[2] .. '-0'
+    local entry = redis.call('XRANGE', KEYS[3], place, place)[1]
+    same = entry and string.format('%.0f', (struct.unpack('<I4', entry[2][2]))) == ARGV[3]
+end
+if not same then
+    return {{'CHANGED'}}
+end
+redis.call('HSET', KEYS[1], 'token', token)
+return {{'OK'}}
 """)
 
 # KEYS: deployment, then the meta of each log. ARGV: token. Answers for each log: epoch, nonce, address, view.

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import logging
 import os
 import platform
 import secrets
 import sqlite3
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, TypeVar, TypeVarTuple
+from typing import Final, NamedTuple, TypeVar, TypeVarTuple
 from zlib import crc32
 
 from lowwater._core.events import event
+from lowwater._core.private import PRIVATE_FILE, make_private_file
 from lowwater_authority.journal import wal
 from lowwater_authority.journal.contract import (
     GRAPH,
@@ -42,9 +45,11 @@ from lowwater_authority.journal.contract import (
     Ownership,
     Writer,
     judge,
+    nothing_there,
     refuse_lost,
     refuse_older_view,
     refuse_other_end,
+    tell_created,
 )
 from lowwater_authority.journal.frames import (
     Kind,
@@ -78,7 +83,7 @@ class SqliteJournal(Journal):
 
     ``path`` is the database; beside it are ``path-wal``, ``path-shm`` and ``path.lock``. Its directory must exist. Local
     file systems only: over a network neither the lock nor WAL mode can be relied on. ``server_token`` is what the
-    file must belong to, and what a new one is made with; if it is empty, any deployment will do.
+    file must belong to, and what a new one is made with; if it is empty, any deployment will do. With ``must_exist`` no new one is made.
     """
 
     shared = False
@@ -88,9 +93,11 @@ class SqliteJournal(Journal):
         path: Path,
         *,
         server_token: str = "",
+        must_exist: bool = False,
     ) -> None:
         self._database = SqliteDatabase(path.absolute())
         self._wanted_token = server_token
+        self._must_exist = must_exist
         self._meter = Meter(time.perf_counter)
         self._owned = Owned(nonce=0)
         self._thread: ThreadPoolExecutor | None = None
@@ -102,7 +109,7 @@ class SqliteJournal(Journal):
         """
         self._thread = thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="lowwater-journal")
         try:
-            owner = await self._run(self._database.open, self._wanted_token, secrets.randbits)
+            owner = await self._run(self._database.open, self._wanted_token, secrets.randbits, self._must_exist)
             end = await self._run(self._database.end, GRAPH)
         except BaseException:
             # Cancelled, it may go on and take the lock all the same.
@@ -152,9 +159,13 @@ class SqliteJournal(Journal):
         """See Journal."""
         return self._owned.end(log)
 
-    async def load(self, log: str, *, known: LoadedLog | None = None) -> LoadedLog:
-        """See Journal. All of it is read each time: who is alone has no reason to read twice."""
-        del known
+    async def load(self, log: str, *, known: LoadedLog | None = None, durable: bool = True) -> LoadedLog:
+        """See Journal. All of it is read each time: who is alone has no reason to read twice.
+
+        What can be read is durable: SQLite shows a transaction when its commit is synced. What a killed process has left unsynced in the
+        write-ahead log is synced with the epoch that ``open`` writes behind it.
+        """
+        del known, durable
         loaded, end = await self._run(self._database.load, log, self._owned.held([log]))
         self._owned.reached(log, end)
         return loaded
@@ -316,15 +327,17 @@ class SqliteDatabase:
         self._taken: dict[str, Ownership] = {}
         self._files: list[tuple[int, int]] = []
 
-    def open(self, wanted: str, randbits: Callable[[int], int]) -> Owner:
+    def open(self, wanted: str, randbits: Callable[[int], int], must_exist: bool = False) -> Owner:
         """Lock, create or check the file, and begin an epoch; ``wanted`` names its deployment unless empty.
 
-        After an exception everything is let go again.
+        With ``must_exist`` it raises JournalFailed when there is no journal. After an exception everything is let go again.
         """
         try:
-            self._lock_and_check()
+            self._lock_and_check(must_exist)
             self._connect(wanted, randbits)
         except BaseException:
+            if not self._lock.used_before:
+                self._lock.forget_use()  # nothing was begun here: the next start may begin it
             self.close()
             raise
         return self._owner
@@ -501,7 +514,7 @@ class SqliteDatabase:
             raise JournalClosed
         return self._handle
 
-    def _lock_and_check(self) -> None:
+    def _lock_and_check(self, must_exist: bool) -> None:
         """Everything that has to be known before SQLite may touch the files."""
         directory = self.path.parent
         if not directory.is_dir():
@@ -509,12 +522,30 @@ class SqliteDatabase:
         try:
             self._lock.acquire()
         except OSError as error:
-            raise JournalFailed(f"{self._lock.path}: {error.strerror}; make it and its directory writable") from error
+            fix = "free space on its disk" if is_full(error) else "make it and its directory writable"
+            raise JournalFailed(f"{self._lock.path}: {error.strerror}; {fix}") from error
         if _size(self.path) == 0 and _size(self._wal) > 0:
             raise JournalCorrupt(None, None, f"{self._wal} has lost its database {self.path}")
+        if self._lock.used_before and self.path.exists() and _size(self.path) == 0:
+            raise JournalCorrupt(
+                None,
+                None,
+                f"{self.path} is empty, and {self._lock.path.name} shows that a journal was used here: restore a copy, or remove both to begin "
+                "another deployment",
+            )
+        if must_exist and _size(self.path) == 0:
+            raise nothing_there(str(self.path))
         wal.check_file(self._wal)
 
     def _connect(self, wanted: str, randbits: Callable[[int], int]) -> None:
+        try:
+            make_private_file(self.path)  # SQLite gives its other files the rights of this one
+            _tell_if_exposed(self.path)
+        except OSError as error:
+            fix = (
+                "free space on its disk" if is_full(error) else "make the file and its directory readable and writable"
+            )
+            raise JournalFailed(f"{self.path}: {error.strerror}; {fix}") from error
         with translated(self.path):
             self._handle = connection = sqlite3.connect(self.path, isolation_level=None, timeout=_BUSY_SECONDS)
             new = is_new(connection, self.path)
@@ -529,6 +560,8 @@ class SqliteDatabase:
             self._owner = take_over(connection, randbits)
             if wanted not in {"", self._owner.server_token}:
                 raise JournalReplaced(expected=wanted, found=self._owner.server_token)
+        if new:
+            tell_created(str(self.path), self._owner.server_token)
         # The names of the files must be as durable as their content.
         _sync_directory(self.path.parent)
         self._files = self._identities()
@@ -789,8 +822,41 @@ def failed(path: Path, error: sqlite3.Error) -> JournalFailed:
         sqlite3.SQLITE_BUSY: "end the program that has it locked",
         sqlite3.SQLITE_IOERR: "check the disk and the kernel's log",
     }
-    fix = fixes.get(code(error), "see what SQLite says")
+    # Without room for its index of the write-ahead log SQLite speaks of an I/O error, or cannot open the file.
+    full = code(error) in {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN} and not _has_room(path.parent)
+    fix = fixes[sqlite3.SQLITE_FULL] if full else fixes.get(code(error), "see what SQLite says")
     return JournalFailed(f"{path}: {error}; nothing was written: {fix}")
+
+
+LEAST_ROOM: Final = 64 << 10
+"""Bytes that must be free on a disk for SQLite to open a database: its index of the write-ahead log takes 32 KiB at least."""
+
+
+def _tell_if_exposed(path: Path) -> None:
+    """Warn when every user of the machine can read a file, or write to its folder and so replace the file. Raises OSError."""
+    file, folder = path.stat().st_mode, path.parent.stat().st_mode
+    readable = bool(file & stat.S_IROTH and folder & stat.S_IXOTH)
+    if readable or (folder & stat.S_IWOTH and not folder & stat.S_ISVTX):
+        _logger.warning(
+            "every user of this machine can %s: chmod -R go-rwx %s",
+            f"read {path}" if readable else f"replace {path}",
+            path.parent,
+            extra=event("data_readable", path=str(path)),
+        )
+
+
+def is_full(error: OSError) -> bool:
+    """Whether a file could not be written because its disk, or what its user may have of it, is full."""
+    return error.errno in {errno.ENOSPC, errno.EDQUOT}
+
+
+def _has_room(directory: Path) -> bool:
+    """Whether the disk of a directory has ``LEAST_ROOM`` left, and a file more; True where nobody can tell."""
+    try:
+        found = os.statvfs(directory)
+    except OSError:
+        return True
+    return found.f_bavail * found.f_frsize >= LEAST_ROOM and (found.f_files == 0 or found.f_favail > 0)
 
 
 def code(error: sqlite3.Error) -> int:
@@ -816,11 +882,13 @@ class LockFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.used_before = False
+        """Whether another process had held it before ``acquire``, and did not take that back by ``forget_use``."""
         self._fd: int | None = None
 
     def acquire(self) -> None:
         """Lock, or raise JournalLocked with the holder. Raises OSError when the file cannot be made."""
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -830,9 +898,19 @@ class LockFile:
         except BaseException:
             os.close(fd)
             raise
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"process {os.getpid()} on host {platform.node()}\n".encode(), 0)
+        try:
+            self.used_before = os.fstat(fd).st_size > 0
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"process {os.getpid()} on host {platform.node()}\n".encode(), 0)
+        except BaseException:
+            os.close(fd)
+            raise
         self._fd = fd
+
+    def forget_use(self) -> None:
+        """Leave no trace of this process. Does nothing without the lock."""
+        if self._fd is not None:
+            os.ftruncate(self._fd, 0)
 
     def release(self) -> None:
         """Unlock. Does nothing without the lock."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lowwater._server.tls import Certificates
     from lowwater._server.visitors import Visitors
     from lowwater_authority.access.policy import Access
+    from lowwater_authority.engine.writes import StoreState
 
 MOST_SCRAPES: Final = 8
 """Scrapes of /metrics that are answered, one after the other, or wait; more are refused."""
@@ -30,10 +31,14 @@ Expose = Callable[[str], tuple[bytes, str]]
 
 
 class Exposition:
-    """The metrics. See Part; ``expose`` returns them for an Accept header as (bytes, content type), and is called in a thread."""
+    """The metrics. See Part; ``expose`` returns them for an Accept header as (bytes, content type), and is called in a thread.
 
-    def __init__(self, expose: Expose) -> None:
+    ``journal`` returns what the store does with writes; it is called on the thread of the server.
+    """
+
+    def __init__(self, expose: Expose, journal: Callable[[], StoreState]) -> None:
         self._expose = expose
+        self._journal = journal
         self._scraping = 0
 
     def begin(self, visitors: Visitors) -> None:
@@ -46,8 +51,8 @@ class Exposition:
         return [web.get(METRICS, self._metrics)]
 
     def health(self) -> Mapping[str, Any]:
-        """See Part."""
-        return {}
+        """See Part. The status of the answer stays 200 whatever the journal does: a restart would not mend it, and reads are answered."""
+        return {"journal": self._journal().value}
 
     def end(self) -> None:
         """See Part."""
@@ -104,6 +109,7 @@ class Endpoint(HttpServer):
         self,
         listening: socket.socket,
         expose: Expose,
+        journal: Callable[[], StoreState],
         *,
         certificates: Certificates | None,
         access: Callable[[], Access] | None,
@@ -113,7 +119,7 @@ class Endpoint(HttpServer):
         """Where they are, for people."""
         super().__init__(
             listening,
-            [Exposition(expose)],
+            [Exposition(expose, journal)],
             certificates=certificates,
             visitors=EVERYBODY if access is None else KnownVisitors(RulesHere(access), monotonic=time.monotonic),
             on_not_http=on_not_http,

@@ -7,6 +7,7 @@ that is; see ops/shard_figures.py. What no scrape may do, counting ranges, a tas
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +23,7 @@ from prometheus_client.exposition import choose_encoder
 
 from lowwater.prometheus import Figure
 from lowwater_authority.ops import shard_figures
+from lowwater_authority.ops.log_events import LogCounter
 from lowwater_authority.ops.observer import Observer
 from lowwater_authority.ops.range_survey import RangeSurvey
 from lowwater_authority.ops.upstream import Upstream
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from lowwater._server.tls import Certificates
+    from lowwater_authority.access.file import AccessFile
     from lowwater_authority.engine.shard import Shard
     from lowwater_authority.promises import PromiseFile
     from lowwater_authority.rpc.streams import Streams
@@ -84,6 +87,9 @@ REPLAY_SECONDS: Final = _histogram(
 LOOP_LAG: Final = _histogram(
     "event_loop_lag_seconds", "By how much the event loop was late for a task that is due every 100 ms."
 )
+LOG_EVENTS: Final = _counter(
+    "log_events", "Warnings and errors in the log, by their event in docs/logs.md.", "event", "level"
+)
 NOT_HTTP: Final = _counter("page_not_http", "Messages to the port of /metrics that were no HTTP.")
 
 EVENTS: Final = (
@@ -103,6 +109,7 @@ EVENTS: Final = (
     APPENDED_BYTES,
     REPLAY_SECONDS,
     LOOP_LAG,
+    LOG_EVENTS,
     NOT_HTTP,
 )
 """What is counted where it happens."""
@@ -138,6 +145,7 @@ class Metrics(Observer):
         self._bytes = self._count(APPENDED_BYTES)
         self._replays = self._measure(REPLAY_SECONDS, LONG_SECONDS)
         self._lag = self._measure(LOOP_LAG)
+        self._log_events = LogCounter(self._count(LOG_EVENTS))
         self._not_http = self._count(NOT_HTTP)
         self._beside: tuple[asyncio.Task[None], ...] = ()
         """What goes on between scrapes."""
@@ -199,6 +207,16 @@ class Metrics(Observer):
         """Something was sent to the page that is no HTTP. On any thread."""
         self._not_http.inc()
 
+    @contextmanager
+    def counting_log(self) -> Iterator[None]:
+        """Count what this process logs meanwhile, whichever logger it is."""
+        root = logging.getLogger()
+        root.addHandler(self._log_events)
+        try:
+            yield
+        finally:
+            root.removeHandler(self._log_events)
+
     # -- who looks -------------------------------------------------------------------------------------------
 
     def watch(
@@ -208,6 +226,7 @@ class Metrics(Observer):
         upstream: Upstream | None = None,
         certificates: Certificates | None = None,
         promises: PromiseFile | None = None,
+        access: AccessFile | None = None,
     ) -> None:
         """Export what a shard stands at, and measure its event loop, in which this is to be called.
 
@@ -215,7 +234,7 @@ class Metrics(Observer):
         """
         self.survey = RangeSurvey(shard)
         upstream = Upstream(shard) if upstream is None else upstream
-        collector = shard_figures.ShardCollector(shard, streams, self.survey, upstream, certificates, promises)
+        collector = shard_figures.ShardCollector(shard, streams, self.survey, upstream, certificates, promises, access)
         self.registry.register(collector)
         loop = asyncio.get_running_loop()
         self._beside = (loop.create_task(self.survey.run()), loop.create_task(upstream.run()))

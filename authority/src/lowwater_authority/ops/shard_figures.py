@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from lowwater._server.tls import Certificates
+    from lowwater_authority.access.file import AccessFile
     from lowwater_authority.core.computation import Computation
     from lowwater_authority.engine.shard import Shard
     from lowwater_authority.ops.range_survey import RangeSurvey
@@ -123,8 +124,54 @@ REFUSED: Final = _gauge(
     "1 while the file of --promises is bad, and what it said before stands, else 0; absent without one.",
 )
 
-FIGURES: Final[tuple[Figure, ...]] = (*READ, *PROCESS, HELD, CONFIRMED, NOT_AFTER, REFUSED, ERRORS, *GATES)
+ACCESS_REFUSED: Final = _gauge(
+    "access_refused",
+    "1 while the file of --access is bad, and the rules of before are in force, else 0.",
+)
+
+CERTIFICATE_REFUSED: Final = _gauge(
+    "certificate_refused",
+    "1 while the files of --tls-cert and its like cannot be used, and those of before are in force, else 0; absent without TLS.",
+)
+
+FIGURES: Final[tuple[Figure, ...]] = (
+    *READ,
+    *PROCESS,
+    HELD,
+    CONFIRMED,
+    NOT_AFTER,
+    CERTIFICATE_REFUSED,
+    REFUSED,
+    ACCESS_REFUSED,
+    ERRORS,
+    *GATES,
+)
 """All that is read at a scrape."""
+
+
+def doors(certificates: Certificates | None, access: AccessFile | None) -> Iterator[Metric]:
+    """Yield what tells whether new certificates and new access rules are in force."""
+    not_after, refused = NOT_AFTER.family(), CERTIFICATE_REFUSED.family()
+    if certificates is not None:
+        not_after.add_metric([], certificates.not_after)
+        refused.add_metric([], float(certificates.refused))
+    yield not_after
+    yield refused
+    rules = ACCESS_REFUSED.family()
+    rules.add_metric([], float(access is not None and access.refused is not None))
+    yield rules
+
+
+class DoorCollector(Collector):
+    """Reads the certificates and the access rules of a process that serves no computation."""
+
+    def __init__(self, certificates: Certificates | None, access: AccessFile | None) -> None:
+        self._certificates = certificates
+        self._access = access
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield what ``doors`` yields."""
+        return doors(self._certificates, self._access)
 
 
 class ShardCollector(Collector):
@@ -138,8 +185,10 @@ class ShardCollector(Collector):
         upstream: Upstream,
         certificates: Certificates | None = None,
         promises: PromiseFile | None = None,
+        access: AccessFile | None = None,
     ) -> None:
         self._shard = shard
+        self._access = access
         self._promises = promises
         self._streams = streams
         self._survey = survey
@@ -177,10 +226,7 @@ class ShardCollector(Collector):
             now = time.time()
             confirmed.add_metric([], min(now - stale_for, self._shard.confirmed_at(int(now * 1e6)) / 1e6))
         yield confirmed
-        not_after = NOT_AFTER.family()
-        if self._certificates is not None:
-            not_after.add_metric([], self._certificates.not_after)
-        yield not_after
+        yield from doors(self._certificates, self._access)
         refused = REFUSED.family()
         if self._promises is not None:
             refused.add_metric([], float(self._promises.refused is not None))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from lowwater._core.checks import is_name
+from lowwater._core.private import make_private_folder, open_private
 from lowwater._pb.lowwater.v1 import regions_pb2 as pb
 from lowwater.cli.arguments import parse_duration
 from lowwater_authority.regions.references import REPLICATED, Sink, name_of
@@ -137,8 +138,8 @@ class StateFolder:
     def __init__(self, folder: Path, now: int) -> None:
         self._path = folder / "state.json"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._lock: TextIO = (folder / "lock").open("w")
+            make_private_folder(folder)
+            self._lock: TextIO = open_private(folder / "lock", "w")
         except OSError as error:
             msg = f"{folder} cannot be used: {error.strerror}"
             raise BadConfig(msg) from error
@@ -176,7 +177,7 @@ class StateFolder:
         if {**told, "seen": 0} == {**self._written, "seen": 0}:
             return
         beside = self._path.with_suffix(".new")
-        with beside.open("w", encoding="utf-8") as file:
+        with open_private(beside, "w") as file:
             json.dump(told, file)
             file.flush()
             os.fsync(file.fileno())

@@ -198,6 +198,8 @@ class Reference:
     write_offs: tuple[WriteOff, ...] = ()
     broken: tuple[Broken, ...] = ()
     move: Move | None = None
+    decision_number: int = 0
+    """How many decisions of operators have changed the record, but for adoptions, which change ``number``."""
 
     @property
     def name(self) -> str:
@@ -777,6 +779,21 @@ class References:
 
     # -- what operators decide ------------------------------------------------------------------------------------------
 
+    def check_decision(self, name: str, number: int, decision_number: int) -> None:
+        """Refuse a decision about another state of a reference: it comes late. ``number`` 0: about any. Raises RegionRefused."""
+        found = self.references.get(name)
+        if found is not None and number and (number, decision_number) != (found.number, found.decision_number):
+            raise _no(
+                name, "it has changed since this was decided, and nothing was done", "look at it again, and decide anew"
+            )
+
+    @staticmethod
+    def decided(change: Change) -> Change:
+        """Return the change that an operator has decided on, counted."""
+        return replace(
+            change, put=tuple(replace(each, decision_number=each.decision_number + 1) for each in change.put)
+        )
+
     def adopt(self, name: str, to: str, who: str, when: int, now: int) -> Change:
         """Give a reference to another region, because its owner is lost, or seems so.
 
@@ -916,12 +933,18 @@ class References:
         """The first record of a store."""
         return Change(store=Store(token)) if not self.store.token else Change()
 
-    def recover(self, token: str, recovers: str, expected: Iterable[str], fenced: Iterable[str]) -> Change:
+    def recover(
+        self, token: str, recovers: str, expected: Iterable[str], fenced: Iterable[str], answers: str = ""
+    ) -> Change:
         """An operator says that the store was lost, or put back to an older copy. All regions enrol anew, under a new token.
 
         ``recovers`` is the token of the store that was lost, as the regions have it; ``fenced`` are regions that are absent, at whose sinks the
-        operator has seen to it that none of their numbers counts any more.
+        operator has seen to it that none of their numbers counts any more. ``answers`` is the token of the store that the operator has seen; empty:
+        any. After a recovery the store has another one, so a message that comes late begins no second recovery. Raises ServerTokenMismatch.
         """
+        if answers not in ("", self.store.token):
+            msg = "the store has another token than the one that this was decided on, and nothing was done: look at it again"
+            raise errors.ServerTokenMismatch(msg, metadata={"expected": self.store.token, "found": answers})
         expected, fenced = tuple(sorted(set(expected))), tuple(sorted(set(fenced)))
         known = {each for found in self.references.values() for each in found.regions} | {*self.store.named}
         lost = self.store.recovers if self.store.state == ENROLLING else self.store.token

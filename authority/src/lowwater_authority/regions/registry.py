@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Final
 
 from lowwater import errors
 from lowwater._core.events import event
-from lowwater_authority.engine.backoff import Backoff
+from lowwater_authority.engine.writes import Writes
 from lowwater_authority.journal.contract import (
     Entry,
     JournalCorrupt,
     JournalError,
     JournalFailed,
     JournalLost,
-    JournalUnknown,
 )
 from lowwater_authority.regions.references import AUTOMATIC, References
 
@@ -35,8 +34,6 @@ LOG: Final = "~regions"
 
 SNAPSHOT_RECORDS: Final = 1000
 """A snapshot takes the place of so many records: about a quarter of an hour of a busy region."""
-
-RETRY_SECONDS: Final = (0.05, 2.0)
 
 Plan = Callable[[References], "Change"]
 
@@ -75,6 +72,7 @@ class Registry:
         self.ended: asyncio.Future[JournalError] | None = None
         """Done when another global authority has the store, or the store cannot be written any more."""
         self.stopping = False
+        self.writes = Writes(lambda: self.stopping)
         self.refused: Counter[tuple[str, str]] = Counter()
         """By call and by the name of the error: calls, and single references within calls that were taken, that were refused since the start."""
         self._behind = 0
@@ -194,21 +192,8 @@ class Registry:
                 return
 
     async def _until_known(self, write: Callable[[], Awaitable[object]]) -> None:
-        """Repeat a write of unknown outcome as it is; nothing is shown meanwhile."""
-        backoff = Backoff(*RETRY_SECONDS)
-        while True:
-            try:
-                await write()
-            except JournalUnknown as error:
-                if self.stopping:
-                    raise
-                if backoff.first:
-                    log.warning("%s; trying again as is", error, extra=event("store_away", reason=str(error)))
-                await backoff.wait()
-            else:
-                if not backoff.first:
-                    log.info("the store answers again", extra=event("store_back"))
-                return
+        """See Writes; nothing is shown meanwhile."""
+        await self.writes.until_known(write)
 
     async def _snapshot(self) -> None:
         """Shorten the replay. Under the lock, so that the snapshot is of its position."""
@@ -251,12 +236,17 @@ class Registry:
                         extra=event("adoption_failed", reference=name, reason=str(error)),
                     )
 
-    async def adopt(self, name: str, to: str, who: str) -> None:
-        """Give a reference to another region. Raises as References.adopt."""
+    async def adopt(self, name: str, to: str, who: str, number: int = 0, decision_number: int = 0) -> None:
+        """Give a reference to another region. Raises as References.adopt, and References.check_decision by the two numbers."""
         if who == AUTOMATIC:  # what was seen may have changed while others had the lock
             change = await self.change(lambda core: core.adopt_by_itself(name, to, self.clock(), self.monotonic()))
         else:
-            change = await self.change(lambda core: core.adopt(name, to, who, self.clock(), self.monotonic()))
+
+            def plan(core: References) -> Change:
+                core.check_decision(name, number, decision_number)
+                return core.adopt(name, to, who, self.clock(), self.monotonic())
+
+            change = await self.change(plan)
         if change.empty:
             return
         number = self.references.get(name).number

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -23,8 +24,11 @@ from lowwater._pb.lowwater.v1 import regions_pb2_grpc
 from lowwater._server.logging import FORMATS, set_up
 from lowwater.cli.arguments import CommandParser, parse_duration
 from lowwater_authority import serve as local
-from lowwater_authority.journal import Journal, JournalError, SqliteJournal
+from lowwater_authority.commands.serve_arguments import add_expect_deployment, add_listen
+from lowwater_authority.engine.writes import StoreState
+from lowwater_authority.journal import Journal, JournalError
 from lowwater_authority.ops.metrics import Metrics
+from lowwater_authority.ops.shard_figures import DoorCollector
 from lowwater_authority.regions.config import positive_duration
 from lowwater_authority.regions.figures import BUILD, ReferenceFigures
 from lowwater_authority.regions.registry import Registry
@@ -70,12 +74,8 @@ def parser() -> CommandParser:
     parse.add_argument(
         "--deployment", metavar="NAME", default="global", help="which deployment of the store (default: %(default)s)"
     )
-    parse.add_argument(
-        "--listen", default="0.0.0.0:7430", help="HOST:PORT for gRPC; port 0 picks one (default: %(default)s)"
-    )
-    parse.add_argument(
-        "--http", default="0.0.0.0:7431", help="HOST:PORT for /metrics and /healthz, or 'off' (default: %(default)s)"
-    )
+    add_expect_deployment(parse)
+    add_listen(parse, 7430)
     parse.add_argument(
         "--suspect-after",
         metavar="T",
@@ -116,7 +116,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     set_up(args.log_format, verbose=args.verbose)
     try:
         args.store = local.store_of(args.store)
-        return asyncio.run(serve(args))
+        local.choose_places(args)
+        with ExitStack() as leaving:
+            return asyncio.run(serve(args, leaving))
     except (JournalError, local.CannotServe) as error:
         print(f"lowwater global: {error}", file=sys.stderr)  # noqa: T201 - the answer to a command
         return local.FAILED
@@ -130,27 +132,24 @@ def _journal(args: argparse.Namespace) -> Journal:
             msg = "--store needs the Redis client: pip install 'redis[hiredis]>=6'"
             raise local.CannotServe(msg) from error
         try:
-            return RedisJournal(args.store, namespace=args.deployment)
+            expected: str = args.expect_deployment
+            return RedisJournal(args.store, namespace=args.deployment, server_token=expected, must_exist=bool(expected))
         except ValueError as error:
             msg = f"--store: {error}"
             raise local.CannotServe(msg) from error
-    try:
-        args.data.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        msg = f"--data {args.data} cannot be made: {error.strerror}. Name a folder on a writable local disk."
-        raise local.CannotServe(msg) from error
-    return SqliteJournal(args.data / "journal.sqlite")
+    return local.journal_in(args)
 
 
-async def serve(args: argparse.Namespace) -> int:
+async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     """Start everything, run until SIGTERM or SIGINT, or until another one has the store."""
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     host, _ = local.address(args.listen, "--listen")
+    metrics = Metrics(version("lowwater-authority"), BUILD)
+    leaving.enter_context(metrics.counting_log())
     certificates = local.certificates_of(args)
     door = local.door_of(args, host, shared=False)
-    metrics = Metrics(version("lowwater-authority"), BUILD)
     registry = Registry(
         _journal(args),
         clock=local.clock,
@@ -167,8 +166,10 @@ async def serve(args: argparse.Namespace) -> int:
         regions_pb2_grpc.add_RegionServiceServicer_to_server(RegionServicer(registry), server)
         health = HealthServicer((SERVICE,))
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
+        registry.writes.on_change.append(lambda state: health.set_journal(serving=state is StoreState.TAKES))
         metrics.registry.register(ReferenceFigures(registry))
-        endpoint = local.endpoint_of(args, certificates, metrics, door)
+        metrics.registry.register(DoorCollector(certificates, None if door is None else door.file))
+        endpoint = local.endpoint_of(args, certificates, metrics, door, lambda: registry.writes.state)
         await server.start()
         if endpoint is not None:
             endpoint.start()

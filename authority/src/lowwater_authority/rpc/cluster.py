@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from lowwater import errors
 from lowwater._core.events import event
@@ -11,6 +11,7 @@ from lowwater._pb.lowwater.v1 import cluster_pb2 as pb
 from lowwater._pb.lowwater.v1 import cluster_pb2_grpc, types_pb2
 from lowwater_authority.access.caller import calling
 from lowwater_authority.access.policy import SHA256, Action
+from lowwater_authority.core.computation import LARGEST_EPOCH
 from lowwater_authority.journal import JournalError
 from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.refusals import bad_field, refusing
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
 
 log = logging.getLogger(__name__)
-
-LARGEST_EPOCH: Final = 1 << 23
-"""Half of what a sequencer has room for: a made-up number must not use them up."""
 
 
 class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import logging
 import time
+from inspect import isasyncgenfunction
+from traceback import clear_frames
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import grpc
@@ -15,6 +17,7 @@ from google.protobuf.message import DecodeError
 from lowwater import errors
 from lowwater._core.events import Limited, event
 from lowwater_authority.rpc.refusals import refuse
+from lowwater_authority.rpc.request_bounds import bound_of, shape_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -30,19 +33,43 @@ log = logging.getLogger(__name__)
 FIX: Final = "generate the client from the .proto files of this version"
 
 
-def reading(deserialize: Read | None) -> Read | None:
-    """Return what reads a message, or raises InvalidArgument for what is no such message, or has text that is not UTF-8."""
-    if deserialize is None:
-        return None
+class Reading:
+    """Reads the requests of a method. Raises InvalidArgument for one that is too large, is no such message, or has text that is not UTF-8."""
 
-    def read(data: bytes) -> Any:
+    __slots__ = ("_bound", "_deserialize", "_name", "_shape")
+
+    def __init__(self, deserialize: Read, method: str) -> None:
+        self._deserialize = deserialize
+        self._bound = bound_of(method)
+        self._shape = shape_of(deserialize)
+        self._name = method.rpartition("/")[2]
+
+    def __call__(self, data: bytes) -> Any:
+        """Read one."""
         try:
-            return deserialize(data)
+            self._bound.check(data, self._name, self._shape)
+            return self._deserialize(data)
         except DecodeError as error:
             why = "has text that is not UTF-8" if "UTF-8" in str(error) else "is not a message of this method"
             raise errors.InvalidArgument(f"the request {why}; {FIX}", metadata={"field": "", "fix": FIX}) from None
 
-    return read
+
+def reading(deserialize: Read | None, method: str) -> Read | None:
+    """Return what reads the requests of a method, named by its whole path; see :class:`Reading`."""
+    return deserialize if deserialize is None or isinstance(deserialize, Reading) else Reading(deserialize, method)
+
+
+def freed(failure: BaseException) -> None:
+    """Let go of all that the frames of a failed call hold, such as its request.
+
+    gRPC keeps the exception that ends a call, and the exception keeps these frames, which keep the call of gRPC. So the
+    request would stay until the garbage collector looks for such circles, which may be thousands of calls later.
+
+    Only the frames of this exception are cleared. What it was raised from may be shared: all callers of a round that the
+    store refuses get one exception, and it has the frames of those that still wait. To clear those would end their calls.
+    """
+    clear_frames(failure.__traceback__)
+    failure.__cause__ = failure.__context__ = None
 
 
 class Decoding(grpc.aio.ServerInterceptor):
@@ -63,12 +90,16 @@ class Decoding(grpc.aio.ServerInterceptor):
         handler: Any = await continuation(handler_call_details)
         if handler is None:
             return None
-        method, read = handler_call_details.method.rpartition("/")[2], reading(handler.request_deserializer)
+        path = handler_call_details.method
+        method, read = path.rpartition("/")[2], reading(handler.request_deserializer, path)
         codecs = {"request_deserializer": read, "response_serializer": handler.response_serializer}
         if handler.stream_stream is not None:
-            return grpc.stream_stream_rpc_method_handler(handler.stream_stream, **codecs)
+            serve = handler.stream_stream
+            # One that writes its answers itself is a coroutine, as the health checks of the guard are.
+            serve = self._stream(method, serve) if isasyncgenfunction(serve) else serve
+            return grpc.stream_stream_rpc_method_handler(serve, **codecs)
         if handler.stream_unary is not None:
-            return grpc.stream_unary_rpc_method_handler(handler.stream_unary, **codecs)
+            return grpc.stream_unary_rpc_method_handler(self._unary(method, handler.stream_unary), **codecs)
         codecs["request_deserializer"] = _or_error(read)
         if handler.unary_stream is not None:
             return grpc.unary_stream_rpc_method_handler(self._stream(method, handler.unary_stream), **codecs)
@@ -76,9 +107,14 @@ class Decoding(grpc.aio.ServerInterceptor):
 
     def _unary(self, method: str, serve: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
         async def decoded(request: Any, context: Any) -> Any:
-            if isinstance(request, errors.InvalidArgument):
-                await self._refuse(method, request, context)
-            return await serve(request, context)
+            try:
+                if isinstance(request, errors.InvalidArgument):
+                    await self._refuse(method, request, context)
+                return await serve(request, context)
+            except grpc.aio.AbortError as failure:
+                del request
+                freed(failure)
+                raise
 
         return decoded
 
@@ -86,11 +122,16 @@ class Decoding(grpc.aio.ServerInterceptor):
         self, method: str, serve: Callable[[Any, Any], AsyncGenerator[Any, None]]
     ) -> Callable[[Any, Any], AsyncIterator[Any]]:
         async def decoded(request: Any, context: Any) -> AsyncIterator[Any]:
-            if isinstance(request, errors.InvalidArgument):
-                await self._refuse(method, request, context)
-            async with contextlib.aclosing(serve(request, context)) as responses:
-                async for response in responses:
-                    yield response
+            try:
+                if isinstance(request, errors.InvalidArgument):
+                    await self._refuse(method, request, context)
+                async with contextlib.aclosing(serve(request, context)) as responses:
+                    async for response in responses:
+                        yield response
+            except grpc.aio.AbortError as failure:
+                del request
+                freed(failure)
+                raise
 
         return decoded
 

@@ -216,13 +216,19 @@ class RegionServicer(regions_pb2_grpc.RegionServiceServicer):
             name,
             extra=event("decision", reference=name, who=who),
         )
+        number, decision_number = request.number, request.decision_number
         if request.decision == pb.DECISION_ADOPT:
-            await registry.adopt(name, region, who)
+            await registry.adopt(name, region, who, number, decision_number)
         else:
             decide = _DECISIONS.get(request.decision)
             if decide is None:
                 raise bad_field("decision", f"is {request.decision}", "take one that is known")
-            await registry.change(lambda core: decide(core, name, region, who, registry))
+
+            def plan(core: References) -> Change:
+                core.check_decision(name, number, decision_number)
+                return core.decided(decide(core, name, region, who, registry))
+
+            await registry.change(plan)
         return self._listed("" if request.decision == pb.DECISION_FORGET else name)
 
     @_refusing
@@ -230,7 +236,9 @@ class RegionServicer(regions_pb2_grpc.RegionServiceServicer):
         """Begin anew."""
         registry = self._registry
         token = registry.token()
-        await registry.change(lambda core: core.recover(token, request.recovers, request.regions, request.fenced))
+        await registry.change(
+            lambda core: core.recover(token, request.recovers, request.regions, request.fenced, request.store_token)
+        )
         log.warning(
             "the store is recovered, as %s", token, extra=event("store_recovered", regions=list(request.regions))
         )
@@ -310,6 +318,7 @@ def view(core: References, found: Reference, now: int) -> pb.ReferenceView:
         automatic=found.automatic,
         decisions=_decisions(found),
         record=encode(found),
+        decision_number=found.decision_number,
     )
 
 

@@ -63,7 +63,11 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
         """Change the configuration of a group."""
         await self.services.confirm(request.computation)
         figures = await self._master.configure(
-            request.computation, request.group, request.configuration, request.configuration_version
+            request.computation,
+            request.group,
+            request.configuration,
+            request.configuration_version,
+            request.incarnation,
         )
         return pb.ConfigureGroupResponse(group=group_message(*figures))
 

@@ -60,7 +60,13 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         shard = self.services.shard
         await self.services.reach(request.computation)
         name = request.computation
-        spec = await shard.set_inputs(name, list(request.inputs), permit=permit(name))
+        spec = await shard.set_inputs(
+            name,
+            list(request.inputs),
+            incarnation=request.incarnation,
+            input_version=request.input_version,
+            permit=permit(name),
+        )
         return topology_pb2.SetInputsResponse(computation=codec.computation_message(spec, shard.topology))
 
     @refusing
@@ -68,7 +74,8 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         """Start a new incarnation of a computation and its readers."""
         shard = self.services.shard
         await shard.confirm(())  # one that was registered at another shard can be reset here too
-        specs = await shard.reset(request.computation, permit=permit(request.computation))
+        name = request.computation
+        specs = await shard.reset(name, incarnation=request.incarnation, permit=permit(name))
         return topology_pb2.ResetResponse(
             computations=[codec.computation_message(spec, shard.topology) for spec in specs]
         )
@@ -80,7 +87,9 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         """Cut a slice in two."""
         shard, name = self.services.shard, request.computation
         await shard.confirm(())  # as another shard may have cut it
-        made = await shard.split(name, request.slice, request.at, room=room_for_slice(name))
+        made = await shard.split(
+            name, request.slice, request.at, incarnation=request.incarnation, room=room_for_slice(name)
+        )
         return topology_pb2.SplitSliceResponse(slice=codec.computation_message(made, shard.topology))
 
     @refusing
@@ -88,8 +97,15 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         """Take a key range out of a computation."""
         start, end = codec.interval(request.start, request.end)
         await self.services.reach(request.computation)
-        name, force = request.computation, request.force
-        ranges = await self.services.shard.retire(name, start, end, force=force, sequencer=request.sequencer)
+        ranges = await self.services.shard.retire(
+            request.computation,
+            start,
+            end,
+            force=request.force,
+            sequencer=request.sequencer,
+            newest_claim=request.newest_claim if request.HasField("newest_claim") else None,
+            incarnation=request.incarnation,
+        )
         return topology_pb2.RetireResponse(ranges=ranges)
 
     @refusing
@@ -120,7 +136,7 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         except errors.Unavailable:
             if not shard.is_damaged(request.computation):
                 raise
-        dropped = await shard.drop(request.computation, force=request.force)
+        dropped = await shard.drop(request.computation, force=request.force, incarnation=request.incarnation)
         if self.services.cluster is not None:
             # Else the first shard does it at one of its next beats.
             with suppress(JournalError, errors.LowwaterError):

@@ -150,6 +150,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
             raise bad_field("max_holders", f"is {limit}", f"ask for at most {MAX_HOLDERS}")
         shard = self.services.shard
         confirmed = await self.services.confirm(request.computation)
+        shard.topology.refuse_slice(request.computation)
         holders, holding = await shard.ranges(request.computation, below=request.until_micros, limit=limit)
         view = shard.view(request.computation)
         if view is None:
@@ -169,8 +170,10 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         limit = _page(request.page_size)
         below = request.below_micros if request.HasField("below_micros") else None
         await self.services.confirm(request.computation)
-        ranges, total = await self.services.shard.ranges(request.computation, below=below, limit=limit)
-        return pb.ListRangesResponse(ranges=map(codec.key_range_message, ranges), total=total)
+        shard, name = self.services.shard, request.computation
+        ranges, total, incarnation, newest_claim = await shard.ranges_and_claim(name, below=below, limit=limit)
+        found = map(codec.key_range_message, ranges)
+        return pb.ListRangesResponse(ranges=found, total=total, incarnation=incarnation, newest_claim=newest_claim)
 
     @refusing
     async def GetHistory(self, request: pb.GetHistoryRequest, context: Context) -> pb.GetHistoryResponse:  # noqa: N802

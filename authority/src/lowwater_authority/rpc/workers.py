@@ -12,6 +12,7 @@ from lowwater._core.events import NAME_BYTES, event, shortened
 from lowwater._pb.lowwater.v1 import workers_pb2 as pb
 from lowwater._pb.lowwater.v1 import workers_pb2_grpc
 from lowwater_authority.access.caller import calling, permit, room_for_ranges
+from lowwater_authority.core.computation import LARGEST_STREAM
 from lowwater_authority.core.requests import Refused
 from lowwater_authority.engine.placement import moved
 from lowwater_authority.engine.rounds import GivenUp
@@ -63,7 +64,14 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         shard, name = self.services.shard, request.computation
         await self.services.confirm(name)  # an incarnation that was begun elsewhere begins here first
         asked = await in_turns(codec.claim(request))
-        grant = await shard.claim(name, asked, adopt=request.adopt, permit=permit(name), room=room_for_ranges(name))
+        grant = await shard.claim(
+            name,
+            asked,
+            adopt=request.adopt,
+            incarnation=request.incarnation,
+            permit=permit(name),
+            room=room_for_ranges(name),
+        )
         self.services.observer.claimed()
         spec, required = shard.topology.get(name), shard.topology.required(name)
         holding = shard.held.served.get(name)
@@ -186,6 +194,9 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             raise bad_field("open.sender", f"has {len(first.open.sender)} bytes", f"send {SENDER_BYTES} random bytes")
         if first.open.stream < 1:
             raise bad_field("open.stream", "is 0", "count streams from 1")
+        if first.open.stream > LARGEST_STREAM:
+            fix = f"count streams from 1, to {LARGEST_STREAM} at most"
+            raise bad_field("open.stream", f"is {first.open.stream}", fix)
         return first.open.sender
 
     async def _read(

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from lowwater import errors
 from lowwater._async.batches import Batches
@@ -15,7 +15,8 @@ from lowwater._async.inputs import InputReader
 from lowwater._async.runtime import Runtime
 from lowwater._async.tasks import Tasks
 from lowwater._async.worker import Worker
-from lowwater._core.calls import Published, full_name
+from lowwater._core.calls import Published, decided_on, full_name
+from lowwater._core.checks import known_name
 from lowwater._core.claims import CLOSE_TIMEOUT, Claimant
 from lowwater._core.intervals import Closings, Gap, Interval, IntervalView, bounds_of, gap_of, upstream_below
 from lowwater._core.settings import Settings
@@ -43,6 +44,9 @@ from lowwater.views import (
 from lowwater.watermark import EventTime
 
 __all__ = ["Client"]
+
+RETIREMENTS: Final = 5
+"""How often a retirement is sent, while workers go on claiming in between. Each refusal says for sure that nothing was changed."""
 
 
 class Client:
@@ -128,7 +132,8 @@ class Client:
         one, and UnknownComputation.
         """
         runtime = self._runtime()
-        return await runtime.call(runtime.calls.split_slice(name, at))
+        call = runtime.calls.split_slice(name, at)
+        return await runtime.call(decided_on(call, await runtime.call(runtime.calls.seen(name))))
 
     async def topology(self) -> Topology:
         """Return the whole graph."""
@@ -141,7 +146,8 @@ class Client:
         Raises UnknownComputation, Cycle, EstimatedInput, WouldRegress when a new input is behind what was published, or what an output says.
         """
         runtime = self._runtime()
-        return await runtime.call(runtime.calls.set_inputs(name, inputs))
+        call = runtime.calls.set_inputs(name, inputs)
+        return await runtime.call(decided_on(call, await runtime.call(runtime.calls.seen(name))))
 
     async def reset(self, name: str) -> tuple[Computation, ...]:
         """Start a new incarnation of a computation and of all that reads it, directly or not; their watermarks are unknown again.
@@ -149,7 +155,8 @@ class Client:
         Every claim on them is revoked. Returns them in topological order, the named one first. Raises UnknownComputation.
         """
         runtime = self._runtime()
-        return await runtime.call(runtime.calls.reset(name))
+        call = runtime.calls.reset(name)
+        return await runtime.call(decided_on(call, await runtime.call(runtime.calls.seen(name))))
 
     async def retire(self, name: str, start: bytes, end: bytes, force: bool = False) -> int:
         """Take ``[start, end)`` out of a computation until it is claimed again: nobody waits for it. Returns how many ranges.
@@ -157,15 +164,34 @@ class Client:
         Of one that is cut, it is taken out of each slice that it touches, one after the other. Raises OwnedRanges when a worker owns part of it and
         ``force`` is not set; the slices before that one have lost their parts then, and it may be repeated.
         """
-        runtime = self._runtime()
         try:
-            return await runtime.call(runtime.calls.retire(name, start, end, force=force))
+            return await self._retire(name, start, end, force=force)
         except errors.OtherSlice as error:
+            if "slice" in error.metadata:
+                return await self._retire(error.metadata["slice"], start, end, force=force)
             if "first" not in error.metadata:
                 raise
+        runtime = self._runtime()
         slices = await runtime.call(runtime.calls.slices(name))
         parts = parts_of(slices, start, end)
-        return sum([await runtime.call(runtime.calls.retire(*part, force=force)) for part in parts])
+        return sum([await self._retire(*part, force=force) for part in parts])
+
+    async def _retire(self, name: str, start: bytes, end: bytes, *, force: bool) -> int:
+        """Retire keys as they are claimed now. A message that comes late is refused: it would take out what a worker has claimed since."""
+        runtime = self._runtime()
+        call = runtime.calls.retire(name, start, end, force=force)
+        for left in reversed(range(RETIREMENTS)):
+            with suppress(errors.PermissionDenied):  # one who may operate, and not read
+                incarnation, newest = await runtime.call(runtime.calls.newest_claim(name))
+                call.request.incarnation = call.request.incarnation or incarnation
+                if newest is not None:
+                    call.request.newest_claim = newest
+            try:
+                return await runtime.call(call)
+            except errors.StaleSequencer:
+                if not left:
+                    raise
+        raise AssertionError
 
     async def layout(self, name: str) -> LayoutView:
         """Return how the key space of a computation is to be cut, how its owner cuts it, and what its hottest ranges cost. Raises UnknownComputation."""
@@ -190,7 +216,8 @@ class Client:
         worker owns part of it that is not finished, unless ``force`` is set: nobody knows for sure whether that worker is still alive.
         """
         runtime = self._runtime()
-        return await runtime.call(runtime.calls.drop(name, force=force))
+        call = runtime.calls.drop(name, force=force)
+        return await runtime.call(decided_on(call, await runtime.call(runtime.calls.seen(name))))
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -281,7 +308,7 @@ class Client:
         Raises UnknownComputation, InvalidArgument, and Unavailable when nobody can tell.
         """
         first, last = bounds_of(start, end)
-        full, runtime = self._full(name), self._runtime()
+        full, runtime = known_name("name", self._full(name)), self._runtime()
         published = await runtime.call(runtime.calls.get(()))
         published.require(full)
         view = published.views[full]

@@ -11,6 +11,7 @@ from lowwater._async.inputs import InputReader
 from lowwater._async.lease import Lease
 from lowwater._async.runtime import Runtime
 from lowwater._core import checks
+from lowwater._core.calls import decided_on
 from lowwater._core.claims import CLOSE_TIMEOUT, Claimant, closed_worker, no_inputs
 from lowwater._core.cover import Cover
 from lowwater._core.fold import Reading
@@ -85,6 +86,8 @@ class Worker:
             instead_of=instead_of,
             generation=generation,
         )
+        if adopt:
+            call = decided_on(call, await runtime.call(runtime.calls.seen(self.computation)))
         grant = await runtime.call(call, math.inf if timeout is None else checks.seconds("timeout", timeout))
         self._read_as(runtime, grant.reading, grant.state.computation, grant.state.sequencer)
         lease = Lease(runtime, grant)

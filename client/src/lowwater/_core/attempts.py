@@ -9,6 +9,7 @@ import grpc
 from lowwater import errors
 from lowwater._core import wire
 from lowwater._core.backoff import PATIENCE, Backoff
+from lowwater._core.settings import proxy_of
 from lowwater._core.surroundings import Surroundings
 
 __all__ = [
@@ -107,7 +108,13 @@ def error_of_call(failure: grpc.RpcError, address: str) -> errors.LowwaterError:
     if code is grpc.StatusCode.CANCELLED:
         return cancelled_call(address)
     if code is grpc.StatusCode.UNAVAILABLE:
-        msg = f"no authority answers at {address}: {details}. Is `lowwater serve` running there?"
+        proxy = proxy_of(address)
+        way = (
+            f" gRPC goes through the proxy of {proxy}: name the host in no_proxy if it is no way there."
+            if proxy
+            else ""
+        )
+        msg = f"no authority answers at {address}: {details}. Is `lowwater serve` running there?{way}"
         return errors.Unavailable(msg, metadata=metadata)
     if code in _OF_A_PROXY:
         return _OF_A_PROXY[code](f"{code.name} from {address}: {details}", metadata=metadata)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
@@ -169,6 +169,16 @@ class Calls:
 
         return self._graph(find)
 
+    def seen(self, name: str) -> Call[Computation | None]:
+        """Read what a change is decided on: the change names it, so that a message which comes late is refused. None: nothing that may be read."""
+        full = self.full(name)
+        whole = slice_of(full) or full
+
+        def find(answer: topology_pb2.GetTopologyResponse) -> Computation | None:
+            return next((wire.computation(each) for each in answer.computations if each.name == whole), None)
+
+        return self._graph(find)
+
     def split_slice(self, name: str, at: bytes) -> Call[Slice]:
         """Cut a slice in two; returns the new one."""
         full = self.full(name)
@@ -218,8 +228,27 @@ class Calls:
         request = topology_pb2.ResetRequest(server_token=self._known.server_token, computation=self.full(name))
         return Call(lambda stubs: stubs.graph.Reset, request, take, repeatable=False)
 
-    def retire(self, name: str, start: bytes, end: bytes, *, force: bool, sequencer: int = 0) -> Call[int]:
-        """Take a key range out of a computation, or, of one that is cut, out of the slice that it lies in.
+    def newest_claim(self, name: str) -> Call[tuple[int, int | None]]:
+        """Read the incarnation of a computation and its newest claim, for a retirement; 0 and None: the authority does not tell."""
+        request = watermarks_pb2.ListRangesRequest(
+            server_token=self._known.server_token, computation=self.full(name), page_size=1
+        )
+
+        def take(answer: watermarks_pb2.ListRangesResponse) -> tuple[int, int | None]:
+            return answer.incarnation, answer.newest_claim if answer.HasField("newest_claim") else None
+
+        return Call(lambda stubs: stubs.watermarks.ListRanges, request, take, request.computation)
+
+    def retire(
+        self,
+        name: str,
+        start: bytes,
+        end: bytes,
+        *,
+        force: bool,
+        sequencer: int = 0,
+    ) -> Call[int]:
+        """Take a key range out of a computation.
 
         ``sequencer``: of the claim that has just these keys, and gives them up.
         """
@@ -235,15 +264,8 @@ class Calls:
         def take(answer: topology_pb2.RetireResponse) -> int:
             return answer.ranges
 
-        def ask() -> Call[int]:
-            # A forced one may not be repeated by itself: an owner may have claimed in between.
-            return Call(lambda stubs: stubs.graph.Retire, request, take, request.computation, repeatable=not force)
-
-        def in_slice(part: str) -> Call[int]:
-            request.computation = part
-            return ask()
-
-        return replace(ask(), in_slice=in_slice)
+        # A forced one may not be repeated by itself: an owner may have claimed in between.
+        return Call(lambda stubs: stubs.graph.Retire, request, take, request.computation, repeatable=not force)
 
     def layout(self, name: str) -> Call[LayoutView]:
         """Ask how a computation is laid out."""
@@ -321,7 +343,9 @@ class Calls:
             return Completeness(view.registered and target <= view.low, view, found.holders, found.holding)
 
         request = watermarks_pb2.CheckCompleteRequest(
-            server_token=self._known.server_token, computation=self.full(name), until_micros=target.micros
+            server_token=self._known.server_token,
+            computation=checks.known_name("name", self.full(name)),
+            until_micros=target.micros,
         )
         return Call(lambda stubs: stubs.watermarks.CheckComplete, request, take, request.computation)
 
@@ -558,6 +582,18 @@ class Calls:
             return Identity(answer.controlled, answer.principal, answer.page, answer.metrics)
 
         return Call(lambda stubs: stubs.cluster.Identify, request, take)
+
+
+def decided_on(call: Call[Result], seen: Computation | None) -> Call[Result]:
+    """Name in the request of a change the computation as the change was decided on, and return the call.
+
+    The caller makes the call first, and reads the computation then: bad input is refused before anything is asked.
+    """
+    if seen is not None:
+        call.request.incarnation = seen.incarnation
+        if "input_version" in call.request.DESCRIPTOR.fields_by_name:
+            call.request.input_version = seen.input_version
+    return call
 
 
 def _frontier(pair: Any) -> tuple[int, int]:

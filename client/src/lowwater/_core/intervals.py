@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from lowwater import errors
@@ -14,9 +14,10 @@ from lowwater._core.why import Why
 from lowwater.views import History, Ranges, WatermarkView
 from lowwater.watermark import MAX, MIN, EventTime, Watermark
 
-__all__ = ["Closings", "Gap", "Interval", "IntervalView", "bounds_of", "gap_of", "upstream_below"]
+__all__ = ["Closings", "Gap", "Interval", "IntervalView", "bounds_of", "first_start", "gap_of", "upstream_below"]
 
 _MICROSECOND: Final = timedelta(microseconds=1)
+_HOUR: Final = timedelta(hours=1)
 _EVERY: Final = (timedelta(seconds=1), timedelta(days=366))
 _LAST: Final = MAX - 1
 """The last event time at which an interval may begin."""
@@ -80,6 +81,22 @@ def bounds_of(start: EventTime, end: EventTime) -> tuple[Watermark, Watermark]:
     return first, last
 
 
+def first_start(start: EventTime, every: timedelta, field: str = "start") -> EventTime:
+    """Return where the first of many intervals of one length begins.
+
+    Raises InvalidArgument for intervals of more than an hour that begin in another zone than UTC. Such zones have days of
+    23 and 25 hours, so the intervals would drift from the days, and their names, which are of UTC, would be of other days.
+    """
+    if not isinstance(start, datetime) or start.tzinfo is None or every <= _HOUR:
+        return start
+    months = [start.replace(month=month, day=1) for month in range(1, 13)]
+    if any(each.utcoffset() for each in [start, *months]):
+        moment = Watermark.of(start)
+        fix = f"a time in UTC, such as {moment}: intervals of {every} have one length, and days of a local zone do not"
+        raise checks.refused(field, start.isoformat(), fix)
+    return start
+
+
 def upstream_below(name: str, views: Mapping[str, WatermarkView], end: Watermark) -> list[WatermarkView]:
     """Return a computation and all that it reads, directly or not, if they are below ``end``; the nearest first.
 
@@ -122,7 +139,7 @@ class Closings:
         if not isinstance(given, timedelta) or not _EVERY[0] <= given <= _EVERY[1]:
             raise checks.refused("every", given, f"a timedelta of {_EVERY[0]} to {_EVERY[1]}")
         self.every = every // _MICROSECOND
-        self.next, self._until = bounds_of(start, Watermark.FINISHED if until is None else until)
+        self.next, self._until = bounds_of(first_start(start, every), Watermark.FINISHED if until is None else until)
         """Where the next interval begins."""
         if not self._until.finished and (self._until.micros - self.next.micros) % self.every:
             raise checks.refused(

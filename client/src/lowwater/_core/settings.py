@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ import grpc
 
 from lowwater._core import checks
 
-__all__ = ["DEFAULT_ADDRESS", "OPTIONS", "Settings", "address_of", "with_port"]
+__all__ = ["DEFAULT_ADDRESS", "OPTIONS", "Settings", "address_of", "is_loopback", "options_of", "proxy_of", "with_port"]
 
 DEFAULT_PORT: Final = 7420
 """Where an authority listens unless it is told otherwise. gRPC itself would take 443."""
@@ -50,6 +51,9 @@ OPTIONS: Final = (
     ("grpc.max_send_message_length", 64 << 20),
 )
 """Options of every channel."""
+
+_PROXIES: Final = ("grpc_proxy", "https_proxy", "http_proxy")
+"""The variables of the environment in which gRPC looks for a proxy, the first that is set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +160,43 @@ def with_port(address: str) -> str:
         msg = f"{port!r} is no port"
         raise ValueError(msg)
     return f"{scheme}{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("[::1]"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, True, False)
+    """
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _is_local(address: str) -> bool:
+    found = _RESOLVER.fullmatch(address)
+    return found is not None and is_loopback(found[2].rpartition(":")[0])
+
+
+def options_of(address: str) -> tuple[tuple[str, int], ...]:
+    """Return the options of a channel. No proxy of the environment can reach what listens on this machine alone.
+
+    >>> options_of("localhost:7420")[-1]
+    ('grpc.enable_http_proxy', 0)
+    """
+    return (*OPTIONS, ("grpc.enable_http_proxy", 0)) if _is_local(address) else OPTIONS
+
+
+def proxy_of(address: str, environment: Mapping[str, str] = os.environ) -> str:
+    """Return the variable of the environment whose proxy gRPC may go through to an address; empty when there is none.
+
+    Its value is no part of a message: it may have a password.
+
+    >>> proxy_of("lowwater:7420", {"http_proxy": "http://proxy:3128"}), proxy_of("[::1]:7420", {"http_proxy": "x"})
+    ('http_proxy', '')
+    """
+    return "" if _is_local(address) else next((name for name in _PROXIES if environment.get(name)), "")
 
 
 def _is_ipv6(text: str) -> bool:

@@ -12,6 +12,7 @@ from lowwater import errors
 from lowwater._core import checks
 from lowwater._core.call import Call
 from lowwater._core.calls import Calls
+from lowwater._core.intervals import first_start
 from lowwater._pb.lowwater.v1 import tasks_pb2 as pb
 from lowwater.views import NewTask, TaskGroup, TaskList, TaskState, TaskView
 from lowwater.watermark import EventTime, Watermark, to_micros
@@ -67,7 +68,7 @@ class TaskCalls:
             computation=self._computation,
             group=checks.text("group", group),
             every_micros=0 if every is None else _micros("every", every, *_LENGTHS),
-            start_micros=0 if start is None else to_micros(start),
+            start_micros=0 if start is None or every is None else to_micros(first_start(start, every)),
             lease_micros=_micros("lease", lease, *_LEASES),
             configuration=checks.key("configuration", configuration),
         )
@@ -78,7 +79,7 @@ class TaskCalls:
 
         return Call(lambda stubs: stubs.tasks.CreateGroup, request, take, self._computation)
 
-    def configure(self, group: str, configuration: bytes, version: int) -> Call[TaskGroup]:
+    def configure(self, group: str, configuration: bytes, version: int, incarnation: int) -> Call[TaskGroup]:
         """Change the configuration of a group."""
         request = pb.ConfigureGroupRequest(
             server_token=self._known.server_token,
@@ -86,6 +87,7 @@ class TaskCalls:
             group=checks.text("group", group),
             configuration=checks.key("configuration", configuration),
             configuration_version=checks.count("version", version, 64),
+            incarnation=checks.count("incarnation", incarnation, 64),
         )
         return Call(
             lambda stubs: stubs.tasks.ConfigureGroup,

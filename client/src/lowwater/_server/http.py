@@ -53,6 +53,9 @@ SECURITY: Final = {
 }
 """Headers of every answer: the page loads nothing from elsewhere, and tells nobody where it is."""
 
+HSTS: Final = {"Strict-Transport-Security": "max-age=86400"}
+"""Header of every answer over TLS: for a day a browser comes back to this host over TLS only, whatever a link says."""
+
 STATUS: Final[Mapping[type[errors.LowwaterError], int]] = {
     errors.InvalidArgument: 400,
     errors.UnknownComputation: 404,
@@ -205,7 +208,7 @@ class HttpServer:
 
     def _app(self) -> web.Application:
         app = web.Application(middlewares=[self._answering, _refusing, self._visitors.admitting])
-        app.on_response_prepare.append(_secure)
+        app.on_response_prepare.append(self._secure)
         app.add_routes([web.get("/healthz", self._health), *self._visitors.routes()])
         for each in self._parts:
             app.add_routes(each.routes())
@@ -217,6 +220,12 @@ class HttpServer:
         with self._connections.answering(request.protocol):
             response: web.StreamResponse = await handler(request)
             return response
+
+    async def _secure(self, _: web.Request, response: web.StreamResponse) -> None:
+        response.headers.update(SECURITY)
+        if self._certificates is not None:
+            response.headers.update(HSTS)
+        response.headers.pop(hdrs.SERVER, None)
 
     async def _health(self, request: web.Request) -> web.Response:
         parameters(request)
@@ -283,8 +292,3 @@ async def _refusing(request: web.Request, handler: Handler) -> web.StreamRespons
         return _refusal(500, "this request failed within the server; its log says why")
     else:
         return response
-
-
-async def _secure(_: web.Request, response: web.StreamResponse) -> None:
-    response.headers.update(SECURITY)
-    response.headers.pop(hdrs.SERVER, None)

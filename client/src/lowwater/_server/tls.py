@@ -148,6 +148,12 @@ class Certificates:
         """Until when the certificate in force counts, seconds since the Unix epoch."""
         return self.current().not_after
 
+    @property
+    def refused(self) -> bool:
+        """Whether the files as they are now cannot be used, and those of before are in force."""
+        self.current()
+        return bool(self._refused)
+
     def server_credentials(self) -> grpc.ServerCredentials:
         """Return credentials that show each new connection the pair in force, and take client certificates by what is trusted then."""
         told = self._pair

@@ -23,6 +23,10 @@ def bearer(headers: Sequence[str]) -> str:
     return token.strip()
 
 
+LEAST_TOKEN: Final = 32
+"""Characters of the shortest token that is accepted; `lowwater access token` makes 43. Its digest is not salted: a short token could be guessed from it."""
+
+
 def is_token(given: str) -> bool:
     """Whether it can be a token at all: those are of printable ASCII, without spaces around them."""
     return bool(given) and given == given.strip() and given.isascii() and given.isprintable()

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from lowwater import errors
-from lowwater._core.calls import Published, full_name
+from lowwater._core.calls import Published, decided_on, full_name
+from lowwater._core.checks import known_name
 from lowwater._core.claims import CLOSE_TIMEOUT, Claimant
 from lowwater._core.intervals import Closings, Gap, Interval, IntervalView, bounds_of, gap_of, upstream_below
 from lowwater._core.settings import Settings
@@ -44,6 +45,9 @@ from lowwater.views import (
 from lowwater.watermark import EventTime
 
 __all__ = ["Client"]
+
+RETIREMENTS: Final = 5
+"""How often a retirement is sent, while workers go on claiming in between. Each refusal says for sure that nothing was changed."""
 
 
 class Client:
@@ -129,7 +133,8 @@ class Client:
         one, and UnknownComputation.
         """
         runtime = self._runtime()
-        return runtime.call(runtime.calls.split_slice(name, at))
+        call = runtime.calls.split_slice(name, at)
+        return runtime.call(decided_on(call, runtime.call(runtime.calls.seen(name))))
 
     def topology(self) -> Topology:
         """Return the whole graph."""
@@ -142,7 +147,8 @@ class Client:
         Raises UnknownComputation, Cycle, EstimatedInput, WouldRegress when a new input is behind what was published, or what an output says.
         """
         runtime = self._runtime()
-        return runtime.call(runtime.calls.set_inputs(name, inputs))
+        call = runtime.calls.set_inputs(name, inputs)
+        return runtime.call(decided_on(call, runtime.call(runtime.calls.seen(name))))
 
     def reset(self, name: str) -> tuple[Computation, ...]:
         """Start a new incarnation of a computation and of all that reads it, directly or not; their watermarks are unknown again.
@@ -150,7 +156,8 @@ class Client:
         Every claim on them is revoked. Returns them in topological order, the named one first. Raises UnknownComputation.
         """
         runtime = self._runtime()
-        return runtime.call(runtime.calls.reset(name))
+        call = runtime.calls.reset(name)
+        return runtime.call(decided_on(call, runtime.call(runtime.calls.seen(name))))
 
     def retire(self, name: str, start: bytes, end: bytes, force: bool = False) -> int:
         """Take ``[start, end)`` out of a computation until it is claimed again: nobody waits for it. Returns how many ranges.
@@ -158,15 +165,34 @@ class Client:
         Of one that is cut, it is taken out of each slice that it touches, one after the other. Raises OwnedRanges when a worker owns part of it and
         ``force`` is not set; the slices before that one have lost their parts then, and it may be repeated.
         """
-        runtime = self._runtime()
         try:
-            return runtime.call(runtime.calls.retire(name, start, end, force=force))
+            return self._retire(name, start, end, force=force)
         except errors.OtherSlice as error:
+            if "slice" in error.metadata:
+                return self._retire(error.metadata["slice"], start, end, force=force)
             if "first" not in error.metadata:
                 raise
+        runtime = self._runtime()
         slices = runtime.call(runtime.calls.slices(name))
         parts = parts_of(slices, start, end)
-        return sum([runtime.call(runtime.calls.retire(*part, force=force)) for part in parts])
+        return sum([self._retire(*part, force=force) for part in parts])
+
+    def _retire(self, name: str, start: bytes, end: bytes, *, force: bool) -> int:
+        """Retire keys as they are claimed now. A message that comes late is refused: it would take out what a worker has claimed since."""
+        runtime = self._runtime()
+        call = runtime.calls.retire(name, start, end, force=force)
+        for left in reversed(range(RETIREMENTS)):
+            with suppress(errors.PermissionDenied):  # one who may operate, and not read
+                incarnation, newest = runtime.call(runtime.calls.newest_claim(name))
+                call.request.incarnation = call.request.incarnation or incarnation
+                if newest is not None:
+                    call.request.newest_claim = newest
+            try:
+                return runtime.call(call)
+            except errors.StaleSequencer:
+                if not left:
+                    raise
+        raise AssertionError
 
     def layout(self, name: str) -> LayoutView:
         """Return how the key space of a computation is to be cut, how its owner cuts it, and what its hottest ranges cost. Raises UnknownComputation."""
@@ -191,7 +217,8 @@ class Client:
         worker owns part of it that is not finished, unless ``force`` is set: nobody knows for sure whether that worker is still alive.
         """
         runtime = self._runtime()
-        return runtime.call(runtime.calls.drop(name, force=force))
+        call = runtime.calls.drop(name, force=force)
+        return runtime.call(decided_on(call, runtime.call(runtime.calls.seen(name))))
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -282,7 +309,7 @@ class Client:
         Raises UnknownComputation, InvalidArgument, and Unavailable when nobody can tell.
         """
         first, last = bounds_of(start, end)
-        full, runtime = self._full(name), self._runtime()
+        full, runtime = known_name("name", self._full(name)), self._runtime()
         published = runtime.call(runtime.calls.get(()))
         published.require(full)
         view = published.views[full]

@@ -90,13 +90,13 @@ class Tasks:
         runtime = self._runtimes.get()
         return runtime.call(self._calls(runtime).create_group(group, every, start, lease, configuration))
 
-    def configure(self, group: str, configuration: bytes, version: int) -> TaskGroup:
+    def configure(self, group: str, configuration: bytes, version: int, *, incarnation: int = 0) -> TaskGroup:
         """Give a group another configuration in place of that of ``version``. All leases of it end: nothing made with the old one counts any more.
 
-        Raises UnknownGroup, and TaskConflict when another version is in force.
+        ``incarnation``: only in that one of the computation. Raises UnknownGroup, IncarnationChanged, and TaskConflict when another version is in force.
         """
         runtime = self._runtimes.get()
-        return runtime.call(self._calls(runtime).configure(group, configuration, version))
+        return runtime.call(self._calls(runtime).configure(group, configuration, version, incarnation))
 
     def create(self, group: str, new: Iterable[NewTask], *, incarnation: int = 0) -> None:
         """Create tasks, 1 to 100, all of them or none; durable when it returns. Those that are there already, done or not, stay as they are.

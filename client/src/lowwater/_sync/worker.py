@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from lowwater._core import checks
+from lowwater._core.calls import decided_on
 from lowwater._core.claims import CLOSE_TIMEOUT, Claimant, closed_worker, no_inputs
 from lowwater._core.cover import Cover
 from lowwater._core.fold import Reading
@@ -85,6 +86,8 @@ class Worker:
             instead_of=instead_of,
             generation=generation,
         )
+        if adopt:
+            call = decided_on(call, runtime.call(runtime.calls.seen(self.computation)))
         grant = runtime.call(call, math.inf if timeout is None else checks.seconds("timeout", timeout))
         self._read_as(runtime, grant.reading, grant.state.computation, grant.state.sequencer)
         lease = Lease(runtime, grant)

@@ -17,6 +17,7 @@ from lowwater import errors
 from lowwater.cli.arguments import parser
 from lowwater.cli.commands import run
 from lowwater.cli.failures import fail, say
+from lowwater.cli.streams import open_streams
 
 __all__ = ["main"]
 
@@ -36,6 +37,7 @@ _READER_LEFT: Final = 141
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
+    open_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         try:

@@ -71,6 +71,11 @@ def parse_time(text: str) -> Watermark:
     >>> parse_time("2013-01-09T14:00Z")
     Watermark(2013-01-09T14:00:00Z)
     """
+    return Watermark.of(parse_start(text))
+
+
+def parse_start(text: str) -> datetime | Watermark:
+    """Return the same, with the zone of the text: intervals of a day are checked by it."""
     if text == "finished":
         return Watermark.FINISHED
     try:
@@ -82,7 +87,7 @@ def parse_time(text: str) -> Watermark:
         example = f"{text}Z" if "T" in text or " " in text else f"{text}T00:00Z"
         msg = f"{text!r} has no time zone; write {example} for UTC"
         raise argparse.ArgumentTypeError(msg)
-    return Watermark.of(moment)
+    return moment
 
 
 def parse_duration(text: str) -> float:
@@ -241,7 +246,7 @@ def parser() -> CommandParser:
         "--every", type=parse_duration, required=True, metavar="T", help="the length of the intervals, like 1h or 1d"
     )
     publish.add_argument(
-        "--from", dest="start", type=parse_time, required=True, metavar="TIME", help="where the first interval begins"
+        "--from", dest="start", type=parse_start, required=True, metavar="TIME", help="where the first interval begins"
     )
     publish.add_argument(
         "--until",
@@ -473,7 +478,7 @@ def _tasks(command: CommandParser) -> None:
         "--every", type=parse_duration, metavar="T", help="a task for each interval of this length, like 1d or 1h"
     )
     group.add_argument(
-        "--start", type=parse_time, metavar="TIME", help="where the first interval begins, like 2013-01-01T00:00Z"
+        "--start", type=parse_start, metavar="TIME", help="where the first interval begins, like 2013-01-01T00:00Z"
     )
     group.add_argument(
         "--lease",

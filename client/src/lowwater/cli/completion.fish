@@ -51,7 +51,7 @@ function _shtab_lowwater_using
 end
 
 set -g _shtab_lowwater_commands serve journal 'journal copy' 'journal show' access 'access token' 'access hash' 'access check' global region references 'references list' 'references show' 'references adopt' 'references move' 'references cancel-move' 'references write-off' 'references arrived' 'references automatic' 'references policy' 'references forget' 'references register' 'references recover' status watch why wait complete publish ranges history reset retire hot split merge move set-inputs drop shards drain pin slices 'slices list' 'slices split' tasks 'tasks list' 'tasks create-group' 'tasks configure' 'tasks create' 'tasks take' 'tasks output' 'tasks renew' 'tasks done' 'tasks release' completion
-set -g _shtab_lowwater_opts_with_value --access --address --adopt-again-after --advertise --answer-within --as --at --authority --below --ca --cert --config --configuration --cursor --data --dead-after --deployment --digest --end --every --fenced --from --global --group --http --into --key --last --lease --limit --listen --log-format --lost --may --name --namespace --old-token --output --owner --page --payload --peer-ca --promises --regions --server-token --since --start --state --store --suspect-after --team --timeout --tls-cert --tls-client-ca --tls-key --to --until --version --wait --worker
+set -g _shtab_lowwater_opts_with_value --access --address --adopt-again-after --advertise --answer-within --as --at --authority --below --ca --cert --config --configuration --cursor --data --dead-after --deployment --digest --end --every --expect-deployment --fenced --from --global --group --http --into --key --last --lease --limit --listen --log-format --lost --may --name --namespace --old-token --output --owner --page --payload --peer-ca --promises --regions --server-token --since --start --state --store --suspect-after --team --timeout --tls-cert --tls-client-ca --tls-key --to --until --version --wait --worker
 
 complete -c lowwater -e
 complete -c lowwater -f
@@ -63,10 +63,11 @@ complete -c lowwater -n '_shtab_lowwater_using serve' -s h -l help -d 'show this
 complete -c lowwater -n '_shtab_lowwater_using serve' -l data -xka "(__fish_complete_directories)" -d 'folder of the journal (default: lowwater-data)'
 complete -c lowwater -n '_shtab_lowwater_using serve' -l store -x -d 'shared journal for any number of shards instead of --data: redis://, rediss://, redis+sentinel://HOST:PORT,.../NAME or redis+cluster://HOST:PORT,...; one with a password only in the environment'"'"'s LOWWATER_STORE'
 complete -c lowwater -n '_shtab_lowwater_using serve' -l deployment -x -d 'which deployment of the store (default: default)'
+complete -c lowwater -n '_shtab_lowwater_using serve' -l expect-deployment -x -d 'serve only the journal of this server token, and begin no other: a volume that is not mounted is refused (lowwater status --json and the line journal_created have the token)'
 complete -c lowwater -n '_shtab_lowwater_using serve' -l advertise -x -d 'where clients and shards reach this one; needed with --store'
 complete -c lowwater -n '_shtab_lowwater_using serve' -l dead-after -x -d 'a shard that is silent for so long loses what it serves to the others; one whose process has died, after less than a third of it; the same for all (default: 1.5)'
-complete -c lowwater -n '_shtab_lowwater_using serve' -l listen -x -d 'HOST:PORT for gRPC; port 0 picks one (default: 0.0.0.0:7420)'
-complete -c lowwater -n '_shtab_lowwater_using serve' -l http -x -d 'HOST:PORT for /metrics and /healthz, or '"'"'off'"'"' (default: 0.0.0.0:7421)'
+complete -c lowwater -n '_shtab_lowwater_using serve' -l listen -x -d 'for gRPC; port 0 picks one (default: 0.0.0.0:7420 with --access; without it 127.0.0.1:7420, which only this machine reaches)'
+complete -c lowwater -n '_shtab_lowwater_using serve' -l http -x -d 'for /metrics and /healthz, or '"'"'off'"'"' (default: port 7421 of the host of --listen)'
 complete -c lowwater -n '_shtab_lowwater_using serve' -l page -x -d 'where a process of its own beside this one serves the status page, or '"'"'off'"'"' (default: the port after that of --http, and off with --http off or where lowwater-page is not installed)'
 complete -c lowwater -n '_shtab_lowwater_using serve' -l tls-cert -xka "(__fish_complete_path (commandline -ct))" -d 'certificate, and those between it and the root, for gRPC and the page; turns TLS on'
 complete -c lowwater -n '_shtab_lowwater_using serve' -l tls-key -xka "(__fish_complete_path (commandline -ct))" -d 'its key, without a passphrase'
@@ -104,8 +105,9 @@ complete -c lowwater -n '_shtab_lowwater_using global' -s h -l help -d 'show thi
 complete -c lowwater -n '_shtab_lowwater_using global' -l data -xka "(__fish_complete_directories)" -d 'folder of the journal (default: lowwater-global)'
 complete -c lowwater -n '_shtab_lowwater_using global' -l store -x -d 'journal in Redis instead of --data, by the same URLs as for `lowwater serve`; one with a password only in the environment'"'"'s LOWWATER_STORE. A Redis that replicates without waiting may lose what was decided: consensus over three sites is better'
 complete -c lowwater -n '_shtab_lowwater_using global' -l deployment -x -d 'which deployment of the store (default: global)'
-complete -c lowwater -n '_shtab_lowwater_using global' -l listen -x -d 'HOST:PORT for gRPC; port 0 picks one (default: 0.0.0.0:7430)'
-complete -c lowwater -n '_shtab_lowwater_using global' -l http -x -d 'HOST:PORT for /metrics and /healthz, or '"'"'off'"'"' (default: 0.0.0.0:7431)'
+complete -c lowwater -n '_shtab_lowwater_using global' -l expect-deployment -x -d 'serve only the journal of this server token, and begin no other: a volume that is not mounted is refused (lowwater status --json and the line journal_created have the token)'
+complete -c lowwater -n '_shtab_lowwater_using global' -l listen -x -d 'for gRPC; port 0 picks one (default: 0.0.0.0:7430 with --access; without it 127.0.0.1:7430, which only this machine reaches)'
+complete -c lowwater -n '_shtab_lowwater_using global' -l http -x -d 'for /metrics and /healthz, or '"'"'off'"'"' (default: port 7431 of the host of --listen)'
 complete -c lowwater -n '_shtab_lowwater_using global' -l suspect-after -x -d 'a region that is silent for so long is suspect; nothing moves by that (default: 30s)'
 complete -c lowwater -n '_shtab_lowwater_using global' -l adopt-again-after -x -d 'for so long after an adoption, and after the start, nothing is adopted without an operator (default: 10m)'
 complete -c lowwater -n '_shtab_lowwater_using global' -l tls-cert -xka "(__fish_complete_path (commandline -ct))" -d 'certificate, and those between it and the root; turns TLS on'

@@ -26,7 +26,7 @@ from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 from lowwater import errors
-from lowwater._core.intervals import Closings, Interval
+from lowwater._core.intervals import Closings, Interval, first_start
 from lowwater._core.text import duration
 from lowwater._sync.client import Client
 from lowwater.cli.failures import fail, say
@@ -341,7 +341,8 @@ def _alone(path: Path) -> Generator[None]:
 
 def publish(lw: Client, args: argparse.Namespace) -> int:
     """Tell a target of each interval that closes."""
-    start, every, until = args.start, timedelta(seconds=args.every), args.until
+    every, until = timedelta(seconds=args.every), args.until
+    start = Watermark.of(first_start(args.start, every, "--from"))
     if start.finished:
         raise _refused("from", "--from: pass the event time at which the first interval begins")
     if not timedelta(seconds=1) <= every <= timedelta(days=366):

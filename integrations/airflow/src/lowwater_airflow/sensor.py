@@ -34,7 +34,8 @@ class LowWatermarkSensor(BaseSensorOperator):
         self,
         *,
         computation: str,
-        until: datetime | str = "{{ data_interval_end | ts }}",
+        until: datetime
+        | str = "{{ data_interval_end | ts if data_interval_end is defined and data_interval_end else '' }}",
         lowwater_conn_id: str = LowwaterHook.default_conn_name,
         deferrable: bool = True,
         **settings: Any,
@@ -79,8 +80,11 @@ class LowWatermarkSensor(BaseSensorOperator):
         self.log.info("%s is complete to %s: it is at %s", event["computation"], event["until"], event["low"])
 
     def _micros(self) -> lowwater.Watermark:
-        until = datetime.fromisoformat(self.until) if isinstance(self.until, str) else self.until
+        if self.until == "":
+            msg = "this run has no data interval: pass until=, the end of what must be complete"
+            raise AirflowFailException(msg)
         try:
+            until = datetime.fromisoformat(self.until) if isinstance(self.until, str) else self.until
             return lowwater.Watermark.of(until)
         except ValueError as error:
             msg = f"until: {error}"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dagster import (
+    AssetSelection,
     ConfigurableResource,
     DefaultSensorStatus,
     RunRequest,
@@ -17,12 +18,14 @@ from dagster import (
     SensorEvaluationContext,
     SensorResult,
     SkipReason,
+    TimeWindowPartitionsDefinition,
 )
+from dagster._core.errors import DagsterInvariantViolationError
 
 import lowwater
 
 if TYPE_CHECKING:
-    from dagster import AssetSelection
+    from dagster import PartitionsDefinition
     from dagster._core.definitions.target import ExecutableDefinition
 
 __all__ = ["LowwaterResource", "interval_sensor"]
@@ -74,7 +77,8 @@ def interval_sensor(
 ) -> SensorDefinition:
     """Return a sensor that requests a run for each interval ``[start + k * every, start + (k + 1) * every)`` that is complete, in order.
 
-    ``partition`` is how the key of a partition is made of the start of its interval, in UTC, such as ``"%Y-%m-%d-%H:%M"`` for hours; None: none. The key of
+    ``partition`` is how the key of a partition is made of the start of its interval, in UTC, such as ``"%Y-%m-%d-%H:%M"`` for hours; None: none. A
+    partition whose own window is not the interval, such as a day of a local time zone, fails the sensor before any run is requested. The key of
     a run is the id of its interval, by which Dagster starts no run twice. ``resource`` names the LowwaterResource. Dagster looks every
     ``minimum_interval_seconds``. After a reset of the computation the sensor fails, for what it has asked for is made anew: reset its cursor in Dagster
     to have all runs again from ``start`` on, under new keys. What comes behind the last interval when the computation has finished has no end, and is
@@ -105,6 +109,10 @@ def interval_sensor(
         last = found[-1]
         cursor = {"next_micros": last.end.micros, "incarnation": last.incarnation, "server_token": token}
         runs = [_run(each, token, partition) for each in found if partition is None or not each.end.finished]
+        if partition is not None:
+            for windows in _time_windows(context, job, asset_selection):
+                for run, interval in zip(runs, found, strict=False):
+                    _check_window(windows, run.partition_key or "", interval)
         return SensorResult(run_requests=runs, cursor=json.dumps(cursor))
 
     return SensorDefinition(
@@ -124,6 +132,35 @@ def _until(begin: lowwater.Watermark, every: timedelta, view: lowwater.Watermark
         return view.low
     step = every // _MICROSECOND
     return lowwater.Watermark(begin.micros + (view.low.micros - begin.micros) // step * step)
+
+
+def _time_windows(
+    context: SensorEvaluationContext,
+    job: ExecutableDefinition | None,
+    asset_selection: AssetSelection | Sequence[Any] | None,
+) -> Iterable[TimeWindowPartitionsDefinition]:
+    """Return the definitions of partitions, of those that are windows of time, for which runs are requested."""
+    repository = context.repository_def
+    found: list[PartitionsDefinition[Any] | None] = []
+    if repository is not None and job is not None:
+        found.append(repository.get_job(job.name).partitions_def)
+    if repository is not None and asset_selection is not None:
+        graph = repository.asset_graph
+        found += [
+            graph.get(key).partitions_def for key in AssetSelection.from_coercible(asset_selection).resolve(graph)
+        ]
+    return {each for each in found if isinstance(each, TimeWindowPartitionsDefinition)}
+
+
+def _check_window(windows: TimeWindowPartitionsDefinition, key: str, interval: lowwater.Interval) -> None:
+    window = windows.time_window_for_partition_key(key)
+    begin, end = lowwater.Watermark.of(window.start), lowwater.Watermark.of(window.end)
+    if (begin, end) != (interval.start, interval.end):
+        msg = (
+            f"partition {key} is {begin} to {end}, and the interval that is complete is {interval.start} to {interval.end}: "
+            "define the partitions in UTC (timezone='UTC'), with the length `every`, and give `partition` their format"
+        )
+        raise DagsterInvariantViolationError(msg)
 
 
 def _run(interval: lowwater.Interval, token: str, partition: str | None) -> RunRequest:

@@ -156,7 +156,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
     """Return what the arguments say. Raises ValueError."""
     options: dict[str, str] = {}
     if args.kafka_file is not None:
-        for number, line in enumerate(args.kafka_file.read_text("utf-8").splitlines(), 1):
+        for number, line in enumerate(args.kafka_file.read_text("utf-8").split("\n"), 1):
             if line.strip() and not line.lstrip().startswith("#"):
                 # The number, not the line: what is secret stands in this file, and would come into a log.
                 options |= [_option(line.strip(), f"{args.kafka_file}: line {number}")]

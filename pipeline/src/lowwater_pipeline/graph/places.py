@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     import lowwater_spark as lws
 
 __all__ = ["Folder", "Frame", "Place", "Sent", "Table", "Topic"]
-
-_TIMES: Final = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
-"""Of JSON in Kafka: by default it has milliseconds, and a time would come back as an older one."""
 
 
 class Place(Protocol):
@@ -138,9 +135,10 @@ class Topic:
         """See Place."""
         from pyspark.sql import functions as sf
 
-        batch.write_kafka(
-            rows.select(sf.to_json(sf.struct("*"), _TIMES).alias("value")), self.topic, options=self._client()
-        )
+        from lowwater_spark.track.times import exact_times
+
+        value = sf.to_json(sf.struct("*"), exact_times("json")).alias("value")
+        batch.write_kafka(rows.select(value), self.topic, options=self._client())
 
     def _client(self) -> dict[str, str]:
         return {"kafka.bootstrap.servers": self.servers, **self.options}

@@ -12,6 +12,8 @@ import threading
 from pathlib import Path
 from typing import Final
 
+from lowwater._core.private import make_private_folder, open_private
+
 __all__ = ["Embedded", "acquire"]
 
 START: Final = 30.0
@@ -37,13 +39,13 @@ class Embedded:
         self.temporary = data is None
         """Whether its folder goes when it does."""
         self.data = Path(tempfile.mkdtemp(prefix="lowwater-")) if data is None else data
-        self.data.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self.data)
         self._users = 0
         command = [sys.executable, "-m", "lowwater_spark.attach.embedded_child", str(self.data)]
         command += ["--temporary"] if self.temporary else []
         # What this process can import, the child can, too.
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        with (self.data / _LOG).open("a") as log:
+        with open_private(self.data / _LOG, "a") as log:
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,

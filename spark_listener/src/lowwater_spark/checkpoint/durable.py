@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from lowwater_spark.checkpoint.hadoop import HadoopPath
+from lowwater_spark.checkpoint.lines import lines_of
 from lowwater_spark.checkpoint.location import Location
 
 __all__ = [
@@ -108,7 +109,7 @@ def boot_of(folder: Path) -> str:
         return ""
     number = f"{os.major(device)}:{os.minor(device)}"
     # "36 35 98:0 / /mnt rw,noatime shared:1 - ext4 /dev/sda1 rw": the type follows the dash.
-    found = {line.partition(" - ")[2].split(" ")[0] for line in mounts.splitlines() if line.split(" ")[2] == number}
+    found = {line.partition(" - ")[2].split(" ")[0] for line in lines_of(mounts) if line.split(" ")[2] == number}
     return f"{boot} {number}" if found and found <= _LOCAL else ""
 
 

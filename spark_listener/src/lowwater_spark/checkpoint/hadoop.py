@@ -245,6 +245,16 @@ class HadoopPath:
             finally:
                 file.close()
 
+    def read_range(self, start: int, length: int) -> bytes:
+        """Return so many bytes from a place on, fewer where the file ends. Raises FileNotFoundError."""
+        with _as_os_error(self.uri):
+            file = self._files.system.open(self._path())
+            try:
+                file.seek(start)
+                return bytes(file.readNBytes(length))
+            finally:
+                file.close()
+
     def read_text(self, encoding: str = "utf-8") -> str:
         """Return the content of a file as text. Raises FileNotFoundError."""
         return self.read_bytes().decode(encoding)

@@ -7,12 +7,13 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater_spark.checkpoint.hadoop import HADOOP, HadoopFiles, HadoopPath
+from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.errors import Unsupported
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["OBJECT_STORES", "Location", "checkpoint_of", "glance", "local", "location_of", "real", "uri_of", "way"]
+__all__ = ["OBJECT_STORES", "Location", "checkpoint_of", "glance", "local", "location_of", "real", "spark_path", "way"]
 
 Location = Path | HadoopPath
 """Both are read alike; :mod:`lowwater_spark.checkpoint.durable` writes to them."""
@@ -90,9 +91,9 @@ def _unknown(what: str, path: str, scheme: str, known: frozenset[str], fix: str)
     )
 
 
-def uri_of(location: Location) -> str:
-    """Return what Spark calls a location."""
-    return f"file://{location}" if isinstance(location, Path) else str(location)
+def spark_path(location: Location) -> SparkPath:
+    """Return the path by which Spark knows a location, with its file system: the session's default one may be another."""
+    return SparkPath.of_local(location) if isinstance(location, Path) else SparkPath.of_text(location.uri)
 
 
 def real(location: Location) -> Location:

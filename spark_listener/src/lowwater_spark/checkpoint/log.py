@@ -15,6 +15,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lowwater_spark.checkpoint.lines import lines_of
 from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.errors import CheckpointMismatch
 
@@ -63,7 +64,7 @@ class CheckpointLog:
             content = (self._offsets / str(batch)).read_bytes()
         except FileNotFoundError:
             return None
-        version, *rest = content.decode(errors="replace").splitlines() or [""]
+        version, *rest = lines_of(content.decode(errors="replace")) or [""]
         if version != "v1" or not rest:
             msg = f"{self._offsets / str(batch)} is of version {version!r}; this release reads v1. Use a PySpark that docs/compatibility.md names, or a newer lowwater-spark."
             raise CheckpointMismatch(msg)

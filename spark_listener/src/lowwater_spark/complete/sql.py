@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.complete.mark import Completeness, History, Version, read
 from lowwater_spark.complete.snapshots import snapshots_of
 from lowwater_spark.complete.table import version_of
@@ -74,7 +75,14 @@ def register_function(
         raise ValueError(msg)
     iceberg = find(spark, os.fspath(table))
     if iceberg is None:
-        path = path_of(spark, table).rstrip("/")
+        named = SparkPath.of_text(path_of(spark, table).rstrip("/"))
+        if ":" in named.path:
+            raise Unsupported(
+                f"register_function() of a table in {named.text}",
+                "SQL reads the table's log by a pattern, and Hadoop takes no pattern with a colon in it",
+                "Ask with lws.complete_through(), which reads no pattern; or keep the table in a directory without a colon in its path.",
+            )
+        path = named.pattern
         # Of an added file nothing is asked but that it is there; it is most of a log.
         rows = f"""
           SELECT _metadata.file_name AS file, IF(value LIKE '{{"add"%', '{{}}', value) AS line

@@ -10,6 +10,8 @@ watermark of its own. Why it looks the way it does (probed on PySpark 4.3):
   deterministic. That holds back the user's own filters as well, and those that Spark makes itself (``isnotnull`` of join keys). The control row
   is null everywhere but in its time, so each of them would throw it away below the watermark, which then would never move, silently.
 * A random number does not do: Spark knows its bounds and folds the comparison away, with the whole control.
+* The control row's nulls and its mark are no literals (:func:`~lowwater_spark.sources.nulls.nulls_of`): a batch may bring a join
+  nothing but the control row on one side, and what Spark infers from a literal there would remove the rows of the other side.
 * Rows at or before 1970 fail the query: Spark's watermark begins there, so that it would drop them before anything was promised.
 """
 
@@ -28,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lowwater_spark.drive.late import MET, keep_late
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.control import DIRECTORY, FORMAT, Drive, check_version
+from lowwater_spark.sources.nulls import nulls_of
 from lowwater_spark.track.plan import check_classic
 
 if TYPE_CHECKING:
@@ -99,11 +102,13 @@ def drive(
     # Spark subtracts the delay again: its watermark is the value, and only the memory of duplicates is longer.
     control = spark.readStream.format(FORMAT).option(DIRECTORY, declared.directory).load()
     value = control["value"] + sf.expr(f"INTERVAL {delay} MILLISECONDS")
+    fields = df.schema.fields
     columns = [
-        (value if field.name == event_time else sf.lit(None).cast(field.dataType)).alias(field.name)
-        for field in df.schema.fields
+        value.alias(field.name) if field.name == event_time else null
+        for field, null in zip(fields, nulls_of(fields), strict=True)
     ]
-    marked = control.select(*columns, sf.lit(col=True).alias(_MARK)).withWatermark(event_time, f"{delay} milliseconds")
+    mark = control["value"].isNotNull().alias(_MARK)  # no literal, for the reason that nulls_of() gives
+    marked = control.select(*columns, mark).withWatermark(event_time, f"{delay} milliseconds")
     united = _unite(marked, data.withColumn(_MARK, sf.lit(col=False)))
     return united.where(_data_rows(event_time)).drop(_MARK)
 
@@ -132,7 +137,8 @@ def _data_rows(event_time: str) -> Column:
     """Return the filter that lets the data through and not the control row, and that Spark can push nowhere."""
     from pyspark.sql import functions as sf
 
-    never = (sf.spark_partition_id() < 0) & (sf.col(event_time) < sf.timestamp_micros(sf.lit(-(1 << 56))))
+    # One comparison: of two joined by AND, Spark would take the one without the partition for a fact about the rows.
+    never = sf.unix_micros(sf.col(event_time)) + sf.spark_partition_id() < -(1 << 56)
     return (
         sf.when(sf.col(_MARK), never)
         .when(

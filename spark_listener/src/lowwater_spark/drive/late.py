@@ -4,12 +4,14 @@ The step lets every row through and copies those that a stateful operator will d
 ``late/batch=N/part-<partition>.parquet``. It finds out by itself which those are: Spark's late filter in batch N is the watermark of
 batch N - 1, from Spark's own offset log, and the rule is that of the query's operators.
 
-Each attempt of a task writes a file of its own and renames it at its end, so that a retried or a speculative one leaves the same file. What a batch
+Each attempt of a task writes a file of its own and renames it at its end, so that a retried or a speculative one leaves the same file. Below a ``coalesce`` a
+task runs the step for several partitions, one after the other, and each of those has a file with a number (``part-00000-1.parquet``). What a batch
 leaves behind that is never committed is removed when the query starts again, before Spark runs that batch once more.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -21,8 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater_spark.checkpoint.durable import make_directory, sync_directory, sync_file, write_once
+from lowwater_spark.checkpoint.lines import lines_of
 from lowwater_spark.sources.control import NOTHING_GIVEN, Drive
-from lowwater_spark.track.operators import Window
+from lowwater_spark.track.bounds import Window
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,7 +69,7 @@ class LateRule:
         """
         if batch == 0:
             return NOTHING_GIVEN
-        lines = Path(self.checkpoint, "offsets", str(batch - 1)).read_text(encoding="utf-8").splitlines()
+        lines = lines_of(Path(self.checkpoint, "offsets", str(batch - 1)).read_text(encoding="utf-8"))
         return int(json.loads(lines[1]).get("batchWatermarkMs", NOTHING_GIVEN)) * 1_000
 
 
@@ -141,8 +144,10 @@ class LateFile:
         self._event_time = event_time
         self._watermark = rule.watermark(batch)
         self._folder = Path(late, f"batch={batch}")
-        self._path = self._folder / f"part-{context.partitionId():05}.parquet"
-        self._beside = self._folder / f".{self._path.name}.{uuid.uuid4().hex}.tmp"
+        self._part = f"part-{context.partitionId():05}"
+        self._attempt = int(context.taskAttemptId())
+        self._path = self._beside = self._folder
+        """Where the file is in the end, and until then. Known from the first late row on."""
         self._writer: Any = None
 
     def keep(self, batch: pa.RecordBatch) -> None:
@@ -161,8 +166,24 @@ class LateFile:
         table = pa.Table.from_batches([rows]).append_column(MET, met)
         if self._writer is None:
             make_directory(self._folder)
+            self._path = self._folder / self._own_name()
+            self._beside = self._folder / f".{self._path.name}.{uuid.uuid4().hex}.tmp"
             self._writer = pq.ParquetWriter(os.fspath(self._beside), table.schema)
         self._writer.write_table(table)
+
+    def _own_name(self) -> str:
+        """Return a name that this attempt has not had yet: it may have written the file of another partition, in another process.
+
+        An attempt notes its names by empty hidden files. Another attempt of the task begins with the same names.
+        """
+        for number in itertools.count():
+            name = f"{self._part}-{number}" if number else self._part
+            try:
+                (self._folder / f".{name}.{self._attempt}.taken").open("x").close()
+            except FileExistsError:
+                continue
+            return f"{name}.parquet"
+        raise AssertionError
 
     def __enter__(self) -> LateFile:
         return self

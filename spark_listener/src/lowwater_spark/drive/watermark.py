@@ -26,6 +26,7 @@ import lowwater
 from lowwater import errors
 from lowwater.watermark import MIN
 from lowwater_spark.checkpoint.durable import sync_directory, sync_file
+from lowwater_spark.checkpoint.lines import lines_of
 from lowwater_spark.checkpoint.location import Location, local
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.drive.late import LateRule, open_late, reserve_late, windows_of
@@ -370,7 +371,7 @@ class Driving:
     def _next_watermark(self, batch: int) -> int | None:
         """Return the watermark that Spark has after a committed batch, milliseconds; None where its entry is gone or says nothing."""
         try:
-            lines = (self.checkpoint / "commits" / str(batch)).read_text(encoding="utf-8").splitlines()
+            lines = lines_of((self.checkpoint / "commits" / str(batch)).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         entry = json.loads(lines[1]) if len(lines) > 1 else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import logging
 import signal
 import sys
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lowwater import errors
 from lowwater.cli.arguments import CommandParser
+from lowwater.cli.streams import open_streams
 from lowwater_spark.checkpoint.location import checkpoint_of
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
@@ -130,6 +132,7 @@ def parser() -> CommandParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
+    open_streams()
     args = parser().parse_args(argv)
     try:
         session = functools.cache(functools.partial(_session, _settings(args.conf)))
@@ -179,7 +182,13 @@ def describe(checkpoint: str, session: Any) -> str:
     asked = [*needed(checkpoint), *([] if last is None else [HISTORY])]
     promises = "\n".join(f'    # {PROMISES[name]}\n    # "{name}",' for name in asked)
     return BLANK.format(
-        checkpoint=checkpoint, read=read, sources=sources, state=state, retention=unless, mode=unless, promises=promises
+        checkpoint=json.dumps(checkpoint, ensure_ascii=False),
+        read=read,
+        sources=sources,
+        state=state,
+        retention=unless,
+        mode=unless,
+        promises=promises,
     )
 
 

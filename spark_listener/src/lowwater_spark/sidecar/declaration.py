@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from lowwater.cli.arguments import parse_duration
 from lowwater_spark.checkpoint.location import OBJECT_STORES
+from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.delta import DELTA
 from lowwater_spark.sources.iceberg import EARLIER, ICEBERG
@@ -71,7 +72,7 @@ def needed(checkpoint: str) -> tuple[str, ...]:
     >>> needed("s3a://bucket/ck")[-1]
     'single-driver'
     """
-    return (*_ALWAYS, SINGLE_DRIVER) if checkpoint.partition("://")[0] in OBJECT_STORES else _ALWAYS
+    return (*_ALWAYS, SINGLE_DRIVER) if SparkPath.of_text(checkpoint).scheme in OBJECT_STORES else _ALWAYS
 
 
 _MODES: Final = ("append", "update")
@@ -246,7 +247,7 @@ def _allowed(found: SourceDeclared) -> set[str]:
             raise ValueError(msg)
         return {BROKERS, HEAD, *(name for name in found.options if name.startswith("kafka."))}
     if found.kind == DELTA:
-        if not found.path.startswith("/") and "://" not in found.path:
+        if not found.path.startswith("/") and not SparkPath.of_text(found.path).scheme:
             msg = f"{found.name}: the path of a table is an absolute directory or a URI"
             raise ValueError(msg)
         return set()
@@ -306,7 +307,7 @@ BLANK: Final = """\
 # One table for each query. Delete what does not apply; what stays in <> is to be filled in.
 [[query]]
 name = "<the computation's name>"
-checkpoint = "{checkpoint}"
+checkpoint = {checkpoint}
 inputs = ["<each computation whose output it reads>"]
 # In the order of the query. {read}
 sources = [

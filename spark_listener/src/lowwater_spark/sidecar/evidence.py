@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from lowwater_spark.checkpoint.lines import lines_of
 from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.checkpoint.log import CheckpointLog, Plan
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
@@ -70,7 +71,7 @@ def _operator(folder: Location) -> str:
     try:
         newer = [entry for entry in _entries(folder / "_metadata" / "v2") if entry.name.isdecimal()]
         file = max(newer, key=lambda entry: int(entry.name), default=folder / "_metadata" / "metadata")
-        _, content = file.read_bytes().decode().splitlines()
+        _, content = lines_of(file.read_bytes().decode())
         return str(json.loads(content)["operatorInfo"]["operatorName"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return ""
@@ -240,7 +241,7 @@ class Evidence:
             raise Unsupported(
                 what,
                 "Spark holds rows in it, and nothing says how far below its watermark they can come out",
-                "Declare the retention: of windows their length, of sessions how long one lasts, of a join how long a row waits, of a function what it keeps.",
+                "Declare the retention: of windows their length, of sessions how long one lasts, of a join how long a row waits and a millisecond, of a function what it keeps, of several the sum.",
             )
         if operator in _AGGREGATIONS and not self._declared.output_mode:
             raise Unsupported(

@@ -19,8 +19,10 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from lowwater_spark.checkpoint.lines import lines_of
 from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.checkpoint.log import CheckpointLog
+from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import NONE, Fileless, Line, OpenSource
 from lowwater_spark.sources.opaque import OpenOpaque
@@ -86,7 +88,7 @@ class Table(NamedTuple):
     @property
     def on_s3(self) -> bool:
         """Whether it is where a name can be written over: there Delta needs somebody who keeps writers apart."""
-        return self.location.partition(":")[0].startswith("s3")
+        return SparkPath.of_text(self.location).scheme.startswith("s3")
 
     @property
     def refusal(self) -> str:
@@ -130,7 +132,7 @@ class Commit(NamedTuple):
         batches: dict[str, int] = {}
         mark: Mapping[str, Any] = {}
         try:
-            for action in map(json.loads, text.splitlines()):
+            for action in map(json.loads, lines_of(text)):
                 if (add := action.get("add")) and add["dataChange"]:
                     added += 1
                     files += [add["path"]] if added <= _NAMED else []

@@ -6,8 +6,9 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
 
+from lowwater_spark.checkpoint.lines import lines_of
+from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.delta import Commit, Table
 from lowwater_spark.sources.jvm import asked
@@ -21,7 +22,7 @@ T = TypeVar("T")
 
 
 def path_of(spark: SparkSession, table: str | os.PathLike[str]) -> str:
-    """Return the path of a table, which is given by its path (with a slash in it) or by its name in the session's catalog.
+    """Return the text of the path of a table, which is given by its path (with a slash in it) or by its name in the session's catalog.
 
     Raises Unsupported for a name that the catalog does not have, ValueError for a relative path.
     """
@@ -30,7 +31,8 @@ def path_of(spark: SparkSession, table: str | os.PathLike[str]) -> str:
 
     said = os.fspath(table)
     if "/" in said:
-        if not said.startswith("/") and not urlsplit(said).scheme:
+        named = SparkPath.of_text(said)
+        if not named.scheme and not said.startswith("/"):
             msg = f"{said} is a relative path: name the table by an absolute one, or by its name in the catalog"
             raise ValueError(msg)
         return said
@@ -42,7 +44,7 @@ def path_of(spark: SparkSession, table: str | os.PathLike[str]) -> str:
         raise Unsupported(
             f"The table {said}", "the session's catalog does not know it", "Create it first, or name it by its path."
         ) from error
-    return str(found.location().toString())
+    return SparkPath.of_uri(str(found.location().toString())).text
 
 
 class DeltaLog:
@@ -51,7 +53,7 @@ class DeltaLog:
     def __init__(self, spark: SparkSession, path: str) -> None:
         self._spark = spark
         self.path = path
-        """As the query names it."""
+        """Text of the path, as the query names it."""
 
     def table(self) -> Table:
         """Return the table as of now. Raises OSError."""
@@ -88,7 +90,7 @@ class DeltaLog:
 
     def files(self, version: int) -> list[str]:
         """Return the files that a version adds, by their names in it. Raises OSError."""
-        actions = map(json.loads, (self._text(version) or "").splitlines())
+        actions = map(json.loads, lines_of(self._text(version) or ""))
         return [action["add"]["path"] for action in actions if "add" in action]
 
     def _text(self, version: int) -> str | None:

@@ -11,6 +11,11 @@ time set back to what it was, cannot be told from one that was not.
 A listing must not be older than the reading of W. On a local file system it never is; an NFS mount may serve names from a cache, so
 mount the sources with ``lookupcache=none`` and ``acdirmax=0`` (or ``noac``).
 
+A listing is not atomic: of a file that is renamed meanwhile, readdir may give neither name. If such a file were missed, W would count before Spark has
+read it. So each listing comes after a shorter one that takes the names alone (:func:`_names`), and counts only if it has every name that the shorter one
+has. Otherwise somebody has renamed or removed a file, and the directory is listed again, until nothing that no batch has read is gone. A file that is renamed once is then found by one of the two. What
+remains: one that is renamed in both listings may be missed by both, so rename a file once, to its last name.
+
 What committed batches have taken, and what is as it was, is left out of a listing (:class:`Settled`).
 A file may be written again in its place, which leaves no trace in its directory, so each is asked for its modification time in each listing. But what
 lowwater itself has handed over as ``batch=N`` appears whole and is not changed by it: when all of such a directory is taken, its name is enough.
@@ -39,6 +44,9 @@ from lowwater_spark.sources.writers import HANDED_OVER, MARKS, above, behind, st
 
 __all__ = ["FILES", "FileSource", "Intruder", "OpenFiles", "Settled", "hidden", "intruders", "list_head", "walk"]
 
+
+_TRIES: Final = 5
+"""How often a source is listed in one look at most, until a listing has all names of the one before it."""
 
 FILES: Final = "files"
 """The kind of this source."""
@@ -215,10 +223,60 @@ def _below(
 def list_head(source: FileSource, settled: Settled | None = None) -> Head:
     """Return every file that Spark has to take before all that stands in the source now has been read.
 
+    The source is listed until a listing has every name that the one before it has, so that a file which is renamed meanwhile is not missed.
+
     What is settled is left out: it is taken, for good. What Spark never takes holds for as long as it is there: a sub-directory without
-    recursiveFileLookup, and each :class:`Intruder`. O(entries), with a stat of each file that is in no settled batch. Raises OSError when the root
-    cannot be listed; then nothing is known, and no watermark counts.
+    recursiveFileLookup, and each :class:`Intruder`. O(entries), with a stat of each file that is in no settled batch, and once more the entries alone. Raises OSError
+    when the root cannot be listed, or when files are renamed or removed all the time; then nothing is known, and no watermark counts.
     """
+    # A sink's log is read and not listed.
+    before = set[str]() if source.sink_log else _names(source, settled)
+    gone = set[str]()
+    for _ in range(_TRIES):
+        head = _listed(source, settled)
+        gone = before.difference(file.path for file in itertools.chain(head, head.settled))
+        if not gone:
+            return head
+        # Files that were read may go: these have been looked at, and are as they were.
+        before = {file.path for file in head if file.modified != NO_FILE}
+        if settled is not None:
+            settled.begin_again()
+    msg = (
+        f"{source.root} cannot be listed: while it is, files are renamed or removed that no batch has read, the last time {min(gone)}. "
+        "Give a file its last name by one rename, and remove files that have been read."
+    )
+    raise OSError(msg)
+
+
+def _names(source: FileSource, settled: Settled | None) -> set[str]:
+    """Return the paths of all files but those of settled batches. O(entries), without a stat."""
+    found, folders = set[str](), [source.root]
+    while folders:
+        folder = folders.pop()
+        try:
+            with os.scandir(folder) as listing:
+                entries = list(listing)
+        except FileNotFoundError:
+            if folder == source.root:
+                raise
+            continue
+        for entry in entries:
+            folder_too = entry.is_dir()
+            if hidden(entry.name, folder=folder_too):
+                continue
+            if folder_too:
+                if (source.recursive or "=" in entry.name) and not (settled and settled.is_batch(entry)):
+                    folders.append(entry.path)
+            elif not _is_broken(entry):
+                found.add(entry.path)
+    return found
+
+
+def _is_broken(entry: os.DirEntry[str]) -> bool:
+    return entry.is_symlink() and not Path(entry.path).exists()
+
+
+def _listed(source: FileSource, settled: Settled | None) -> Head:
     head = Head()
     for found in walk(source, settled):
         if isinstance(found, Intruder):
@@ -377,6 +435,10 @@ class Settled:
         self._met = set()
         self.files = 0
 
+    def begin_again(self) -> None:
+        """Begin the same listing anew: it has missed something."""
+        self.begin(self._offset, self._of)
+
     def meet(self, folder: str) -> None:
         """Take note of a directory that lowwater writes into."""
         self._met.add(folder)
@@ -394,12 +456,16 @@ class Settled:
         batch = self._log.batch_of(file)
         return batch is not None and batch <= self._offset
 
+    def is_batch(self, folder: os.DirEntry[str]) -> bool:
+        """Return whether a sub-directory is a batch of which all was taken. This takes no note of it."""
+        known = self._batches.get(folder.path)
+        return known is not None and known[0] == folder.inode()
+
     def knows(self, folder: os.DirEntry[str]) -> bool:
         """Return whether a sub-directory is a batch that needs no look: it is the one of which all was taken."""
-        known = self._batches.get(folder.path)
-        if known is None or known[0] != folder.inode():
+        if not self.is_batch(folder):
             return False
-        self._seen[folder.path] = known
+        known = self._seen[folder.path] = self._batches[folder.path]
         self.files += known[1]
         # By hand: this runs for each batch that was ever handed over.
         name = folder.name

@@ -32,6 +32,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from lowwater_spark.checkpoint.lines import lines_of
 from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import NONE, Fileless, Line, OpenSource
@@ -692,7 +693,7 @@ class OpenKafka(Fileless):
         if back := below(vector, self._committed):
             raise CheckpointMismatch(_TRUNCATED.format(said=back))
         if line != NONE and self._source.inputs and not self._from_the_beginning:
-            first = vector_of(self._first.read_text(encoding="utf-8").lstrip("\0").splitlines()[-1])
+            first = vector_of(lines_of(self._first.read_text(encoding="utf-8").lstrip("\0"))[-1])
             if skipped := {place: at for place, at in first.items() if at}:
                 raise CheckpointMismatch(_REMOVED.format(place=min(skipped), at=skipped[min(skipped)]))
             self._from_the_beginning = True

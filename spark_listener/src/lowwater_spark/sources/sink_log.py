@@ -22,8 +22,9 @@ from lowwater_spark.checkpoint.durable import sync_directory, sync_file
 from lowwater_spark.checkpoint.location import Location, real
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
+from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.source_log import NOTHING, File, local_path
+from lowwater_spark.sources.source_log import NOTHING, File
 from lowwater_spark.sources.writers import MARKS, SINK_MARK
 
 __all__ = ["SINK_LOG", "DurableSink", "check_sink", "list_sink", "refuse_sink"]
@@ -130,7 +131,7 @@ def refuse_sink(folder: Location) -> None:
 
 
 def _file(entry: dict[str, Any]) -> File:
-    path, logged = local_path(entry["path"]), int(entry["modificationTime"])
+    path, logged = SparkPath.of_uri(entry["path"]).path, int(entry["modificationTime"])
     try:
         found = Path(path).stat()
     except FileNotFoundError:
@@ -304,7 +305,7 @@ def _refuse_cut(last: int, entries: Iterable[Path]) -> None:
 
 def _sizes(lines: Iterable[dict[str, Any]], known: Container[str]) -> list[tuple[Path, int]]:
     return [
-        (Path(local_path(line["path"])), int(line["size"]))
+        (Path(SparkPath.of_uri(line["path"]).path), int(line["size"]))
         for line in lines
         if not line["isDir"] and line["action"] != "delete" and line["path"] not in known
     ]

@@ -16,10 +16,12 @@ import heapq
 import json
 import weakref
 from collections.abc import Collection, Container, Iterable, Mapping
-from typing import ClassVar, Final, NamedTuple
-from urllib.parse import unquote
+from typing import Any, ClassVar, Final, NamedTuple
 
+from lowwater_spark.checkpoint.durable import write_over
+from lowwater_spark.checkpoint.lines import last_lines
 from lowwater_spark.checkpoint.location import Location
+from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.base import NONE, Line
 
@@ -27,12 +29,12 @@ __all__ = [
     "FOR_EVER",
     "NOTHING",
     "NO_FILE",
+    "Compacted",
     "Files",
     "File",
     "Head",
     "SourceLog",
     "Taken",
-    "local_path",
     "log_files",
     "log_offset",
 ]
@@ -107,8 +109,8 @@ class SourceLog:
     ``columns`` are those of its Hive partitions; None: Spark does not go by them. An entry of a file that does not have them raises
     CheckpointMismatch: Spark logs it, and reads no rows from it, or from those that came with it.
 
-    Reads each entry once: :meth:`read_to` costs O(new entries), or O(all files) for a compacted one, which Spark writes
-    at every tenth. Holds one path per file that it has read, but for those that listings do not find any more.
+    Reads each entry once: :meth:`read_to` costs O(new entries), also at every tenth, where Spark writes a compacted one that repeats all before
+    it. The first call costs O(all files that the compacted entry has). Holds one path per file that it has read, but for those that listings do not find any more.
     """
 
     FEW: ClassVar[int] = 1_000
@@ -125,6 +127,8 @@ class SourceLog:
         self._taken: dict[str, Taken] = {}
         self.read = NOTHING
         self._before = NOTHING
+        self.parsed = 0
+        """How many lines of entries were parsed so far."""
         self._waiting: weakref.WeakSet[Files] = weakref.WeakSet()
         """What anybody waits for."""
         self._listed: weakref.ref[set[File]] | None = None
@@ -134,6 +138,16 @@ class SourceLog:
     def taken(self) -> Mapping[str, Taken]:
         """Every path read so far, with the entry that took it."""
         return self._taken
+
+    @property
+    def newest(self) -> int:
+        """Greatest modification time of all files that were taken, milliseconds since the epoch; 0: none."""
+        return self._newest
+
+    def drop(self, paths: Iterable[str]) -> None:
+        """Forget files that are not there any more, and for which nobody waits."""
+        for path in paths:
+            self._taken.pop(path, None)
 
     def passes_over(self, file: File) -> bool:
         """Return whether Spark does not take a file any more for its age: counted from the newest that it has taken."""
@@ -262,40 +276,63 @@ class SourceLog:
         return later
 
     def _compacted(self) -> list[int]:
-        try:
-            names = [entry.name for entry in self._log.iterdir()]
-        except FileNotFoundError:
-            return []
-        return [
-            int(name.removesuffix(".compact"))
-            for name in names
-            if name.removesuffix(".compact").isdecimal() and "." in name
-        ]
+        return _compacted_numbers(self._log)
 
     def _read_entry(self, number: int) -> bool:
-        for name in (f"{number}", f"{number}.compact"):
-            try:
-                content = (self._log / name).read_text(encoding="utf-8")
-            except FileNotFoundError:
-                continue
-            # Only "\n" ends a line: paths may hold other characters that splitlines() would break at.
-            version, *lines = content.split("\n")
-            if version != "v1":
-                msg = f"{self._log / name} is of version {version!r}; this release reads v1. Use a PySpark that docs/compatibility.md names, or a newer lowwater-spark."
-                raise CheckpointMismatch(msg)
-            for line in filter(None, lines):
-                entry = json.loads(line)
-                path = local_path(entry["path"])
-                if not path.startswith(self._root):
-                    raise CheckpointMismatch(_OTHER_SOURCE.format(log=self._log, path=path, root=self._root))
-                self._check_place(path)
-                taken, known = Taken(int(entry["batchId"]), int(entry["timestamp"])), self._taken.get(path)
-                self._newest = max(self._newest, taken.modified)
-                # Spark takes a path again only when it has forgotten it by maxFileAge.
-                if known is None or known.batch <= taken.batch:
-                    self._taken[path] = taken
-            return True
-        return False
+        """Read what an entry has that was not read before. Return whether there is one."""
+        try:
+            version, *lines = (self._log / f"{number}").read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return self._read_compacted(self._log / f"{number}.compact", number)
+        self._check_version(self._log / f"{number}", version)
+        for line in filter(None, lines):
+            self._take(self._parse(line))
+        return True
+
+    def _read_compacted(self, path: Location, number: int) -> bool:
+        """Read the end of a compacted entry, back to what was read before. Return whether there is one.
+
+        Spark writes the lines of the compacted entry before, and behind them those of each batch since, in order. A line that were elsewhere would be
+        missed; then its file counts as not taken, and the watermark holds.
+        """
+        first = self.read + 1
+        try:
+            for line in last_lines(path):
+                if not line:
+                    continue
+                if not line.startswith(b"{"):
+                    self._check_version(path, line)
+                    continue
+                entry = self._parse(line)
+                if int(entry["batchId"]) < first:
+                    break
+                self._take(entry)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _check_version(self, path: Location, version: bytes) -> None:
+        if version != b"v1":
+            said = version[:100].decode(errors="replace")
+            msg = f"{path} is of version {said!r}; this release reads v1. Use a PySpark that docs/compatibility.md names, or a newer lowwater-spark."
+            raise CheckpointMismatch(msg)
+
+    def _parse(self, line: bytes) -> dict[str, Any]:
+        self.parsed += 1
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def _take(self, entry: Mapping[str, Any]) -> None:
+        named = SparkPath.of_uri(entry["path"])
+        path = named.text if named.local is None else named.path  # as the root of the source is written
+        if not path.startswith(self._root):
+            raise CheckpointMismatch(_OTHER_SOURCE.format(log=self._log, path=path, root=self._root))
+        self._check_place(path)
+        taken, known = Taken(int(entry["batchId"]), int(entry["timestamp"])), self._taken.get(path)
+        self._newest = max(self._newest, taken.modified)
+        # Spark takes a path again only when it has forgotten it by maxFileAge.
+        if known is None or known.batch <= taken.batch:
+            self._taken[path] = taken
 
     def _check_place(self, path: str) -> None:
         if self._columns is None:
@@ -304,6 +341,44 @@ class SourceLog:
         if tuple(folder.partition("=")[0] for folder in folders) != self._columns:
             columns = ", ".join(self._columns) or "none"
             raise CheckpointMismatch(_OTHER_PLACE.format(log=self._log, path=path, columns=columns))
+
+
+class Compacted(NamedTuple):
+    """One compacted entry of the log of a source whose old files nobody needs any more."""
+
+    path: Location
+
+    @classmethod
+    def newest(cls, log: Location, last: int) -> Compacted | None:
+        """Return the newest compacted entry up to a batch of the source's own count. Costs a listing of the log."""
+        number = max((n for n in _compacted_numbers(log) if n <= last), default=None)
+        return None if number is None else cls(log / f"{number}.compact")
+
+    def drop_before(self, batch: int) -> None:
+        """Take out the lines of all batches before one. Durable when it returns; costs two fsyncs if there are any.
+
+        Spark may read the entry at the same time, and copies it into the next compacted one: it finds the old lines or the new ones, which are whole both.
+        """
+        kept, old = list[bytes](), False
+        for line in last_lines(self.path):
+            if line.startswith(b"{"):
+                if old := int(json.loads(line)["batchId"]) < batch:
+                    break
+                kept.append(line)
+        if not old:
+            return
+        # First: Hadoop's checksum is of the old content, and whoever finds none reads all the same.
+        (self.path.parent / f".{self.path.name}.crc").unlink(missing_ok=True)
+        write_over(self.path, b"\n".join([b"v1", *reversed(kept)]))
+
+
+def _compacted_numbers(log: Location) -> list[int]:
+    try:
+        names = [entry.name for entry in log.iterdir()]
+    except FileNotFoundError:
+        return []
+    plain = {name: name.removesuffix(".compact") for name in names if name.endswith(".compact")}
+    return [int(number) for number in plain.values() if number.isdecimal()]
 
 
 _OTHER_PLACE: Final = (
@@ -315,16 +390,6 @@ _OTHER_SOURCE: Final = (
     "{log} has taken {path}, but this source of the query reads {root}. Spark knows sources by their order in the query: keep it, "
     "or start from a new checkpoint."
 )
-
-
-def local_path(uri: str) -> str:
-    """Return the local path of a ``file:`` URI as Spark logs it: escaped, with one or three slashes.
-
-    >>> local_path("file:///data/a%20b%2520c.json")
-    '/data/a b%20c.json'
-    """
-    path = uri.removeprefix("file:")
-    return unquote(path.removeprefix("//") if path.startswith("///") else path)
 
 
 def log_offset(line: Line | None) -> int:

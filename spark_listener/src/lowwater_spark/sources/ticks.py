@@ -4,21 +4,32 @@ Spark runs no batch while its sources give nothing new, so a window that could c
 unites the data with a text source over ``CHECKPOINT/lowwater/ticks``, all of its columns null and no row let through; a file
 renamed into that directory makes Spark plan a batch with nothing else in it. The source must be part of the query from its first
 checkpoint on, because Spark numbers the sources of a checkpoint for good.
+
+A tick is forgotten when its batch is committed: its file is deleted, the driver drops its name, and Spark drops it from memory after an hour
+(``maxFileAge``). Spark's log of the source never forgets: each compacted entry repeats all before it. So the driver takes old ticks out of the newest compacted
+entry now and then. Otherwise a stage that asks for a tick each second would have a log of 86,400 lines a day, which Spark reads at each start and rewrites at
+each tenth batch.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from lowwater_spark.checkpoint.durable import make_directory, sync_directory, write_over
-from lowwater_spark.checkpoint.location import Location
+from lowwater_spark.checkpoint.location import Location, spark_path
 from lowwater_spark.sources.base import Line, Rowless
-from lowwater_spark.sources.source_log import SourceLog, log_files, log_offset
+from lowwater_spark.sources.nulls import nulls_of
+from lowwater_spark.sources.source_log import Compacted, SourceLog, log_files, log_offset
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["Ticks", "tick_directory", "with_ticks"]
+
+_MANY: Final = 500
+"""Number of committed ticks after which the log is looked at: up to so many may stand in it beside the newest ones."""
 
 
 def tick_directory(checkpoint: Location) -> Location:
@@ -32,8 +43,9 @@ def with_ticks(spark: SparkSession, frame: DataFrame, checkpoint: Location) -> D
 
     folder = tick_directory(checkpoint)
     make_directory(folder)
-    nulls = [sf.lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]
-    ticks = spark.readStream.text(str(folder)).select(*nulls).where(sf.lit(col=False))
+    # Spark looks at each tick that it remembers whenever it lists them. No tick is ever older than the newest one, see Ticks.force.
+    stream = spark.readStream.option("maxFileAge", "1h").text(spark_path(folder).text)
+    ticks = stream.select(*nulls_of(frame.schema.fields)).where(sf.lit(col=False))
     return frame.union(ticks)
 
 
@@ -51,13 +63,22 @@ class Ticks(Rowless):
         self._log = SourceLog(self._entries, str(self._folder), columns=())
         self._count = 0
         self._outstanding = ""
+        self._forgotten = _MANY
+        """Number of ticks that were forgotten since the log was looked at. A new run looks at once."""
+
+    @property
+    def remembered(self) -> int:
+        """Number of ticks whose names are held."""
+        return len(self._log.taken)
 
     # -- a writer -------------------------------------------------------------------------------------------------------
 
     def outstanding(self, line: Line) -> bool:
         """Return whether the newest tick is still to be committed, given the source's offset in the last committed batch."""
         taken = self._log.taken.get(self._outstanding)
-        return bool(self._outstanding) and (taken is None or taken.batch > log_offset(line))
+        if taken is not None and taken.batch <= log_offset(line):
+            self._outstanding = ""
+        return bool(self._outstanding)
 
     def force(self, line: Line) -> bool:
         """Make Spark run a batch, unless one was asked for and is not committed yet; return whether a tick was written."""
@@ -66,19 +87,33 @@ class Ticks(Rowless):
         self._count += 1
         path = self._folder / f"{self._ordinal}-{self._count}"
         write_over(path, b"", durable=False)
+        # If the clock was put back, Spark would pass over the tick for its age.
+        newest = self._log.newest * 1_000_000
+        if isinstance(path, Path) and path.stat().st_mtime_ns < newest:
+            os.utime(path, ns=(newest, newest))
         self._outstanding = str(path)
         return True
 
     def clean(self, line: Line) -> None:
-        """Delete the ticks of committed batches, but for the newest entry: a restarted query looks at that one again."""
-        taken = self._log.taken
-        old = [
-            path for path in self._folder.iterdir() if (tick := taken.get(str(path))) and tick.batch < log_offset(line)
-        ]
-        for path in old:
+        """Delete and forget the ticks of committed batches, but for the newest entry: a restarted query looks at that one again.
+
+        Costs a listing of the few files that are there; and after each 500 ticks one of the log, of which a part may be written anew. Raises OSError.
+        """
+        committed = log_offset(line)
+        self.outstanding(line)
+        old = [path for path, tick in self._log.taken.items() if tick.batch < committed]
+        there = {str(path): path for path in self._folder.iterdir()} if old else {}
+        deleted = [there[path] for path in old if path in there]
+        for path in deleted:
             path.unlink(missing_ok=True)
-        if old:
+        if deleted:
             sync_directory(self._folder)
+        self._log.drop(old)
+        self._forgotten += len(old)
+        # Only now: a file whose name is in no log would be taken for a new tick.
+        if self._forgotten >= _MANY and (compacted := Compacted.newest(self._entries, committed)):
+            compacted.drop_before(committed)
+            self._forgotten = 0
 
     # -- a source -------------------------------------------------------------------------------------------------------
 

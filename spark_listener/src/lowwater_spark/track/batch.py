@@ -18,6 +18,7 @@ from lowwater.watermark import MAX, MIN
 from lowwater_spark.checkpoint.durable import NotDurable
 from lowwater_spark.checkpoint.identity import identity
 from lowwater_spark.checkpoint.location import Location, local, location_of, real
+from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.complete.folder import first_of, say
 from lowwater_spark.complete.mark import Claim, Standing
 from lowwater_spark.errors import CheckpointMismatch, StateLost
@@ -415,7 +416,7 @@ class Batch:
         Each batch says how far the directory is complete: :func:`lowwater_spark.complete_through` reads it. So call it after :meth:`stateful` and :meth:`frontier`, and in every batch.
 
         Raises CheckpointMismatch when it holds, or has held, a batch N that this checkpoint has not written, ValueError for a negative ``keep``, and
-        Unsupported for a path that a reader would take for a pattern, or in the output of a Spark file sink.
+        Unsupported for a path that a reader would take for a pattern, or in the output of a Spark file sink, and for Parquet in a session that cuts times to milliseconds.
         """
         named = self._output(frame, os.fspath(path))
         if keep is not None and keep < timedelta(0):
@@ -466,10 +467,11 @@ class Batch:
     @staticmethod
     def _output(frame: DataFrame, path: str) -> Location:
         """Return the directory that a path names. Raises ValueError for one that is not absolute, and Unsupported for one where nothing can be renamed at once."""
-        if "://" in path and not path.startswith("file:"):
+        named = SparkPath.of_text(path)
+        if named.local is None:
             fix = "Write it with batch.write_table(), or with Spark's file sink by Stage.start(); or use a directory on one of these."
             return location_of(frame.sparkSession, path, "The path", fix)
-        folder = Path(path)
+        folder = Path(named.path)
         if not folder.is_absolute():
             msg = f"{path} is not an absolute path of a local directory, nor one of HDFS; batch.write renames in it"
             raise ValueError(msg)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -135,11 +136,12 @@ class BatchLog:
         return None if content is None else int(content["frontier"])
 
     def purge(self, before: int) -> None:
-        """Delete the entries of batches before this one."""
-        for entry in self._folder.iterdir():
-            number = entry.name.removesuffix(".json").removesuffix(_FRONTIER)
-            if number.isdecimal() and int(number) < before:
-                entry.unlink(missing_ok=True)
+        """Delete the entries of batches before this one. A later stage of a chain may have written none."""
+        with suppress(FileNotFoundError):
+            for entry in self._folder.iterdir():
+                number = entry.name.removesuffix(".json").removesuffix(_FRONTIER)
+                if number.isdecimal() and int(number) < before:
+                    entry.unlink(missing_ok=True)
 
     def _path(self, batch: int, kind: str = "") -> Location:
         return self._folder / f"{batch}{kind}.json"

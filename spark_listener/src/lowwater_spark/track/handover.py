@@ -22,10 +22,11 @@ from lowwater_spark.checkpoint.durable import (
     sync_tree,
     write_over,
 )
-from lowwater_spark.checkpoint.location import Location, uri_of
+from lowwater_spark.checkpoint.location import Location, spark_path
 from lowwater_spark.complete.folder import WATERMARK
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.writers import HANDED_OVER, digest_of
+from lowwater_spark.track.times import check_times, exact_times
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -57,7 +58,8 @@ def hand_over(
     """
 
     def write(folder: Location) -> None:
-        frame.write.format(file_format).save(uri_of(folder / "rows"))
+        check_times(frame, file_format)
+        frame.write.format(file_format).options(**exact_times(file_format)).save(spark_path(folder / "rows").text)
         for file in (folder / "rows").iterdir():
             if not file.name.startswith((".", "_")) and not _is_empty(file, file_format):
                 rename_once(file, folder / file.name)

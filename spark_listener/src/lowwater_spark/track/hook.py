@@ -528,9 +528,14 @@ class Hook:
         self._running = None
         for part, (state, outcome, holding) in zip(self.run.parts, told, strict=True):
             part.settle(state, outcome, holding)
-        try:
-            for part in self.run.parts:
-                part.clean(number, number - _KEPT_BATCHES)
-            self.ticks.clean(self._tick_line())
-        except OSError as failure:
-            logger.warning("what batch %d leaves behind is deleted after the next: %s", number, failure)
+        self._clean(number)
+
+    def _clean(self, committed: int) -> None:
+        """Delete what no replay can need after a committed batch. A place that fails is logged, and no other waits for it."""
+        steps = [functools.partial(part.clean, committed, committed - _KEPT_BATCHES) for part in self.run.parts]
+        steps.append(functools.partial(self.ticks.clean, self._tick_line()))
+        for step in steps:
+            try:
+                step()
+            except OSError as failure:
+                logger.warning("what batch %d leaves behind is deleted after the next: %s", committed, failure)

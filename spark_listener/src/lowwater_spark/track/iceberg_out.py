@@ -20,9 +20,9 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote, urlsplit
 
 from lowwater_spark.checkpoint.durable import sync_directory, sync_file
+from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.complete.mark import COMPLETE, Standing, follow
 from lowwater_spark.complete.snapshots import said_of, snapshots_of
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
@@ -109,7 +109,7 @@ def _check(spark: SparkSession, log: IcebergLog, table: Table) -> None:
             f"{log.branch} is a branch of it, and readers see rows later than they are reported",
             "Name the table.",
         )
-    scheme = urlsplit(table.location).scheme
+    scheme = SparkPath.of_text(table.location).scheme
     if log.by_number and scheme not in ("", "file", "hdfs"):
         raise Unsupported(
             f"{what}, which has no catalog but files in {scheme}:",
@@ -210,8 +210,8 @@ def _commit(log: IcebergLog, files: list[Any], app: str, said: str | None, mark:
 
 def _metadata_folder(table: Table) -> Path | None:
     """Return where a table in a local directory has its metadata; None for another: there the store keeps what it has acknowledged."""
-    place = urlsplit(table.location)
-    return Path(unquote(place.path)) / "metadata" if place.scheme in ("", "file") else None
+    root = SparkPath.of_text(table.location).local
+    return None if root is None else root / "metadata"
 
 
 def _metadata_files(table: Table) -> set[Path]:
@@ -226,7 +226,7 @@ def _sync(log: IcebergLog, table: Table, snapshot: int, there: set[Path]) -> Non
         return
     root = folder.parent
     named = log.files(snapshot) if snapshot in table.snapshots else []
-    rows = {Path(unquote(urlsplit(name).path)) for name in named}
+    rows = {Path(SparkPath.of_text(name).path) for name in named}
     files = {*folder.iterdir()} - there | {folder / "version-hint.text"} | rows
     for path in files | {path.with_name(f".{path.name}.crc") for path in files}:
         if path.is_file():

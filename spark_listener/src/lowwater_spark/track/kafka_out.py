@@ -221,7 +221,7 @@ class KafkaOut:
 
         ``digest`` is the plan's, ``life`` the computation's, 0 while the run has not claimed it. Raises CheckpointMismatch when Kafka has another batch of this checkpoint than it should, and OSError when it does not answer.
         """
-        name, rows = f"batch={batch}", frame.select(*_columns(frame))
+        name, rows = f"batch={batch}", frame.select(*_columns(frame, self._partitions))
         if life > self.life:
             # Who goes on in an earlier one must not write behind what this one promises.
             self._end_others(life)
@@ -561,8 +561,12 @@ class KafkaOut:
         return [each for each, ended in begun.items() if not ended and each[0].checkpoint != self.checkpoint]
 
 
-def _columns(frame: DataFrame) -> list[Column]:
-    """Return the columns that Kafka takes, by their names. Raises ValueError."""
+def _columns(frame: DataFrame, partitions: int) -> list[Column]:
+    """Return the columns that Kafka takes, by their names. Raises ValueError.
+
+    A row that no producer takes fails the job that stages the rows. Once staged, the rows of a batch are never made anew: such a row would end every start, also after
+    the function was mended. ``partitions`` is how many the topic has.
+    """
     from pyspark.sql import functions as sf
 
     types = {column.name: column.dataType.simpleString() for column in frame.schema.fields}
@@ -579,7 +583,22 @@ def _columns(frame: DataFrame) -> list[Column]:
         if found not in _TYPES[name]:
             msg = f"the column {name} for Kafka is of {' or '.join(_TYPES[name])}, not of {found}"
             raise ValueError(msg)
-    return [sf.col(name).cast("binary") if name in ("key", "value") else sf.col(name) for name in types]
+    columns = {name: sf.col(name).cast("binary") if name in ("key", "value") else sf.col(name) for name in types}
+    if "headers" in columns:
+        unnamed = sf.exists("headers", lambda header: header["key"].isNull())
+        why = sf.raise_error(sf.lit("a header for Kafka is null, or its key is: leave it out, or name it"))
+        columns["headers"] = sf.when(unnamed, why).otherwise(sf.col("headers")).alias("headers")
+    if "partition" in columns:
+        said = sf.col("partition")
+        why = sf.raise_error(
+            sf.concat(
+                sf.lit("the column partition for Kafka says "),
+                said.cast("string"),
+                sf.lit(f", and the topic has the partitions 0 to {partitions - 1}; null lets Kafka choose"),
+            )
+        )
+        columns["partition"] = sf.when((said < 0) | (said >= partitions), why).otherwise(said).alias("partition")
+    return [*columns.values()]
 
 
 def _stage_rows(folder: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

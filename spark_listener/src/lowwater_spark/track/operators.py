@@ -7,11 +7,14 @@ Aggregate, ``conversion(...(t - start) % slide ... + length)``; a column under `
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from lowwater_spark.track.bounds import Stamp, Window
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -20,12 +23,13 @@ __all__ = [
     "KINDS",
     "Operator",
     "Watermark",
-    "Window",
+    "inlined",
     "items",
     "nodes",
     "is_windows",
     "operator_of",
     "reach",
+    "stamps_of",
     "watermark_of",
 ]
 
@@ -47,16 +51,6 @@ _NAMED: Final = frozenset({"Alias", "AttributeReference"})
 """Expressions of an analysed plan that have a name of their own, and with it the metadata in which a watermark stands."""
 
 _DELAY: Final = "spark.watermarkDelayMs"
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """How ``window()`` cuts event time."""
-
-    length: timedelta
-    slide: timedelta
-    start: timedelta
-    """startTime: what the windows are shifted by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +78,8 @@ class Operator:
     """Whether a control source is among what it reads."""
     both_sides: bool = True
     """Of a join: whether both sides have a watermark."""
+    bounded: bool = True
+    """Of a join: whether Spark ever lets go of the rows of both sides."""
 
     @property
     def holds(self) -> bool:
@@ -124,7 +120,67 @@ def operator_of(node: Any, *, driven: bool) -> Operator | None:
         cut = next((found[1] for found in windows if found is not None), None)
         return Operator(kind, columns, cut, driven)
     sides = [tuple(a.name() for a in items(child.output()) if _is_watermarked(a)) for child in children]
-    return Operator(kind, tuple(name for side in sides for name in side), None, driven, all(sides))
+    columns = tuple(name for side in sides for name in side)
+    bounded = name != "Join" or None not in _lags(node)
+    return Operator(kind, columns, None, driven, all(sides), bounded)
+
+
+def _lags(join: Any) -> tuple[timedelta | None, timedelta | None]:
+    """Return how far below its watermark a join of two streams keeps rows, left and right; None: for ever.
+
+    Spark's own function says it of a condition on times: of ``u <= t + 1 hour`` an hour and a millisecond. Where the times, or
+    windows, of both sides must be equal, they are part of the join's key, and go by the watermark itself.
+    """
+    if _time_keys(join):
+        return timedelta(), timedelta()
+    left, right = join.left(), join.right()
+    jvm = _jvm_of(join)
+    helper = jvm.org.apache.spark.sql.catalyst.analysis.StreamingJoinHelper
+    watermark = 1 << 42  # any value that Java takes for a long
+
+    def lag(side: Any, other: Any) -> timedelta | None:
+        given = jvm.scala.Option.apply(watermark)
+        found = helper.getStateValueWatermark(side.outputSet(), other.outputSet(), join.condition(), given)
+        return timedelta(milliseconds=watermark - found.get()) if found.isDefined() else None
+
+    return lag(left, right), lag(right, left)
+
+
+def _jvm_of(thing: Any) -> Any:
+    """Return the view of the JVM that a Java object lives in."""
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    assert context is not None, "a plan belongs to a session"
+    return context._jvm
+
+
+def _time_keys(join: Any) -> set[int]:
+    """Return the ids of the attributes under a watermark that a join asks to be equal, of both sides."""
+    condition = join.condition()
+    if not condition.isDefined():
+        return set()
+    sides = [{a.exprId().id() for a in items(side.output())} for side in (join.left(), join.right())]
+    found: set[int] = set()
+    for conjunct in _conjuncts(condition.get()):
+        if conjunct.getClass().getSimpleName() != "EqualTo":
+            continue
+        pair = items(conjunct.children())
+        if any(each.getClass().getSimpleName() != "AttributeReference" for each in pair):
+            continue
+        one, other = (each.exprId().id() for each in pair)
+        across = (one in sides[0] and other in sides[1]) or (one in sides[1] and other in sides[0])
+        if across and all(map(_is_watermarked, pair)):
+            found |= {one, other}
+    return found
+
+
+def _conjuncts(expression: Any) -> Iterator[Any]:
+    if expression.getClass().getSimpleName() == "And":
+        for child in items(expression.children()):
+            yield from _conjuncts(child)
+    else:
+        yield expression
 
 
 def _is_watermarked(expression: Any) -> bool:
@@ -181,32 +237,198 @@ def _micros(literal: Any) -> timedelta:
     return timedelta(microseconds=int(literal.value()))
 
 
-def reach(operators: Sequence[Operator], *, stamped: bool) -> timedelta | None:
-    """Return how far below the watermark can be stamped what operators let go, if all that hold rows are windowed aggregations; None otherwise.
+def reach(operators: Sequence[Operator]) -> timedelta | None:
+    """Return the longest window, if all operators that hold rows are windowed aggregations; None otherwise.
 
-    ``stamped``: what comes out is stamped by the start or end of a window. Then it is the longest window: what an inner window lets go is in an outer one that is
-    still open. Otherwise it may be stamped by a time that was in the innermost one, and waits for each in turn: the sum.
+    It is what a checkpoint keeps as the retention of a query that declares none.
     """
     lengths = [None if each.window is None else each.window.length for each in operators if each.holds]
     known = [length for length in lengths if length is not None]
-    if not known or len(known) < len(lengths):
-        return None
-    return max(known) if stamped else sum(known, timedelta())
+    return max(known) if known and len(known) == len(lengths) else None
 
 
 def is_windows(frame: DataFrame, column: str | Column) -> bool:
     """Return whether a column of a frame is the start or the end of a ``window()``, and nothing that was made of it."""
+    stamps = stamps_of(frame, column)
+    return bool(stamps) and all(each.window is not None and each.exact and not each.shift for each in stamps or ())
+
+
+def stamps_of(frame: DataFrame, column: str | Column) -> list[Stamp] | None:
+    """Return what a column of a frame is, of all that Spark's operators still let go of; None: the plan does not say it.
+
+    Every branch of a union is followed. A branch that keeps nothing has no part in it: its rows come out when they arrive.
+    """
     plan: Any = frame.select(column)._jdf.queryExecution().analyzed()
-    [expression] = items(plan.projectList())
-    return _is_windows(plan, expression)
+    return _stamps(inlined(plan), _Followed(items(plan.output())[0].exprId().id()))
 
 
-def _is_windows(plan: Any, expression: Any) -> bool:
+def inlined(plan: Any) -> Any:
+    """Return a plan with the relations of its WITH clauses where they are used, as Spark's optimiser puts them."""
+    if all(node.getClass().getSimpleName() != "WithCTE" for node in nodes(plan)):
+        return plan
+    inline = _jvm_of(plan).org.apache.spark.sql.catalyst.optimizer.InlineCTE(True, False)  # noqa: FBT003 - Java's
+    return inline.apply(plan)
+
+
+Field = Literal["start", "end"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    """The column that is followed down a plan."""
+
+    id: int
+    """Of the attribute."""
+    field: Field | None = None
+    """Of the window that the attribute is."""
+    exact: bool = True
+    shift: timedelta = timedelta()
+
+
+_PASSING: Final = frozenset(
+    {
+        "CollectMetrics",
+        "Deduplicate",
+        "DeduplicateWithinWatermark",
+        "EventTimeWatermark",
+        "Filter",
+        "Generate",
+        "Repartition",
+        "RepartitionByExpression",
+        "ResolvedHint",
+        "SubqueryAlias",
+        "UpdateEventTimeWatermarkColumn",
+        "View",
+    }
+)
+"""Operators that give on the columns of what they read, and hold no row back."""
+
+
+def _stamps(node: Any, followed: _Followed | None) -> list[Stamp] | None:
+    """Return what a column of a node's output is; an empty list: nothing below holds rows back."""
+    if not _holds(node):
+        return []
+    if followed is None:
+        return None
+    name = node.getClass().getSimpleName()
+    children = items(node.children())
+    if name == "Project":
+        return _stamps(children[0], _through(node.projectList(), followed))
+    if name == "Aggregate":
+        return _stamps_of_aggregate(node, _through(node.aggregateExpressions(), followed))
+    if name == "Union":
+        place = _ids(node).index(followed.id)
+        found: list[Stamp] = []
+        for child in children:
+            below = _stamps(child, dataclasses.replace(followed, id=_ids(child)[place]))
+            if below is None:
+                return None
+            found += below
+        return found
+    streaming = [child for child in children if child.isStreaming()]
+    if name == "Join" and len(streaming) == 2:
+        return _stamps_of_join(node, followed)
+    if name in _PASSING or name == "Join":
+        [child] = streaming
+        return _stamps(child, followed) if followed.id in _ids(child) else None
+    return None
+
+
+def _ids(node: Any) -> list[int]:
+    return [attribute.exprId().id() for attribute in items(node.output())]
+
+
+def _holds(plan: Any) -> bool:
+    """Return whether any operator of a plan holds rows of a stream back."""
+    for node in nodes(plan):
+        kind = KINDS.get(node.getClass().getSimpleName())
+        if kind is None or kind in _ON_ARRIVAL or not node.isStreaming():
+            continue
+        if kind != KINDS["Join"] or sum(child.isStreaming() for child in items(node.children())) == 2:
+            return True
+    return False
+
+
+def _through(named: Any, followed: _Followed) -> _Followed | None:
+    """Return what a followed column is before a list of named expressions has made it; None: something that cannot be followed."""
+    for column in items(named):
+        if column.exprId().id() == followed.id:
+            return _inside(column, followed)
+    return None
+
+
+def _inside(expression: Any, followed: _Followed) -> _Followed | None:
     name = expression.getClass().getSimpleName()
-    if name == "Alias":
-        return _is_windows(plan, expression.child())
+    children = items(expression.children())
     if name == "AttributeReference":
-        return any(_is_windows(plan, each) for each in _definitions(plan, expression.exprId().id()))
-    if name != "GetStructField" or expression.child().getClass().getSimpleName() != "AttributeReference":
-        return False
-    return bool(json.loads(expression.child().metadata().json()).get("spark.timeWindow"))
+        return dataclasses.replace(followed, id=expression.exprId().id())
+    if name in ("Alias", "KnownNullable", "PreciseTimestampConversion"):
+        return _inside(children[0], followed)
+    if name == "GetStructField" and followed.field is None:
+        fields: tuple[Field, Field] = ("start", "end")
+        metadata = children[0].getClass().getSimpleName() in _NAMED and json.loads(children[0].metadata().json())
+        if not metadata or not (metadata.get("spark.timeWindow") or metadata.get("spark.sessionWindow")):
+            return None
+        return _inside(children[0], dataclasses.replace(followed, field=fields[expression.ordinal()]))
+    if name == "TruncTimestamp":  # date_trunc(): not later than what it is made of
+        return _inside(children[1], dataclasses.replace(followed, exact=False))
+    if name == "Subtract" and children[0].getClass().getSimpleName() == "PreciseTimestampConversion":  # window_time()
+        if children[1].getClass().getSimpleName() != "Literal":
+            return None
+        return _inside(children[0], dataclasses.replace(followed, shift=followed.shift - _micros(children[1])))
+    return None
+
+
+def _stamps_of_aggregate(aggregate: Any, followed: _Followed | None) -> list[Stamp] | None:
+    keys = [key for key in items(aggregate.groupingExpressions()) if _is_watermarked(key)]
+    lag = _lag(items(aggregate.children())[0])
+    if followed is None or lag is None or [key.exprId().id() for key in keys] != [followed.id]:
+        return None
+    stamp = Stamp("time", None, lag, followed.exact, followed.shift)
+    found = _window(aggregate, keys[0])
+    if found is not None and followed.field is not None:
+        return [dataclasses.replace(stamp, kind=followed.field, window=found[1])]
+    metadata = json.loads(keys[0].metadata().json())
+    sessions = bool(metadata.get("spark.sessionWindow"))
+    plain = not sessions and not metadata.get("spark.timeWindow")
+    by_time = (sessions and followed.field == "end") or (plain and followed.field is None)
+    return [stamp] if by_time else None
+
+
+def _stamps_of_join(join: Any, followed: _Followed) -> list[Stamp] | None:
+    sides = (join.left(), join.right())
+    side = 0 if followed.id in _ids(sides[0]) else 1
+    if followed.id not in _ids(sides[side]):
+        return None  # of a semi-join the column is the left side's, of others one of either
+    below, lag = _lag_of_all(sides), _lags(join)[side]
+    if followed.id in _time_keys(join) and _holds(sides[side]):
+        # The join holds what its side has given out for as long as its own watermark, the lesser of both sides, says.
+        found = _stamps(sides[side], followed)
+        if found is None or below is None:
+            return None
+        return [dataclasses.replace(stamp, lag=max(stamp.lag, below)) for stamp in found]
+    times = [a.exprId().id() for a in items(sides[side].output()) if _is_watermarked(a)]
+    if followed.field is not None or times != [followed.id] or below is None or lag is None:
+        return None
+    return [Stamp("time", None, below + max(lag, timedelta()), followed.exact, followed.shift)]
+
+
+def _lag_of_all(plans: Sequence[Any]) -> timedelta | None:
+    lags = [_lag(plan) for plan in plans if plan.isStreaming()]
+    return None if None in lags else max((each for each in lags if each is not None), default=timedelta())
+
+
+def _lag(plan: Any) -> timedelta | None:
+    """Return how far the watermark above a plan is below the query's; None: nobody knows.
+
+    Aggregations and deduplications pass their watermark on. A join of two streams gives the least time that it can still hold.
+    """
+    kind = KINDS.get(plan.getClass().getSimpleName())
+    if kind == KINDS["TransformWithState"]:
+        return None
+    children = items(plan.children())
+    below = _lag_of_all(children)
+    if below is None or kind != KINDS["Join"] or sum(child.isStreaming() for child in children) < 2:
+        return below
+    left, right = _lags(plan)
+    return None if left is None or right is None else below + max(left, right, timedelta())

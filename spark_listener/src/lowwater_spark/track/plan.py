@@ -32,15 +32,17 @@ from lowwater_spark.sources.opaque import OpaqueSource
 from lowwater_spark.sources.paced import FORMAT
 from lowwater_spark.sources.sink_log import SINK_LOG, list_sink
 from lowwater_spark.sources.source_log import FOR_EVER
+from lowwater_spark.track.bounds import MILLISECOND, Stamp, least_retention, lowest_stamp
 from lowwater_spark.track.operators import (
     KINDS,
     Operator,
     Watermark,
-    is_windows,
+    inlined,
     items,
     nodes,
     operator_of,
     reach,
+    stamps_of,
     watermark_of,
 )
 
@@ -161,7 +163,11 @@ class Checked:
     """What keeps rows in Spark's own state; outer ones before those that they read from."""
     watermarks: Sequence[Watermark] = ()
     retention: timedelta | None = None
-    """How far below Spark's own watermark what Spark holds can still come out; None: it holds nothing."""
+    """How far below Spark's own watermark what Spark holds can still come out; None: it holds nothing. A checkpoint keeps it."""
+    stamps: Sequence[Stamp] = ()
+    """What the output is stamped with, as the plan says it. Empty: the plan does not say it, and only ``retention`` counts."""
+    declared: bool = True
+    """Whether ``retention`` is the stage's own word. Otherwise ``stamps`` alone count."""
 
     def waiting_for(self, inputs: Iterable[str], driven: Mapping[int, Iterable[str]]) -> Checked:
         """Return it with the inputs that are waited for, by their full names: the query's, and by the number of a control those of its frame.
@@ -227,20 +233,44 @@ class Checked:
             return MIN
         if self.controls and plan.watermark >= END:
             return MAX
-        return max(MIN, plan.watermark * 1000 - self.retention // timedelta(microseconds=1))
+        watermark, bound = plan.watermark * 1000, MAX
+        if self.stamps:
+            bound = lowest_stamp(self.stamps, watermark)
+        if self.declared or not self.stamps:
+            bound = min(bound, watermark - self._retained // timedelta(microseconds=1))
+        return max(MIN, bound)
+
+    @property
+    def _retained(self) -> timedelta:
+        """The declared retention, and what Spark adds to it."""
+        assert self.retention is not None
+        return self.retention + _added(self.operators)
+
+
+def _added(operators: Iterable[Operator]) -> timedelta:
+    """Return how much longer Spark holds rows than a query says: of a join on times a millisecond."""
+    joins = any(operator.kind == KINDS["Join"] for operator in operators if operator.holds)
+    return MILLISECOND if joins else timedelta()
 
 
 def check_plan(
-    spark: SparkSession, frame: DataFrame, *, retention: timedelta | None = None, event_time: str | Column | None = None
+    spark: SparkSession,
+    frame: DataFrame,
+    *,
+    retention: timedelta | None = None,
+    event_time: str | Column | None = None,
+    several: bool = False,
 ) -> Checked:
     """Return what a streaming DataFrame reads and holds.
 
-    ``retention`` is what the stage has declared, and ``event_time`` by what its output is stamped. Of a query that holds nothing but windows, and is driven or
-    stamped by their start or end, the plan says the retention: it is the length of the windows. Raises Unsupported, naming the first thing that cannot be tracked exactly.
+    ``retention`` is what the stage has declared, and ``event_time`` by what its output is stamped. Where the plan says what that is (the start or end of a window, the
+    end of a session, a time by which Spark lets go), nothing has to be declared. ``several``: other stages of the query stamp the same rows otherwise, by the
+    windows' starts at the lowest. Raises Unsupported, naming the first thing that cannot be tracked exactly.
     """
     if not frame.isStreaming:
         raise Unsupported("A DataFrame that is not streaming", "it has no batches", "Read it with spark.readStream.")
-    plan = frame._jdf.queryExecution().analyzed()
+    written = frame._jdf.queryExecution().analyzed()
+    plan = inlined(written)
     operators: list[Operator] = []
     watermarks: list[Watermark] = []
     for node in nodes(plan):
@@ -252,26 +282,61 @@ def check_plan(
                 operators.append(operator)
             elif node.getClass().getSimpleName() == "EventTimeWatermark":
                 watermarks.append(watermark_of(node, driven=all(controls)))
-    relations = _relations(plan)
-    for i, relation in enumerate(relations):
-        if any(relation.equals(other) for other in relations[:i]):
-            raise Unsupported(
-                "A stream that is used twice in one query",
-                "Spark logs it once and counts it twice, and the two could be mixed up",
-                "Load it twice with spark.readStream, or split the rows after one use.",
-            )
+    # Spark numbers the sources of the plan as it is written.
+    relations = _relations(written)
+    used = _relations(plan)
+    if len(used) != len(relations) or any(used[i].equals(other) for i in range(len(used)) for other in used[:i]):
+        raise Unsupported(
+            "A stream that is used twice in one query",
+            "Spark logs it once and counts it twice, and the two could be mixed up",
+            "Load it twice with spark.readStream, or split the rows after one use.",
+        )
     holding = [operator for operator in operators if operator.holds]
-    if retention is None and holding:
-        stamped = event_time is not None and is_windows(frame, event_time)
-        if stamped or all(operator.driven for operator in holding):
-            retention = reach(holding, stamped=stamped)
-    _check_state(holding, watermarks, declared=retention is not None)
+    stamps: Sequence[Stamp] = (stamps_of(frame, event_time) or ()) if holding and event_time is not None else ()
+    if several:
+        stamps = _by_start(stamps)
+    kept = retention
+    if holding:
+        if retention is not None:
+            _check_retention(retention, stamps, holding)
+        # What is made of a window, such as its day, may be anywhere below it.
+        stamps = stamps if all(stamp.exact for stamp in stamps) else ()
+        if retention is None and stamps:
+            longest = reach(holding)
+            kept = least_retention(stamps, at_ends=False) if longest is None else longest
+    _check_state(operators, watermarks, declared=kept is not None)
     sources = [_source(spark, relation) for relation in relations]
-    return Checked(sources, operators, watermarks, retention if holding else None)
+    if not holding:
+        return Checked(sources, operators, watermarks)
+    return Checked(sources, operators, watermarks, kept, stamps, retention is not None)
+
+
+def _by_start(stamps: Sequence[Stamp]) -> Sequence[Stamp]:
+    """Return windows as stamped by their start; nothing where there is anything else."""
+    if any(stamp.window is None for stamp in stamps):
+        return ()
+    return [dataclasses.replace(stamp, kind="start", shift=timedelta()) for stamp in stamps]
+
+
+def _check_retention(declared: timedelta, stamps: Sequence[Stamp], holding: Sequence[Operator]) -> None:
+    """Refuse a declaration that is too small for what the plan says of the stamp: the stage would lead."""
+    windows = {operator.window for operator in holding}
+    at_ends = len(windows) == 1 and None not in windows and all(operator.driven for operator in holding)
+    least = least_retention(stamps, at_ends=at_ends)
+    if declared + _added(holding) < least:
+        exact = all(stamp.exact for stamp in stamps)
+        raise Unsupported(
+            f"The retention {declared} of a query with {' above '.join(operator.kind for operator in holding)}",
+            f"Spark's state can still give rows that are stamped {least} below its watermark, which would come out below what is published: of several operators "
+            "one above the other, each holds a row for its own time, so the least retention is the sum",
+            f"Declare at least retention=timedelta(seconds={least.total_seconds():g})"
+            + (", or none: the plan says it." if exact else ", and what the stamp is below the start of its window."),
+        )
 
 
 def _relations(plan: Any) -> list[Any]:
-    return [leaf for leaf in items(plan.collectLeaves()) if leaf.isStreaming()]
+    leaves = [leaf for leaf in items(plan.collectLeaves()) if leaf.isStreaming()]
+    return [leaf for leaf in leaves if leaf.getClass().getSimpleName() != "CTERelationRef"]
 
 
 def _check_operator(node: Any) -> None:
@@ -286,10 +351,12 @@ def _check_operator(node: Any) -> None:
         )
 
 
-def _check_state(holding: Sequence[Operator], watermarks: Sequence[Watermark], *, declared: bool) -> None:
+def _check_state(operators: Sequence[Operator], watermarks: Sequence[Watermark], *, declared: bool) -> None:
     """Refuse what Spark holds back without a bound, or without the declaration of one."""
     own = [watermark for watermark in watermarks if not watermark.driven]
-    if not declared and own:
+    holding = [operator for operator in operators if operator.holds]
+    # Duplicates need a watermark and hold nothing back. One that no operator needs has no use, and is a mistake.
+    if not declared and own and (holding or not operators):
         raise Unsupported(
             "withWatermark",
             "Spark drops rows by a watermark of its own, which knows nothing of slow partitions, and what it holds back comes out later",
@@ -310,6 +377,12 @@ def _check_state(holding: Sequence[Operator], watermarks: Sequence[Watermark], *
                 f"{what} without a watermark",
                 "Spark never lets go of what it holds, so old rows could come out at any time",
                 "Put withWatermark on the event time of every stream that it reads, and group by that event time or a window of it.",
+            )
+        if not operator.bounded:
+            raise Unsupported(
+                f"{what} without a bound on the times of both",
+                "Spark never lets go of rows that no time rules out, so a match of any age could come out",
+                "Add to its condition how far the event times of a match can be apart, both ways, such as u >= t AND u <= t + INTERVAL 1 HOUR.",
             )
 
 
@@ -338,9 +411,9 @@ def _check_driven_state(operator: Operator, *, declared: bool) -> None:
 
 
 _DECLARE: Final = (
-    "declare with retention= how far below Spark's watermark its output can be stamped: for windows stamped by their start their length, "
-    "by their end timedelta(0); for dropDuplicatesWithinWatermark timedelta(0); for a join of two streams how long a row waits for "
-    "its match; for a stateful function what it keeps."
+    "declare with retention= how far below Spark's watermark its output can be stamped. Nothing has to be declared where the stamp is the start or end of a window, the end of a "
+    "session, or an event time of a join that is bounded both ways. Otherwise: of what is made of a window, such as its day, the window's length and what it is below its start; of a join "
+    "how long a row waits for its match; of a stateful function what it keeps; of several of them, one above the other, the sum."
 )
 
 

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote, urlsplit
 
 from lowwater_spark.checkpoint.durable import sync_directory, sync_file
+from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.complete.mark import COMPLETE, Standing, follow
 from lowwater_spark.complete.table import history_of
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
@@ -147,12 +146,12 @@ def _must_match(found: Commit | None, log: DeltaLog, batch: int, mark: Mapping[s
 
 def sync_versions(log: DeltaLog, table: Table, first: int, last: int) -> None:
     """Make versions of a table durable, with the files that the last of them adds. Only in local directories: elsewhere the store keeps what it acknowledged."""
-    place = urlsplit(table.location)
-    if place.scheme not in ("", "file"):
+    place = SparkPath.of_text(table.location)
+    root = place.local
+    if root is None:
         return
-    root = Path(unquote(place.path))
     folder = root / "_delta_log"
-    files = [root / unquote(name) for name in log.files(last)]
+    files = [path for name in log.files(last) if (path := place.below(name).local) is not None]
     named = {f"{version:020}" for version in range(first, last + 1)}
     files += [path for path in folder.iterdir() if path.name.lstrip(".").partition(".")[0] in named]
     files += [folder / "_last_checkpoint"]

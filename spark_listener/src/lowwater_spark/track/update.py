@@ -25,6 +25,7 @@ from lowwater import Arrived
 from lowwater._core.lateness import EDGES
 from lowwater.layout import Layout
 from lowwater.watermark import MAX, MIN, all_to_micros
+from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.track.cut import Cut, least_of
 from lowwater_spark.track.inputs import floor_stamp
@@ -656,7 +657,7 @@ def rows_of(session: Any, store: StateStore, manifest: Version, schema: StructTy
     files = [store.file(manifest.batch, entry.emitted) for entry in manifest.ranges if entry.emitted]
     if not files:
         return _no_rows(session, schema)
-    frame: DataFrame = session.read.schema(schema).parquet(*(f"file://{file}" for file in files))
+    frame: DataFrame = session.read.schema(schema).parquet(*(SparkPath.of_local(file).pattern for file in files))
     return frame
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from lowwater_spark.checkpoint.location import Location, uri_of
+from lowwater_spark.checkpoint.location import Location, spark_path
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.track.operators import items
 from lowwater_spark.track.plan import check_options, check_session, check_trigger
@@ -94,7 +94,7 @@ class Writer:
         """Return a writer of Spark's for another frame, which writes what and as this one says."""
         writer = frame.writeStream.outputMode(self.output_mode).options(**self.options)
         writer = writer.queryName(name).trigger(**(self.trigger or _EVERY_BATCH))
-        writer = writer.option("checkpointLocation", uri_of(checkpoint))
+        writer = writer.option("checkpointLocation", spark_path(checkpoint).text)
         if self.function is not None:
             cast("Any", writer)._jwrite.foreachBatch(self.function)
         elif self.format is not None:

@@ -18,7 +18,7 @@ from lowwater._core.call import Stubs
 from lowwater._core.channels import Channels
 from lowwater._core.exchange import Exchange
 from lowwater._core.router import Router
-from lowwater._core.settings import OPTIONS, Settings
+from lowwater._core.settings import Settings, options_of
 from lowwater._core.surroundings import REAL, Surroundings
 from lowwater._drive import fork
 from lowwater._drive.tasks.signal import Signal, being_cancelled
@@ -35,8 +35,8 @@ def real_channel(settings: Settings, address: str) -> grpc.aio.Channel:
     """Return a channel over the network."""
     credentials = settings.credentials_for(address)
     if credentials is None:
-        return grpc.aio.insecure_channel(address, options=OPTIONS)
-    return grpc.aio.secure_channel(address, credentials, options=OPTIONS)
+        return grpc.aio.insecure_channel(address, options=options_of(address))
+    return grpc.aio.secure_channel(address, credentials, options=options_of(address))
 
 
 class Connection(fork.Forked):

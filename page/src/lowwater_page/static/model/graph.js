@@ -111,8 +111,17 @@ export function breadth(of, width) {
   return most * width + Math.max(0, most - 1) * BETWEEN + 2 * MARGIN;
 }
 
-/** What leads to every source, drawn nowhere. No computation is called so. */
+/** The node that leads to every source, drawn nowhere. No computation has this id. */
 const ORIGIN = " ";
+/**
+ * The id of a computation's node. Dagre keeps ids as keys of plain objects, where `constructor` and `__proto__` are taken.
+ *
+ * @param {string} name
+ * @returns {string}
+ */
+const idOf = (name) => `:${name}`;
+/** @type {(id: string) => string} */
+const nameOf = (id) => id.slice(1);
 /** How much more the lines from there weigh than others, so that they are kept short. */
 const FIRST = 1000;
 
@@ -133,11 +142,11 @@ export function layout(of, box, down) {
   const nodes = JSON.parse(of);
   const known = new Set(nodes.map(([name]) => name));
   graph.setNode(ORIGIN, { width: 0, height: 0 });
-  for (const name of known) graph.setNode(name, { ...box });
+  for (const name of known) graph.setNode(idOf(name), { ...box });
   for (const [name, inputs] of nodes) {
     const read = inputs.filter((input) => known.has(input));
-    for (const input of read) graph.setEdge(input, name);
-    if (read.length === 0) graph.setEdge(ORIGIN, name, { weight: FIRST });
+    for (const input of read) graph.setEdge(idOf(input), idOf(name));
+    if (read.length === 0) graph.setEdge(ORIGIN, idOf(name), { weight: FIRST });
   }
   // Of groups that read each other none is a source: one of them stands first all the same.
   const led = new Set([ORIGIN]);
@@ -146,15 +155,15 @@ export function layout(of, box, down) {
   };
   lead();
   for (const name of known) {
-    if (led.has(name)) continue;
-    graph.setEdge(ORIGIN, name, { weight: FIRST });
-    led.add(name);
+    if (led.has(idOf(name))) continue;
+    graph.setEdge(ORIGIN, idOf(name), { weight: FIRST });
+    led.add(idOf(name));
     lead();
   }
   dagre.layout(graph);
   const skipped = nodes.length ? (down ? 26 : BETWEEN) : 0;
   for (const name of [...known]) {
-    const node = graph.node(name);
+    const node = graph.node(idOf(name));
     if (down) node.y -= skipped;
     else node.x -= skipped;
   }
@@ -165,7 +174,7 @@ export function layout(of, box, down) {
     width: Math.ceil(Math.max(width - (down ? 0 : skipped), 0)),
     height: Math.ceil(Math.max(height - (down ? skipped : 0), 0)),
     nodes: [...known].map((/** @type {string} */ name) => {
-      const { x, y } = graph.node(name);
+      const { x, y } = graph.node(idOf(name));
       return { name, x: Math.round(x - box.width / 2), y: Math.round(y - box.height / 2) };
     }),
     edges: edges.map((/** @type {{v: string, w: string}} */ { v, w }) => {
@@ -176,7 +185,7 @@ export function layout(of, box, down) {
       const past = bends.filter((_, index) => index % 2);
       const through = past.flatMap((point) => [side(point, box, down, -1), side(point, box, down, 1)]);
       const points = [side(graph.node(v), box, down, 1), ...through, side(graph.node(w), box, down, -1)];
-      return { from: v, to: w, path: curve(points, down) };
+      return { from: nameOf(v), to: nameOf(w), path: curve(points, down) };
     }),
   };
 }

@@ -94,7 +94,9 @@ class ErrorInfo(google.protobuf.message.Message):
     back off. Nothing was changed, but for an unknown outcome: that is
     DEADLINE_EXCEEDED, or UNAVAILABLE, with or without an ErrorInfo. What is
     repeated after one must be a call that may be: not SetInputs, Reset, Drop,
-    SplitSlice, Release or a forced Retire. All of TaskService may be.
+    SplitSlice, Release or a forced Retire. All of TaskService may be. A call
+    without an answer may still arrive, at any time later: name the incarnation,
+    version or newest claim that it was decided on, so that it changes nothing then.
       JOURNAL_FAILED         the store refused the write
       OVERLOADED             too much waits, or a limit of the access file
       SHUTTING_DOWN          the server is stopping

@@ -344,6 +344,7 @@ class ReferenceView(google.protobuf.message.Message):
     DECISIONS_FIELD_NUMBER: builtins.int
     RECORD_FIELD_NUMBER: builtins.int
     DAMAGED_FIELD_NUMBER: builtins.int
+    DECISION_NUMBER_FIELD_NUMBER: builtins.int
     name: builtins.str
     """COMPUTATION:INPUT+INPUT, the inputs sorted."""
     computation: builtins.str
@@ -389,6 +390,8 @@ class ReferenceView(google.protobuf.message.Message):
     """The whole record, to be kept as it is and given back by Enrol."""
     damaged: builtins.str
     """Why it cannot be read; empty as a rule. Then nothing else is told."""
+    decision_number: builtins.int
+    """How many decisions of operators have changed it, but for adoptions."""
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The home inputs."""
@@ -448,8 +451,9 @@ class ReferenceView(google.protobuf.message.Message):
         decisions: collections.abc.Iterable[builtins.str] | None = ...,
         record: builtins.str = ...,
         damaged: builtins.str = ...,
+        decision_number: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["accepted_micros", b"accepted_micros", "automatic", b"automatic", "batch", b"batch", "complete_of", b"complete_of", "computation", b"computation", "damaged", b"damaged", "decisions", b"decisions", "digest", b"digest", "holds_for", b"holds_for", "incarnation", b"incarnation", "inputs", b"inputs", "low_micros", b"low_micros", "move_step", b"move_step", "moving_to", b"moving_to", "name", b"name", "number", b"number", "owner", b"owner", "policy", b"policy", "positions", b"positions", "published_micros", b"published_micros", "record", b"record", "regions", b"regions", "replicas", b"replicas", "replicated_micros", b"replicated_micros", "silent_millis", b"silent_millis", "sinks", b"sinks", "suspect", b"suspect", "written_off", b"written_off"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["accepted_micros", b"accepted_micros", "automatic", b"automatic", "batch", b"batch", "complete_of", b"complete_of", "computation", b"computation", "damaged", b"damaged", "decision_number", b"decision_number", "decisions", b"decisions", "digest", b"digest", "holds_for", b"holds_for", "incarnation", b"incarnation", "inputs", b"inputs", "low_micros", b"low_micros", "move_step", b"move_step", "moving_to", b"moving_to", "name", b"name", "number", b"number", "owner", b"owner", "policy", b"policy", "positions", b"positions", "published_micros", b"published_micros", "record", b"record", "regions", b"regions", "replicas", b"replicas", "replicated_micros", b"replicated_micros", "silent_millis", b"silent_millis", "sinks", b"sinks", "suspect", b"suspect", "written_off", b"written_off"]) -> None: ...
 
 Global___ReferenceView: typing_extensions.TypeAlias = ReferenceView
 
@@ -972,6 +976,8 @@ class DecideRequest(google.protobuf.message.Message):
     REGION_FIELD_NUMBER: builtins.int
     WHO_FIELD_NUMBER: builtins.int
     STORE_TOKEN_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    DECISION_NUMBER_FIELD_NUMBER: builtins.int
     reference: builtins.str
     """The reference."""
     decision: Global___Decision.ValueType
@@ -984,6 +990,13 @@ class DecideRequest(google.protobuf.message.Message):
     """Who decides, for the record."""
     store_token: builtins.str
     """The token of the store that is meant; empty: any."""
+    number: builtins.int
+    """The adoption number that the operator has seen. With another number or
+    decision_number in force the call is refused with REGION_REFUSED: a decision
+    that comes late was about another state. 0: any.
+    """
+    decision_number: builtins.int
+    """ReferenceView.decision_number that the operator has seen."""
     def __init__(
         self,
         *,
@@ -992,8 +1005,10 @@ class DecideRequest(google.protobuf.message.Message):
         region: builtins.str = ...,
         who: builtins.str = ...,
         store_token: builtins.str = ...,
+        number: builtins.int = ...,
+        decision_number: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["decision", b"decision", "reference", b"reference", "region", b"region", "store_token", b"store_token", "who", b"who"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["decision", b"decision", "decision_number", b"decision_number", "number", b"number", "reference", b"reference", "region", b"region", "store_token", b"store_token", "who", b"who"]) -> None: ...
 
 Global___DecideRequest: typing_extensions.TypeAlias = DecideRequest
 
@@ -1006,9 +1021,15 @@ class RecoverRequest(google.protobuf.message.Message):
     RECOVERS_FIELD_NUMBER: builtins.int
     REGIONS_FIELD_NUMBER: builtins.int
     FENCED_FIELD_NUMBER: builtins.int
+    STORE_TOKEN_FIELD_NUMBER: builtins.int
     recovers: builtins.str
     """The token of the store that was lost, as each region's agent has it; empty:
     that of this store, which is an old copy.
+    """
+    store_token: builtins.str
+    """The token of the store that answers, as ListReferences has it; with another
+    one the call is refused with SERVER_TOKEN_MISMATCH. So a message that comes
+    late begins no second recovery. Empty: any.
     """
     @property
     def regions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -1026,8 +1047,9 @@ class RecoverRequest(google.protobuf.message.Message):
         recovers: builtins.str = ...,
         regions: collections.abc.Iterable[builtins.str] | None = ...,
         fenced: collections.abc.Iterable[builtins.str] | None = ...,
+        store_token: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["fenced", b"fenced", "recovers", b"recovers", "regions", b"regions"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["fenced", b"fenced", "recovers", b"recovers", "regions", b"regions", "store_token", b"store_token"]) -> None: ...
 
 Global___RecoverRequest: typing_extensions.TypeAlias = RecoverRequest
 

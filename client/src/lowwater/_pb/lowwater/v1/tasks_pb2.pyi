@@ -374,6 +374,7 @@ class ConfigureGroupRequest(google.protobuf.message.Message):
     GROUP_FIELD_NUMBER: builtins.int
     CONFIGURATION_FIELD_NUMBER: builtins.int
     CONFIGURATION_VERSION_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
     server_token: builtins.str
     """The deployment the caller means; empty accepts any."""
     computation: builtins.str
@@ -386,6 +387,10 @@ class ConfigureGroupRequest(google.protobuf.message.Message):
     """The version that it takes the place of. Another one in force is refused with
     TASK_CONFLICT, unless this call has made it.
     """
+    incarnation: builtins.int
+    """The incarnation of the computation, as in TaskGroup; another one in force is
+    INCARNATION_CHANGED. 0: any.
+    """
     def __init__(
         self,
         *,
@@ -394,8 +399,9 @@ class ConfigureGroupRequest(google.protobuf.message.Message):
         group: builtins.str = ...,
         configuration: builtins.bytes = ...,
         configuration_version: builtins.int = ...,
+        incarnation: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["computation", b"computation", "configuration", b"configuration", "configuration_version", b"configuration_version", "group", b"group", "server_token", b"server_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computation", b"computation", "configuration", b"configuration", "configuration_version", b"configuration_version", "group", b"group", "incarnation", b"incarnation", "server_token", b"server_token"]) -> None: ...
 
 Global___ConfigureGroupRequest: typing_extensions.TypeAlias = ConfigureGroupRequest
 

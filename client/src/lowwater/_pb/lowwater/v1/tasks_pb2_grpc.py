@@ -85,7 +85,8 @@ class TaskServiceServicer(object):
 
     def CreateGroup(self, request, context):
         """Creates a group. Repeating it is harmless; a group of that name with another
-        definition is refused with REGISTRATION_CONFLICT.
+        definition is refused with REGISTRATION_CONFLICT, and one under a slice with
+        INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

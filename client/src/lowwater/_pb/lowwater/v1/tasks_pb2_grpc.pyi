@@ -240,7 +240,8 @@ class TaskServiceStub(typing.Generic[_TaskServiceCreateGroupType, _TaskServiceCo
 
     CreateGroup: _TaskServiceCreateGroupType
     """Creates a group. Repeating it is harmless; a group of that name with another
-    definition is refused with REGISTRATION_CONFLICT.
+    definition is refused with REGISTRATION_CONFLICT, and one under a slice with
+    INVALID_ARGUMENT.
     """
 
     ConfigureGroup: _TaskServiceConfigureGroupType
@@ -326,7 +327,8 @@ class TaskServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[lowwater._pb.lowwater.v1.tasks_pb2.CreateGroupResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.tasks_pb2.CreateGroupResponse]]:
         """Creates a group. Repeating it is harmless; a group of that name with another
-        definition is refused with REGISTRATION_CONFLICT.
+        definition is refused with REGISTRATION_CONFLICT, and one under a slice with
+        INVALID_ARGUMENT.
         """
 
     @abc.abstractmethod

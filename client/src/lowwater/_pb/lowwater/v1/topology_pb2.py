@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from lowwater._pb.lowwater.v1 import types_pb2 as lowwater_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1alowwater/v1/topology.proto\x12\x0blowwater.v1\x1a\x17lowwater/v1/types.proto\"\x8a\x03\n\x0b\x43omputation\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06inputs\x18\x02 \x03(\t\x12\x16\n\x0eheuristics_ppm\x18\x03 \x03(\r\x12\x10\n\x08key_hash\x18\x04 \x01(\t\x12\x17\n\x0fmax_skew_micros\x18\x05 \x01(\x04\x12\x13\n\x0bincarnation\x18\x06 \x01(\x04\x12\x15\n\rinput_version\x18\x07 \x01(\x04\x12\x1a\n\x12input_incarnations\x18\x08 \x03(\x04\x12\x0f\n\x07\x64ropped\x18\t \x01(\x08\x12\x1b\n\x13history_step_micros\x18\n \x01(\x04\x12\x11\n\testimated\x18\x0b \x01(\x08\x12\x1c\n\x14lateness_budgets_ppm\x18\x0c \x03(\r\x12\x13\n\x0b\x61ll_pending\x18\r \x01(\x08\x12\x0e\n\x06slices\x18\x0e \x03(\x0c\x12\x10\n\x08slice_of\x18\x0f \x01(\t\x12\x13\n\x0bslice_start\x18\x10 \x01(\x0c\x12\x11\n\tslice_end\x18\x11 \x01(\x0c\x12\x14\n\x0cslice_source\x18\x12 \x01(\t\"\xfb\x01\n\x0fRegisterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06inputs\x18\x02 \x03(\t\x12\x16\n\x0eheuristics_ppm\x18\x03 \x03(\r\x12\x10\n\x08key_hash\x18\x04 \x01(\t\x12\x17\n\x0fmax_skew_micros\x18\x05 \x01(\x04\x12\x14\n\x0cserver_token\x18\x06 \x01(\t\x12\x1b\n\x13history_step_micros\x18\x07 \x01(\x04\x12\x11\n\testimated\x18\x08 \x01(\x08\x12\x1c\n\x14lateness_budgets_ppm\x18\t \x03(\r\x12\x13\n\x0b\x61ll_pending\x18\n \x01(\x08\x12\x0e\n\x06slices\x18\x0b \x03(\x0c\"W\n\x10RegisterResponse\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12-\n\x0b\x63omputation\x18\x02 \x01(\x0b\x32\x18.lowwater.v1.Computation\"*\n\x12GetTopologyRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\"l\n\x13GetTopologyResponse\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12.\n\x0c\x63omputations\x18\x03 \x03(\x0b\x32\x18.lowwater.v1.Computation\"M\n\x10SetInputsRequest\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x0e\n\x06inputs\x18\x02 \x03(\t\x12\x14\n\x0cserver_token\x18\x03 \x01(\t\"B\n\x11SetInputsResponse\x12-\n\x0b\x63omputation\x18\x01 \x01(\x0b\x32\x18.lowwater.v1.Computation\"9\n\x0cResetRequest\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x14\n\x0cserver_token\x18\x02 \x01(\t\"?\n\rResetResponse\x12.\n\x0c\x63omputations\x18\x01 \x03(\x0b\x32\x18.lowwater.v1.Computation\"Y\n\x11SplitSliceRequest\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\r\n\x05slice\x18\x02 \x01(\t\x12\n\n\x02\x61t\x18\x03 \x01(\x0c\x12\x14\n\x0cserver_token\x18\x04 \x01(\t\"=\n\x12SplitSliceResponse\x12\'\n\x05slice\x18\x01 \x01(\x0b\x32\x18.lowwater.v1.Computation\"x\n\rRetireRequest\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\x0c\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x0c\x12\r\n\x05\x66orce\x18\x04 \x01(\x08\x12\x14\n\x0cserver_token\x18\x05 \x01(\t\x12\x11\n\tsequencer\x18\x06 \x01(\x06\" \n\x0eRetireResponse\x12\x0e\n\x06ranges\x18\x01 \x01(\x04\"G\n\x0b\x44ropRequest\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\r\n\x05\x66orce\x18\x02 \x01(\x08\x12\x14\n\x0cserver_token\x18\x03 \x01(\t\"=\n\x0c\x44ropResponse\x12-\n\x0b\x63omputation\x18\x01 \x01(\x0b\x32\x18.lowwater.v1.Computation\"\x8e\x01\n\x13\x43hangeLayoutRequest\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x18\n\x10\x65xpected_version\x18\x03 \x01(\x04\x12\x0e\n\x06starts\x18\x04 \x03(\r\x12\r\n\x05tasks\x18\x05 \x03(\r\x12\x14\n\x0cserver_token\x18\x06 \x01(\t\"\'\n\x14\x43hangeLayoutResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\"=\n\x10GetLayoutRequest\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x14\n\x0cserver_token\x18\x02 \x01(\t\"\xcb\x01\n\x11GetLayoutResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12#\n\x06wanted\x18\x02 \x01(\x0b\x32\x13.lowwater.v1.Layout\x12)\n\x07\x63urrent\x18\x03 \x01(\x0b\x32\x13.lowwater.v1.LayoutH\x00\x88\x01\x01\x12\x0f\n\x07refused\x18\x04 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x05 \x01(\x04\x12%\n\x05loads\x18\x06 \x03(\x0b\x32\x16.lowwater.v1.RangeLoadB\n\n\x08_current2\xa8\x05\n\x0fTopologyService\x12G\n\x08Register\x12\x1c.lowwater.v1.RegisterRequest\x1a\x1d.lowwater.v1.RegisterResponse\x12P\n\x0bGetTopology\x12\x1f.lowwater.v1.GetTopologyRequest\x1a .lowwater.v1.GetTopologyResponse\x12J\n\tSetInputs\x12\x1d.lowwater.v1.SetInputsRequest\x1a\x1e.lowwater.v1.SetInputsResponse\x12>\n\x05Reset\x12\x19.lowwater.v1.ResetRequest\x1a\x1a.lowwater.v1.ResetResponse\x12M\n\nSplitSlice\x12\x1e.lowwater.v1.SplitSliceRequest\x1a\x1f.lowwater.v1.SplitSliceResponse\x12\x41\n\x06Retire\x12\x1a.lowwater.v1.RetireRequest\x1a\x1b.lowwater.v1.RetireResponse\x12;\n\x04\x44rop\x12\x18.lowwater.v1.DropRequest\x1a\x19.lowwater.v1.DropResponse\x12S\n\x0c\x43hangeLayout\x12 .lowwater.v1.ChangeLayoutRequest\x1a!.lowwater.v1.ChangeLayoutResponse\x12J\n\tGetLayout\x12\x1d.lowwater.v1.GetLayoutRequest\x1a\x1e.lowwater.v1.GetLayoutResponseB\'\n\x0blowwater.v1P\x01Z\x16lowwater/v1;lowwaterv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1alowwater/v1/topology.proto\x12\x0blowwater.v1\x1a\x17lowwater/v1/types.proto\"\x8a\x03\n\x0b\x43omputation\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06inputs\x18\x02 \x03(\t\x12\x16\n\x0eheuristics_ppm\x18\x03 \x03(\r\x12\x10\n\x08key_hash\x18\x04 \x01(\t\x12\x17\n\x0fmax_skew_micros\x18\x05 \x01(\x04\x12\x13\n\x0bincarnation\x18\x06 \x01(\x04\x12\x15\n\rinput_version\x18\x07 \x01(\x04\x12\x1a\n\x12input_incarnations\x18\x08 \x03(\x04\x12\x0f\n\x07\x64ropped\x18\t \x01(\x08\x12\x1b\n\x13history_step_micros\x18\n \x01(\x04\x12\x11\n\testimated\x18\x0b \x01(\x08\x12\x1c\n\x14lateness_budgets_ppm\x18\x0c \x03(\r\x12\x13\n\x0b\x61ll_pending\x18\r \x01(\x08\x12\x0e\n\x06slices\x18\x0e \x03(\x0c\x12\x10\n\x08slice_of\x18\x0f \x01(\t\x12\x13\n\x0bslice_start\x18\x10 \x01(\x0c\x12\x11\n\tslice_end\x18\x11 \x01(\x0c\x12\x14\n\x0cslice_source\x18\x12 \x01(\t\"\xfb\x01\n\x0fRegisterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06inputs\x18\x02 \x03(\t\x12\x16\n\x0eheuristics_ppm\x18\x03 \x03(\r\x12\x10\n\x08key_hash\x18\x04 \x01(\t\x12\x17\n\x0fmax_skew_micros\x18\x05 \x01(\x04\x12\x14\n\x0cserver_token\x18\x06 \x01(\t\x12\x1b\n\x13history_step_micros\x18\x07 \x01(\x04\x12\x11\n\testimated\x18\x08 \x01(\x08\x12\x1c\n\x14lateness_budgets_ppm\x18\t \x03(\r\x12\x13\n\x0b\x61ll_pending\x18\n \x01(\x08\x12\x0e\n\x06slices\x18\x0b \x03(\x0c\"W\n\x10RegisterResponse\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12-\n\x0b\x63omputation\x18\x02 \x01(\x0b\x32\x18.lowwater.v1.Computation\"*\n\x12GetTopologyRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\"l\n\x13GetTopologyResponse\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12.\n\x0c\x63omputations\x18\x03 \x03(\x0b\x32\x18.lowwater.v1.Computation\"y\n\x10SetInputsRequest\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x0e\n\x06inputs\x18\x02 \x03(\t\x12\x14\n\x0cserver_token\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\x12\x15\n\rinput_version\x18\x05 \x01(\x04\"B\n\x11SetInputsResponse\x12-\n\x0b\x63omputation\x18\x01 \x01(\x0b\x32\x18.lowwater.v1.Computation\"N\n\x0cResetRequest\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x14\n\x0cserver_token\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\"?\n\rResetResponse\x12.\n\x0c\x63omputations\x18\x01 \x03(\x0b\x32\x18.lowwater.v1.Computation\"n\n\x11SplitSliceRequest\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\r\n\x05slice\x18\x02 \x01(\t\x12\n\n\x02\x61t\x18\x03 \x01(\x0c\x12\x14\n\x0cserver_token\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\"=\n\x12SplitSliceResponse\x12\'\n\x05slice\x18\x01 \x01(\x0b\x32\x18.lowwater.v1.Computation\"\xb9\x01\n\rRetireRequest\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\x0c\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x0c\x12\r\n\x05\x66orce\x18\x04 \x01(\x08\x12\x14\n\x0cserver_token\x18\x05 \x01(\t\x12\x11\n\tsequencer\x18\x06 \x01(\x06\x12\x19\n\x0cnewest_claim\x18\x07 \x01(\x06H\x00\x88\x01\x01\x12\x13\n\x0bincarnation\x18\x08 \x01(\x04\x42\x0f\n\r_newest_claim\" \n\x0eRetireResponse\x12\x0e\n\x06ranges\x18\x01 \x01(\x04\"\\\n\x0b\x44ropRequest\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\r\n\x05\x66orce\x18\x02 \x01(\x08\x12\x14\n\x0cserver_token\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\"=\n\x0c\x44ropResponse\x12-\n\x0b\x63omputation\x18\x01 \x01(\x0b\x32\x18.lowwater.v1.Computation\"\x8e\x01\n\x13\x43hangeLayoutRequest\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x18\n\x10\x65xpected_version\x18\x03 \x01(\x04\x12\x0e\n\x06starts\x18\x04 \x03(\r\x12\r\n\x05tasks\x18\x05 \x03(\r\x12\x14\n\x0cserver_token\x18\x06 \x01(\t\"\'\n\x14\x43hangeLayoutResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\"=\n\x10GetLayoutRequest\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x14\n\x0cserver_token\x18\x02 \x01(\t\"\xcb\x01\n\x11GetLayoutResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12#\n\x06wanted\x18\x02 \x01(\x0b\x32\x13.lowwater.v1.Layout\x12)\n\x07\x63urrent\x18\x03 \x01(\x0b\x32\x13.lowwater.v1.LayoutH\x00\x88\x01\x01\x12\x0f\n\x07refused\x18\x04 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x05 \x01(\x04\x12%\n\x05loads\x18\x06 \x03(\x0b\x32\x16.lowwater.v1.RangeLoadB\n\n\x08_current2\xa8\x05\n\x0fTopologyService\x12G\n\x08Register\x12\x1c.lowwater.v1.RegisterRequest\x1a\x1d.lowwater.v1.RegisterResponse\x12P\n\x0bGetTopology\x12\x1f.lowwater.v1.GetTopologyRequest\x1a .lowwater.v1.GetTopologyResponse\x12J\n\tSetInputs\x12\x1d.lowwater.v1.SetInputsRequest\x1a\x1e.lowwater.v1.SetInputsResponse\x12>\n\x05Reset\x12\x19.lowwater.v1.ResetRequest\x1a\x1a.lowwater.v1.ResetResponse\x12M\n\nSplitSlice\x12\x1e.lowwater.v1.SplitSliceRequest\x1a\x1f.lowwater.v1.SplitSliceResponse\x12\x41\n\x06Retire\x12\x1a.lowwater.v1.RetireRequest\x1a\x1b.lowwater.v1.RetireResponse\x12;\n\x04\x44rop\x12\x18.lowwater.v1.DropRequest\x1a\x19.lowwater.v1.DropResponse\x12S\n\x0c\x43hangeLayout\x12 .lowwater.v1.ChangeLayoutRequest\x1a!.lowwater.v1.ChangeLayoutResponse\x12J\n\tGetLayout\x12\x1d.lowwater.v1.GetLayoutRequest\x1a\x1e.lowwater.v1.GetLayoutResponseB\'\n\x0blowwater.v1P\x01Z\x16lowwater/v1;lowwaterv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,33 +44,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETTOPOLOGYRESPONSE']._serialized_start=852
   _globals['_GETTOPOLOGYRESPONSE']._serialized_end=960
   _globals['_SETINPUTSREQUEST']._serialized_start=962
-  _globals['_SETINPUTSREQUEST']._serialized_end=1039
-  _globals['_SETINPUTSRESPONSE']._serialized_start=1041
-  _globals['_SETINPUTSRESPONSE']._serialized_end=1107
-  _globals['_RESETREQUEST']._serialized_start=1109
-  _globals['_RESETREQUEST']._serialized_end=1166
-  _globals['_RESETRESPONSE']._serialized_start=1168
-  _globals['_RESETRESPONSE']._serialized_end=1231
-  _globals['_SPLITSLICEREQUEST']._serialized_start=1233
-  _globals['_SPLITSLICEREQUEST']._serialized_end=1322
-  _globals['_SPLITSLICERESPONSE']._serialized_start=1324
-  _globals['_SPLITSLICERESPONSE']._serialized_end=1385
-  _globals['_RETIREREQUEST']._serialized_start=1387
-  _globals['_RETIREREQUEST']._serialized_end=1507
-  _globals['_RETIRERESPONSE']._serialized_start=1509
-  _globals['_RETIRERESPONSE']._serialized_end=1541
-  _globals['_DROPREQUEST']._serialized_start=1543
-  _globals['_DROPREQUEST']._serialized_end=1614
-  _globals['_DROPRESPONSE']._serialized_start=1616
-  _globals['_DROPRESPONSE']._serialized_end=1677
-  _globals['_CHANGELAYOUTREQUEST']._serialized_start=1680
-  _globals['_CHANGELAYOUTREQUEST']._serialized_end=1822
-  _globals['_CHANGELAYOUTRESPONSE']._serialized_start=1824
-  _globals['_CHANGELAYOUTRESPONSE']._serialized_end=1863
-  _globals['_GETLAYOUTREQUEST']._serialized_start=1865
-  _globals['_GETLAYOUTREQUEST']._serialized_end=1926
-  _globals['_GETLAYOUTRESPONSE']._serialized_start=1929
-  _globals['_GETLAYOUTRESPONSE']._serialized_end=2132
-  _globals['_TOPOLOGYSERVICE']._serialized_start=2135
-  _globals['_TOPOLOGYSERVICE']._serialized_end=2815
+  _globals['_SETINPUTSREQUEST']._serialized_end=1083
+  _globals['_SETINPUTSRESPONSE']._serialized_start=1085
+  _globals['_SETINPUTSRESPONSE']._serialized_end=1151
+  _globals['_RESETREQUEST']._serialized_start=1153
+  _globals['_RESETREQUEST']._serialized_end=1231
+  _globals['_RESETRESPONSE']._serialized_start=1233
+  _globals['_RESETRESPONSE']._serialized_end=1296
+  _globals['_SPLITSLICEREQUEST']._serialized_start=1298
+  _globals['_SPLITSLICEREQUEST']._serialized_end=1408
+  _globals['_SPLITSLICERESPONSE']._serialized_start=1410
+  _globals['_SPLITSLICERESPONSE']._serialized_end=1471
+  _globals['_RETIREREQUEST']._serialized_start=1474
+  _globals['_RETIREREQUEST']._serialized_end=1659
+  _globals['_RETIRERESPONSE']._serialized_start=1661
+  _globals['_RETIRERESPONSE']._serialized_end=1693
+  _globals['_DROPREQUEST']._serialized_start=1695
+  _globals['_DROPREQUEST']._serialized_end=1787
+  _globals['_DROPRESPONSE']._serialized_start=1789
+  _globals['_DROPRESPONSE']._serialized_end=1850
+  _globals['_CHANGELAYOUTREQUEST']._serialized_start=1853
+  _globals['_CHANGELAYOUTREQUEST']._serialized_end=1995
+  _globals['_CHANGELAYOUTRESPONSE']._serialized_start=1997
+  _globals['_CHANGELAYOUTRESPONSE']._serialized_end=2036
+  _globals['_GETLAYOUTREQUEST']._serialized_start=2038
+  _globals['_GETLAYOUTREQUEST']._serialized_end=2099
+  _globals['_GETLAYOUTRESPONSE']._serialized_start=2102
+  _globals['_GETLAYOUTRESPONSE']._serialized_end=2305
+  _globals['_TOPOLOGYSERVICE']._serialized_start=2308
+  _globals['_TOPOLOGYSERVICE']._serialized_end=2988
 # @@protoc_insertion_point(module_scope)

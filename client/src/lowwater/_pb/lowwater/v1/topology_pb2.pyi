@@ -290,10 +290,21 @@ class SetInputsRequest(google.protobuf.message.Message):
     COMPUTATION_FIELD_NUMBER: builtins.int
     INPUTS_FIELD_NUMBER: builtins.int
     SERVER_TOKEN_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
+    INPUT_VERSION_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """The computation."""
     server_token: builtins.str
     """The deployment the caller means; empty accepts any."""
+    incarnation: builtins.int
+    """The computation's incarnation that the caller has read; another one in force
+    is INCARNATION_CHANGED. So a message that comes late changes nothing. 0: any,
+    and any version of the inputs.
+    """
+    input_version: builtins.int
+    """The version of the inputs that these take the place of, as in Computation;
+    another one in force is INPUT_VERSION.
+    """
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The new inputs, all of them."""
@@ -304,8 +315,10 @@ class SetInputsRequest(google.protobuf.message.Message):
         computation: builtins.str = ...,
         inputs: collections.abc.Iterable[builtins.str] | None = ...,
         server_token: builtins.str = ...,
+        incarnation: builtins.int = ...,
+        input_version: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["computation", b"computation", "inputs", b"inputs", "server_token", b"server_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computation", b"computation", "incarnation", b"incarnation", "input_version", b"input_version", "inputs", b"inputs", "server_token", b"server_token"]) -> None: ...
 
 Global___SetInputsRequest: typing_extensions.TypeAlias = SetInputsRequest
 
@@ -338,17 +351,21 @@ class ResetRequest(google.protobuf.message.Message):
 
     COMPUTATION_FIELD_NUMBER: builtins.int
     SERVER_TOKEN_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """The computation to reset; all that reads it, directly or not, follows."""
     server_token: builtins.str
     """The deployment the caller means; empty accepts any."""
+    incarnation: builtins.int
+    """The incarnation that ends, as in SetInputsRequest. 0: any."""
     def __init__(
         self,
         *,
         computation: builtins.str = ...,
         server_token: builtins.str = ...,
+        incarnation: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["computation", b"computation", "server_token", b"server_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computation", b"computation", "incarnation", b"incarnation", "server_token", b"server_token"]) -> None: ...
 
 Global___ResetRequest: typing_extensions.TypeAlias = ResetRequest
 
@@ -382,6 +399,7 @@ class SplitSliceRequest(google.protobuf.message.Message):
     SLICE_FIELD_NUMBER: builtins.int
     AT_FIELD_NUMBER: builtins.int
     SERVER_TOKEN_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """The computation."""
     slice: builtins.str
@@ -392,6 +410,8 @@ class SplitSliceRequest(google.protobuf.message.Message):
     """
     server_token: builtins.str
     """The deployment the caller means; empty accepts any."""
+    incarnation: builtins.int
+    """The computation's incarnation, as in SetInputsRequest. 0: any."""
     def __init__(
         self,
         *,
@@ -399,8 +419,9 @@ class SplitSliceRequest(google.protobuf.message.Message):
         slice: builtins.str = ...,
         at: builtins.bytes = ...,
         server_token: builtins.str = ...,
+        incarnation: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["at", b"at", "computation", b"computation", "server_token", b"server_token", "slice", b"slice"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at", b"at", "computation", b"computation", "incarnation", b"incarnation", "server_token", b"server_token", "slice", b"slice"]) -> None: ...
 
 Global___SplitSliceRequest: typing_extensions.TypeAlias = SplitSliceRequest
 
@@ -437,6 +458,8 @@ class RetireRequest(google.protobuf.message.Message):
     FORCE_FIELD_NUMBER: builtins.int
     SERVER_TOKEN_FIELD_NUMBER: builtins.int
     SEQUENCER_FIELD_NUMBER: builtins.int
+    NEWEST_CLAIM_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """The computation."""
     start: builtins.bytes
@@ -451,6 +474,16 @@ class RetireRequest(google.protobuf.message.Message):
     """The claim that has exactly these ranges, and gives them up by this; refused
     with STALE_SEQUENCER once it has not. 0: whoever has them.
     """
+    newest_claim: builtins.int
+    """The newest claim that the caller knows of, as ListRangesResponse has it. When
+    the computation has granted another one since, the call is refused with
+    STALE_SEQUENCER: a message that comes late must not take out what a worker has
+    claimed meanwhile. Absent: any.
+    """
+    incarnation: builtins.int
+    """The incarnation that the caller means, as ListRangesResponse has it. In
+    another one the call is refused with INCARNATION_CHANGED. 0: any.
+    """
     def __init__(
         self,
         *,
@@ -460,8 +493,12 @@ class RetireRequest(google.protobuf.message.Message):
         force: builtins.bool = ...,
         server_token: builtins.str = ...,
         sequencer: builtins.int = ...,
+        newest_claim: builtins.int | None = ...,
+        incarnation: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["computation", b"computation", "end", b"end", "force", b"force", "sequencer", b"sequencer", "server_token", b"server_token", "start", b"start"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_newest_claim", b"_newest_claim", "newest_claim", b"newest_claim"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_newest_claim", b"_newest_claim", "computation", b"computation", "end", b"end", "force", b"force", "incarnation", b"incarnation", "newest_claim", b"newest_claim", "sequencer", b"sequencer", "server_token", b"server_token", "start", b"start"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_newest_claim", b"_newest_claim"]) -> typing.Literal["newest_claim"] | None: ...
 
 Global___RetireRequest: typing_extensions.TypeAlias = RetireRequest
 
@@ -492,20 +529,24 @@ class DropRequest(google.protobuf.message.Message):
     COMPUTATION_FIELD_NUMBER: builtins.int
     FORCE_FIELD_NUMBER: builtins.int
     SERVER_TOKEN_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """The computation."""
     force: builtins.bool
     """Drop it even if workers own key ranges of it that are not finished."""
     server_token: builtins.str
     """The deployment the caller means; empty accepts any."""
+    incarnation: builtins.int
+    """The incarnation that is dropped, as in SetInputsRequest. 0: any."""
     def __init__(
         self,
         *,
         computation: builtins.str = ...,
         force: builtins.bool = ...,
         server_token: builtins.str = ...,
+        incarnation: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["computation", b"computation", "force", b"force", "server_token", b"server_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computation", b"computation", "force", b"force", "incarnation", b"incarnation", "server_token", b"server_token"]) -> None: ...
 
 Global___DropRequest: typing_extensions.TypeAlias = DropRequest
 

@@ -282,8 +282,16 @@ class ListRangesResponse(google.protobuf.message.Message):
 
     RANGES_FIELD_NUMBER: builtins.int
     TOTAL_FIELD_NUMBER: builtins.int
+    NEWEST_CLAIM_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
     total: builtins.int
     """How many there are in all."""
+    newest_claim: builtins.int
+    """The sequencer of the newest claim that the computation has granted; 0: none
+    yet. See RetireRequest.
+    """
+    incarnation: builtins.int
+    """The incarnation of the computation. See RetireRequest."""
     @property
     def ranges(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater._pb.lowwater.v1.types_pb2.Range]:
         """At most page_size ranges."""
@@ -293,8 +301,12 @@ class ListRangesResponse(google.protobuf.message.Message):
         *,
         ranges: collections.abc.Iterable[lowwater._pb.lowwater.v1.types_pb2.Range] | None = ...,
         total: builtins.int = ...,
+        newest_claim: builtins.int | None = ...,
+        incarnation: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ranges", b"ranges", "total", b"total"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_newest_claim", b"_newest_claim", "newest_claim", b"newest_claim"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_newest_claim", b"_newest_claim", "incarnation", b"incarnation", "newest_claim", b"newest_claim", "ranges", b"ranges", "total", b"total"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_newest_claim", b"_newest_claim"]) -> typing.Literal["newest_claim"] | None: ...
 
 Global___ListRangesResponse: typing_extensions.TypeAlias = ListRangesResponse
 

@@ -85,6 +85,7 @@ class WatermarkServiceServicer(object):
 
     def CheckComplete(self, request, context):
         """Is everything before an event time here, and if not, which ranges hold it?
+        Refused for a slice, which promises nothing by itself.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -167,7 +167,9 @@ class WatermarkServiceStub(typing.Generic[_WatermarkServiceGetWatermarksType, _W
     """
 
     CheckComplete: _WatermarkServiceCheckCompleteType
-    """Is everything before an event time here, and if not, which ranges hold it?"""
+    """Is everything before an event time here, and if not, which ranges hold it?
+    Refused for a slice, which promises nothing by itself.
+    """
 
     ListRanges: _WatermarkServiceListRangesType
     """Lists key ranges, those furthest behind first."""
@@ -227,7 +229,9 @@ class WatermarkServiceServicer(metaclass=abc.ABCMeta):
         request: lowwater._pb.lowwater.v1.watermarks_pb2.CheckCompleteRequest,
         context: _ServicerContext,
     ) -> typing.Union[lowwater._pb.lowwater.v1.watermarks_pb2.CheckCompleteResponse, collections.abc.Awaitable[lowwater._pb.lowwater.v1.watermarks_pb2.CheckCompleteResponse]]:
-        """Is everything before an event time here, and if not, which ranges hold it?"""
+        """Is everything before an event time here, and if not, which ranges hold it?
+        Refused for a slice, which promises nothing by itself.
+        """
 
     @abc.abstractmethod
     def ListRanges(

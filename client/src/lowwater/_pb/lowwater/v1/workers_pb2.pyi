@@ -38,6 +38,7 @@ class ClaimRequest(google.protobuf.message.Message):
     BATCH_DIGEST_FIELD_NUMBER: builtins.int
     ADOPT_FIELD_NUMBER: builtins.int
     INSTEAD_OF_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
     server_token: builtins.str
     """The deployment the caller means; empty accepts any."""
     computation: builtins.str
@@ -77,6 +78,10 @@ class ClaimRequest(google.protobuf.message.Message):
     """A claim of the same owner that it takes the place of: refused with
     STALE_SEQUENCER unless that one still has all of its ranges. 0: of any owner.
     """
+    incarnation: builtins.int
+    """With adopt: the incarnation that ends; another one in force is
+    INCARNATION_CHANGED. So a message that comes late ends no newer one. 0: any.
+    """
     @property
     def bounds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """n + 1 strictly ascending keys delimit n ranges; range i is the handle i.
@@ -111,8 +116,9 @@ class ClaimRequest(google.protobuf.message.Message):
         batch_digest: builtins.bytes = ...,
         adopt: builtins.bool = ...,
         instead_of: builtins.int = ...,
+        incarnation: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adopt", b"adopt", "batch_digest", b"batch_digest", "bound_micros", b"bound_micros", "bounds", b"bounds", "computation", b"computation", "generation", b"generation", "host", b"host", "identity", b"identity", "instead_of", b"instead_of", "ordinal", b"ordinal", "request_id", b"request_id", "server_token", b"server_token", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adopt", b"adopt", "batch_digest", b"batch_digest", "bound_micros", b"bound_micros", "bounds", b"bounds", "computation", b"computation", "generation", b"generation", "host", b"host", "identity", b"identity", "incarnation", b"incarnation", "instead_of", b"instead_of", "ordinal", b"ordinal", "request_id", b"request_id", "server_token", b"server_token", "worker", b"worker"]) -> None: ...
 
 Global___ClaimRequest: typing_extensions.TypeAlias = ClaimRequest
 
@@ -459,7 +465,8 @@ class GroupReport(google.protobuf.message.Message):
     its full state: on a new stream, or on another one. Of two reports of a
     claim the one of the greater turn is newer, whatever streams and senders
     carried them. For a process that moves claims between streams; 0: its
-    reports are ordered by their sender's stream.
+    reports are ordered by their sender's stream. Refused with INVALID_ARGUMENT
+    when it is more than 2^32 above the newest one.
     """
     waiting_for: builtins.str
     """What the worker waits for, for people: a file, or another system. At most
@@ -562,7 +569,8 @@ class ReportOpen(google.protobuf.message.Message):
     all shards, for as long as the sender's name is used. One that is not above
     the newest is refused with OLD_STREAM, a newer one closes the older stream.
     A claim remembers the newest stream it was reported by, over restarts of
-    the authority and moves to other shards; see RefusedRanges.newest.
+    the authority and moves to other shards; see RefusedRanges.newest. Below
+    2^63.
     """
     epoch: builtins.int
     """Ignored: each computation has an ownership number of its own, and its

@@ -266,7 +266,7 @@ class Claim(google.protobuf.message.Message):
     asked: builtins.bytes
     """Digest of all that was asked; a repeat must ask the same. Empty: not known."""
     input_version: builtins.int
-    """Of a slice: the version of the inputs that the log knew then; else 0."""
+    """Version of the inputs that the log knew then; 0: not known."""
     @property
     def bounds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """n + 1 bounds of n ranges."""
@@ -1226,8 +1226,8 @@ class Snapshot(google.protobuf.message.Message):
     vouched_micros: builtins.int
     """Present when an output was let say how far it is complete: the furthest."""
     input_version: builtins.int
-    """The version of its inputs that its claims were revoked for last, or, of a
-    slice, granted by first; 0: none in this incarnation, or not known.
+    """Version of its inputs that its claims were revoked for last, or granted by
+    first; 0: none in this incarnation, or not known.
     """
     cut_version: builtins.int
     """Of a slice that was handed over, or has handed over a part: the version of

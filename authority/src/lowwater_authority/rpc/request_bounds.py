@@ -1,0 +1,196 @@
+"""How large the requests of each method may be, checked before protobuf parses them.
+
+A parsed message takes up to twenty times the bytes that came: an empty name has two bytes on the wire, and 34 in memory. So the bytes are bounded, and where
+many are allowed, the elements of repeated fields as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
+from google.protobuf.message import DecodeError
+
+from lowwater import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from google.protobuf.descriptor import Descriptor
+
+__all__ = ["BOUNDS", "MOST_BYTES", "MOST_ELEMENTS", "SMALL", "Bound", "Shape", "bound_of", "shape_of"]
+
+SMALL: Final = 65_536
+"""Bytes of a request whose elements are not counted: parsed it takes a few megabytes at most."""
+
+MOST_BYTES: Final = 1 << 20
+"""Bytes of the request of a method that is not listed in :data:`BOUNDS`."""
+
+MOST_ELEMENTS: Final = 20_000
+"""Elements of the repeated fields in a request of such a method: twice the names that a request may have."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What one request of a method may have."""
+
+    size: int = MOST_BYTES
+    """Bytes on the wire."""
+    elements: int = MOST_ELEMENTS
+    """Texts, byte strings and messages in repeated fields, at any depth. Numbers in packed fields are not counted: parsed they take eight times their
+    bytes at most."""
+
+    def check(self, data: bytes, method: str, shape: Shape | None) -> None:
+        """Raise InvalidArgument for a request that has more. Costs some nanoseconds a byte, above :data:`SMALL`."""
+        if len(data) > self.size:
+            fix = "name or report less in each"
+            problem = f"has {len(data)} bytes, and {method} takes {self.size}"
+            raise errors.InvalidArgument(f"the request {problem}; {fix}", metadata={"field": "", "fix": fix})
+        if len(data) > SMALL and shape is not None and shape.has_more(data, self.elements):
+            fix = f"send at most {self.elements} in each"
+            problem = f"has more names, keys or entries than {method} takes"
+            raise errors.InvalidArgument(f"the request {problem}; {fix}", metadata={"field": "", "fix": fix})
+
+
+NAMED: Final = Bound(4 << 20)
+"""A request with 10,000 names of 257 characters each."""
+
+COLUMNS: Final = Bound(32 << 20, 250_000)
+"""A report, or a part of a micro-batch, of two million ranges, at twelve bytes each; or of a hundred thousand claims."""
+
+BOUNDS: Final[dict[str, Bound]] = {
+    # Two million ranges, whose keys have thirty bytes each. The server's own bound of a message is the same.
+    "/lowwater.v1.WorkerService/Claim": Bound(64 << 20, 4_000_000),
+    "/lowwater.v1.WorkerService/Report": COLUMNS,
+    "/lowwater.v1.WorkerService/StageTask": COLUMNS,
+    # A hundred thousand tasks of one micro-batch.
+    "/lowwater.v1.WorkerService/PrepareBatch": Bound(8 << 20, 200_000),
+    "/lowwater.v1.WorkerService/CommitBatch": Bound(8 << 20, 200_000),
+    "/lowwater.v1.TopologyService/ChangeLayout": Bound(8 << 20, 200_000),
+    # A thousand slices whose keys have a thousand bytes each, and a thousand inputs.
+    "/lowwater.v1.TopologyService/Register": Bound(2 << 20),
+    "/lowwater.v1.WatermarkService/GetWatermarks": NAMED,
+    "/lowwater.v1.WatermarkService/Watch": NAMED,
+    "/lowwater.v1.ClusterService/Locate": NAMED,
+    # All references of a region, with the positions of their sources.
+    "/lowwater.v1.RegionService/Report": Bound(16 << 20, 250_000),
+    "/lowwater.v1.RegionService/Confirm": Bound(16 << 20, 250_000),
+    "/lowwater.v1.RegionService/Arrive": Bound(16 << 20, 250_000),
+}
+
+
+def bound_of(method: str) -> Bound:
+    """Return what one request of a method may have; ``method`` is its whole path."""
+    return BOUNDS.get(method, _USUAL)
+
+
+_USUAL: Final = Bound()
+
+VARINT: Final = 0
+FIXED64: Final = 1
+LENGTH: Final = 2
+GROUPS: Final = (3, 4)
+FIXED32: Final = 5
+"""How a field is encoded: the low three bits of its tag."""
+
+COUNTED: Final = (FieldDescriptorProto.TYPE_STRING, FieldDescriptorProto.TYPE_BYTES, FieldDescriptorProto.TYPE_MESSAGE)
+"""Types of which each element takes memory of its own."""
+
+
+class Shape:
+    """Where in a message the repeated fields are whose elements are counted."""
+
+    def __init__(self, message: Descriptor, known: dict[str, Shape] | None = None) -> None:
+        """Read a type of message; ``known`` has the types that it is within, by name, for a type may contain itself."""
+        known = {} if known is None else known
+        known[message.full_name] = self
+        fields = DescriptorProto()
+        message.CopyToProto(fields)
+        self.counted: frozenset[int] = frozenset(
+            field.number
+            for field in fields.field
+            if field.label == FieldDescriptorProto.LABEL_REPEATED and field.type in COUNTED
+        )
+        self.inner: dict[int, Shape] = {
+            field.number: known.get(field.message_type.full_name) or Shape(field.message_type, known)
+            for field in message.fields
+            if field.message_type is not None
+        }
+
+    @cached_property
+    def tags(self) -> bytes:
+        """The bytes that the tag of a counted field can begin with, at any depth. A tag that is longer than it needs to be begins with the second form."""
+        shapes = [self]
+        for shape in shapes:
+            shapes += [inner for inner in shape.inner.values() if inner not in shapes]
+        firsts = {number << 3 & 0x7F | LENGTH for shape in shapes for number in shape.counted}
+        return bytes(sorted(firsts | {first | 0x80 for first in firsts}))
+
+    def has_more(self, data: bytes, most: int) -> bool:
+        """Whether an encoded message has more counted elements than that. Raises DecodeError where the bytes are no message.
+
+        Each element has a tag, so there are at most as many as bytes that a tag can begin with. One pass counts these, and is enough for nearly all messages.
+        The others are walked, no further than it takes to know.
+        """
+        if len(data) - len(data.translate(None, self.tags)) <= most:
+            return False
+        try:
+            return _goes_beyond(data, self, most)
+        except IndexError:
+            raise DecodeError from None
+
+
+def _goes_beyond(data: bytes, shape: Shape, most: int) -> bool:
+    """Walk a message, and the messages in it from a list, however deep they are."""
+    left, steps = most, 4 * most  # a message has few fields that are not counted
+    parts = [(shape, 0, len(data))]
+    while parts:
+        shape, at, end = parts.pop()
+        while at < end:
+            tag, at = _number(data, at)
+            number, kind = tag >> 3, tag & 7
+            steps -= 1
+            if kind == LENGTH:
+                size, at = _number(data, at)
+                left -= number in shape.counted
+                if number in shape.inner:
+                    parts.append((shape.inner[number], at, min(at + size, end)))
+                at += size
+            elif kind == VARINT:
+                _, at = _number(data, at)
+            elif kind in (FIXED64, FIXED32):
+                at += 8 if kind == FIXED64 else 4
+            elif (
+                kind not in GROUPS
+            ):  # what is in a group of a field that nobody knows is counted as if it were beside it
+                raise DecodeError
+            if left < 0 or steps < 0:
+                return True
+    return False
+
+
+def _number(data: bytes, at: int) -> tuple[int, int]:
+    """Return a number of one to ten bytes, and the place behind it. Raises DecodeError, IndexError."""
+    value = data[at]
+    if value < 0x80:
+        return value, at + 1
+    value &= 0x7F
+    for more in range(1, 10):
+        byte = data[at + more]
+        value |= (byte & 0x7F) << 7 * more
+        if byte < 0x80:
+            return value, at + more + 1
+    raise DecodeError
+
+
+def shape_of(deserialize: Callable[[bytes], Any]) -> Shape | None:
+    """Return the shape of what a method reads; None: that is no message of protobuf."""
+    descriptor = getattr(getattr(deserialize, "__self__", None), "DESCRIPTOR", None)
+    return None if descriptor is None else _shape(descriptor)
+
+
+@cache
+def _shape(message: Descriptor) -> Shape:
+    return Shape(message)

@@ -1,0 +1,99 @@
+"""How low the stamps can be that still come out of Spark's own state: the rule of each kind of operator, apart from any plan.
+
+Spark's rule, of PySpark 4.x. Batch N runs with the watermark R(N), whole milliseconds, which stands in its entry of the offset log.
+
+* At its end a windowed aggregation lets go of every window with ``end <= R(N)``.
+* Batch N+1 drops late rows by R(N), and not by its own watermark: a row is left out of each window with ``end <= R(N)``.
+* So once N is committed, each window that still comes out has ``end > R(N)``, in the output modes append and update alike. This is
+  all that the bounds of windows need. It does not matter which rows are still to be read, or from where an outer window got them: an inner
+  window comes out in a batch whose late filter lets it pass, and the outer one that it falls into ends later still.
+* What is kept by a time instead (``groupBy(t)``, sessions by their end, rows of a join) goes by the same rule: ``time > R(N)``.
+* Above a join of two streams Spark's watermark is lower: the least time that either side of the join can still hold.
+
+Windows end at ``start + length``, whole slides apart. So the least end above R and its window's start are bounds that Spark reaches: the
+next row may fall into that very window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final, Literal
+
+__all__ = ["MILLISECOND", "Stamp", "Window", "least_retention", "lowest_stamp"]
+
+MILLISECOND: Final = timedelta(milliseconds=1)
+"""The precision of Spark's watermark."""
+
+_MICRO: Final = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How ``window()`` cuts event time."""
+
+    length: timedelta
+    slide: timedelta
+    start: timedelta
+    """startTime: what the windows are shifted by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What the rows that one stateful operator lets go of are stamped with."""
+
+    kind: Literal["start", "end", "time"]
+    """``start`` and ``end`` of a window; ``time``: a time by which the operator lets go of what it keeps."""
+    window: Window | None = None
+    """Of ``start`` and ``end``."""
+    lag: timedelta = timedelta()
+    """How far the operator's watermark, or the time down to which it keeps rows, is below the query's."""
+    exact: bool = True
+    """False: the stamp is made of this, and is this or lower, such as the day of a window's start."""
+    shift: timedelta = timedelta()
+    """What is added to it, such as the microsecond that ``window_time()`` takes off the end."""
+
+    def after(self, watermark: int) -> int:
+        """Return the lowest stamp that can come out once a batch that ran with a watermark is committed. Microseconds both.
+
+        >>> hour, twenty = timedelta(hours=1), timedelta(minutes=20)
+        >>> tumbling, sliding, shifted = Window(hour, hour, 0 * hour), Window(hour, twenty, 0 * hour), Window(hour, hour, twenty)
+        >>> ten = 10 * hour // timedelta(microseconds=1)
+        >>> def at(stamp, micros): return str(timedelta(microseconds=stamp.after(micros)))
+        >>> at(Stamp("start", tumbling), ten), at(Stamp("start", tumbling), ten - 1), at(Stamp("end", tumbling), ten)
+        ('10:00:00', '9:00:00', '11:00:00')
+        >>> at(Stamp("start", sliding), ten), at(Stamp("end", sliding), ten), at(Stamp("start", shifted), ten)
+        ('9:20:00', '10:20:00', '9:20:00')
+        >>> at(Stamp("start", tumbling, lag=hour), ten), at(Stamp("time", lag=twenty), ten)
+        ('9:00:00', '9:40:00')
+        """
+        floor = watermark - self.lag // _MICRO
+        if self.window is None:
+            return floor + self.shift // _MICRO
+        length, slide, start = (each // _MICRO for each in (self.window.length, self.window.slide, self.window.start))
+        # The least end above the watermark.
+        end = floor - (floor - start - length) % slide + slide
+        return (end if self.kind == "end" else end - length) + self.shift // _MICRO
+
+    def retention(self, *, at_ends: bool) -> timedelta:
+        """Return how far below the query's watermark it can be, at the least that a declaration may say. Not negative.
+
+        ``at_ends``: the watermark stands nowhere but where windows of this kind end, as in a driven query of nothing else.
+        """
+        lowest = self.lag - self.shift
+        if self.kind == "start" and self.window is not None:
+            lowest += self.window.length - (self.window.slide if at_ends and self.exact else MILLISECOND)
+        if self.kind == "end":
+            lowest -= _MICRO  # an end that is still to come is above the watermark, and never at it
+        return max(timedelta(), lowest)
+
+
+def lowest_stamp(stamps: Iterable[Stamp], watermark: int) -> int:
+    """Return the lowest stamp that can come out of any of them. Raises ValueError for none."""
+    return min(stamp.after(watermark) for stamp in stamps)
+
+
+def least_retention(stamps: Iterable[Stamp], *, at_ends: bool) -> timedelta:
+    """Return the least retention that covers all of them."""
+    return max((stamp.retention(at_ends=at_ends) for stamp in stamps), default=timedelta())

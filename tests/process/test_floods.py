@@ -1,0 +1,74 @@
+"""What somebody without rights sends to use up a process: none of it takes the memory, and nobody else has to wait for it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.process.accessing import PATIENCE, bearer
+from tests.process.serving import Serving
+from tests.process.stalling import flood_of_resets
+from tests.process.test_access_changes import EVERYTHING, Changing
+
+pytestmark = pytest.mark.process
+
+RESETS = 30_000
+"""Calls that are begun and reset. Each took 10 KB where nothing bounded them."""
+
+GROWN = 100 << 20
+"""Bytes by which the memory may grow: a third of what that would be."""
+
+
+def peak(server: Serving) -> int:
+    """Return the most bytes of memory that a process has ever had."""
+    assert server.process is not None
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{server.process.pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) << 10
+
+
+@pytest.mark.parametrize("path", ["/lowwater.v1.WatermarkService/GetWatermarks", "/grpc.health.v1.Health/Check"])
+def test_rule7_calls_that_are_reset_as_they_begin_take_no_memory(tmp_path: Path, path: str) -> None:
+    changing = Changing(tmp_path)
+    changing.allow(admin=EVERYTHING)
+    with changing.server as server:
+        before = peak(server)
+        flood_of_resets(server.port, path, RESETS, PATIENCE)
+        assert peak(server) - before < GROWN
+        with changing.connect("admin") as lw:
+            lw.register("a")
+
+
+UNLIMITED = [("grpc.max_send_message_length", -1)]
+"""Options of a client that sends what it likes."""
+
+EMPTY_NAMES = b"\x12\x00" * 30_000_000
+"""A request with thirty million names: 60 MB, 58 KB when it is compressed, and a gigabyte when it is parsed."""
+
+
+@pytest.mark.parametrize(
+    ("compression", "code"),
+    [
+        (grpc.Compression.Gzip, grpc.StatusCode.UNIMPLEMENTED),
+        (grpc.Compression.NoCompression, grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+)
+def test_rule7_a_request_of_empty_names_is_refused_before_it_is_parsed(
+    tmp_path: Path, compression: grpc.Compression, code: grpc.StatusCode
+) -> None:
+    changing = Changing(tmp_path)
+    changing.allow(nobody=[])
+    with changing.server as server, grpc.insecure_channel(server.address, options=UNLIMITED) as channel:
+        before = peak(server)
+        call: Any = channel.unary_unary("/lowwater.v1.WatermarkService/GetWatermarks")
+        for _ in range(2):
+            with pytest.raises(grpc.RpcError) as refused:
+                call(EMPTY_NAMES, metadata=bearer(changing.tokens["nobody"]), compression=compression, timeout=PATIENCE)
+            assert refused.value.code() is code
+        assert peak(server) - before < 5 * len(EMPTY_NAMES), (
+            "as it came, twice or three times in gRPC; parsed it is 17 times that"
+        )

@@ -1,0 +1,176 @@
+"""What Spark still lets go of is never below the bound that is told of it, and can be exactly at it.
+
+The model is Spark's rule, row by row: a batch drops what the watermark of the batch before it has passed, and lets go of what its own has passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lowwater_spark.track.bounds import Stamp, Window, least_retention, lowest_stamp
+
+MILLI = 1_000
+
+
+@dataclass
+class Windows:
+    """A windowed aggregation of Spark's, in append mode: it knows which windows are open. Microseconds."""
+
+    length: int
+    slide: int
+    start: int
+    open: set[tuple[int, int]] = field(default_factory=set)
+
+    def batch(self, times: Sequence[int], late: int, watermark: int) -> list[tuple[int, int]]:
+        """Take a batch's rows, and return the windows that come out in it."""
+        for time in times:
+            first = time - (time - self.start) % self.slide
+            covering = [(begin, begin + self.length) for begin in range(first, time - self.length, -self.slide)]
+            self.open |= {window for window in covering if window[1] > late}
+        out = {window for window in self.open if window[1] <= watermark}
+        self.open -= out
+        return sorted(out)
+
+
+@dataclass
+class Join:
+    """A join of two streams without a key, ``t <= u <= t + span``: it keeps each t until no u can match it any more, and each u likewise."""
+
+    span: int
+    outer: bool
+    lefts: dict[int, bool] = field(default_factory=dict)
+    rights: set[int] = field(default_factory=set)
+
+    @property
+    def lag(self) -> int:
+        """Spark takes a millisecond more than the condition says."""
+        return self.span + MILLI
+
+    def batch(self, lefts: Sequence[int], rights: Sequence[int], late: int, watermark: int) -> list[int]:
+        """Take a batch's rows, and return the left times of what comes out."""
+        self.lefts.update({t: self.lefts.get(t, False) for t in lefts if t > late})
+        new = {u for u in rights if u > late}
+        fresh = {t for t in lefts if t > late}
+        out = []
+        for t in self.lefts:
+            matches = [u for u in self.rights | new if t <= u <= t + self.span and (u in new or t in fresh)]
+            out += [t] * len(matches)
+            self.lefts[t] |= bool(matches)
+        self.rights = {u for u in self.rights | new if u > watermark - MILLI}
+        gone = [t for t in self.lefts if t <= watermark - self.lag]
+        out += [t for t in gone if self.outer and not self.lefts[t]]
+        for t in gone:
+            del self.lefts[t]
+        return out
+
+
+Run = Sequence[tuple[Sequence[int], Sequence[int], int]]
+"""Batches: rows of the left and the right side, and the watermark that the batch ran with."""
+
+
+def micros(length: int) -> timedelta:
+    return timedelta(microseconds=length)
+
+
+@st.composite
+def cuts(draw: st.DrawFn) -> tuple[int, int, int]:
+    """Length, slide and start of windows: tumbling, sliding, with gaps, and shifted; lengths that are no multiple of a slide as well."""
+    slide = draw(st.integers(1, 8)) * MILLI
+    length = draw(st.sampled_from([slide, slide * 2, slide * 3])) + draw(st.sampled_from([0, 0, MILLI, 500]))
+    return length, slide, draw(st.sampled_from([0, 0, MILLI, -MILLI, 2 * MILLI, 300]))
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> Run:
+    """Batches whose watermark goes up as it likes. Rows may be older than it: it drops them by itself."""
+    watermark, run = draw(st.integers(1, 30)) * MILLI, []
+    times = st.lists(st.integers(0, 90_000).map(lambda each: each if each % 3 else each - each % MILLI), max_size=5)
+    for _ in range(draw(st.integers(2, 7))):
+        watermark += draw(st.sampled_from([0, 1, 2, 5, 13])) * MILLI
+        run.append((draw(times), draw(times), watermark))
+    return [*run, ([], [], 300 * MILLI)]
+
+
+def check(run: Run, batch: Callable[[Sequence[int], Sequence[int], int, int], list[int]], stamp: Stamp) -> None:
+    """What comes out after a batch is never below the bound as of that batch, nor further below its watermark than the least retention."""
+    late = lowest = 0
+    retention = least_retention([stamp], at_ends=False) // timedelta(microseconds=1)
+    for lefts, rights, watermark in run:
+        out = batch(lefts, rights, late, watermark)
+        if late:  # before the first batch nothing is told
+            assert min(out, default=lowest) >= lowest, (out, lowest)
+            assert min(out, default=late) >= late - retention - MILLI, (
+                "a millisecond is the most that a window's microseconds add"
+            )
+        late, lowest = watermark, lowest_stamp([stamp], watermark)
+
+
+@given(cuts(), runs(), st.sampled_from(["start", "end"]))
+def test_windows_come_out_at_the_bound_or_above(cut: tuple[int, int, int], run: Run, kind: str) -> None:
+    windows = Windows(*cut)
+    field_of = 0 if kind == "start" else 1
+    stamp = Stamp("start" if kind == "start" else "end", Window(*map(micros, cut)))
+    check(run, lambda lefts, _, late, mark: [each[field_of] for each in windows.batch(lefts, late, mark)], stamp)
+
+
+@given(cuts(), st.integers(1, 100), st.sampled_from(["start", "end"]))
+def test_a_row_can_still_open_the_window_at_the_bound(cut: tuple[int, int, int], watermark: int, kind: str) -> None:
+    """The bound is tight: a row that is not late gives exactly that stamp. So is nothing lower: all older windows are passed."""
+    length, slide, _ = cut
+    windows, late = Windows(*cut), watermark * MILLI
+    bound = lowest_stamp([Stamp("start" if kind == "start" else "end", Window(*map(micros, cut)))], late)
+    begin = bound if kind == "start" else bound - length
+    out = windows.batch(range(begin, begin + length, max(1, min(length, slide) // 4)), late, 1_000 * MILLI)
+    assert min(each[0] for each in out) == begin
+
+
+@given(cuts(), cuts(), runs())
+def test_windows_of_windows_come_out_at_the_bound_of_the_outer_ones(
+    inner: tuple[int, int, int], outer: tuple[int, int, int], run: Run
+) -> None:
+    """The inner ones come by ``window_time()``, in the batch in which they close."""
+    one, two = Windows(*inner), Windows(*outer)
+
+    def batch(lefts: Sequence[int], _: Sequence[int], late: int, watermark: int) -> list[int]:
+        closed = [end - 1 for _, end in one.batch(lefts, late, watermark)]
+        return [begin for begin, _ in two.batch(closed, late, watermark)]
+
+    check(run, batch, Stamp("start", Window(*map(micros, outer))))
+
+
+@given(runs(), st.integers(0, 20), st.booleans())
+def test_a_join_gives_nothing_below_what_it_keeps(run: Run, span: int, outer: bool) -> None:
+    join = Join(span * MILLI, outer)
+    check(run, join.batch, Stamp("time", lag=micros(join.lag)))
+
+
+@given(cuts(), runs(), st.integers(0, 20), st.booleans())
+def test_windows_above_a_join_wait_for_both(cut: tuple[int, int, int], run: Run, span: int, outer: bool) -> None:
+    """Spark gives them the join's own watermark: what they wait for is the sum."""
+    join, windows = Join(span * MILLI, outer), Windows(*cut)
+
+    def batch(lefts: Sequence[int], rights: Sequence[int], late: int, watermark: int) -> list[int]:
+        found = join.batch(lefts, rights, late, watermark)
+        return [begin for begin, _ in windows.batch(found, late - join.lag, watermark - join.lag)]
+
+    check(run, batch, Stamp("start", Window(*map(micros, cut)), lag=micros(join.lag)))
+
+
+@given(cuts(), st.integers(1, 100))
+def test_where_a_watermark_stands_at_ends_windows_without_gaps_need_no_retention(
+    cut: tuple[int, int, int], count: int
+) -> None:
+    """A driven query of nothing but windows: its watermark stands only where they end."""
+    length, slide, start = cut
+    stamp = Stamp("start", Window(*map(micros, cut)))
+    end = start + length + count * slide
+    assert (
+        micros(end - lowest_stamp([stamp], end))
+        <= stamp.retention(at_ends=True)
+        == max(micros(0), micros(length - slide))
+    )

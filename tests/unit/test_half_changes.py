@@ -1,0 +1,386 @@
+"""A change of several logs counts whole, or not at all: what of it a reader finds before it is durable, and what a store that loses it leaves.
+
+``a`` reads ``x``, and is given a second input ``y``, which stands at 50. The change revokes the claims of ``a`` and lowers its ranges to 50, in its log, and
+says so in the graph, all in one append.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from lowwater import errors
+from lowwater_authority.core.groups import GroupState
+from lowwater_authority.core.requests import Grant
+from lowwater_authority.core.topology import Spec, Topology
+from lowwater_authority.engine import slices
+from lowwater_authority.engine.shard import Shard
+from lowwater_authority.journal import GRAPH, JournalFailed, JournalUnknown
+from lowwater_authority.ops.observer import Observer
+from tests.kit.faults import FaultPlan, Operation, Outcome
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal
+from tests.kit.times import HOUR
+from tests.kit.tree import One, Tree, until
+
+
+class Store(FaultPlan):
+    """Executes the next change of the graph, and has not replicated it yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lags = False
+        self.executed = asyncio.Event()
+        self.replicated = asyncio.Event()
+        self.gone = False
+        """Whether another server took over before it was replicated."""
+
+    def _is_change(self, operation: Operation) -> bool:
+        return self.lags and operation.name == "append" and any(log == GRAPH for log, _ in operation.places)
+
+    async def before(self, operation: Operation) -> Outcome:
+        """See FaultPlan."""
+        return Outcome.CACHED if self._is_change(operation) else Outcome.DONE
+
+    async def after(self, operation: Operation) -> None:
+        """See FaultPlan."""
+        if not self._is_change(operation):
+            return
+        self.lags = False
+        self.executed.set()
+        await self.replicated.wait()
+        if self.gone:
+            msg = "another server took over"
+            raise JournalUnknown(msg)
+
+    async def settle(self, log: str) -> None:
+        """See FaultPlan."""
+        if not self.replicated.is_set():
+            msg = f"no replica confirms {log!r}"
+            raise JournalFailed(msg)
+
+
+class World(Tree):
+    """Two processes over one store: ``serving`` serves ``a``, ``other`` all else."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryDisk())
+        self.store = Store()
+
+    async def process(self, address: str, names: Callable[[str], bool]) -> One:
+        """Start one, whose store lags as ``store`` says."""
+        one = One(self, address, names)
+        one.journal = MemoryJournal(self.disk, shared=True, faults=self.store)
+        one.shard = Shard(one.journal, clock=lambda: self.now, observer=Observer(), placement=one.placement)
+        one.shard.held.address = address
+        self.all.append(await one.start())
+        return one
+
+    async def begin(self) -> tuple[Grant, Grant]:
+        """Have ``x`` at 100, ``y`` at 50, and the two ranges of ``a`` at 50 and 90."""
+        self.store.replicated.set()
+        self.other = await self.process("other:1", lambda name: name != "a")
+        self.serving = await self.process("owner:1", lambda name: name == "a")
+        for name in "xyz":
+            await self.other.shard.register(Spec(name))
+        await self.serving.shard.refresh()
+        await self.serving.shard.register(Spec("a", inputs=("x",)))
+        await self.other.shard.refresh()
+        for name, hour in (("x", 100), ("y", 50), ("z", 50)):
+            assert await self.other.report(name, await self.other.claim(name), hour) == []
+        grants = await self.serving.claim("a", b"", b"\x80"), await self.serving.claim("a", b"\x80", b"")
+        for grant, hour in zip(grants, (50, 90), strict=True):
+            assert await self.serving.report("a", grant, hour) == []
+        return grants
+
+    async def change(self, inputs: str = "xy") -> asyncio.Task[Spec]:
+        """Begin to change the inputs; returns when the store has executed that, and not replicated it."""
+        self.store.replicated.clear()
+        self.store.lags = True
+        changing = asyncio.create_task(self.serving.shard.set_inputs("a", list(inputs)))
+        await self.store.executed.wait()
+        return changing
+
+    def fail_over_without(self) -> None:
+        """Let a replica take over that never had what is not replicated."""
+        self.disk.lose(self.disk.unsynced)
+        self.store.gone = True
+
+    async def end_owner(self, changing: asyncio.Task[Spec]) -> One:
+        """End the process that serves ``a``; returns the next one."""
+        changing.cancel()
+        await self.serving.stop()
+        self.store.replicated.set()
+        self.serving = await self.process("owner:2", lambda name: name == "a")
+        return self.serving
+
+    def ranges(self) -> list[int]:
+        """Where the ranges of ``a`` stand, in the order of their keys."""
+        computation = self.serving.shard.held.computation("a")
+        assert computation is not None
+        found = sorted(computation.map.all_ranges(9)[0], key=lambda each: each.start)
+        return [each.value // HOUR for each in found]
+
+
+@pytest.fixture
+async def world() -> World:
+    return World()
+
+
+async def test_rule2_a_change_of_the_graph_is_not_used_before_it_is_durable(world: World) -> None:
+    await world.begin()
+    changing = await world.change()
+    with pytest.raises(errors.Unavailable, match="no replica confirms"):
+        await world.other.shard.refresh()
+    assert world.other.shard.topology.get("a").inputs == ("x",)
+    world.store.replicated.set()
+    assert (await changing).inputs == ("x", "y")
+    await world.other.shard.refresh()
+    assert world.other.shard.topology.get("a").inputs == ("x", "y")
+    await world.stop()
+
+
+@pytest.mark.parametrize("lives", [True, False])
+async def test_rule2_a_change_that_was_never_durable_is_not_put_back_by_who_has_read_it(
+    world: World, *, lives: bool
+) -> None:
+    await world.begin()
+    changing = await world.change()
+    with pytest.raises(errors.Unavailable):
+        await world.other.shard.confirm()
+    world.fail_over_without()
+    if lives:
+        world.store.replicated.set()
+        assert (await changing).inputs == ("x", "y")  # repeated as it was
+    else:
+        await world.end_owner(changing)
+    await world.other.shard.confirm()
+    await world.serving.shard.confirm()
+    graphs = {one.shard.topology.get("a").inputs for one in (world.other, world.serving)}
+    assert (graphs, world.ranges()) == (({("x", "y")}, [50, 50]) if lives else ({("x",)}, [50, 90]))
+    await world.stop()
+
+
+async def test_rule2_an_incarnation_that_is_not_durable_is_shown_to_nobody(world: World) -> None:
+    """Readers that saw it would hold back all lower ones."""
+    await world.begin()
+    world.store.replicated.clear()
+    world.store.lags = True
+    resetting = asyncio.create_task(world.serving.shard.reset("x"))
+    await world.store.executed.wait()
+    with pytest.raises(errors.Unavailable):
+        await world.other.shard.refresh()
+    view = world.other.shard.view("x")
+    assert view is not None
+    assert view.incarnation == 1
+    resetting.cancel()
+    world.store.replicated.set()
+    await world.stop()
+
+
+async def test_rule2_what_a_process_starts_with_is_durable(world: World) -> None:
+    """Found by a start in the store, it is made durable first."""
+    await world.begin()
+    changing = await world.change()
+    with pytest.raises(JournalFailed, match="no replica confirms"):
+        await world.process("third:1", lambda _: False)
+    world.store.replicated.set()
+    await changing
+    third = await world.process("third:1", lambda _: False)
+    world.disk.lose(world.disk.unsynced)
+    assert third.shard.topology.get("a").inputs == ("x", "y")
+    await world.stop()
+
+
+async def put_back_alone(one: One, graph: Topology) -> None:
+    """Write the graph without the log that belongs to its newest change."""
+    await one.journal.restore(GRAPH, one.shard.held.graph.position + 1, graph.encode(), newest=graph.is_cut)
+
+
+async def lost_with_its_owner(world: World) -> None:
+    """Lose an acknowledged change of inputs, against the word of the store, and the process that made it; another one puts the graph back."""
+    await world.begin()
+    await world.serving.shard.set_inputs("a", ["x", "y"])
+    await world.other.shard.refresh()
+    world.disk.lose(1)
+    await world.serving.stop()
+    await world.other.shard.confirm()
+    world.serving = await world.process("owner:2", lambda name: name == "a")
+
+
+async def test_rule1_a_log_behind_the_inputs_of_its_graph_follows_before_anything_counts(world: World) -> None:
+    await lost_with_its_owner(world)
+    assert world.serving.shard.topology.get("a").inputs == ("x", "y")
+    assert world.ranges() == [50, 90]
+    grant = await world.serving.claim("a", b"", b"\x80")
+    assert world.ranges() == [50, 50]
+    assert await world.serving.report("a", grant, 80) == []
+    assert (world.low("a"), world.ranges()) == (50, [80, 50])
+    # It is in the log: whoever takes over finds it.
+    await world.serving.stop()
+    world.serving = await world.process("owner:3", lambda name: name == "a")
+    assert world.ranges() == [80, 50]
+    await world.stop()
+
+
+async def test_rule4_the_owners_of_a_log_behind_its_graph_are_refused(world: World) -> None:
+    """Whoever holds the log, as whoever takes it over: an owner has not waited for the new input."""
+    grants = await world.begin()
+    await put_back_alone(world.other, world.other.shard.topology.set_inputs("a", ["x", "y"]))
+    await world.serving.shard.refresh()
+    assert world.serving.shard.topology.get("a").inputs == ("x", "y")
+    refused = await world.serving.report("a", grants[0], 95)
+    assert [refusal.reason for _, refusal in refused] == ["STALE_SEQUENCER"]
+    assert (world.low("a"), world.ranges()) == (50, [50, 50])
+    await world.stop()
+
+
+async def test_rule1_a_torn_change_is_known_after_a_reset_too(world: World) -> None:
+    """The first claim of an incarnation says by which inputs it goes."""
+    await world.begin()
+    await world.serving.shard.reset("a")
+    grant = await world.serving.claim("a")
+    assert await world.serving.report("a", grant, 50) == []
+    await world.serving.shard.set_inputs("a", ["x", "y"])
+    await world.other.shard.refresh()
+    world.disk.lose(1)
+    await world.serving.stop()
+    await world.other.shard.confirm()
+    world.serving = await world.process("owner:2", lambda name: name == "a")
+    refused = await world.serving.report("a", grant, 80)
+    assert [refusal.reason for _, refusal in refused] == ["STALE_SEQUENCER"]
+    assert world.low("a") == 50
+    await world.stop()
+
+
+async def test_of_two_changes_of_one_age_the_one_in_the_store_stays(world: World) -> None:
+    """It was acknowledged behind the loss of the other one, and reports that fold the lost one do not count."""
+    await lost_with_its_owner_before_another_change(world)
+    for one in (world.other, world.serving):
+        await one.shard.confirm()
+        await one.shard.refresh()
+    for one in (world.other, world.serving):
+        spec = one.shard.topology.get("a")
+        assert (spec.inputs, spec.input_version) == (("x", "z"), 3)
+    grant = await world.serving.claim("a")
+    assert await world.serving.report("a", grant, 50) == []
+    await world.stop()
+
+
+async def lost_with_its_owner_before_another_change(world: World) -> None:
+    await world.begin()
+    await world.serving.shard.set_inputs("a", ["x", "y"])
+    await world.other.shard.refresh()
+    world.disk.lose(1)
+    await world.serving.stop()
+    world.serving = await world.process("owner:2", lambda name: name == "a")
+    assert (await world.serving.shard.set_inputs("a", ["x", "z"])).input_version == 2
+
+
+class Dies(Store):
+    """Never returns from the append behind a heal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.healed = False
+        self.reached = asyncio.Event()
+
+    async def before(self, operation: Operation) -> Outcome:
+        """See FaultPlan."""
+        if self.healed and operation.name == "append":
+            self.reached.set()
+            await asyncio.Event().wait()
+        self.healed = self.healed or operation.name == "restore"
+        return Outcome.DONE
+
+
+async def test_a_heal_within_a_change_of_inputs_puts_back_no_half_of_it(world: World) -> None:
+    """Killed behind the heal of the log, and in front of the append of both: nobody was told of the change, and the next owner serves on."""
+    world.store = dies = Dies()
+    await world.begin()
+    world.disk.lose(1)  # the advance to 90
+    changing = asyncio.create_task(world.serving.shard.set_inputs("a", ["x", "y"]))
+    await dies.reached.wait()
+    changing.cancel()
+    await world.serving.stop()
+    world.store = Store()
+    world.store.replicated.set()
+    world.serving = await world.process("owner:2", lambda name: name == "a")
+    assert world.serving.shard.topology.get("a").inputs == ("x",)
+    grant = await world.serving.claim("a")
+    assert await world.serving.report("a", grant, 95) == []
+    assert world.low("a") == 95
+    await world.stop()
+
+
+async def test_rule1_a_root_behind_the_inputs_of_its_graph_follows_with_its_slices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slices, "AGAIN_SECONDS", (0.0, 0.0))
+    tree = Tree(MemoryDisk())
+    another = tree.another
+
+    async def parted(address: str, names: Callable[[str], bool]) -> One:
+        del names
+        return await another(address, lambda name: (name == "a") is address.startswith("top"))
+
+    tree.another = parted  # type: ignore[method-assign]
+    await tree.start(inputs=("x",))
+    await tree.below.shard.register(Spec("y"))
+    await tree.hear()
+    for name, hour in (("x", 100), ("y", 50)):
+        assert await tree.below.report(name, await tree.below.claim(name), hour) == []
+    await tree.both(50, 90)
+    await put_back_alone(tree.below, tree.below.shard.topology.set_inputs("a", ["x", "y"]))
+    await tree.hear()
+    followed = tree.below.shard.held.computation("a~0")
+    assert followed is not None
+    await until(lambda: followed.input_version == 2)
+    grant = await tree.below.claim("a~0")
+    assert await tree.below.report("a~0", grant, 80) == []
+    await until(lambda: tree.stands(0) == 80)
+    assert (tree.stands(1), tree.low()) == (50, 50)
+    await tree.stop()
+
+
+async def test_rule2_a_slice_keeps_what_it_has_handed_over_until_the_other_one_has_it_durably() -> None:
+    """The other one has taken it in, and the graph says so, all in one append that is not durable yet; then the store forgets it."""
+    store = Store()
+    store.replicated.set()
+    tree = Tree(MemoryDisk(), beside=True)
+
+    async def another(address: str, names: Callable[[str], bool]) -> One:
+        one = One(tree, address, names)
+        one.journal = MemoryJournal(tree.disk, shared=True, faults=store)
+        one.shard = Shard(one.journal, clock=lambda: tree.now, observer=Observer(), placement=one.placement)
+        one.shard.held.address = address
+        tree.all.append(await one.start())
+        return one
+
+    tree.another = another  # type: ignore[method-assign]
+    await tree.start()
+    await tree.both(10, 12)
+    await tree.below.shard.retire("a~0", b"\x60", b"\x80", force=True)
+    made = (await tree.top.shard.split("a", "a~0", b"\x20")).name
+    await tree.below.shard.refresh()
+    await tree.below.shard.serve_those(tree.below.shard.topology.computations)
+    store.replicated.clear()
+    store.lags = True
+    await tree.beside.shard.refresh()
+    await tree.beside.shard.serve_those([made])
+    await store.executed.wait()
+    with pytest.raises(errors.Unavailable, match="no replica confirms"):
+        await tree.below.shard.refresh()
+    tree.disk.lose(tree.disk.unsynced)
+    await tree.beside.stop()
+    store.replicated.set()
+    await tree.below.shard.confirm()
+    tree.beside = await tree.another("beside:2", tree.beside.placement.names)
+    await tree.hear()
+    taken = tree.beside.shard.held.computation(made)
+    assert taken is not None
+    await until(lambda: taken.cut_version)
+    states = [(each.start, each.owner.state) for each in taken.map.all_ranges(9)[0]]
+    assert (b"\x60", GroupState.RETIRED) in states
+    await tree.stop()

@@ -1,0 +1,126 @@
+"""A message whose sender saw the connection break may still arrive. Each change names what it was decided on, and changes nothing later."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+
+import numpy as np
+import pytest
+
+from lowwater import errors
+from lowwater_authority.core.requests import ClaimRequest, Grant
+from lowwater_authority.core.tasks import TaskGroup
+from lowwater_authority.core.topology import Spec
+from lowwater_authority.engine.admission import Gate
+from lowwater_authority.engine.shard import Shard
+from lowwater_authority.engine.task_master import TaskMaster
+from tests.kit.memory_journal import MemoryDisk
+from tests.kit.times import HOUR
+from tests.kit.tree import One, Tree, ids
+
+KEY = b"\x80"
+Late = Callable[[], Awaitable[object]]
+
+
+@pytest.fixture
+async def one(disk: MemoryDisk) -> AsyncIterator[One]:
+    """A process that serves ``in``, ``in2`` and ``b``, which reads ``in``; and ``a``, which is cut."""
+    tree = await Tree(disk).start()
+    for spec in (Spec("in"), Spec("in2"), Spec("b", inputs=("in",))):
+        await tree.top.shard.register(spec)
+    yield tree.top
+    await tree.stop()
+
+
+async def claim(
+    shard: Shard, name: str, *bounds: bytes, identity: str = "", adopt: bool = False, meant: int = 0
+) -> Grant:
+    asked = ClaimRequest(
+        bounds or (b"", b""),
+        identity=identity,
+        request_id=next(ids).to_bytes(16),
+        bound_micros=np.array([9 * HOUR], dtype=np.int64),
+    )
+    return await shard.claim(name, asked, adopt=adopt, incarnation=meant)
+
+
+async def is_refused(one: One, late: Late, reason: type[errors.LowwaterError]) -> None:
+    """A late message changes neither the graph nor any log."""
+    before = one.shard.topology, {name: each.records for name, each in one.tree.disk.logs.items()}
+    with pytest.raises(reason):
+        await late()
+    assert before == (one.shard.topology, {name: each.records for name, each in one.tree.disk.logs.items()})
+
+
+async def test_rule8_a_late_retirement_takes_out_nothing_that_was_claimed_since(one: One) -> None:
+    shard = one.shard
+    for force in (False, True):
+        _, _, _, newest = await shard.ranges_and_claim("b", below=None, limit=1)
+        late = partial(shard.retire, "b", b"", b"", force=force, newest_claim=newest)
+        await late()
+        await late()  # a repeat
+        grant = await claim(shard, "b")
+        await is_refused(one, late, errors.StaleSequencer)
+        await shard.release("b", grant.sequencer)
+        await is_refused(one, late, errors.StaleSequencer)
+
+
+async def test_rule8_a_late_retirement_takes_out_nothing_that_a_newer_claim_left_behind(one: One) -> None:
+    shard = one.shard
+    late = partial(shard.retire, "b", KEY, b"", force=True, newest_claim=0)
+    await claim(shard, "b")
+    await claim(shard, "b", b"", KEY)
+    await is_refused(one, late, errors.StaleSequencer)
+
+
+async def test_rule8_a_late_retirement_takes_out_nothing_of_the_next_incarnation(one: One) -> None:
+    """The newest claim is the same there until somebody claims."""
+    shard = one.shard
+    await claim(shard, "b")
+    _, _, incarnation, newest = await shard.ranges_and_claim("b", below=None, limit=1)
+    late = partial(shard.retire, "b", KEY, b"", force=True, newest_claim=newest, incarnation=incarnation)
+    await shard.reset("b")
+    await is_refused(one, late, errors.IncarnationChanged)
+
+
+@pytest.mark.parametrize(
+    ("late", "reason"),
+    [
+        (lambda shard: shard.reset("b", incarnation=1), errors.IncarnationChanged),
+        (lambda shard: shard.drop("b", force=True, incarnation=1), errors.IncarnationChanged),
+        (lambda shard: shard.set_inputs("b", ["in2"], incarnation=1, input_version=1), errors.IncarnationChanged),
+        (lambda shard: shard.split("a", "a~0", b"\x40", incarnation=1), errors.IncarnationChanged),
+        (
+            lambda shard: TaskMaster(shard, Gate("tasks", 10, 0)).configure("b", "close", b"two", 1, 1),
+            errors.IncarnationChanged,
+        ),
+        (lambda shard: claim(shard, "b", identity="late", adopt=True, meant=1), errors.IncarnationChanged),
+    ],
+    ids=["reset", "drop", "set_inputs", "split", "configure", "adopt"],
+)
+async def test_rule8_what_was_decided_on_in_another_incarnation_changes_nothing(
+    one: One, late: Callable[[Shard], Awaitable[object]], reason: type[errors.LowwaterError]
+) -> None:
+    shard = one.shard
+    for name in ("b", "a"):
+        await shard.reset(name)
+    await claim(shard, "b", identity="owner")
+    await TaskMaster(shard, Gate("tasks", 10, 0)).create_group("b", TaskGroup("close"))
+    await is_refused(one, lambda: late(shard), reason)
+
+
+async def test_rule8_inputs_that_were_decided_on_before_others_were_set_are_not_set(one: One) -> None:
+    shard = one.shard
+    late = partial(shard.set_inputs, "b", ["in"], incarnation=1, input_version=1)
+    await shard.set_inputs("b", ["in", "in2"], incarnation=1, input_version=1)
+    await is_refused(one, late, errors.InputVersion)
+
+
+async def test_rule8_an_adoption_that_was_executed_is_repeated(one: One) -> None:
+    shard = one.shard
+    await claim(shard, "b", identity="owner")
+    asked = ClaimRequest((b"", b""), identity="other", request_id=next(ids).to_bytes(16))
+    first = await shard.claim("b", asked, adopt=True, incarnation=1)
+    assert (await shard.claim("b", asked, adopt=True, incarnation=1)).sequencer == first.sequencer
+    assert shard.topology.get("b").incarnation == 2

@@ -1,0 +1,224 @@
+"""How large requests may be: what is allowed fits, what takes memory is counted whatever way it is encoded, and what is refused is freed."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Awaitable
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lowwater import errors
+from lowwater._core.attempts import error_of_call
+from lowwater._pb.lowwater.v1 import cluster_pb2, topology_pb2, watermarks_pb2, workers_pb2
+from lowwater_authority.core.batches import MAX_PARTS
+from lowwater_authority.core.topology import MAX_INPUTS, MAX_SLICE_KEY, MAX_SLICES
+from lowwater_authority.ops.observer import Observer
+from lowwater_authority.rpc.codec import MAX_NAMES
+from lowwater_authority.rpc.interceptors import Decoding, Reading
+from lowwater_authority.rpc.refusals import refuse
+from lowwater_authority.rpc.request_bounds import SMALL, shape_of
+
+LONGEST = "n" * 128 + "/" + "a" * 128
+WATERMARKS = "/lowwater.v1.WatermarkService/GetWatermarks"
+REPORT = "/lowwater.v1.WorkerService/Report"
+CLAIM = "/lowwater.v1.WorkerService/Claim"
+
+NAMES = [LONGEST[:-5] + f"{number:05}" for number in range(MAX_NAMES)]
+
+
+LARGEST: dict[str, tuple[str, Any]] = {
+    "names": (WATERMARKS, watermarks_pb2.GetWatermarksRequest(computations=NAMES)),
+    "watched names": ("/lowwater.v1.WatermarkService/Watch", watermarks_pb2.WatchRequest(computations=NAMES)),
+    "located names": (
+        "/lowwater.v1.ClusterService/Locate",
+        cluster_pb2.LocateRequest(computations=NAMES, epochs=[2**63] * MAX_NAMES),
+    ),
+    "inputs and slices": (
+        "/lowwater.v1.TopologyService/Register",
+        topology_pb2.RegisterRequest(inputs=NAMES[:MAX_INPUTS], slices=[bytes(MAX_SLICE_KEY)] * (MAX_SLICES - 1)),
+    ),
+    "tasks of a batch": (
+        "/lowwater.v1.WorkerService/PrepareBatch",
+        workers_pb2.PrepareBatchRequest(
+            tasks=[workers_pb2.TaskAttempt(stage=2**32 - 1, partition=2**32 - 1, attempt=2**63)] * MAX_PARTS
+        ),
+    ),
+    "short keys": (CLAIM, workers_pb2.ClaimRequest(bounds=[each.to_bytes(8, "big") for each in range(200_000)])),
+    "keys like tags": (CLAIM, workers_pb2.ClaimRequest(bounds=[b"\x1a" * 30] * 200_000)),
+    "event times like tags": (
+        REPORT,
+        workers_pb2.ReportRequest(
+            report=workers_pb2.Report(
+                groups=[workers_pb2.GroupReport(handles=range(400_000), watermarks_micros=[0x12 << 8] * 400_000)]
+            )
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LARGEST)
+def test_what_a_method_takes_at_most_fits(what: str) -> None:
+    method, largest = LARGEST[what]
+    data = largest.SerializeToString()
+    assert len(data) > SMALL
+    assert Reading(type(largest).FromString, method)(data) == largest
+
+
+def empty(tag: bytes, times: int) -> bytes:
+    return (tag + b"\x00") * times
+
+
+def within(tag: bytes, data: bytes) -> bytes:
+    return tag + varint(len(data)) + data
+
+
+def varint(value: int) -> bytes:
+    data = b""
+    while value > 0x7F:
+        data += bytes([value & 0x7F | 0x80])
+        value >>= 7
+    return data + bytes([value])
+
+
+UNKNOWN_GROUP = b"\xfb\x01", b"\xfc\x01"
+"""Where a group of a field begins and ends that no message has, number 31."""
+
+BOMBS: dict[str, tuple[type[Any], str, bytes]] = {
+    "names without a character": (watermarks_pb2.GetWatermarksRequest, WATERMARKS, empty(b"\x12", 500_000)),
+    "a tag of three bytes": (watermarks_pb2.GetWatermarksRequest, WATERMARKS, empty(b"\x92\x80\x00", 500_000)),
+    "behind a group that nobody knows": (
+        watermarks_pb2.GetWatermarksRequest,
+        WATERMARKS,
+        b"".join(UNKNOWN_GROUP) + empty(b"\x12", 500_000),
+    ),
+    "in front of what is no message": (
+        watermarks_pb2.GetWatermarksRequest,
+        WATERMARKS,
+        empty(b"\x12", 500_000) + b"\x07",
+    ),
+    "many numbers among names": (
+        watermarks_pb2.GetWatermarksRequest,
+        WATERMARKS,
+        empty(b"\x12", 19_000) + b"\x18\x12" * 500_000,
+    ),
+    "more bytes than the method takes": (
+        watermarks_pb2.GetWatermarksRequest,
+        WATERMARKS,
+        b"\x0a" + varint(5 << 20) + bytes(5 << 20),
+    ),
+    "groups of a report": (workers_pb2.ReportRequest, REPORT, within(b"\x12", empty(b"\x12", 300_000))),
+    "masses within one group of a report": (
+        workers_pb2.ReportRequest,
+        REPORT,
+        within(b"\x12", within(b"\x12", within(b"\x4a", within(b"\x22", empty(b"\x12", 300_000))))),
+    ),
+    "bounds of a claim": (workers_pb2.ClaimRequest, CLAIM, empty(b"\x1a", 4_000_001)),
+}
+
+
+@pytest.mark.parametrize("what", BOMBS)
+def test_rule7_what_would_take_many_times_its_bytes_is_not_parsed(what: str) -> None:
+    kind, method, data = BOMBS[what]
+
+    class Parsed:
+        """Stands in front of the parser."""
+
+        DESCRIPTOR = kind.DESCRIPTOR
+
+        @classmethod
+        def parse(cls, data: bytes) -> Any:
+            raise AssertionError(len(data))
+
+    with pytest.raises(errors.InvalidArgument):
+        Reading(Parsed.parse, method)(data)
+
+
+groups = st.builds(
+    workers_pb2.GroupReport,
+    computation=st.text(max_size=3),
+    handles=st.lists(st.integers(0, 2**32 - 1), max_size=3),
+    mass=st.builds(
+        workers_pb2.Mass, others=st.lists(st.builds(workers_pb2.FinishedAt, recent=st.integers(0, 300)), max_size=3)
+    ),
+    lateness=st.builds(
+        workers_pb2.Lateness, behind=st.lists(st.builds(workers_pb2.Behind, records=st.integers(0, 300)), max_size=3)
+    ),
+)
+
+
+@given(st.lists(groups, min_size=1, max_size=4))
+def test_elements_are_counted_as_the_parser_finds_them(found: list[workers_pb2.GroupReport]) -> None:
+    count = len(found) + sum(len(group.mass.others) + len(group.lateness.behind) for group in found)
+    shape = shape_of(workers_pb2.ReportRequest.FromString)
+    assert shape is not None
+    data = workers_pb2.ReportRequest(report=workers_pb2.Report(number=1, groups=found)).SerializeToString()
+    assert shape.has_more(data, count - 1)
+    assert not shape.has_more(data, count + len(data))
+
+
+@given(st.binary(max_size=50))
+def test_bytes_that_are_no_message_are_refused_or_counted(data: bytes) -> None:
+    shape = shape_of(workers_pb2.ReportRequest.FromString)
+    assert shape is not None
+    try:
+        shape.has_more(data, 1)
+    except DecodeError:
+        with pytest.raises(DecodeError):
+            workers_pb2.ReportRequest.FromString(data)
+
+
+class Request:
+    """A request that can be watched."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        requests.append(weakref.ref(self))
+
+
+requests: list[weakref.ref[Request]] = []
+
+
+async def refused(request: Request, context: Any) -> bytes:
+    try:
+        raise errors.UnknownComputation(f"no {len(request.data)}")
+    except errors.UnknownComputation as error:
+        await refuse(context, error)
+
+
+async def refused_stream(request: Request, context: Any) -> Any:
+    yield await refused(request, context)
+
+
+async def test_what_is_refused_is_freed_at_once() -> None:
+    server = grpc.aio.server(interceptors=[Decoding(Observer())])
+    handlers: dict[str, Any] = {
+        "Unary": grpc.unary_unary_rpc_method_handler(refused, Request),
+        "Stream": grpc.unary_stream_rpc_method_handler(refused_stream, Request),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    requests.clear()
+    gc.disable()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            unary: Any = channel.unary_unary("/test.Service/Unary")
+            stream: Any = channel.unary_stream("/test.Service/Stream")
+            calls: list[Awaitable[Any]] = [unary(b"1"), stream(b"2").read(), unary(b"3")]
+            for call in calls:
+                with pytest.raises(grpc.aio.AioRpcError) as failure:
+                    await call
+                assert isinstance(error_of_call(failure.value, "here"), errors.UnknownComputation)
+        assert len(requests) == len(calls)
+        await server.stop(None)
+        assert [kept() for kept in requests] == [None] * len(calls)
+    finally:
+        gc.enable()
+        await server.stop(0)
