@@ -13,10 +13,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trustme
 
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import regions_pb2 as pb
 from lowwater._server.http import HttpServer, listen, listen_at
+from lowwater._server.tls import Certificates, Files
 from lowwater.regions import Token
 from lowwater_authority.regions import region
 from lowwater_authority.regions.config import BadConfig
@@ -49,12 +51,14 @@ class Asked:
 
 
 @asynccontextmanager
-async def asked(*tokens: str, path: str = "") -> AsyncIterator[tuple[Asked, str]]:
+async def asked(
+    *tokens: str, path: str = "", certificates: Certificates | None = None
+) -> AsyncIterator[tuple[Asked, str]]:
     agent = Asked()
     listening = listen_at(path) if path else listen("127.0.0.1", 0)
     place = f"unix:{path}" if path else f"127.0.0.1:{listening.getsockname()[1]}"
     visitors = Pipelines(tokens, monotonic=lambda: 0.0)
-    server = HttpServer(listening, [Questions(agent)], visitors=visitors)  # type: ignore[arg-type]
+    server = HttpServer(listening, [Questions(agent)], certificates=certificates, visitors=visitors)  # type: ignore[arg-type]
     server.start()
     try:
         yield agent, place
@@ -114,6 +118,30 @@ async def test_with_a_token_nobody_else_is_answered() -> None:
         assert await status_of(place, {**JSON, "Authorization": f"Bearer {TOKEN}", "Host": "region.svc"}) == 200
 
 
+async def test_over_tls_the_agent_and_the_pipeline_know_each_other(tmp_path: Path) -> None:
+    signer = trustme.CA()
+    signed = signer.issue_cert("127.0.0.1")
+    signer.cert_pem.write_to_path(tmp_path / "ca.pem")
+    signed.private_key_pem.write_to_path(tmp_path / "key.pem")
+    (tmp_path / "cert.pem").write_bytes(b"".join(each.bytes() for each in signed.cert_chain_pems))
+    (tmp_path / "key.pem").chmod(0o600)
+    ours, theirs = str(tmp_path / "ca.pem"), tmp_path / "other.pem"
+    trustme.CA().cert_pem.write_to_path(theirs)
+    async with asked(TOKEN, certificates=Certificates(Files(tmp_path / "cert.pem", tmp_path / "key.pem"))) as (
+        agent,
+        place,
+    ):
+        await asyncio.to_thread(say, Token(HOURLY, f"https://{place}", token=TOKEN, ca=ours), 3)
+        assert agent.told == [(HOURLY, 3)]
+        for stranger in (
+            Token(HOURLY, f"https://{place}", token=TOKEN, ca=str(theirs)),
+            Token(HOURLY, place, token=TOKEN),
+        ):
+            with pytest.raises(errors.Unavailable):
+                await asyncio.to_thread(say, stranger, 4)
+        assert agent.told == [(HOURLY, 3)]
+
+
 async def test_a_unix_socket_is_for_its_own_user(tmp_path: Path) -> None:
     path = tmp_path / "agent"
     async with asked(path=str(path)) as (agent, place):
@@ -123,7 +151,7 @@ async def test_a_unix_socket_is_for_its_own_user(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="in use"):
             listen_at(str(path))
     async with asked(path=str(path)) as (_, place):  # what the last one left behind
-        assert (await asyncio.to_thread(Token(HOURLY, place).read)).number == 1
+        assert await asyncio.to_thread(Token(HOURLY, place).status) == {"store": "secret"}
     (tmp_path / "file").write_text("kept")
     with pytest.raises(OSError, match="no socket"):
         listen_at(str(tmp_path / "file"))

@@ -157,6 +157,10 @@ class Token:
         """Say that a sink has the number; ``cut`` is where readers cut the topic of a lost region. Raises as read."""
         self._ask("/raised", number=adoption.number, sink=sink, cut=cut)
 
+    def status(self) -> dict[str, Any]:
+        """Return what the agent knows of its region and of all references. Raises Unavailable."""
+        return self._ask("/")
+
     def _ask(self, path: str, **body: Any) -> dict[str, Any]:
         data = json.dumps({"reference": self.reference, **body}).encode() if body else None
         headers = {"Content-Type": "application/json"} if body else {}
@@ -204,7 +208,8 @@ def _refusal(status: int, told: Any) -> errors.LowwaterError:
     try:
         if "error" in told:
             kind = {401: errors.Unauthenticated, 403: errors.PermissionDenied}.get(status, errors.Unavailable)
-            return kind(f"the agent of the region refuses to answer: {told['error']} (LOWWATER_REGION_TOKEN)")
+            fix = "; pipelines take the token from LOWWATER_REGION_TOKEN" if status == 401 else ""
+            return kind(f"the agent of the region refuses to answer: {told['error']}{fix}")
         return errors.BY_REASON.get(told["reason"], errors.LowwaterError)(told["message"], metadata=told["metadata"])
     except (KeyError, TypeError):
         return errors.Unavailable(f"the agent answers with HTTP {status}: is that `lowwater region`?")

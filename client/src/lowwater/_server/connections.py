@@ -94,7 +94,7 @@ class NotHttp(logging.Logger):
         if count := self._quiet.count("not_http", time.monotonic()):
             who = f", last from {record.args[0]}" if isinstance(record.args, tuple) and record.args else ""
             log.warning(
-                "something that is no HTTP was sent to the port of the page or of /metrics%s: gRPC has another port, and TLS needs --tls-cert",
+                "something that is no HTTP was sent to an HTTP port%s: gRPC has another port, and TLS needs --tls-cert",
                 who,
                 extra=event("page_not_http", count=count, error=shortened(str(error))),
             )
@@ -205,4 +205,4 @@ class Connections:
     def _tell(self, why: str) -> None:
         if count := self._quiet.count("refused", asyncio.get_running_loop().time()):
             fields = event("page_refused", reason=why, count=count)
-            log.warning("connections to the page or /metrics are refused: %s", why, extra=fields)
+            log.warning("HTTP connections are refused: %s", why, extra=fields)
