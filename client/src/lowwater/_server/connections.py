@@ -68,7 +68,7 @@ def most_connections() -> int:
 
 def _host(peer: Any) -> str:
     """Return the address at the other end of a connection; of a Unix socket, whose other end has none, this machine's name for itself."""
-    return str(peer[0]) if isinstance(peer, tuple) else "localhost"
+    return "localhost" if isinstance(peer, str | bytes) else str(peer[0])
 
 
 class NotHttp(logging.Logger):
