@@ -11,10 +11,9 @@ import contextlib
 import json
 import sys
 import time
-import urllib.request
 from collections import deque
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 
@@ -63,7 +62,7 @@ class Mirror:
 
     def __init__(self, setup: Setup, region: str) -> None:
         own, self._other = setup.regions[region], setup.regions[setup.other(region)]
-        self._region, self._agent = region, own.agent
+        self._region = region
         quiet = {"log_level": 0, "group.id": "mirror", "enable.auto.commit": False, "auto.offset.reset": "error"}
         # On one connection an answer about the end of the log waits behind a fetch that waits for clicks.
         quick = {"fetch.wait.max.ms": int(EVERY * 1000)}
@@ -159,9 +158,8 @@ class Mirror:
     def _written_off(self) -> bool:
         """Whether this region goes on without what only the other one has, which an operator has decided."""
         try:
-            with urllib.request.urlopen(f"http://{self._agent}/", timeout=ASKED_FOR) as answer:
-                told: dict[str, Any] = json.load(answer)["references"].get(REFERENCE, {})
-        except OSError:
+            told = self._token.status()["references"].get(REFERENCE, {})
+        except errors.LowwaterError:
             return False
         return bool(told.get("written_off")) and told.get("owner") == self._region
 

@@ -74,7 +74,7 @@ class Region:
         folder.mkdir(parents=True)
         self.redis = RedisServer(folder / "redis", *DURABLE)
         self.kafka = Kafka(folder / "kafka")
-        authority, agent = (f"127.0.0.1:{free_port()}" for _ in range(2))
+        authority, agent = f"127.0.0.1:{free_port()}", f"unix:{folder / 'agent.socket'}"
         self.place = Place(folder, authority, agent, self.kafka.address, self.kafka.cluster)
         (folder / "region.toml").write_text(config, "utf-8")
         serve = ("serve", "--store", self.redis.url, "--listen", authority, "--advertise", authority, "--http", "off")

@@ -29,6 +29,7 @@ class Place:
     folder: Path
     authority: str
     agent: str
+    """A Unix socket: only processes of the same user ask for adoption numbers there."""
     broker: str
     cluster: str
 

@@ -16,7 +16,11 @@ REDIS = "redis.url=redis://redis:6379"
 
 SIDECAR = ("sidecar.enabled=true", "sidecar.image.repository=x", "sidecar.queries=[[query]]")
 
-REGION = ("region.enabled=true", "region.name=eu", "region.references=[[reference]]", "region.globalAddress=g:7430")
+ALONE = (
+    *("region.enabled=true", "region.name=eu", "region.references=[[reference]]"),
+    "region.pipelineTokenSecret.name=pipelines",
+)
+REGION = (*ALONE, "region.globalAddress=g:7430")
 
 POLICY = "networkPolicy.enabled=true"
 
@@ -118,12 +122,8 @@ REFUSED = {
     ),
     "a region without a token for the global authority beside it": (
         [
-            *("region.enabled=true", "region.name=eu", "region.references=[[reference]]", POLICY),
-            *(
-                "networkPolicy.clients[0].podSelector.a=b",
-                "globalAuthority.enabled=true",
-                "globalAuthority.accessSecret=x",
-            ),
+            *ALONE,
+            *("globalAuthority.enabled=true", "globalAuthority.accessSecret=x"),
         ],
         "with globalAuthority.accessSecret the region of this release needs a token: set region.globalTokenSecret.name",
     ),
@@ -137,15 +137,19 @@ REFUSED = {
     "a region that is called as a variable": (["region.name=$(TOKEN)"], "region.name: Does not match pattern"),
     "no time to be suspect": (["globalAuthority.suspectAfter=0s"], "globalAuthority.suspectAfter"),
     "a region without a global authority": (
-        ["region.enabled=true", "region.name=eu", "region.references=[[reference]]"],
+        [*ALONE],
         "the region needs a global authority: set region.globalAddress, or globalAuthority.enabled in one release of all",
     ),
-    "an agent that anybody reaches": (
-        [*REGION, POLICY],
-        "the agent of a region believes whoever reaches it: set networkPolicy.enabled, and name the pipelines in networkPolicy.clients",
+    "an agent without a token for pipelines": (
+        [*REGION, "region.pipelineTokenSecret.name="],
+        "pipelines present a token to the agent of a region: set region.pipelineTokenSecret.name",
+    ),
+    "an agent that every client of gRPC reaches": (
+        [*REGION, POLICY, "networkPolicy.clients[0].podSelector.a=b"],
+        "the agent of a region is for pipelines, and not for all clients of gRPC: name their pods in networkPolicy.pipelines",
     ),
     "a region without a token": (
-        ["access.config=x", "page.enabled=false", *REGION, POLICY, "networkPolicy.clients[0].podSelector.a=b"],
+        ["access.config=x", "page.enabled=false", *REGION],
         "with access the region needs a token: set region.tokenSecret.name",
     ),
     "a global authority that is scraped without a token": (

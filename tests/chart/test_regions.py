@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 import urllib.request
 from collections.abc import Mapping
 from hashlib import sha256
@@ -11,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+import trustme
 
 import lowwater
 from lowwater import errors
@@ -59,9 +61,9 @@ def test_the_agent_is_a_command_with_references_that_are_taken(tmp_path: Path) -
     args = region.parser().parse_args(container["args"])
     services = {f"{each['metadata']['name']}.{NAMESPACE}.svc" for each in of_kind("regions", "Service")}
     assert {args.authority.rpartition(":")[0], args.global_address.rpartition(":")[0]} < services
-    assert (args.ca, args.cert, args.key) == tuple(
-        f"/etc/lowwater/tls/{each}" for each in ("ca.crt", "tls.crt", "tls.key")
-    )
+    assert [str(each) for each in (args.ca, args.cert, args.key, args.tls_cert, args.tls_key)] == [
+        f"/etc/lowwater/tls/{each}" for each in ("ca.crt", "tls.crt", "tls.key", "tls.crt", "tls.key")
+    ]
     spec = TOGETHER["Deployment/lw-lowwater-region"]["spec"]
     assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"}), "one agent speaks for a region"
     volumes = {each["name"]: each for each in spec["template"]["spec"]["volumes"]}
@@ -77,10 +79,13 @@ def test_the_agent_is_a_command_with_references_that_are_taken(tmp_path: Path) -
     assert secrets_of(container) == {
         "LOWWATER_TOKEN": ("lowwater-region", "local"),
         "LOWWATER_GLOBAL_TOKEN": ("lowwater-region", "global"),
+        region.TOKENS: ("lowwater-region", "pipelines"),
     }
     alone = rendered("--values", SETS["regions"], "--set", "access.existingSecret=,region.globalTokenSecret.name=")
     [open_to_all] = by_key(parsed(alone))["Deployment/lw-lowwater-region"]["spec"]["template"]["spec"]["containers"]
-    assert secrets_of(open_to_all) == {"LOWWATER_TOKEN": ("lowwater-region", "local")}, "for the global authority too"
+    found = secrets_of(open_to_all)
+    assert found.pop(region.TOKENS) == ("lowwater-region", "pipelines")
+    assert found == {"LOWWATER_TOKEN": ("lowwater-region", "local")}, "for the global authority too"
     own = rendered("--values", SETS["regions"], "--set", "region.globalAddress=,globalAuthority.redis.deployment=")
     assert f'"--global={args.global_address}"' in own, "by default that of the release"
     assert f'"--deployment={NAMESPACE}.lw-lowwater-global"' in own
@@ -124,7 +129,7 @@ def test_who_reaches_them_and_whom_they_reach() -> None:
     def ports(rules: list[dict[str, Any]]) -> list[int]:
         return [each["port"] for rule in rules for each in rule["ports"]]
 
-    pipelines = {"namespaceSelector": {"matchLabels": {"pipelines": "yes"}}}
+    pipelines = {"podSelector": {"matchLabels": {"app": "billing"}}}
     policy = TOGETHER["NetworkPolicy/lw-lowwater-region"]["spec"]
     assert policy["ingress"] == [{"ports": [{"port": 7440}], "from": [pipelines]}]
     assert ports(policy["egress"]) == [53, 53, 7420, 7430]
@@ -173,13 +178,15 @@ def test_the_longest_name_is_one_of_a_service() -> None:
 def test_what_is_started_serves_each_other_and_answers_its_probes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The commands as rendered, with the folders and ports that there are here, over a Redis and with tokens; but for certificates."""
+    """The commands as rendered, over a Redis and with tokens. Folders and ports are those of this machine, and only the agent has a certificate."""
     ports = {number: f"127.0.0.1:{free_port()}" for number in ("7430", "7431", "7440")}
     objects = by_key(parsed(rendered("--values", SETS["regions"], "--set", "tls.existingSecret=,tls.clientAuth=false")))
     containers = {
         part: objects[f"Deployment/lw-lowwater-{part}"]["spec"]["template"]["spec"]["containers"][0]
         for part in ("global", "region")
     }
+    encrypted = made(agent("regions"))
+    containers["region"]["args"] += [each for each in encrypted["args"] if each.startswith("--tls-")]
 
     def command(part: str, authority: str) -> Process:
         said = []
@@ -188,8 +195,15 @@ def test_what_is_started_serves_each_other_and_answers_its_probes(
             said.append(re.sub(r"=[^/]*:(74[34]\d)$", lambda found: f"={ports[found[1]]}", there))
         return Process(tmp_path / part, containers[part]["command"][1], *said)
 
+    tls = tmp_path / "etc/lowwater/tls"
+    tls.mkdir(parents=True)
+    signer = trustme.CA()
+    signer.cert_pem.write_to_path(tls / "ca.crt")
+    certificate = signer.issue_cert("127.0.0.1")
+    certificate.private_key_pem.write_to_path(tls / "tls.key")
+    (tls / "tls.crt").write_bytes(b"".join(each.bytes() for each in certificate.cert_chain_pems))
     config = tmp_path / "etc/lowwater/region/region.toml"
-    config.parent.mkdir(parents=True)
+    config.parent.mkdir()
     config.write_text(objects["ConfigMap/lw-lowwater-region"]["data"]["region.toml"])
     access = tmp_path / "etc/lowwater/access/access.toml"
     access.parent.mkdir()
@@ -198,6 +212,7 @@ def test_what_is_started_serves_each_other_and_answers_its_probes(
         'regions = ["eu", "us"]\n'
     )
     monkeypatch.setenv("LOWWATER_GLOBAL_TOKEN", "of the region")
+    monkeypatch.setenv(region.TOKENS, "p" * 32)
     with (
         RedisServer(tmp_path / "redis", *DURABLE) as redis,
         Serving(tmp_path / "local") as local,
@@ -211,7 +226,7 @@ def test_what_is_started_serves_each_other_and_answers_its_probes(
         try:
             above.start()
             here.start()
-            token = Token(HOURLY, ports["7440"])
+            token = Token(HOURLY, f"https://{ports['7440']}", ca=str(tls / "ca.crt"))
 
             def owned() -> bool:
                 try:
@@ -220,10 +235,14 @@ def test_what_is_started_serves_each_other_and_answers_its_probes(
                     return False
 
             eventually(owned, "the region owns what is its own", seen=here.log)
-            ready, alive = (containers["region"][probe]["httpGet"] for probe in ("readinessProbe", "livenessProbe"))
-            assert ready == alive == {"path": "/", "port": containers["region"]["ports"][0]["name"]}
-            with urllib.request.urlopen(f"http://{ports['7440']}/", timeout=30) as answer:
-                assert answer.status == 200
+            ready, alive = (encrypted[probe]["httpGet"] for probe in ("readinessProbe", "livenessProbe"))
+            assert ready == alive == {"path": "/healthz", "port": "region", "scheme": "HTTPS"}
+            assert [each["name"] for each in encrypted["ports"]] == ["region"]
+            trusted = ssl.create_default_context(cafile=tls / "ca.crt")
+            with urllib.request.urlopen(f"{token.agent}/healthz", timeout=30, context=trusted) as answer:
+                assert answer.status == 200, "a probe has no token"
+            with pytest.raises(errors.Unauthenticated):
+                Token(HOURLY, token.agent, token="x", ca=str(tls / "ca.crt")).read()
             with grpc.insecure_channel(ports["7430"]) as channel:
                 for probe in ("startupProbe", "readinessProbe"):
                     assert containers["global"][probe]["grpc"]["port"] == 7430

@@ -72,6 +72,10 @@ class Local:
     def __init__(self) -> None:
         self.computations: dict[str, list[int]] = {"hourly": [1, MIN], "mirror": [1, 0]}
         self.shown: list[tuple[int, int]] = []
+        self.unanswered = False
+        """Whether the answer of the next reset is lost."""
+        self.delayed: list[tuple[str, int]] | None = None
+        """Resets that are on their way, each with the incarnation that it is to end; None: they arrive at once."""
 
     async def get(self, *names: str) -> dict[str, WatermarkView]:
         return {
@@ -84,8 +88,21 @@ class Local:
         return SimpleNamespace(incarnation=self.computations.setdefault(name, [1, MIN])[0])
 
     async def reset(self, name: str) -> Any:
+        if self.delayed is not None:
+            self.delayed.append((name, self.computations[name][0]))
+            raise errors.Timeout("no answer")
         self.computations[name] = [self.computations[name][0] + 1, MIN]
+        if self.unanswered:
+            self.unanswered = False
+            raise errors.Timeout("no answer")
         return (SimpleNamespace(incarnation=self.computations[name][0]),)
+
+    def receive_delayed(self) -> None:
+        """Take the delayed resets. The real authority too refuses one that is to end an incarnation which is over."""
+        for name, ends in self.delayed or ():
+            if self.computations[name][0] == ends:
+                self.computations[name] = [ends + 1, MIN]
+        self.delayed = None
 
     def worker(self, name: str, /, **_: Any) -> Any:
         async def claim() -> Any:
@@ -250,6 +267,12 @@ class World:
             await self.start_center()
         elif what == "recover":
             await self.recover(site)
+        elif what == "lose the answer of the reset":
+            site.local.unanswered = True
+        elif what == "delay resets":
+            site.local.delayed = []
+        elif what == "receive resets":
+            site.local.receive_delayed()
         elif what == "time":
             self.now += 5
 
@@ -308,6 +331,7 @@ class World:
                 "L is of what another number has committed"
             )
             assert found.published >= self.published.get(found.incarnation, MIN)
+            assert found.incarnation == 1, "nobody has reset it on purpose"
             self.published[found.incarnation] = found.published
             self.most = max(self.most, found.published)
         for site in self.sites.values():
@@ -431,6 +455,25 @@ def test_who_is_refused_at_a_sink_is_told_whose_it_is_now(tmp_path: Path) -> Non
         await world.registry.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("fault", ["lose the answer of the reset", "delay resets"])
+def test_one_number_begins_one_local_incarnation(fault: str) -> None:
+    """The owner's reset for a number has no answer in time: it is done, or on its way. Both times the reset is not done twice."""
+    recovered = [("cut", "B"), ("once", "A"), (fault, "A"), ("recover", "A"), ("once", "A"), ("once", "A")]
+    world = play([*recovered, ("receive resets", "A"), ("once", "A"), ("work", "A"), ("once", "A")])
+    assert world.sites["A"].local.computations["hourly"][0] == 2
+    assert (world.sites["A"].number(), world.registry.references.get(NAME).incarnation) == (world.token, 1)
+
+
+def test_a_reset_that_comes_when_another_region_owns_the_reference_changes_nothing() -> None:
+    steps = [("work", "A"), ("once", "A"), ("delay resets", "B"), ("take over", "B")]
+    away = [("cut", "B"), ("take over", "A"), ("work", "A"), ("once", "A"), ("cut", "B"), ("once", "B")]
+    world = play([*steps, *away, ("receive resets", "B"), ("once", "B"), ("once", "A")])
+    assert world.sites["B"].local.computations["hourly"][0] == 2, "it has come"
+    found = world.registry.references.get(NAME)
+    assert (found.owner, found.incarnation, found.low in world.commits[found.number]) == ("A", 1, True)
+    assert world.sites["B"].number() == 0
 
 
 def test_a_move_comes_to_its_end() -> None:

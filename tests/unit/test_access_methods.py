@@ -15,6 +15,7 @@ from lowwater_authority.access.caller import Caller
 from lowwater_authority.access.guard import insider
 from lowwater_authority.access.methods import METHODS, OPEN, REGION_METHODS, Method
 from lowwater_authority.access.policy import Action, Allowance, Limits, Principal
+from lowwater_authority.rpc.request_bounds import BOUNDS
 from lowwater_authority.serve import SERVICES
 
 FILES = (workers_pb2, watermarks_pb2, topology_pb2, cluster_pb2, tasks_pb2)
@@ -25,6 +26,9 @@ DESCRIBED = {
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
+
+LARGE = 4 << 20
+"""Bytes of a request that takes tens of megabytes when it is parsed."""
 
 NOT_SERVED = {"/grpc.health.v1.Health/List"}
 
@@ -103,6 +107,13 @@ def test_each_method_of_the_global_authority_is_guarded() -> None:
     assert {path.rpartition("/")[2] for path, rule in REGION_METHODS.items() if rule.some} == {"ListReferences"}
     silent = {path.rpartition("/")[2] for path, rule in REGION_METHODS.items() if rule.act is None}
     assert silent == {"Report", "ListReferences"}, "all else is an act for the audit"
+
+
+def test_who_has_no_right_has_no_large_request_read() -> None:
+    for method in {*REGION_METHODS, *(each for each, bound in BOUNDS.items() if bound.size > LARGE)}:
+        rule = METHODS.get(method) or REGION_METHODS[method]
+        with pytest.raises(errors.PermissionDenied):
+            rule.admit(caller(Principal("scraper", metrics=True)))
 
 
 def test_every_field_that_names_computations_is_asked_for() -> None:

@@ -16,7 +16,7 @@ import pytest
 from lowwater import Watermark, WatermarkView, errors
 from lowwater._pb.lowwater.v1 import regions_pb2 as pb
 from lowwater_authority.regions import agent as agents
-from lowwater_authority.regions import region
+from lowwater_authority.regions import questions
 from lowwater_authority.regions.agent import RegionAgent, Told, _goes_on
 from lowwater_authority.regions.config import BadConfig, Kept, StateFolder, positive_duration, read_config
 from lowwater_authority.regions.references import relayed_name
@@ -441,7 +441,7 @@ async def test_what_a_pipeline_says_is_refused_where_it_would_end_every_report(b
         return body if isinstance(body, list) else {"reference": "hourly:clicks", "number": 1, **body}
 
     with pytest.raises(errors.InvalidArgument, match="makes no sense"):
-        await region._told(SimpleNamespace(json=read))  # type: ignore[arg-type]
+        await questions._told(SimpleNamespace(json=read))  # type: ignore[arg-type]
 
 
 def test_a_mirror_of_what_is_not_in_the_file_is_refused(world: World) -> None:

@@ -24,11 +24,13 @@ A sink that both regions reach is one store. Two copies of it, one a region, are
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
-import urllib.error
+import socket
+import ssl
 import urllib.parse
-import urllib.request
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -38,6 +40,8 @@ from lowwater import errors
 __all__ = ["Adoption", "Position", "Token"]
 
 DEFAULT_AGENT: Final = "127.0.0.1:7440"
+
+UNIX: Final = "unix:"
 
 BATCH_BITS: Final = 40
 """A batch is below 2^40, and a number below 2^23: what Delta takes is signed."""
@@ -79,16 +83,27 @@ class Token:
 
     Args:
         reference: Its name, COMPUTATION:INPUT+INPUT, as `lowwater references` has it.
-        agent: HOST:PORT of ``lowwater region --listen``; by default LOWWATER_REGION, else 127.0.0.1:7440.
+        agent: ``lowwater region --listen``: HOST:PORT, https://HOST:PORT where it has a certificate, or unix:PATH; by default LOWWATER_REGION, else
+            127.0.0.1:7440.
         timeout: Seconds for an answer.
+        token: What the agent wants to be presented; by default the first of LOWWATER_REGION_TOKEN.
+        ca: File of certificates to trust the agent by; by default LOWWATER_REGION_CA, else those of the system.
     """
 
-    def __init__(self, reference: str, agent: str | None = None, timeout: float = 5.0) -> None:
+    def __init__(
+        self,
+        reference: str,
+        agent: str | None = None,
+        timeout: float = 5.0,
+        *,
+        token: str | None = None,
+        ca: str | None = None,
+    ) -> None:
         self.reference = reference
         self.agent: str = agent or os.environ.get("LOWWATER_REGION") or DEFAULT_AGENT
         self.timeout = timeout
-        # Not by a proxy: it is on this machine, or in this region.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self._token = token or os.environ.get("LOWWATER_REGION_TOKEN", "").partition(",")[0].strip()
+        self._ca = ca or os.environ.get("LOWWATER_REGION_CA") or None
 
     def read(self, *, fresh: bool = False) -> Adoption:
         """Return by which number to commit. Before each commit.
@@ -142,24 +157,59 @@ class Token:
         """Say that a sink has the number; ``cut`` is where readers cut the topic of a lost region. Raises as read."""
         self._ask("/raised", number=adoption.number, sink=sink, cut=cut)
 
+    def status(self) -> dict[str, Any]:
+        """Return what the agent knows of its region and of all references. Raises Unavailable."""
+        return self._ask("/")
+
     def _ask(self, path: str, **body: Any) -> dict[str, Any]:
         data = json.dumps({"reference": self.reference, **body}).encode() if body else None
-        request = urllib.request.Request(f"http://{self.agent}{path}", data)
+        headers = {"Content-Type": "application/json"} if body else {}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
         try:
-            with self._opener.open(request, timeout=self.timeout) as answer:
-                told: dict[str, Any] = json.load(answer)
-                return told
-        except urllib.error.HTTPError as error:
-            raise _refusal(error) from None
-        except (OSError, ValueError) as error:
+            # Not by a proxy: it is on this machine, or in this region.
+            with contextlib.closing(self._connection()) as connection:
+                connection.request("POST" if body else "GET", path, data, headers)
+                answer = connection.getresponse()
+                told: dict[str, Any] = json.loads(answer.read())
+        except (OSError, ValueError, http.client.HTTPException) as error:
             msg = f"no agent of a region answers at {self.agent} ({error}): commit nothing until `lowwater region` runs there"
             raise errors.Unavailable(msg, metadata={"address": self.agent}) from error
+        if answer.status == http.client.OK:
+            return told
+        raise _refusal(answer.status, told)
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if self.agent.startswith(UNIX):
+            return _UnixConnection(self.agent.removeprefix(UNIX), self.timeout)
+        url = urllib.parse.urlsplit(self.agent if "://" in self.agent else f"http://{self.agent}")
+        if url.scheme == "https":
+            context = ssl.create_default_context(cafile=self._ca)
+            return http.client.HTTPSConnection(url.netloc, timeout=self.timeout, context=context)
+        return http.client.HTTPConnection(url.netloc, timeout=self.timeout)
 
 
-def _refusal(answer: urllib.error.HTTPError) -> errors.LowwaterError:
+class _UnixConnection(http.client.HTTPConnection):
+    """A connection to an agent that listens at a path of this machine."""
+
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+        self._seconds = timeout
+
+    def connect(self) -> None:
+        """See HTTPConnection."""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self._seconds)
+        self.sock.connect(self._path)
+
+
+def _refusal(status: int, told: Any) -> errors.LowwaterError:
     try:
-        with answer:
-            told = json.load(answer)
+        if "error" in told:
+            kind = {401: errors.Unauthenticated, 403: errors.PermissionDenied}.get(status, errors.Unavailable)
+            fix = "; pipelines take the token from LOWWATER_REGION_TOKEN" if status == 401 else ""
+            return kind(f"the agent of the region refuses to answer: {told['error']}{fix}")
         return errors.BY_REASON.get(told["reason"], errors.LowwaterError)(told["message"], metadata=told["metadata"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return errors.Unavailable(f"the agent answers with HTTP {answer.code}: is that `lowwater region`?")
+    except (KeyError, TypeError):
+        return errors.Unavailable(f"the agent answers with HTTP {status}: is that `lowwater region`?")

@@ -60,8 +60,11 @@
 {{- if not (or .Values.region.globalAddress .Values.globalAuthority.enabled) -}}
 {{- fail "the region needs a global authority: set region.globalAddress, or globalAuthority.enabled in one release of all" -}}
 {{- end -}}
-{{- if not (and .Values.networkPolicy.enabled .Values.networkPolicy.clients) -}}
-{{- fail "the agent of a region believes whoever reaches it: set networkPolicy.enabled, and name the pipelines in networkPolicy.clients" -}}
+{{- if not .Values.region.pipelineTokenSecret.name -}}
+{{- fail "pipelines present a token to the agent of a region: set region.pipelineTokenSecret.name, a Secret with what lowwater access token prints" -}}
+{{- end -}}
+{{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.pipelines) -}}
+{{- fail "the agent of a region is for pipelines, and not for all clients of gRPC: name their pods in networkPolicy.pipelines" -}}
 {{- end -}}
 {{- if and $access (not .Values.region.tokenSecret.name) -}}
 {{- fail "with access the region needs a token: set region.tokenSecret.name, a Secret with the token of a principal that may read, report and operate on its own computations and on global/*" -}}

@@ -138,6 +138,18 @@ class Caller:
                 facts = {"principal": self.principal.name, "permission": "regions", "region": region}
                 raise errors.PermissionDenied(msg, metadata=facts)
 
+    def demand_some_region(self, *, operator: bool) -> None:
+        """Raise PermissionDenied unless it speaks for any region, or where an ``operator`` is admitted is one."""
+        if self.principal.regions or (operator and self.operates_everything):
+            return
+        besides = ", and may not operate on the deployment as a whole" if operator else ""
+        msg = (
+            f"{self.principal.name} speaks for no region{besides}; "
+            "whoever keeps the access file can add a region to the principal's regions there"
+        )
+        facts = {"principal": self.principal.name, "permission": "regions"}
+        raise errors.PermissionDenied(msg, metadata=facts)
+
     @property
     def operates_everything(self) -> bool:
         """Whether it may operate on the deployment as a whole."""

@@ -263,6 +263,7 @@ class Guard(grpc.aio.ServerInterceptor):
             try:
                 rule, credentials = self._enter(known, context, who)
                 [caller] = who
+                rule.admit(caller)
                 task = asyncio.current_task()
                 assert task is not None
                 stream = _Stream(caller, credentials, rule, None, task)

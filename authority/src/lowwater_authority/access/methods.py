@@ -57,6 +57,8 @@ class Method:
             caller.demand_everything()
         if self.some is not None:
             caller.demand_some(self.some)
+        if self.region is not None:
+            caller.demand_some_region(operator=self.operator)
 
     def check(self, caller: Caller, request: Any) -> None:
         """Raise PermissionDenied for the first need that is not met, and InvalidArgument for more names than a request may have."""
@@ -125,8 +127,8 @@ METHODS: Final[dict[str, Method]] = {
     "/lowwater.v1.WorkerService/Release": Method(_own(Action.REPORT)),
     "/lowwater.v1.WorkerService/Report": Method(some=Action.REPORT),
     "/lowwater.v1.WorkerService/StageTask": Method(_own(Action.REPORT), some=Action.REPORT),
-    "/lowwater.v1.WorkerService/PrepareBatch": Method(_own(Action.REPORT)),
-    "/lowwater.v1.WorkerService/CommitBatch": Method(_own(Action.REPORT)),
+    "/lowwater.v1.WorkerService/PrepareBatch": Method(_own(Action.REPORT), some=Action.REPORT),
+    "/lowwater.v1.WorkerService/CommitBatch": Method(_own(Action.REPORT), some=Action.REPORT),
     "/lowwater.v1.WorkerService/Vouch": Method(_own(Action.REPORT), reports=True),
     "/lowwater.v1.WatermarkService/GetWatermarks": Method(_reads, most=_NAMED),
     "/lowwater.v1.WatermarkService/Watch": Method(_reads, most=_NAMED),
@@ -143,7 +145,9 @@ METHODS: Final[dict[str, Method]] = {
     "/lowwater.v1.TopologyService/Retire": Method(
         _own(Action.OPERATE), of_slice=lambda request: request.sequencer > 0, act=lambda _: "retire"
     ),
-    "/lowwater.v1.TopologyService/ChangeLayout": Method(_own(Action.OPERATE), act=lambda _: "change_layout"),
+    "/lowwater.v1.TopologyService/ChangeLayout": Method(
+        _own(Action.OPERATE), some=Action.OPERATE, act=lambda _: "change_layout"
+    ),
     "/lowwater.v1.TopologyService/GetLayout": Method(_own(Action.READ)),
     "/lowwater.v1.TopologyService/Drop": Method(_own(Action.OPERATE), act=lambda _: "drop"),
     "/lowwater.v1.TaskService/CreateGroup": Method(_own(Action.REPORT)),

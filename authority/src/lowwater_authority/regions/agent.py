@@ -119,6 +119,8 @@ class RegionAgent:
         """By reference the adoption number that this region knew before it read ``_values``: what was read says nothing of a later owner."""
         self._ready: dict[str, int] = {}
         """By reference the number for which the local computation was made ready."""
+        self._ended: dict[str, tuple[int, int]] = {}
+        """By reference an adoption number, and the local incarnation that was there before the reset for it."""
         self._relays: dict[str, Relayed] = {}
         self._relaying: asyncio.Task[None] | None = None
         self._asking = asyncio.Lock()
@@ -498,7 +500,7 @@ class RegionAgent:
             low = self.kept[name].low
             try:
                 async with asyncio.timeout(READ_SECONDS):
-                    await self.local.reset(low)
+                    await self._reset(name, low, view.number)
             except errors.UnknownComputation:
                 pass  # it was never here, so that nothing of it was published
             except (errors.LowwaterError, TimeoutError) as error:
@@ -518,6 +520,18 @@ class RegionAgent:
         self._ready[name] = view.number
 
     # -- the local authority ----------------------------------------------------------------------------------------------
+
+    async def _reset(self, name: str, low: str, number: int) -> None:
+        """Reset a computation for an adoption number, unless an earlier try whose answer was lost has done so.
+
+        A second reset would begin a new global incarnation, which readers would take for a correction.
+        """
+        found = (await self.local.get(low)).get(low)
+        incarnation = 0 if found is None else found.incarnation
+        if self._ended.get(name, (0, 0))[0] != number:
+            self._ended[name] = number, incarnation
+        if incarnation <= self._ended[name][1]:
+            await self.local.reset(low)
 
     async def _read(self) -> dict[str, WatermarkView]:
         """Return what the local authority has published, of what is registered there."""

@@ -7,27 +7,28 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
-
-from aiohttp import web
+from typing import Any, Final, NamedTuple
 
 from lowwater import errors
 from lowwater._core.events import event
 from lowwater._core.file_settings import FileSettings
-from lowwater._core.settings import Settings
+from lowwater._core.settings import Settings, is_loopback
 from lowwater._drive.tasks.connection import real_channel
-from lowwater._pb.lowwater.v1 import regions_pb2 as pb
 from lowwater._pb.lowwater.v1 import regions_pb2_grpc
+from lowwater._server.http import HttpServer, listen, listen_at
 from lowwater._server.logging import FORMATS, set_up
+from lowwater._server.tls import BadCertificate, Certificates, Files
+from lowwater._server.tokens import LEAST_TOKEN
 from lowwater.aio import Client
 from lowwater.cli.arguments import CommandParser
-from lowwater_authority.regions.agent import FATAL, RegionAgent, Told
+from lowwater_authority.regions.agent import FATAL, RegionAgent
 from lowwater_authority.regions.config import BadConfig, StateFolder, positive_duration, read_config
-from lowwater_authority.regions.references import MOST_POSITIONS, MOST_TEXT
+from lowwater_authority.regions.questions import Pipelines, Questions
 
 EXAMPLES: Final = """\
 examples:
@@ -49,10 +50,14 @@ FILE has a table for each computation that several regions share:
 The global watermark of hourly is published here as global/hourly. Pipelines ask
 --listen before each commit by which number they may (lowwater.regions.Token).
 
+LOWWATER_REGION_TOKEN is what pipelines have to present, 32 characters at least: see
+`lowwater access token`. Several, with commas between, are all taken.
 LOWWATER_TOKEN is for the local authority, LOWWATER_GLOBAL_TOKEN for the global one.
 """
 
-MOST_BODY: Final = 1 << 20
+TOKENS: Final = "LOWWATER_REGION_TOKEN"
+
+UNIX: Final = "unix:"
 
 log = logging.getLogger("lowwater_authority")
 
@@ -76,7 +81,14 @@ def parser() -> CommandParser:
         default=Path("lowwater-region"),
         help="folder of what it was told last; keep it, and share it with no other agent (default: %(default)s)",
     )
-    parse.add_argument("--listen", default="127.0.0.1:7440", help="HOST:PORT for pipelines (default: %(default)s)")
+    parse.add_argument(
+        "--listen",
+        default="127.0.0.1:7440",
+        metavar="PLACE",
+        help=f"HOST:PORT for pipelines, or unix:PATH for those of this user (default: %(default)s). What other machines reach needs {TOKENS}",
+    )
+    parse.add_argument("--tls-cert", metavar="PEM", type=Path, help="certificate to show pipelines; turns HTTPS on")
+    parse.add_argument("--tls-key", metavar="PEM", type=Path, help="its key, without a passphrase")
     parse.add_argument(
         "--every", metavar="T", type=positive_duration, default=1.0, help="between two reports (default: 1s)"
     )
@@ -100,15 +112,60 @@ def main(argv: Sequence[str] | None = None) -> int:
         kept = read_config(args.config, args.name)
         folder = StateFolder(args.state, int(time.time()))
         try:
-            return asyncio.run(_run(args, kept, folder))
+            return asyncio.run(_run(args, kept, folder, _open(args)))
         finally:
             folder.close()
-    except (BadConfig, errors.LowwaterError, OSError) as error:
+    except (BadConfig, BadCertificate, errors.LowwaterError, OSError) as error:
         print(f"lowwater region: {error}", file=sys.stderr)  # noqa: T201 - the answer to a command
         return 2
 
 
-async def _run(args: argparse.Namespace, kept: list[Any], folder: StateFolder) -> int:
+class _Door(NamedTuple):
+    """Where pipelines ask, and by what."""
+
+    listening: socket.socket
+    place: str
+    """For people, and for LOWWATER_REGION."""
+    tokens: tuple[str, ...]
+    certificates: Certificates | None
+
+
+def _open(args: argparse.Namespace) -> _Door:
+    """Listen for pipelines. Raises BadConfig for what would let in anybody from elsewhere, BadCertificate and OSError."""
+    tokens = tuple(each for each in map(str.strip, os.environ.get(TOKENS, "").split(",")) if each)
+    if any(len(each) < LEAST_TOKEN for each in tokens):
+        msg = (
+            f"{TOKENS} has a token of less than {LEAST_TOKEN} characters: take one that `lowwater access token` prints"
+        )
+        raise BadConfig(msg)
+    files = Files.of(args.tls_cert, args.tls_key, None, None)
+    certificates = None if files is None else Certificates(files)
+    if args.listen.startswith(UNIX):
+        if certificates is not None:
+            msg = "--tls-cert is of no use with --listen unix:PATH: leave one of the two out"
+            raise BadConfig(msg)
+        return _Door(listen_at(args.listen.removeprefix(UNIX)), args.listen, tokens, None)
+    host, _, port = args.listen.rpartition(":")
+    if not host or not port.isdecimal():
+        msg = f"--listen takes HOST:PORT or unix:PATH, for example 127.0.0.1:7440, not {args.listen!r}"
+        raise BadConfig(msg)
+    if not tokens and not is_loopback(host):
+        msg = (
+            f"--listen {args.listen} is reached from other machines, whose word about commits would count: set {TOKENS} to what "
+            "`lowwater access token` prints, here and for pipelines, or listen on 127.0.0.1 or unix:PATH"
+        )
+        raise BadConfig(msg)
+    if certificates is None and not is_loopback(host):
+        log.warning(
+            "tokens go over the network as they are: give --tls-cert and --tls-key, unless something before this process encrypts",
+            extra=event("tokens_in_clear", address=args.listen),
+        )
+    listening = listen(host, int(port))
+    place = f"{host}:{listening.getsockname()[1]}"
+    return _Door(listening, place if certificates is None else f"https://{place}", tokens, certificates)
+
+
+async def _run(args: argparse.Namespace, kept: list[Any], folder: StateFolder, door: _Door) -> int:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
@@ -116,7 +173,6 @@ async def _run(args: argparse.Namespace, kept: list[Any], folder: StateFolder) -
     own = FileSettings(args.authority, token=os.environ.get("LOWWATER_TOKEN"), timeout=5.0, **tls)
     other_token = os.environ.get("LOWWATER_GLOBAL_TOKEN") or os.environ.get("LOWWATER_TOKEN")
     other: Settings = FileSettings(args.global_address, token=other_token, **tls)
-    host, _, port = args.listen.rpartition(":")
     async with Client(own) as local, real_channel(other, other.addresses[0]) as channel:
         agent = RegionAgent(
             args.name,
@@ -128,19 +184,16 @@ async def _run(args: argparse.Namespace, kept: list[Any], folder: StateFolder) -
             metadata=other.metadata,
             monotonic=time.monotonic,
         )
-        runner = web.AppRunner(application(agent), access_log=None)
-        await runner.setup()
-        site = web.TCPSite(runner, host.strip("[]"), int(port))
-        await site.start()
-        bound = runner.addresses[0][1]
-        print(f"lowwater region: serving on {host}:{bound}", flush=True)  # noqa: T201 - what callers wait for
-        log.info(
-            "region %s: pipelines ask at %s:%d",
-            args.name,
-            host,
-            bound,
-            extra=event("started", address=f"{host}:{bound}"),
+        http = HttpServer(
+            door.listening,
+            [Questions(agent)],
+            certificates=door.certificates,
+            visitors=Pipelines(door.tokens, monotonic=time.monotonic),
+            on_failed=lambda: os.kill(os.getpid(), signal.SIGTERM),
         )
+        http.start()
+        print(f"lowwater region: serving on {door.place}", flush=True)  # noqa: T201 - what callers wait for
+        log.info("region %s: pipelines ask at %s", args.name, door.place, extra=event("started", address=door.place))
         asked = asyncio.create_task(stopping.wait())
         try:
             while not stopping.is_set():
@@ -153,95 +206,6 @@ async def _run(args: argparse.Namespace, kept: list[Any], folder: StateFolder) -
         finally:
             asked.cancel()
             await agent.close()
-            await runner.cleanup()
+            await asyncio.to_thread(http.close)
     log.info("stopped", extra=event("stopped"))
     return 0
-
-
-def application(agent: RegionAgent) -> web.Application:
-    """Return what pipelines ask: see lowwater.regions, which asks it."""
-    made = web.Application(client_max_size=MOST_BODY)
-
-    async def status(_: web.Request) -> web.Response:
-        return web.json_response(agent.status())
-
-    async def token(request: web.Request) -> web.Response:
-        reference = request.query.get("reference", "")
-        view = await agent.asked(reference) if request.query.get("fresh") else agent.owned(reference)
-        told = {
-            "number": view.number,
-            "reference": view.name,
-            "incarnation": view.incarnation,
-            "stop": bool(view.moving_to),
-        }
-        told |= {"published_micros": view.published_micros, "batch": view.batch, "digest": view.digest}
-        told |= {"positions": [[each.cluster, each.topic, each.partition, each.offset] for each in view.positions]}
-        told |= {"stale_seconds": agent.stale, "linked": agent.linked}
-        return web.json_response(told)
-
-    async def committed(request: web.Request) -> web.Response:
-        reference, told, _ = await _told(request)
-        agent.committed(reference, told)
-        return web.json_response({})
-
-    async def arrived(request: web.Request) -> web.Response:
-        reference, told, _ = await _told(request)
-        agent.arrived(reference, told)
-        return web.json_response({})
-
-    async def mirrored(request: web.Request) -> web.Response:
-        reference, told, _ = await _told(request)
-        agent.mirrors(reference, told.positions)
-        return web.json_response({})
-
-    async def raised(request: web.Request) -> web.Response:
-        reference, told, body = await _told(request)
-        sink, cut = body.get("sink"), body.get("cut", "")
-        if not isinstance(sink, str) or not isinstance(cut, str) or len(cut) > MOST_TEXT:
-            msg = "the request makes no sense: give sink, and cut, as short texts"
-            raise errors.InvalidArgument(msg)
-        await agent.raised(reference, told.number, sink, cut)
-        return web.json_response({})
-
-    made.add_routes([web.get("/", status), web.get("/token", token), web.post("/committed", committed)])
-    made.add_routes([web.post("/arrived", arrived), web.post("/mirrored", mirrored), web.post("/raised", raised)])
-    made.middlewares.append(_refusing)
-    return made
-
-
-async def _told(request: web.Request) -> tuple[str, Told, dict[str, Any]]:
-    try:
-        body = await request.json()
-        positions = [
-            pb.SourcePosition(cluster=cluster, topic=topic, partition=partition, offset=offset)
-            for cluster, topic, partition, offset in body.get("positions", ())
-        ]
-        told = Told(
-            int(body.get("number", 0)),
-            int(body.get("batch", -1)),
-            str(body.get("digest", "")),
-            positions,
-            bool(body.get("stopped")),
-        )
-        # What does not fit would end the reports of all references.
-        pb.ReferenceProgress(number=told.number, batch=told.batch, digest=told.digest)
-        texts = [told.digest, *(text for place in positions for text in (place.cluster, place.topic))]
-        if len(positions) > MOST_POSITIONS or max(map(len, texts)) > MOST_TEXT:
-            raise ValueError(f"more than {MOST_POSITIONS} positions, or a text of more than {MOST_TEXT} characters")
-        if not isinstance(body["reference"], str):
-            raise TypeError("reference is no text")
-        return body["reference"], told, body
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-        msg = f"the request makes no sense ({error!r})"
-        raise errors.InvalidArgument(msg) from None
-
-
-@web.middleware
-async def _refusing(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except errors.LowwaterError as error:
-        told = {"reason": error.reason, "message": error.message, "metadata": dict(error.metadata)}
-        return web.json_response(told, status=409)

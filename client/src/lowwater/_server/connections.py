@@ -12,7 +12,7 @@ import resource
 import time
 from collections import Counter
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestPayloadError
@@ -66,6 +66,11 @@ def most_connections() -> int:
     return max(1, min(MOST_CONNECTIONS, files // OF_FILES))
 
 
+def _host(peer: Any) -> str:
+    """Return the address at the other end of a connection; of a Unix socket, whose other end has none, this machine's name for itself."""
+    return "localhost" if isinstance(peer, str | bytes) else str(peer[0])
+
+
 class NotHttp(logging.Logger):
     """What aiohttp logs of its connections. Bytes that are no HTTP are one line in a while, and counted; for aiohttp each is an error with a traceback.
 
@@ -89,7 +94,7 @@ class NotHttp(logging.Logger):
         if count := self._quiet.count("not_http", time.monotonic()):
             who = f", last from {record.args[0]}" if isinstance(record.args, tuple) and record.args else ""
             log.warning(
-                "something that is no HTTP was sent to the port of the page or of /metrics%s: gRPC has another port, and TLS needs --tls-cert",
+                "something that is no HTTP was sent to an HTTP port%s: gRPC has another port, and TLS needs --tls-cert",
                 who,
                 extra=event("page_not_http", count=count, error=shortened(str(error))),
             )
@@ -137,7 +142,7 @@ class Connections:
                 self._tell(f"none can be accepted: {error}")
                 await asyncio.sleep(PAUSE_SECONDS)
                 continue
-            host = str(peer[0])
+            host = _host(peer)
             if self._full(server, host):
                 connection.close()
                 self._tell(
@@ -158,7 +163,7 @@ class Connections:
         if left <= 0 or left > self._kept:
             return left <= 0
         peers = (each.transport.get_extra_info("peername") for each in server.connections if each.transport is not None)
-        held = self._shaking[host] + len([peer for peer in peers if peer is not None and peer[0] == host])
+        held = self._shaking[host] + len([peer for peer in peers if peer is not None and _host(peer) == host])
         return held >= self._kept
 
     async def _serve(self, server: web.Server, connection: socket.socket) -> None:
@@ -200,4 +205,4 @@ class Connections:
     def _tell(self, why: str) -> None:
         if count := self._quiet.count("refused", asyncio.get_running_loop().time()):
             fields = event("page_refused", reason=why, count=count)
-            log.warning("connections to the page or /metrics are refused: %s", why, extra=fields)
+            log.warning("HTTP connections are refused: %s", why, extra=fields)

@@ -6,10 +6,14 @@ The thread has its own event loop, so that what it answers waits for nothing els
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import json
 import logging
+import os
 import socket
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from aiohttp import hdrs, web
@@ -72,6 +76,32 @@ def listen(host: str, port: int) -> socket.socket:
         raise OSError(None, f"there is no port {port}") from error
     except UnicodeError as error:
         raise OSError(None, f"{host!r} is no name of a host") from error
+
+
+def listen_at(path: str) -> socket.socket:
+    """Return a listening Unix socket, which only this user may reach. One that a process left behind is replaced. Raises OSError."""
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with contextlib.suppress(ConnectionRefusedError, FileNotFoundError):
+            listening.connect(path)
+            raise OSError(errno.EADDRINUSE, f"{path} is in use by another process")
+        listening.close()
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        place = Path(path)
+        if place.exists():
+            if not place.is_socket():
+                raise OSError(errno.EEXIST, f"{path} is no socket")
+            place.unlink()
+        before = os.umask(0o177)
+        try:
+            listening.bind(path)
+        finally:
+            os.umask(before)
+        listening.listen(BACKLOG)
+    except OSError:
+        listening.close()
+        raise
+    return listening
 
 
 def url_of(listening: socket.socket, *, encrypted: bool) -> str:

@@ -1,0 +1,225 @@
+"""What pipelines ask the agent of a region over HTTP, and who may ask: see lowwater.regions, which asks it.
+
+The server has a thread and an event loop of its own; the agent stays in the one that it was started in, where each question is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from aiohttp import hdrs, web
+
+from lowwater import Identity, errors
+from lowwater._core.settings import is_loopback
+from lowwater._pb.lowwater.v1 import regions_pb2 as pb
+from lowwater._server.http import answer
+from lowwater._server.tokens import digest
+from lowwater._server.visitors import Denied, KnownVisitors
+from lowwater_authority.regions.agent import Told
+from lowwater_authority.regions.references import MOST_POSITIONS, MOST_TEXT
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Mapping
+
+    from lowwater._server.visitors import Visitors
+    from lowwater_authority.regions.agent import RegionAgent
+
+ACT: Final = "region"
+"""What the audit calls a question."""
+
+FETCH_SITE: Final = "Sec-Fetch-Site"
+
+
+class _Tokens:
+    """The tokens of pipelines, any of which may ask."""
+
+    def __init__(self, tokens: Collection[str]) -> None:
+        self._digests = frozenset(map(digest, tokens))
+
+    async def controlled(self) -> bool:
+        """See Rights."""
+        return bool(self._digests)
+
+    async def whose(self, token_sha256: str) -> Identity:
+        """See Rights. Digests of random tokens are compared: how long that takes says nothing of a token."""
+        name = "pipelines" if token_sha256 in self._digests else ""
+        return Identity(controlled=True, name=name, page=False, metrics=False)
+
+    def close(self) -> None:
+        """See Rights."""
+
+
+class Pipelines(KnownVisitors):
+    """Lets in whoever has a token, and without tokens programs of this machine. Pages of a browser are let in by neither."""
+
+    def __init__(self, tokens: Collection[str], *, monotonic: Callable[[], float]) -> None:
+        super().__init__(_Tokens(tokens), monotonic=monotonic)
+
+    async def check(self, request: web.Request) -> None:
+        """See Visitors."""
+        resource = request.match_info.route.resource
+        if resource is not None and resource.canonical in self.open:
+            return
+        if hdrs.ORIGIN in request.headers or request.headers.get(FETCH_SITE, "none") != "none":
+            raise Denied(403, "a page in a browser may not ask the agent of a region: it serves no pages")
+        if request.method == hdrs.METH_POST and request.content_type != "application/json":
+            raise Denied(415, "send the body as application/json")
+        if await self._rights.controlled():
+            await self._who(request, ACT)
+        elif not is_loopback(request.url.host or ""):
+            # A name that a stranger has made to lead to this machine.
+            raise Denied(403, "without a token ask by the name localhost, 127.0.0.1 or [::1]")
+
+
+def _answering(handler: Callable[..., Awaitable[dict[str, Any]]]) -> Callable[..., Awaitable[web.Response]]:
+    """Answer in JSON, and with 409 and the reason where the agent refuses."""
+
+    @functools.wraps(handler)
+    async def answered(self: Questions, request: web.Request) -> web.Response:
+        try:
+            return answer(json.dumps(await handler(self, request)).encode())
+        except errors.LowwaterError as error:
+            told = {"reason": error.reason, "message": error.message, "metadata": dict(error.metadata)}
+            return answer(json.dumps(told).encode(), 409)
+
+    return answered
+
+
+class Questions:
+    """The questions as a part of a server: see Part. Made in the event loop of the agent."""
+
+    def __init__(self, agent: RegionAgent) -> None:
+        self._agent = agent
+        self._loop = asyncio.get_running_loop()
+
+    def begin(self, visitors: Visitors) -> None:
+        """See Part."""
+
+    def end(self) -> None:
+        """See Part."""
+
+    def health(self) -> Mapping[str, Any]:
+        """See Part."""
+        return {}
+
+    def routes(self) -> list[web.RouteDef]:
+        """See Part."""
+        posted = {
+            "/committed": self._committed,
+            "/arrived": self._arrived,
+            "/mirrored": self._mirrored,
+            "/raised": self._raised,
+        }
+        return [
+            web.get("/", self._status),
+            web.get("/token", self._token),
+            *(web.post(path, handler) for path, handler in posted.items()),
+        ]
+
+    async def _there(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """Ask the agent in its own event loop. A caller that goes away meanwhile ends nothing there."""
+
+        async def asked() -> Any:
+            return await ask()
+
+        return await asyncio.shield(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asked(), self._loop)))
+
+    @_answering
+    async def _status(self, _: web.Request) -> dict[str, Any]:
+        async def ask() -> dict[str, Any]:
+            return self._agent.status()
+
+        found: dict[str, Any] = await self._there(ask)
+        return found
+
+    @_answering
+    async def _token(self, request: web.Request) -> dict[str, Any]:
+        reference, fresh = request.query.get("reference", ""), request.query.get("fresh")
+
+        async def ask() -> dict[str, Any]:
+            view = await self._agent.asked(reference) if fresh else self._agent.owned(reference)
+            return {
+                "number": view.number,
+                "reference": view.name,
+                "incarnation": view.incarnation,
+                "stop": bool(view.moving_to),
+                "published_micros": view.published_micros,
+                "batch": view.batch,
+                "digest": view.digest,
+                "positions": [[each.cluster, each.topic, each.partition, each.offset] for each in view.positions],
+                "stale_seconds": self._agent.stale,
+                "linked": self._agent.linked,
+            }
+
+        found: dict[str, Any] = await self._there(ask)
+        return found
+
+    @_answering
+    async def _committed(self, request: web.Request) -> dict[str, Any]:
+        reference, told, _ = await _told(request)
+
+        async def ask() -> None:
+            self._agent.committed(reference, told)
+
+        await self._there(ask)
+        return {}
+
+    @_answering
+    async def _arrived(self, request: web.Request) -> dict[str, Any]:
+        reference, told, _ = await _told(request)
+
+        async def ask() -> None:
+            self._agent.arrived(reference, told)
+
+        await self._there(ask)
+        return {}
+
+    @_answering
+    async def _mirrored(self, request: web.Request) -> dict[str, Any]:
+        reference, told, _ = await _told(request)
+
+        async def ask() -> None:
+            self._agent.mirrors(reference, told.positions)
+
+        await self._there(ask)
+        return {}
+
+    @_answering
+    async def _raised(self, request: web.Request) -> dict[str, Any]:
+        reference, told, body = await _told(request)
+        sink, cut = body.get("sink"), body.get("cut", "")
+        if not isinstance(sink, str) or not isinstance(cut, str) or len(cut) > MOST_TEXT:
+            msg = "the request makes no sense: give sink, and cut, as short texts"
+            raise errors.InvalidArgument(msg)
+        await self._there(lambda: self._agent.raised(reference, told.number, sink, cut))
+        return {}
+
+
+async def _told(request: web.Request) -> tuple[str, Told, dict[str, Any]]:
+    try:
+        body = await request.json()
+        positions = [
+            pb.SourcePosition(cluster=cluster, topic=topic, partition=partition, offset=offset)
+            for cluster, topic, partition, offset in body.get("positions", ())
+        ]
+        told = Told(
+            int(body.get("number", 0)),
+            int(body.get("batch", -1)),
+            str(body.get("digest", "")),
+            positions,
+            bool(body.get("stopped")),
+        )
+        # What does not fit would end the reports of all references.
+        pb.ReferenceProgress(number=told.number, batch=told.batch, digest=told.digest)
+        texts = [told.digest, *(text for place in positions for text in (place.cluster, place.topic))]
+        if len(positions) > MOST_POSITIONS or max(map(len, texts)) > MOST_TEXT:
+            raise ValueError(f"more than {MOST_POSITIONS} positions, or a text of more than {MOST_TEXT} characters")
+        if not isinstance(body["reference"], str):
+            raise TypeError("reference is no text")
+        return body["reference"], told, body
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        msg = f"the request makes no sense ({error!r})"
+        raise errors.InvalidArgument(msg) from None
