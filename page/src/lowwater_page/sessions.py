@@ -21,6 +21,7 @@ from aiohttp import hdrs, web
 from lowwater import errors
 from lowwater._server.tokens import is_token
 from lowwater._server.visitors import HEALTH, Denied, KnownVisitors, lacks, peer_of
+from lowwater_page.hosts import Hosts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,6 +59,7 @@ class SignedIn(KnownVisitors):
 
     ``secure``: whether the page is served over TLS. ``port`` tells the cookies of two processes on one
     host apart, which browsers do not. ``clock`` gives seconds since the Unix epoch, ``monotonic`` seconds of any clock.
+    ``hosts``: the names by which browsers may reach the page.
     """
 
     open = frozenset({"/", "/static/{path}", HEALTH, SESSION})
@@ -73,8 +75,10 @@ class SignedIn(KnownVisitors):
         port: int,
         clock: Callable[[], float],
         monotonic: Callable[[], float],
+        hosts: Hosts | None = None,
     ) -> None:
         super().__init__(rights, monotonic=monotonic)
+        self._hosts = hosts or Hosts()
         self._secure = secure
         self._cookie = f"lowwater_{port}"
         self._clock = clock
@@ -82,6 +86,15 @@ class SignedIn(KnownVisitors):
         """Ends with the process, and all sign-ins with it."""
         self._ended: dict[str, int] = {}
         """Seals of sessions that were signed out, each with the second at which it would have ended by itself."""
+
+    async def check(self, request: web.Request) -> None:
+        """See Visitors. Names count without access rules above all: then the page is for whoever reaches it."""
+        given = request.headers.getall(hdrs.HOST, ())
+        if request.path != HEALTH and not self._hosts.take(given):
+            raise Denied(
+                421, "the page is not served under this name; if it is one of its own, start it with --page-host NAME"
+            )
+        await super().check(request)
 
     def routes(self) -> list[web.RouteDef]:
         """See Visitors."""

@@ -630,6 +630,7 @@ _shtab_lowwater_serve_options=(
   "--listen[for gRPC\; port 0 picks one (default\: 0.0.0.0\:7420 with --access\; without it 127.0.0.1\:7420, which only this machine reaches)]:HOST:PORT:"
   "--http[for \/metrics and \/healthz, or \'off\' (default\: port 7421 of the host of --listen)]:HOST:PORT:"
   "--page[where a process of its own beside this one serves the status page, or \'off\' (default\: the port after that of --http, and off with --http off or where lowwater-page is not installed)]:HOST:PORT:"
+  "--page-host[names by which browsers reach the page, as behind a proxy\; \*.example.org stands for all that end so, \* for all (default\: its addresses, localhost, and the names of --page and of this machine)]:NAME,...:"
   "--tls-cert[certificate, and those between it and the root, for gRPC and the page\; turns TLS on]:PEM:_files"
   "--tls-key[its key, without a passphrase]:PEM:_files"
   "--tls-client-ca[gRPC takes only clients with a certificate signed by one of these (mutual TLS)]:PEM:_files"
