@@ -215,6 +215,14 @@ def alerts(settings: Settings) -> Group:
                 "It has a mistake, which the log names. The rules of before are in force: whoever was removed in the new file still gets in.",
             ),
             Alert(
+                "LowwaterTokenExpires",
+                "min by (job, principal) (lowwater_token_expires_timestamp_seconds) - time() < 604800",
+                "5m",
+                "warning",
+                "The last token of {{ $labels.principal }} expires in {{ $value | humanizeDuration }}",
+                "From then on the authority refuses all that it calls, and ends its streams. Each of its tokens has a date in the access file.",
+            ),
+            Alert(
                 "LowwaterCertificateRefused",
                 "max by (job, instance) (lowwater_certificate_refused) > 0",
                 "5m",

@@ -31,6 +31,7 @@ TABLES: Final[dict[str, Sequence[Figure]]] = {
         shard_figures.NOT_AFTER,
         shard_figures.CERTIFICATE_REFUSED,
         shard_figures.ACCESS_REFUSED,
+        shard_figures.TOKEN_EXPIRES,
         shard_figures.ERRORS,
         *shard_figures.GATES,
     ),

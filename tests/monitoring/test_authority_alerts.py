@@ -139,6 +139,15 @@ def expiring(left: float, renewed: float) -> Exported:
     return exported
 
 
+def tokens() -> Exported:
+    """The last tokens of two principals expire."""
+    exported = healthy()
+    for principal, left in (("etl", 7), ("ops", 30)):
+        expires = own("lowwater_token_expires_timestamp_seconds", f', principal="{principal}"')
+        exported[expires] = lambda t, left=left: FAULT + left * DAYS  # type: ignore[misc]
+    return exported
+
+
 def conflating(share: float) -> Exported:
     """So many of ten values a second are replaced before they are taken."""
     exported = healthy()
@@ -185,6 +194,8 @@ FIRES: dict[str, tuple[Callable[[], Exported], Mapping[float, Instances]]] = {
         {3870: [], 3900: [ONE], 5400: []},
     ),
     "LowwaterFilesRunOut": (lambda: open_files(0.95), {3630: [], 3660: [ONE]}),
+    # Less than a week is left at 01:00:30, and five minutes more. Another principal has a month.
+    "LowwaterTokenExpires": (tokens, {3900: [], 3930: [JOB | {"principal": "etl"}]}),
     # Less than a week is left at 01:00:30, and five minutes more; it ends when the certificate is renewed.
     "LowwaterCertificateExpires": (
         lambda: expiring(7 * DAYS, 5400),

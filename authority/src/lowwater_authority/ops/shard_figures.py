@@ -129,6 +129,12 @@ ACCESS_REFUSED: Final = _gauge(
     "1 while the file of --access is bad, and the rules of before are in force, else 0.",
 )
 
+TOKEN_EXPIRES: Final = _gauge(
+    "token_expires_timestamp_seconds",
+    "When the last token of a principal expires; absent for a principal with a token or a certificate that counts for ever.",
+    "principal",
+)
+
 CERTIFICATE_REFUSED: Final = _gauge(
     "certificate_refused",
     "1 while the files of --tls-cert and its like cannot be used, and those of before are in force, else 0; absent without TLS.",
@@ -143,6 +149,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
     CERTIFICATE_REFUSED,
     REFUSED,
     ACCESS_REFUSED,
+    TOKEN_EXPIRES,
     ERRORS,
     *GATES,
 )
@@ -160,6 +167,11 @@ def doors(certificates: Certificates | None, access: AccessFile | None) -> Itera
     rules = ACCESS_REFUSED.family()
     rules.add_metric([], float(access is not None and access.refused is not None))
     yield rules
+    expires = TOKEN_EXPIRES.family()
+    for principal in () if access is None else access.value.principals:
+        if principal.ends is not None:
+            expires.add_metric([principal.name], principal.ends)
+    yield expires
 
 
 class DoorCollector(Collector):
