@@ -43,8 +43,8 @@ class AccessFile(FollowedFile[Access]):
         self._clock = clock
         self._decided_at = clock()
         """When it was last decided which tokens have expired."""
-        self._told: set[tuple[str, str, float]] = set()
-        """Lines about the ends of principals that this process has logged: event, principal, and when that ends."""
+        self._told: set[tuple[str, float, bool]] = set()
+        """Lines about the ends of principals that this process has logged: the principal, when it ends, and whether that was over."""
         super().__init__(path, monotonic=monotonic)
 
     async def look(self) -> None:
@@ -70,17 +70,16 @@ class AccessFile(FollowedFile[Access]):
         return access
 
     def _tell_end(self, principal: str, ends: float, *, over: bool) -> None:
-        name, verb = ("token_expired", "has expired") if over else ("token_expires_soon", "expires soon")
-        if (name, principal, ends) in self._told:
+        if (principal, ends, over) in self._told:
             return
-        self._told.add((name, principal, ends))
+        self._told.add((principal, ends, over))
         at = date_text(ends)
         log.warning(
             "the last token of %s %s (%s): add the hash of a new one to the access file",
             principal,
-            verb,
+            "has expired" if over else "expires soon",
             at,
-            extra=event(name, principal=principal, expires=at),
+            extra=event("token_expired" if over else "token_expires_soon", principal=principal, expires=at),
         )
 
     def _tell_read(self) -> None:

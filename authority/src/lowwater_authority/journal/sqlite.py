@@ -870,7 +870,7 @@ def roll_back(connection: sqlite3.Connection) -> None:
         try:
             connection.execute("ROLLBACK")
         except sqlite3.Error as error:
-            _logger.warning("rolling back failed: %s", error)
+            _logger.warning("rolling back failed: %s", error, extra=event("roll_back_failed", reason=str(error)))
 
 
 class LockFile:
