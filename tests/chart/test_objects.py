@@ -288,8 +288,6 @@ def test_every_pod_may_do_as_little_as_it_can(name: str) -> None:
         assert (security["runAsNonRoot"], security["runAsUser"], security["fsGroup"]) == (True, 65532, 65532)
         assert security["seccompProfile"] == {"type": "RuntimeDefault"}
         for each in spec["containers"]:
-            if name == "exposed" and each["name"] == "logs":
-                continue  # the user's own
             least = {
                 "allowPrivilegeEscalation": False,
                 "readOnlyRootFilesystem": True,
