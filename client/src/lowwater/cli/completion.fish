@@ -325,7 +325,7 @@ complete -c lowwater -n '_shtab_lowwater_using publish' -l key -xka "(__fish_com
 complete -c lowwater -n '_shtab_lowwater_using publish' -l every -x -d 'the length of the intervals, like 1h or 1d'
 complete -c lowwater -n '_shtab_lowwater_using publish' -l from -x -d 'where the first interval begins'
 complete -c lowwater -n '_shtab_lowwater_using publish' -l until -x -d 'the end of the last interval, and then exit (default: go on for ever)'
-complete -c lowwater -n '_shtab_lowwater_using publish' -l to -x -d 'file:/PATH, with the start of the interval for %Y, %m, %d, %H, %M; or https://..., with a bearer token from LOWWATER_PUBLISH_TOKEN (default: LOWWATER_PUBLISH_TO)'
+complete -c lowwater -n '_shtab_lowwater_using publish' -l to -x -d 'file:/PATH, with the start of the interval for %Y, %m, %d, %H, %M; or https://..., with a bearer token from LOWWATER_PUBLISH_TOKEN, and signed by the key in LOWWATER_PUBLISH_KEY (default: LOWWATER_PUBLISH_TO)'
 complete -c lowwater -n '_shtab_lowwater_using publish' -l cursor -xka "(__fish_complete_path (commandline -ct))" -d 'where it keeps how far it has come; each target needs one of its own'
 complete -c lowwater -n '_shtab_lowwater_using publish' -l once -d 'tell what is complete now, and exit: for cron; exits 1 when the target does not take it'
 complete -c lowwater -n '_shtab_lowwater_using publish; and test $_shtab_lowwater_npos -eq 0' -ka "(lowwater status --names --answer-within 1s 2>/dev/null)" -d 'the computation'

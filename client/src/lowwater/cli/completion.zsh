@@ -349,7 +349,7 @@ _shtab_lowwater_publish_options=(
   "--every[the length of the intervals, like 1h or 1d]:T:"
   "--from[where the first interval begins]:TIME:"
   "--until[the end of the last interval, and then exit (default\: go on for ever)]:TIME:"
-  "--to[file\:\/PATH, with the start of the interval for \%Y, \%m, \%d, \%H, \%M\; or https\:\/\/..., with a bearer token from LOWWATER_PUBLISH_TOKEN (default\: LOWWATER_PUBLISH_TO)]:TARGET:"
+  "--to[file\:\/PATH, with the start of the interval for \%Y, \%m, \%d, \%H, \%M\; or https\:\/\/..., with a bearer token from LOWWATER_PUBLISH_TOKEN, and signed by the key in LOWWATER_PUBLISH_KEY (default\: LOWWATER_PUBLISH_TO)]:TARGET:"
   "--cursor[where it keeps how far it has come\; each target needs one of its own]:FILE:_files"
   "--once[tell what is complete now, and exit\: for cron\; exits 1 when the target does not take it]"
   ":the computation:_lowwater_names"
