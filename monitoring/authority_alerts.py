@@ -108,6 +108,14 @@ def alerts(settings: Settings) -> Group:
                 " or the store first.",
             ),
             Alert(
+                "LowwaterDiskFull",
+                "min by (job, instance) (lowwater_journal_free_bytes) < 268435456",
+                "5m",
+                "critical",
+                "The disk of {{ $labels.instance }} has {{ $value | humanize1024 }}B left",
+                "When it is full, every report and claim is refused, and no watermark moves. Nothing that was acknowledged is lost.",
+            ),
+            Alert(
                 "LowwaterJournalNotConfirming",
                 "time() - max by (job, instance) (lowwater_journal_confirmed_timestamp_seconds) > 30",
                 "1m",

@@ -33,6 +33,7 @@ TABLES: Final[dict[str, Sequence[Figure]]] = {
         shard_figures.ACCESS_REFUSED,
         shard_figures.TOKEN_EXPIRES,
         shard_figures.ERRORS,
+        shard_figures.FREE,
         *shard_figures.GATES,
     ),
     "regions": (region_figures.BUILD, *region_figures.FIGURES),

@@ -98,6 +98,13 @@ def refused(name: str, until: float = 20 * HOURS) -> Exported:
     return exported
 
 
+def filling() -> Exported:
+    """The disk loses a MiB a second, and has 256 at a moment."""
+    exported = healthy()
+    exported[own("lowwater_journal_free_bytes")] = lambda t: (FAULT - t + 256) * 2**20
+    return exported
+
+
 def open_files(share: float) -> Exported:
     """So much of the files are open from a moment on."""
     exported = healthy()
@@ -193,6 +200,7 @@ FIRES: dict[str, tuple[Callable[[], Exported], Mapping[float, Instances]]] = {
         lambda: refused("lowwater_certificate_refused", 5400),
         {3870: [], 3900: [ONE], 5400: []},
     ),
+    "LowwaterDiskFull": (filling, {3900: [], 3930: [ONE]}),
     "LowwaterFilesRunOut": (lambda: open_files(0.95), {3630: [], 3660: [ONE]}),
     # Less than a week is left at 01:00:30, and five minutes more. Another principal has a month.
     "LowwaterTokenExpires": (tokens, {3900: [], 3930: [JOB | {"principal": "etl"}]}),

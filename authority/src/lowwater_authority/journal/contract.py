@@ -409,6 +409,10 @@ class Journal(ABC):
     async def close(self) -> None:
         """Finish what was begun and let go. Does nothing the second time; everything else raises JournalClosed then."""
 
+    def free_bytes(self) -> int | None:
+        """Return how many bytes are free on the disk of the journal; None: it is on no disk of this machine, or nobody can tell. On any thread."""
+        return None
+
     @abstractmethod
     def statistics(self) -> JournalStatistics:
         """What was done since ``open``."""

@@ -109,6 +109,8 @@ ERRORS: Final = _counter(
     "journal_errors", "Writes that the store refused (failed), or did not answer (unknown; tried again).", "outcome"
 )
 
+FREE: Final = _gauge("journal_free_bytes", "Bytes free on the disk of --data; absent with --store.")
+
 CONFIRMED: Final = _gauge(
     "deployment_confirmed_timestamp_seconds",
     "Processing time up to which all that its lags and holders need is known to be the newest, other shards' part too; absent before it has asked for it.",
@@ -151,6 +153,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
     ACCESS_REFUSED,
     TOKEN_EXPIRES,
     ERRORS,
+    FREE,
     *GATES,
 )
 """All that is read at a scrape."""
@@ -244,6 +247,10 @@ class ShardCollector(Collector):
             refused.add_metric([], float(self._promises.refused is not None))
         yield refused
         yield self._errors()
+        free, left = FREE.family(), self._shard.journal.free_bytes()
+        if left is not None:
+            free.add_metric([], left)
+        yield free
         for figure, read_gate in GATES.items():
             family = figure.family()
             for gate in self._streams.admission.gates:
