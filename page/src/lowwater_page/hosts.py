@@ -1,7 +1,8 @@
 """By which names browsers may reach the page.
 
-Any site can have its own name lead to the address of this page, once its script runs in a browser that reaches the page ("DNS rebinding").
-To that browser both are one site, and the script reads the page with the rights of its viewer. Only the Host header tells: it has that name.
+Any site can let its own name lead to the address of this page, once its script runs in a browser
+that reaches the page ("DNS rebinding"). To that browser both are one site. So the script reads the
+page with the rights of its viewer. Only the Host header tells: it has the name of that site.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ EVERY_NAME: Final = "*"
 
 
 class Hosts:
-    """The names of a page, without ports: ``localhost``, this machine's own, and ``names``, in which ``*.example.org`` stands for all names that end so.
+    """The names of a page: ``localhost``, this machine's own, and ``names``.
 
-    An address is no name: a site cannot have one that is not its own.
+    Among these ``*.example.org`` stands for all names that end so. Ports do not count. Any address
+    is taken: no site can have an address that is not its own.
     """
 
     def __init__(self, names: Iterable[str] = (), machine: str | None = None) -> None:

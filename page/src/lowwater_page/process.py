@@ -124,7 +124,7 @@ def parser() -> CommandParser:
     parse = CommandParser(
         prog="lowwater-page",
         description="Serve the status page of an authority, as a client of it.",
-        epilog='The token that it presents is the environment\'s LOWWATER_TOKEN. Its principal needs read = ["*"] on the namespace "*".',
+        epilog='The token that it presents is the environment\'s LOWWATER_TOKEN, or stands in the file LOWWATER_TOKEN_FILE, which may change. Its principal needs read = ["*"] on the namespace "*".',
     )
     parse.add_argument(
         "--address",
@@ -175,6 +175,7 @@ def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.
         settings = PageSettings(
             address_of(args.address),
             token=environment.get("LOWWATER_TOKEN") or None,
+            token_file=environment.get("LOWWATER_TOKEN_FILE", ""),
             server_token=args.server_token,
             timeout=ASK_SECONDS,
             ca=args.ca or environment.get("LOWWATER_CA", ""),

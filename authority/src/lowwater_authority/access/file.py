@@ -25,10 +25,11 @@ log = logging.getLogger(__name__)
 
 
 class AccessFile(FollowedFile[Access]):
-    """The rules of a file as they stand: who is removed is cut off within three seconds, whose token expires within one; a bad file removes nobody.
+    """The rules of a file as they stand. A bad file removes nobody.
 
-    ``check`` raises BadFile for rules that may not be in force here. ``clock`` gives seconds since the Unix epoch. Raises BadFile when the first cannot
-    be used.
+    Who is removed is cut off within three seconds, and whose token expires within one. ``check``
+    raises BadFile for rules that may not be in force here. ``clock`` gives seconds since the Unix
+    epoch. Raises BadFile when the first file cannot be used.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class AccessFile(FollowedFile[Access]):
         super().__init__(path, monotonic=monotonic)
 
     async def look(self) -> None:
-        """See FollowedFile. A token that has expired ends what was opened by it, as one that was removed. O(tokens)."""
+        """See FollowedFile. A token that has expired ends what it has opened. O(tokens)."""
         now = self._clock()
         if any(
             self._decided_at < at <= now for principal in self.value.principals for at in principal.expires.values()

@@ -67,13 +67,15 @@ class Principal:
     digests: tuple[str, ...] = field(default=(), repr=False)
     """SHA-256 of its tokens, 64 lower-case hexadecimal digits each."""
     expires: Mapping[str, float] = field(default_factory=dict, repr=False, hash=False)
-    """Second since the Unix epoch from which a token does not count any more, by its digest. Tokens that count for ever are missing."""
+    """Second since the Unix epoch from which a token does not count any more, by its digest.
+
+    Tokens that count for ever are missing."""
     certificates: tuple[str, ...] = ()
     """Names of its client certificates: a URI or DNS name, or the common name of one without these."""
 
     @property
     def ends(self) -> float | None:
-        """Second since the Unix epoch from which nobody can be this principal any more; None: there is no such time."""
+        """Second since the Unix epoch from which nobody is this principal any more; None: never."""
         if self.certificates or len(self.expires) < len(self.digests):
             return None
         return max(self.expires.values(), default=None)

@@ -127,7 +127,10 @@ class Table:
         return float(value)
 
     def moment(self, key: str) -> float | None:
-        """Return a date, which is its first moment, or a time, as seconds since the Unix epoch; None when it is missing. Both are UTC's without an offset."""
+        """Return a date or a time as seconds since the Unix epoch; None when it is missing.
+
+        A date is its first moment. Both are UTC's unless they have an offset.
+        """
         value = self._values.get(key)
         if value is None:
             return None

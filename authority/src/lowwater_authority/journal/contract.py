@@ -410,7 +410,10 @@ class Journal(ABC):
         """Finish what was begun and let go. Does nothing the second time; everything else raises JournalClosed then."""
 
     def free_bytes(self) -> int | None:
-        """Return how many bytes are free on the disk of the journal; None: it is on no disk of this machine, or nobody can tell. On any thread."""
+        """Return how many bytes are free on the disk of the journal. On any thread.
+
+        None: the journal is on no disk of this machine, or the system does not tell.
+        """
         return None
 
     @abstractmethod

@@ -1,6 +1,7 @@
 """Watches how many files this process has open.
 
-Each connection is a file, also one without a token. gRPC tells in lines of its own that none is left, which no collector of the log understands.
+Each connection is a file, also one without a token. gRPC tells in lines of its own that none is
+left, which no collector of the log understands.
 """
 
 from __future__ import annotations
