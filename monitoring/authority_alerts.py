@@ -108,6 +108,14 @@ def alerts(settings: Settings) -> Group:
                 " or the store first.",
             ),
             Alert(
+                "LowwaterDiskFull",
+                "min by (job, instance) (lowwater_journal_free_bytes) < 268435456",
+                "5m",
+                "critical",
+                "The disk of {{ $labels.instance }} has {{ $value | humanize1024 }}B left",
+                "When it is full, every report and claim is refused, and no watermark moves. Nothing that was acknowledged is lost.",
+            ),
+            Alert(
                 "LowwaterJournalNotConfirming",
                 "time() - max by (job, instance) (lowwater_journal_confirmed_timestamp_seconds) > 30",
                 "1m",
@@ -213,6 +221,14 @@ def alerts(settings: Settings) -> Group:
                 "critical",
                 "{{ $labels.instance }} does not take the new access file",
                 "It has a mistake, which the log names. The rules of before are in force: whoever was removed in the new file still gets in.",
+            ),
+            Alert(
+                "LowwaterTokenExpires",
+                "min by (job, principal) (lowwater_token_expires_timestamp_seconds) - time() < 604800",
+                "5m",
+                "warning",
+                "The last token of {{ $labels.principal }} expires in {{ $value | humanizeDuration }}",
+                "From then on the authority refuses all that it calls, and ends its streams. Each of its tokens has a date in the access file.",
             ),
             Alert(
                 "LowwaterCertificateRefused",

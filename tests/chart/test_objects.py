@@ -124,7 +124,10 @@ def test_the_page_is_a_client_in_a_deployment_of_its_own(name: str) -> None:
     assert (bool(args.ca), bool(args.cert)) == (tls, flags(name).tls_client_ca is not None)
     for probe in ("readinessProbe", "livenessProbe"):
         assert made[probe]["httpGet"] == {"path": "/healthz", "port": "page", "scheme": "HTTPS" if tls else "HTTP"}
-    assert [each["name"] for each in made.get("env", [])] == ["LOWWATER_TOKEN"] * (flags(name).access is not None)
+    files = {each["name"]: each["value"] for each in made.get("env", [])}
+    mounted = {each["mountPath"] for each in made.get("volumeMounts", [])}
+    assert list(files) == ["LOWWATER_TOKEN_FILE"] * (flags(name).access is not None)
+    assert {file.rpartition("/")[0] for file in files.values()} == mounted - {"/etc/lowwater/tls"}
 
 
 def test_the_sidecar_is_a_command_with_declarations_that_are_taken(tmp_path: Path) -> None:
@@ -288,8 +291,6 @@ def test_every_pod_may_do_as_little_as_it_can(name: str) -> None:
         assert (security["runAsNonRoot"], security["runAsUser"], security["fsGroup"]) == (True, 65532, 65532)
         assert security["seccompProfile"] == {"type": "RuntimeDefault"}
         for each in spec["containers"]:
-            if name == "exposed" and each["name"] == "logs":
-                continue  # the user's own
             least = {
                 "allowPrivilegeEscalation": False,
                 "readOnlyRootFilesystem": True,

@@ -98,6 +98,13 @@ def refused(name: str, until: float = 20 * HOURS) -> Exported:
     return exported
 
 
+def filling() -> Exported:
+    """The disk loses a MiB a second, and has 256 at a moment."""
+    exported = healthy()
+    exported[own("lowwater_journal_free_bytes")] = lambda t: (FAULT - t + 256) * 2**20
+    return exported
+
+
 def open_files(share: float) -> Exported:
     """So much of the files are open from a moment on."""
     exported = healthy()
@@ -136,6 +143,15 @@ def expiring(left: float, renewed: float) -> Exported:
     exported[own("lowwater_certificate_not_after_timestamp_seconds")] = lambda t: (
         FAULT + left if t < renewed else FAULT + 90 * DAYS
     )
+    return exported
+
+
+def tokens() -> Exported:
+    """The last tokens of two principals expire."""
+    exported = healthy()
+    for principal, left in (("etl", 7), ("ops", 30)):
+        expires = own("lowwater_token_expires_timestamp_seconds", f', principal="{principal}"')
+        exported[expires] = lambda t, left=left: FAULT + left * DAYS  # type: ignore[misc]
     return exported
 
 
@@ -184,7 +200,10 @@ FIRES: dict[str, tuple[Callable[[], Exported], Mapping[float, Instances]]] = {
         lambda: refused("lowwater_certificate_refused", 5400),
         {3870: [], 3900: [ONE], 5400: []},
     ),
+    "LowwaterDiskFull": (filling, {3900: [], 3930: [ONE]}),
     "LowwaterFilesRunOut": (lambda: open_files(0.95), {3630: [], 3660: [ONE]}),
+    # Less than a week is left at 01:00:30, and five minutes more. Another principal has a month.
+    "LowwaterTokenExpires": (tokens, {3900: [], 3930: [JOB | {"principal": "etl"}]}),
     # Less than a week is left at 01:00:30, and five minutes more; it ends when the certificate is renewed.
     "LowwaterCertificateExpires": (
         lambda: expiring(7 * DAYS, 5400),

@@ -21,7 +21,11 @@ class PageProcess:
         self._log = folder / "page.log"
         self._arguments = ["--address", address, "--listen", "127.0.0.1:0", "--log-format", "json", *flags]
         self._python = python
-        self._environment = {**os.environ, "LOWWATER_TOKEN": token}
+        self._environment = dict(os.environ)
+        if token:
+            file = folder / "page.token"
+            file.write_text(f"{token}\n")
+            self._environment["LOWWATER_TOKEN_FILE"] = str(file)
         self._process: subprocess.Popen[str] | None = None
         self.page = ""
         """Its URL, with a slash behind it."""

@@ -25,6 +25,7 @@ from lowwater_authority.ops.endpoint import Exposition, RulesHere
 from lowwater_page import feed, sessions
 from lowwater_page.board import Board
 from lowwater_page.follower import Follower
+from lowwater_page.hosts import Hosts
 from lowwater_page.page import Page
 from lowwater_page.sessions import SESSION_SECONDS, SignedIn
 from tests.process.browsing import Answer, ask
@@ -300,6 +301,46 @@ def test_another_site_can_sign_nobody_in_or_out(guarded: Guarded, headers: dict[
         assert refused(answer, 403)
 
 
+def test_a_page_answers_only_under_its_own_names(guarded: Guarded) -> None:
+    """Else a site whose name is made to lead here would read the page by its viewer's browser."""
+    cookie = guarded.cookie()
+    for path in ("", "api/snapshot", "static/app.js", "session"):
+        refused = guarded.ask(path, cookie=cookie, Host="evil.example")
+        assert refused.status == 421, path
+        assert "--page-host" in refused.json["error"]
+    signing_in = guarded.sign_in(TOKENS["oncall"], Host="evil.example", Origin="http://evil.example")
+    assert (signing_in.status, signing_in.headers["Set-Cookie"]) == (421, None)
+    assert guarded.ask("healthz", Host="evil.example").status == 200, "a probe knows no name"
+    assert guarded.ask("api/snapshot", cookie=cookie, Host="localhost:8080").status == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "taken"),
+    [
+        ("10.0.0.7:7422", True),
+        ("[fe80::1]:7422", True),
+        ("LOCALHOST.", True),
+        ("shown.localhost:1", True),
+        ("box.corp", True),
+        ("box", True),
+        ("lowwater.example.org:443", True),
+        ("a.b.wild.example.org", True),
+        ("wild.example.org", False),
+        ("evil.example", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("evil.example:127.0.0.1", False),
+        ("", False),
+    ],
+)
+def test_the_names_of_a_page(host: str, taken: bool) -> None:
+    hosts = Hosts(["Lowwater.example.org", "*.wild.example.org", "0.0.0.0:7422"], machine="box.corp")
+    assert hosts.take([host]) is taken
+    assert Hosts(["*"]).take([host])
+    assert hosts.take([]), "no browser"
+    assert not hosts.take([host, "localhost"])
+
+
 def test_a_stream_of_a_right_token_does_not_end_by_the_wrong_ones_of_others(
     guarded: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -413,7 +454,9 @@ def test_no_secret_is_logged(guarded: Guarded, caplog: pytest.LogCaptureFixture)
     guarded.sign_in(WRONG)
     ask(guarded.page, "session", "DELETE", {"Cookie": cookie})
     logged = "\n".join(str(vars(record)) for record in caplog.records)
-    acts = re.findall(r"'act': '(\w+)', 'principal': '(\w+)', 'from': '127.0.0.1', 'outcome': '(\w+)'", logged)
+    acts = re.findall(
+        r"'act': '(\w+)', 'principal': '(\w+)'(?:, 'token': '\w{8}')?, 'from': '127.0.0.1', 'outcome': '(\w+)'", logged
+    )
     assert set(acts) == {
         ("sign_in", "oncall", "done"),
         ("page", "anonymous", "refused"),

@@ -61,7 +61,10 @@ def lows(found: Json) -> dict[str, int | None]:
 
 def test_it_shows_what_is_published_and_answers_questions(server: Serving, tmp_path: Path) -> None:
     report(server.address, "flights", NOON)
-    with PageProcess(tmp_path, server.address) as page, Viewer(page.page) as viewer:
+    with (
+        PageProcess(tmp_path, server.address, "--page-host=lowwater.example.org") as page,
+        Viewer(page.page) as viewer,
+    ):
         viewer.until(lambda seen: seen.low("flights") == NOON)
         report(server.address, "flights", NOON + HOUR)
         viewer.until(lambda seen: seen.low("flights") == NOON + HOUR)
@@ -73,6 +76,7 @@ def test_it_shows_what_is_published_and_answers_questions(server: Serving, tmp_p
         assert ask(page.page, "api/why", computation="nobody").status == 404
         assert ask(page.page, "").status == ask(page.page, "static/app.js").status == 200
         assert ask(page.page, "metrics").status == 404, "these are the authority's"
+        assert ask(page.page, "", headers={"Host": "lowwater.example.org"}).status == 200
         assert ask(page.page, "session").json == {"required": False, "name": None}
         assert page.stop() == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import subprocess
 import sys
@@ -29,6 +30,7 @@ class Receiver:
 
     def __init__(self) -> None:
         self.posts: list[dict[str, Any]] = []
+        self.bodies: list[bytes] = []
         self.headers: list[dict[str, str]] = []
         self.statuses: list[int | bytes] = []
         """Bytes are sent as they are."""
@@ -36,7 +38,8 @@ class Receiver:
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                receiver.posts.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                receiver.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
+                receiver.posts.append(json.loads(receiver.bodies[-1]))
                 receiver.headers.append(dict(self.headers))
                 answer = receiver.statuses.pop(0) if receiver.statuses else 200
                 if isinstance(answer, bytes):
@@ -141,6 +144,7 @@ def test_a_webhook_is_asked_again_until_it_takes_an_interval_and_then_comes_the_
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("LOWWATER_PUBLISH_TOKEN", "secret")
+    monkeypatch.setenv("LOWWATER_PUBLISH_KEY", "signing-secret")
     receiver.statuses = [503, 302]
     command = publish(server, tmp_path / "cursor", receiver.url, "--until", "2013-01-09T12:00Z")
     assert main(command) == 0
@@ -151,6 +155,8 @@ def test_a_webhook_is_asked_again_until_it_takes_an_interval_and_then_comes_the_
     assert (first["specversion"], first["type"], first["subject"]) == ("1.0", "lowwater.interval.complete", "flights")
     assert first["data"]["to"] == "2013-01-09T11:00:00Z"
     assert receiver.headers[0]["Authorization"] == "Bearer secret"
+    signed = hmac.digest(b"signing-secret", receiver.bodies[0], "sha256").hex()
+    assert receiver.headers[0]["X-Lowwater-Signature"] == f"sha256={signed}"
     assert receiver.headers[0]["Content-Type"] == "application/cloudevents+json"
     said = capsys.readouterr()
     assert [line.split(";")[0].rpartition(" answers ")[2] for line in said.err.splitlines()] == [

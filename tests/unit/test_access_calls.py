@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -17,7 +18,7 @@ from lowwater import errors
 from lowwater._core.attempts import error_of_call
 from lowwater._core.events import ATTRIBUTE
 from lowwater._pb.lowwater.v1 import cluster_pb2, topology_pb2, watermarks_pb2, workers_pb2
-from lowwater._server.audit import Audit
+from lowwater._server.audit import Actor, Audit
 from lowwater._server.tokens import digest
 from lowwater_authority.access import guard as guarding
 from lowwater_authority.access.caller import Caller
@@ -160,6 +161,19 @@ async def test_a_call_that_was_opened_before_a_removal_does_nothing() -> None:
         assert isinstance(await ending(late), errors.Unauthenticated)
         assert isinstance(await ending(watch), errors.Unauthenticated)
         assert one.reached == ["n/before"]
+
+
+async def test_a_token_that_has_expired_ends_its_streams_and_calls(caplog: pytest.LogCaptureFixture) -> None:
+    async with guarded() as one:
+        watch = one.watch()
+        await one.arrived()
+        one.guard.use(Access([replace(OPERATOR, expires={OPERATOR.digests[0]: 1.0})]))
+        for call in (watch, one.reset()):
+            refused = await ending(call)
+            assert isinstance(refused, errors.Unauthenticated)
+            assert "this token of op has expired" in refused.message
+        assert not one.reached
+        assert {(each["principal"], each["outcome"]) for each in acts(caplog)} == {("op", "refused")}
 
 
 async def test_a_call_that_was_opened_before_a_right_went_does_nothing() -> None:
@@ -354,6 +368,7 @@ async def test_an_act_that_ends_in_an_error_is_told_as_what_it_may_have_been(
         assert one.reached == ["n/a"]
         told = await act(one, caplog)
         assert (told["act"], told["computation"], told["outcome"], told["reason"]) == ("reset", "n/a", outcome, reason)
+        assert told["token"] == digest("right")[:8], "which of several it was"
 
 
 async def test_an_act_whose_caller_goes_is_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -436,8 +451,8 @@ def test_the_audit_tells_registered_computations_apart_and_counts_made_up_ones_a
     audit = Audit(lambda: 0.0, {"n/a", "n/b"}.__contains__)
     with caplog.at_level(logging.INFO, "lowwater_authority.audit"):
         for name in ("x" * 1_000_000, *(f"n/made-up-{number}" for number in range(50)), "n/a", "n/b", "n/a"):
-            audit.refused("reset", "op", "here", name, "PERMISSION_DENIED")
-        audit.failed("reset", "op", "here", "x" * 1_000_000, "UNKNOWN_COMPUTATION")
+            audit.refused("reset", Actor("op", "here"), name, "PERMISSION_DENIED")
+        audit.failed("reset", Actor("op", "here"), "x" * 1_000_000, "UNKNOWN_COMPUTATION")
     told = [getattr(record, ATTRIBUTE)["computation"] for record in caplog.records]
     assert [each for each in told if len(each) < 10] == ["n/a", "n/b"]
     assert len(told) == 4

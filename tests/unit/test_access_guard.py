@@ -18,11 +18,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from lowwater import errors
 from lowwater._core.attempts import error_of_call
 from lowwater._core.events import ATTRIBUTE
-from lowwater._server.audit import Audit
+from lowwater._server.audit import Actor, Audit
 from lowwater._server.tokens import digest
 from lowwater_authority.access.caller import CALLER, Caller, permit, room, visible
 from lowwater_authority.access.door import PEER_TOKEN, Door
-from lowwater_authority.access.file import AccessFile
+from lowwater_authority.access.file import SOON_SECONDS, AccessFile
 from lowwater_authority.access.guard import Guard, _Stream, insider
 from lowwater_authority.access.identity import Credentials, host_of, presented
 from lowwater_authority.access.limits import Bucket, Usage
@@ -52,7 +52,7 @@ def who(*headers: str | bytes, names: tuple[str, ...] = ()) -> str:
         "peer_email": [b"twin.example"],
         "x509_subject": [b"CN=x"],
     }
-    return presented(metadata, context).principal(ACCESS).name
+    return presented(metadata, context).principal(ACCESS, 0.0).name
 
 
 @pytest.mark.parametrize("header", ["Bearer right", "bearer right", "BEARER  right ", b"BEARER right"])
@@ -223,13 +223,13 @@ def test_an_error_is_told_without_names_that_the_caller_may_not_know() -> None:
 
 def test_refusals_that_repeat_are_one_line_and_acts_are_all_told(caplog: pytest.LogCaptureFixture) -> None:
     now = [0.0]
-    audit = Audit(lambda: now[0])
+    audit, who = Audit(lambda: now[0]), Actor("reader", "here")
     with caplog.at_level(logging.INFO, "lowwater_authority.audit"):
         for number in range(50):
-            audit.refused("reset", "reader", "here", f"n/{number}", "PERMISSION_DENIED")
-            audit.done("claim", "reader", "here", "n/a")
+            audit.refused("reset", who, f"n/{number}", "PERMISSION_DENIED")
+            audit.done("claim", who, "n/a")
         now[0] = 11.0
-        audit.refused("reset", "reader", "here", "n/a", "PERMISSION_DENIED")
+        audit.refused("reset", who, "n/a", "PERMISSION_DENIED")
     told = [getattr(record, ATTRIBUTE) for record in caplog.records]
     assert all(each["event"] == "audit" for each in told)
     assert [each["count"] for each in told if each["outcome"] == "refused"] == [1, 50]
@@ -284,6 +284,27 @@ async def test_a_file_is_read_again_when_it_changes_and_only_then(
     assert all("principal is missing: nobody could do anything; write a [[principal]]" in each for each in refused[2:4])
     watched.write(333)
     assert await watched.look(SETTLED_SECONDS) == [22, 333]
+
+
+async def test_a_token_that_expires_is_told_before_and_ends_what_is_open(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, now, decided = tmp_path / "access.toml", [0.0], []
+    path.write_text(
+        f"{SOMEBODY}[[principal]]\nname='guest'\n[[principal.token]]\nsha256='{'1' * 64}'\nexpires=2027-01-31"
+    )
+    file = AccessFile(path, clock=lambda: now[0])
+    file.on_change.append(lambda _: decided.append(now[0]))
+    end = file.value.principals[1].ends
+    assert end is not None
+    for moment in (end - SOON_SECONDS - 1, end - SOON_SECONDS, end - 1, end - 0.5, end, end + 0.5):
+        now[0] = moment
+        await file.look()
+    assert decided == [end], "once"
+    told = [getattr(each, ATTRIBUTE) for each in caplog.records]
+    assert [(each["event"], each["principal"], each["expires"]) for each in told] == [
+        (event, "guest", "2027-01-31T00:00:00Z") for event in ("token_expires_soon", "token_expired")
+    ]
 
 
 async def test_a_file_that_is_being_written_is_not_read(tmp_path: Path) -> None:

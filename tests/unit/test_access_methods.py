@@ -116,6 +116,18 @@ def test_who_has_no_right_has_no_large_request_read() -> None:
             rule.admit(caller(Principal("scraper", metrics=True)))
 
 
+def test_what_changes_something_is_an_act_for_the_audit() -> None:
+    silent = {path.rpartition("/")[2] for path, rule in METHODS.items() if rule.act is None}
+    reports = {"Report", "StageTask", "PrepareBatch", "CommitBatch", "Vouch", "RenewTask"}
+    asking = {name for name in silent if name.startswith(("Get", "List", "Check", "Watch"))}
+    assert silent - asking - reports == {"Locate", "Identify", "ServerReflectionInfo"}
+    take = METHODS["/lowwater.v1.TaskService/TakeTask"]
+    assert [take.acted(tasks_pb2.TakeTaskResponse(lease=each)) for each in (None, tasks_pb2.TaskLease())] == [
+        False,
+        True,
+    ]
+
+
 def test_every_field_that_names_computations_is_asked_for() -> None:
     """A new field with a name in it must not slip past the table."""
     named = {

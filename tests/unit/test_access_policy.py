@@ -104,11 +104,33 @@ def test_everything_of_a_namespace_is_not_everything() -> None:
 def test_a_token_is_known_by_its_hash_alone() -> None:
     known = access()
     names = {
-        token: getattr(known.whose(digest(token)), "name", None) for token in ("etl-token", "etl-next", "ops-token")
+        token: getattr(known.whose(digest(token), 0.0), "name", None)
+        for token in ("etl-token", "etl-next", "ops-token")
     }
     assert names == {"etl-token": "etl", "etl-next": "etl", "ops-token": "ops"}
     for token in ("", " ", "etl-toke", "etl-token ", "ETL-TOKEN", ETL, OPS, "\udcff", "é"):
-        assert known.whose(digest(token)) is None, token
+        assert known.whose(digest(token), 0.0) is None, token
+
+
+@pytest.mark.parametrize(
+    ("written", "ends"),
+    [
+        ("2027-01-31", 1_801_353_600),
+        ("2027-01-31T01:00:00", 1_801_357_200),
+        ("2027-01-31T01:00:00.5+01:00", 1_801_353_600.5),
+    ],
+)
+def test_a_token_with_a_date_counts_until_then(written: str, ends: float) -> None:
+    both = token(f"sha256 = '{OPS}'\nexpires = {written}\n")
+    [known] = access(both).principals
+    assert known.ends is None, "the other token counts for ever"
+    for now, name in ((ends - 0.001, "etl"), (ends, None)):
+        assert getattr(access(both).whose(digest("ops-token"), now), "name", None) == name
+        assert access(both).whose(digest("etl-token"), now) == known
+    [alone] = access(both.replace(f'["{ETL}"]', "[]")).principals
+    assert alone.ends == ends
+    [certified] = access(both.replace(f'["{ETL}"]', "[]\ncertificates = ['x']")).principals
+    assert certified.ends is None
 
 
 def test_a_certificate_is_known_by_one_of_its_names_exactly() -> None:
@@ -139,6 +161,10 @@ def allow(lines: str) -> str:
     return principal(f"[[principal.allow]]\n{lines}")
 
 
+def token(lines: str) -> str:
+    return principal(f"[[principal.token]]\n{lines}")
+
+
 BAD = {
     "no TOML": ("[[principal", "access.toml is not TOML", "correct it there"),
     "no UTF-8": ("\udcff", "access.toml is not UTF-8", "save it as UTF-8"),
@@ -149,7 +175,12 @@ BAD = {
     "name with a space": (principal(name='"a b"'), "access.toml: principal[1].name is 'a b'", "1 to 64 of"),
     "reserved name": (principal(name='"peer"'), "principal[1].name is 'peer', which the authority", "choose another"),
     "misspelt key": (principal("reed = true"), "principal[1].reed is unknown", "write one of name, token_sha256"),
-    "the token itself": (principal("token = 'hush-hush'"), "principal[1].token is unknown", "token_sha256"),
+    "the token itself": (principal("token = 'hush-hush'"), "[1].token is not a list of tables", "[[principal.token]]"),
+    "the token in its table": (token("sha256 = 'hush-hush'"), "principal[1].token[1].sha256 is malformed", "64 hex"),
+    "a date as a text": (token(f"sha256='{OPS}'\nexpires='2027-01-31'"), "token[1].expires is '2027", "without quotes"),
+    "a time of any day": (token(f"sha256='{OPS}'\nexpires=12:00:00"), "token[1].expires is datetime.time", "a date"),
+    "no such time": (token(f"sha256='{OPS}'\nexpires=0001-01-01T00:00:00+10:00"), "token[1].expires is", "a date"),
+    "one token in both": (token(f"sha256 = '{ETL}'"), "principal[1].token has a digest that stands there twice", "out"),
     "a token for its digest": (
         principal(tokens="['hush-hush']"),
         "principal[1].token_sha256[1] is malformed",
@@ -158,7 +189,7 @@ BAD = {
     "an upper-case digest": (principal(tokens=f"['{'A' * 64}']"), "token_sha256[1] is malformed", "64 hexadecimal"),
     "no list": (principal(tokens=f"'{ETL}'"), "principal[1].token_sha256 is not a list", "in brackets"),
     "digest of nothing": (principal(tokens=f"['{digest('')}']"), "has the digest of an empty token", "access token"),
-    "nobody": (principal(tokens="[]"), "principal[1] 'etl' can be nobody", "token_sha256 or certificates"),
+    "nobody": (principal(tokens="[]"), "principal[1] 'etl' can be nobody", "token_sha256, token or certificates"),
     "wildcard certificate": (principal("certificates = ['*.example']"), "certificates[1] is '*.example'", "without"),
     "page of another kind": (principal("page = 'yes'"), "principal[1].page is 'yes'", "write true or false"),
     "one rule": (

@@ -311,6 +311,16 @@ def test_targets_that_are_none(to: str, says: str) -> None:
     assert "secret" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("to", "warned"), [("http://there/secret", True), ("http://127.0.0.1:1/x", False), ("https://there/x", False)]
+)
+def test_a_webhook_that_others_can_read_is_warned_of(to: str, warned: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    target_of(to, EVERY, mark(10), "")
+    said = capsys.readouterr().err
+    assert ("http://there is not encrypted" in said) is warned
+    assert "secret" not in said
+
+
 def test_a_token_that_is_none_is_refused_and_not_shown() -> None:
     with pytest.raises(InvalidArgument, match="printable") as refused:
         target_of("https://there/", EVERY, mark(10), "secret\n")

@@ -206,6 +206,8 @@ def test_an_error_of_sqlite_on_a_disk_without_room_asks_for_room(
     found[4] = 0  # blocks for others than root
     monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(found))
     assert "free space on its disk" in str(module.failed(path, error))
+    found[1], found[4] = 4096, 7  # bytes of a block
+    assert SqliteJournal(path).free_bytes() == 7 * 4096
 
 
 @pytest.mark.asyncio

@@ -76,7 +76,9 @@ def test_a_wheel_holds_its_package_and_nothing_else(built: Path, package: str) -
     assert f"{package}/__init__.py" in names
     assert f"{package}/py.typed" in names
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} - {"lowwater_command.py"} == {package}
-    assert any(name.endswith("dist-info/licenses/LICENSE") for name in names)
+    licenses = {name.rpartition("/")[2] for name in names if ".dist-info/licenses/" in name}
+    contained = {name.rpartition("/")[2] for name in names if name.endswith(".LICENSE")}
+    assert licenses == {"LICENSE"} | contained
     assert not [name for name in names if re.search(r"(^|/)(tests?/|test_|conftest)|\.(pyc|proto)$", name)]
 
 

@@ -146,6 +146,8 @@ async def test_calls_of_regions_stand_in_the_audit_log(disk: MemoryDisk, caplog:
             await center.ask("ops", "Decide", decision)
         await center.ask("ops", "Recover", pb.RecoverRequest(regions=["eu", "us"]))
     told = [getattr(each, ATTRIBUTE) for each in caplog.records if each.name == "lowwater_authority.audit"]
+    [decided] = [each for each in (getattr(each, ATTRIBUTE) for each in caplog.records) if each["event"] == "decision"]
+    assert (decided["decision"], decided["reference"], decided["principal"]) == ("allow_automatic", HOURLY, "ops")
     lines = [(each["principal"], each["act"], each.get("computation", ""), each["outcome"]) for each in told]
     assert lines == [
         ("ops", "register_reference", HOURLY, "done"),

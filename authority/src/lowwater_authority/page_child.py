@@ -121,6 +121,7 @@ def arguments_of(args: argparse.Namespace, reach: PeerSettings, server_token: st
         ("--tls-cert", args.tls_cert),
         ("--tls-key", args.tls_key),
         ("--log-format", args.log_format),
+        ("--page-host", ",".join(filter(None, (args.page_host, args.page or args.http)))),
     ]
     if args.tls_cert is not None:
         given += [("--ca", args.peer_ca), ("--cert", args.tls_cert), ("--key", args.tls_key)]

@@ -20,6 +20,16 @@
 {{ include "lowwater.fullname" . }}-page
 {{- end -}}
 
+{{/* By which names browsers reach it: its Service's, the links to it, the Ingress's, the HTTPRoute's, and `page.hosts`. */}}
+{{- define "lowwater.pageHosts" -}}
+{{- $service := printf "%s.%s" (include "lowwater.page" .) .Release.Namespace -}}
+{{- $hosts := list (include "lowwater.page" .) $service (printf "%s.svc" $service) (printf "%s.svc.cluster.local" $service) -}}
+{{- $hosts = append $hosts (get (urlParse .Values.dashboards.page) "host") -}}
+{{- if .Values.page.ingress.enabled }}{{ $hosts = append $hosts .Values.page.ingress.host }}{{ end -}}
+{{- if .Values.page.httpRoute.enabled }}{{ $hosts = concat $hosts .Values.page.httpRoute.hostnames }}{{ end -}}
+{{- concat $hosts .Values.page.hosts | compact | uniq | join "," -}}
+{{- end -}}
+
 {{/* The Deployment that tracks queries which nobody changes. */}}
 {{- define "lowwater.sidecar" -}}
 {{ include "lowwater.fullname" . }}-sidecar

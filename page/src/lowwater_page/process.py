@@ -29,6 +29,7 @@ from lowwater.cli.arguments import CommandParser
 from lowwater.cli.streams import open_streams
 from lowwater_page.board import Board
 from lowwater_page.follower import Follower
+from lowwater_page.hosts import Hosts
 from lowwater_page.page import Page
 from lowwater_page.rights import AskedRights
 from lowwater_page.sessions import SignedIn
@@ -73,6 +74,7 @@ class PageProcess:
         certificates: Certificates | None,
         *,
         alone: bool = False,
+        hosts: Hosts | None = None,
     ) -> None:
         self.url: str = url_of(listening, encrypted=certificates is not None)
         self.failed = False
@@ -95,6 +97,7 @@ class PageProcess:
                 port=listening.getsockname()[1],
                 clock=time.time,
                 monotonic=time.monotonic,
+                hosts=hosts,
             ),
             on_failed=self._fail,
         )
@@ -121,7 +124,7 @@ def parser() -> CommandParser:
     parse = CommandParser(
         prog="lowwater-page",
         description="Serve the status page of an authority, as a client of it.",
-        epilog='The token that it presents is the environment\'s LOWWATER_TOKEN. Its principal needs read = ["*"] on the namespace "*".',
+        epilog='The token that it presents is the environment\'s LOWWATER_TOKEN, or stands in the file LOWWATER_TOKEN_FILE, which may change. Its principal needs read = ["*"] on the namespace "*".',
     )
     parse.add_argument(
         "--address",
@@ -133,6 +136,13 @@ def parser() -> CommandParser:
         metavar="HOST:PORT",
         default="0.0.0.0:7422",
         help="for the page; port 0 picks one (default: %(default)s)",
+    )
+    parse.add_argument(
+        "--page-host",
+        metavar="NAME,...",
+        default="",
+        help="names by which browsers reach the page, as behind a proxy; *.example.org stands for all that end so, * for all (default: its addresses, "
+        "localhost, and the names of --listen and of this machine)",
     )
     parse.add_argument("--server-token", default="", metavar="TOKEN", help="the deployment that must answer")
     parse.add_argument("--tls-cert", metavar="PEM", type=Path, help="certificate of the page; turns HTTPS on")
@@ -165,6 +175,7 @@ def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.
         settings = PageSettings(
             address_of(args.address),
             token=environment.get("LOWWATER_TOKEN") or None,
+            token_file=environment.get("LOWWATER_TOKEN_FILE", ""),
             server_token=args.server_token,
             timeout=ASK_SECONDS,
             ca=args.ca or environment.get("LOWWATER_CA", ""),
@@ -181,7 +192,8 @@ def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.
     if args.beside is not None:
         os.nice(NICE)
         threading.Thread(target=_end_with_input, daemon=True).start()
-    page = PageProcess(listening, settings, certificates, alone=args.alone)
+    names = [name for name in (*args.page_host.split(","), args.listen) if name.strip()]
+    page = PageProcess(listening, settings, certificates, alone=args.alone, hosts=Hosts(names))
     page.start()
     print(f"lowwater: page {page.url}", flush=True)  # noqa: T201 - what callers wait for
     signal.sigwait(STOPS)

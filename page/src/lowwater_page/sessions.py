@@ -20,7 +20,8 @@ from aiohttp import hdrs, web
 
 from lowwater import errors
 from lowwater._server.tokens import is_token
-from lowwater._server.visitors import HEALTH, Denied, KnownVisitors, lacks, peer_of
+from lowwater._server.visitors import HEALTH, Denied, KnownVisitors, actor, lacks
+from lowwater_page.hosts import Hosts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,6 +59,7 @@ class SignedIn(KnownVisitors):
 
     ``secure``: whether the page is served over TLS. ``port`` tells the cookies of two processes on one
     host apart, which browsers do not. ``clock`` gives seconds since the Unix epoch, ``monotonic`` seconds of any clock.
+    ``hosts``: the names by which browsers may reach the page.
     """
 
     open = frozenset({"/", "/static/{path}", HEALTH, SESSION})
@@ -73,8 +75,10 @@ class SignedIn(KnownVisitors):
         port: int,
         clock: Callable[[], float],
         monotonic: Callable[[], float],
+        hosts: Hosts | None = None,
     ) -> None:
         super().__init__(rights, monotonic=monotonic)
+        self._hosts = hosts or Hosts()
         self._secure = secure
         self._cookie = f"lowwater_{port}"
         self._clock = clock
@@ -83,27 +87,37 @@ class SignedIn(KnownVisitors):
         self._ended: dict[str, int] = {}
         """Seals of sessions that were signed out, each with the second at which it would have ended by itself."""
 
+    async def check(self, request: web.Request) -> None:
+        """See Visitors. Names count without access rules above all: then the page is for whoever reaches it."""
+        given = request.headers.getall(hdrs.HOST, ())
+        if request.path != HEALTH and not self._hosts.take(given):
+            raise Denied(
+                421, "the page is not served under this name; if it is one of its own, start it with --page-host NAME"
+            )
+        await super().check(request)
+
     def routes(self) -> list[web.RouteDef]:
         """See Visitors."""
         return [web.get(SESSION, self.session), web.post(SESSION, self.sign_in), web.delete(SESSION, self.sign_out)]
 
     async def session(self, request: web.Request) -> web.Response:
         """Tell a page whether one has to sign in, and who has."""
-        principal = await self.signed_in(request)
-        found = {"required": await self._rights.controlled(), "name": None if principal is None else principal.name}
+        known = await self.signed_in(request)
+        found = {"required": await self._rights.controlled(), "name": None if known is None else known[0].name}
         return web.json_response(found, headers={hdrs.CACHE_CONTROL: "no-store"})
 
     async def sign_in(self, request: web.Request) -> web.Response:
         """Exchange a token for a cookie. Raises Denied."""
         _check_site(request)
         principal, token_digest = await self.by_token(await _token(request), request, "sign_in")
+        who = actor(principal, token_digest, request)
         if not principal.page:
-            self._audit.refused("sign_in", principal.name, peer_of(request), "", errors.PermissionDenied.reason)
+            self._audit.refused("sign_in", who, "", errors.PermissionDenied.reason)
             raise Denied(403, lacks(principal, "page"))
         until = int(self._clock()) + SESSION_SECONDS
         nonce = secrets.token_hex(NONCE_DIGITS // 2)  # two sign-ins within one second are two sessions
         value = f"{until}.{self._seal(until, token_digest, nonce)}.{token_digest}"
-        self._audit.done("sign_in", principal.name, peer_of(request))
+        self._audit.done("sign_in", who)
         response = _no_content()
         response.set_cookie(
             self._cookie,
@@ -119,24 +133,24 @@ class SignedIn(KnownVisitors):
     async def sign_out(self, request: web.Request) -> web.Response:
         """Have the browser forget its cookie. Raises Denied."""
         _check_site(request)
-        principal = None
+        known = None
         with suppress(errors.LowwaterError):  # who wants to go may go, whether or not somebody can tell who that was
-            principal = await self.signed_in(request)
-        if principal is not None:
-            self._audit.done("sign_out", principal.name, peer_of(request))
+            known = await self.signed_in(request)
+        if known is not None:
+            self._audit.done("sign_out", actor(*known, request))
         self._end(request)
         response = _no_content()
         response.del_cookie(self._cookie, path="/", httponly=True, samesite="Strict", secure=self._secure)
         return response
 
-    async def signed_in(self, request: web.Request) -> Identity | None:
+    async def signed_in(self, request: web.Request) -> tuple[Identity, str] | None:
         """See KnownVisitors."""
         session = self._session(request)
         if session is None or session.seal in self._ended:
             return None
         principal = await self._rights.whose(session.token_digest)
         # It may have been signed out meanwhile.
-        return principal if principal.name and session.seal not in self._ended else None
+        return (principal, session.token_digest) if principal.name and session.seal not in self._ended else None
 
     def _session(self, request: web.Request) -> _Session | None:
         """Return the session of a request's cookie, if this process has sealed it and it has not ended by itself."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from lowwater import errors
 from lowwater._core.events import shortened
+from lowwater._server.audit import Actor
 from lowwater_authority.access.limits import overloaded
 from lowwater_authority.access.policy import Action
 from lowwater_authority.core.topology import NAME, whole
@@ -46,9 +47,16 @@ class Caller:
     audit: Audit
     cut: Callable[[str], bool] = lambda _: False
     """Whether the computation of a name is cut into slices."""
+    token: str = ""
+    """Fingerprint of the token that it has presented; empty: it has a certificate."""
     reason: str = ""
     """Why the call was refused, by the reason of the error; for the audit."""
     _decided: dict[tuple[Action, str], bool] = field(default_factory=dict)
+
+    @property
+    def actor(self) -> Actor:
+        """Who it is, for the audit."""
+        return Actor(self.principal.name, self.peer, self.token)
 
     def become(self, principal: Principal, limits: Limits) -> None:
         """Go on with what the principal may do from now on."""
@@ -159,7 +167,7 @@ class Caller:
         """Raise PermissionDenied unless it may report for a computation, and have the audit say so: what is beside it in a report counts."""
         if not self.may_report(name):
             error = self.denied(Action.REPORT, name)
-            self.audit.refused("report", self.principal.name, self.peer, name, error.reason)
+            self.audit.refused("report", self.actor, name, error.reason)
             raise error
 
     def check_ranges(self, name: str, ranges: int) -> None:

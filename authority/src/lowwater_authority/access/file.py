@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from lowwater._core.events import event
 from lowwater._core.text import counted
 from lowwater_authority.access.policy import Access
 from lowwater_authority.files.followed import FollowedFile
-from lowwater_authority.files.table import BadFile
+from lowwater_authority.files.table import BadFile, date_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["AccessFile"]
+__all__ = ["SOON_SECONDS", "AccessFile"]
+
+SOON_SECONDS: Final = 7 * 86_400.0
+"""How long before the last token of a principal expires the log warns of it."""
 
 log = logging.getLogger(__name__)
 
 
 class AccessFile(FollowedFile[Access]):
-    """The rules of a file as they stand: who is removed is cut off within three seconds; a bad file removes nobody.
+    """The rules of a file as they stand. A bad file removes nobody.
 
-    ``check`` raises BadFile for rules that may not be in force here. Raises BadFile when the first cannot be used.
+    Who is removed is cut off within three seconds, and whose token expires within one. ``check``
+    raises BadFile for rules that may not be in force here. ``clock`` gives seconds since the Unix
+    epoch. Raises BadFile when the first file cannot be used.
     """
 
     def __init__(
@@ -33,9 +38,29 @@ class AccessFile(FollowedFile[Access]):
         *,
         check: Callable[[Access], None] = lambda _: None,
         monotonic: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._check = check
+        self._clock = clock
+        self._decided_at = clock()
+        """When it was last decided which tokens have expired."""
+        self._told: set[tuple[str, float, bool]] = set()
+        """Lines about the ends of principals that this process has logged: the principal, when it ends, and whether that was over."""
         super().__init__(path, monotonic=monotonic)
+
+    async def look(self) -> None:
+        """See FollowedFile. A token that has expired ends what it has opened. O(tokens)."""
+        now = self._clock()
+        if any(
+            self._decided_at < at <= now for principal in self.value.principals for at in principal.expires.values()
+        ):
+            for changed in self.on_change:
+                changed(self.value)
+        self._decided_at = now
+        for principal in self.value.principals:
+            if principal.ends is not None and principal.ends - now <= SOON_SECONDS:
+                self._tell_end(principal.name, principal.ends, over=principal.ends <= now)
+        await super().look()
 
     def _load(self) -> Access:
         access = Access.load(self.path)
@@ -44,6 +69,19 @@ class AccessFile(FollowedFile[Access]):
         except BadFile as error:
             raise error.within(str(self.path)) from None
         return access
+
+    def _tell_end(self, principal: str, ends: float, *, over: bool) -> None:
+        if (principal, ends, over) in self._told:
+            return
+        self._told.add((principal, ends, over))
+        at = date_text(ends)
+        log.warning(
+            "the last token of %s %s (%s): add the hash of a new one to the access file",
+            principal,
+            "has expired" if over else "expires soon",
+            at,
+            extra=event("token_expired" if over else "token_expires_soon", principal=principal, expires=at),
+        )
 
     def _tell_read(self) -> None:
         principals = len(self.value.principals)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -19,7 +20,7 @@ import grpc
 import grpc.aio
 
 from lowwater import errors
-from lowwater._server.audit import ANONYMOUS
+from lowwater._server.audit import ANONYMOUS, Actor
 from lowwater._server.tokens import digest
 from lowwater_authority.access.caller import CALLER, Caller
 from lowwater_authority.access.identity import Credentials, host_of, presented
@@ -115,25 +116,30 @@ class Guard(grpc.aio.ServerInterceptor):
         audit: Audit,
         insiders: Iterable[Principal],
         monotonic: Callable[[], float],
+        clock: Callable[[], float] = time.time,
         cut: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """Make one; ``cut`` says whether the computation of a name is cut into slices."""
+        """Make one; ``clock`` gives seconds since the Unix epoch, ``cut`` says whether the computation of a name is cut into slices."""
         self._insiders = tuple(insiders)
         self._cut = cut
         self._access = access.with_principals(self._insiders)
         self._observer = observer
         self._audit = audit
         self._monotonic = monotonic
+        self._clock = clock
         self._usage = Usage()
         self._health = Usage()
         self._streams: set[_Stream] = set()
 
     def use(self, access: Access) -> None:
-        """Go on with other rules, for the calls that come and for the streams that are open. On the event loop; O(streams)."""
+        """Go on with other rules, or with the same once a token has expired, for the calls that come and for the streams that are open.
+
+        On the event loop; O(streams).
+        """
         self._access = access.with_principals(self._insiders)
         for stream in self._streams:
             try:
-                stream.caller.become(stream.credentials.principal(self._access), self._access.limits)
+                stream.caller.become(stream.credentials.principal(self._access, self._clock()), self._access.limits)
                 if stream.request is not None:
                     stream.rule.check(stream.caller, stream.request)
             except errors.PermissionDenied as error:
@@ -179,11 +185,11 @@ class Guard(grpc.aio.ServerInterceptor):
         limits = self._access.limits
         try:
             credentials = presented(context.invocation_metadata() or (), context.auth_context())
-            principal = credentials.principal(self._access)
+            principal = credentials.principal(self._access, self._clock())
         except errors.Unauthenticated:
             self._usage.call(f"{peer} without a principal", limits, now)
             raise
-        caller.append(Caller(principal, limits, peer, self._audit, self._cut))
+        caller.append(Caller(principal, limits, peer, self._audit, self._cut, credentials.fingerprint))
         if principal.name not in BUILT_IN:  # a shard that may not ask another holds up both
             self._usage.call(principal.name, limits, now)
         if rule is None:
@@ -203,9 +209,9 @@ class Guard(grpc.aio.ServerInterceptor):
         """End a call with an error, told to the metrics and, if it is about who calls, to the audit."""
         self._observer.refused(method, error.reason)
         act = rule.act(request) if rule is not None and rule.act is not None and request is not None else method
-        who = caller[0].principal.name if caller else ANONYMOUS
-        peer = caller[0].peer if caller else host_of(context.peer())
-        self._audit.refused(act, who, peer, error.metadata.get("computation", ""), error.reason)
+        named = error.metadata.get("principal", ANONYMOUS)
+        actor = caller[0].actor if caller else Actor(named, host_of(context.peer()))
+        self._audit.refused(act, actor, error.metadata.get("computation", ""), error.reason)
         await refuse(context, error)
 
     # -- around the methods --------------------------------------------------------------------------------
@@ -221,7 +227,7 @@ class Guard(grpc.aio.ServerInterceptor):
                 [caller] = who
                 rule.admit(caller)
                 request = await _first(requests, REQUEST_SECONDS)
-                caller.become(credentials.principal(self._access), self._access.limits)
+                caller.become(credentials.principal(self._access, self._clock()), self._access.limits)
                 rule.check(caller, request)
             except errors.LowwaterError as error:
                 await self._refuse(name, known, request, who, context, error)
@@ -237,9 +243,10 @@ class Guard(grpc.aio.ServerInterceptor):
             except (asyncio.CancelledError, Exception) as error:
                 # The caller has gone, or this is a mistake here: it may have been done before.
                 reason = "CANCELLED" if isinstance(error, asyncio.CancelledError) else "INTERNAL"
-                self._audit.unknown(act, caller.principal.name, caller.peer, computation, reason)
+                self._audit.unknown(act, caller.actor, computation, reason)
                 raise
-            self._audit.done(act, caller.principal.name, caller.peer, computation)
+            if rule.acted(answer):
+                self._audit.done(act, caller.actor, computation)
             return answer
 
         return guarded
@@ -249,7 +256,7 @@ class Guard(grpc.aio.ServerInterceptor):
         tell = self._audit.unknown if unsure else self._audit.failed
         if caller.reason == errors.PermissionDenied.reason:
             tell = self._audit.refused
-        tell(act, caller.principal.name, caller.peer, computation, caller.reason)
+        tell(act, caller.actor, computation, caller.reason)
 
     def _stream(
         self, name: str, known: Method | None, serve: Callable[[Any, Context], AsyncGenerator[Any, None]], *, one: bool

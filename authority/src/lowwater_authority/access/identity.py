@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater import errors
-from lowwater._server.tokens import bearer, digest
+from lowwater._server.tokens import bearer, digest, fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -34,13 +35,24 @@ class Credentials:
     token_digest: str | None = field(default=None, repr=False)
     names: tuple[str, ...] = ()
 
-    def principal(self, access: Access) -> Principal:
-        """Return who presents them. A token counts before a certificate, and a wrong one is not made good by it. Raises Unauthenticated."""
+    @property
+    def fingerprint(self) -> str:
+        """By which tokens are told apart in the log; empty without one."""
+        return fingerprint(self.token_digest or "")
+
+    def principal(self, access: Access, now: float) -> Principal:
+        """Return who presents them at a second since the Unix epoch. A token counts before a certificate, and a wrong one is not made good by it.
+
+        Raises Unauthenticated, which names whose token has expired.
+        """
         if self.token_digest is not None:
-            found = access.whose(self.token_digest)
-            if found is None:
-                raise _unknown("the token is nobody's: it is wrong, or was removed")
-            return found
+            found = access.whose(self.token_digest, now)
+            if found is not None:
+                return found
+            before = access.whose(self.token_digest, -math.inf)
+            if before is not None:
+                raise _unknown(f"this token of {before.name} has expired", before.name)
+            raise _unknown("the token is nobody's: it is wrong, or was removed")
         if not self.names:
             raise _unknown("this authority wants to know who calls")
         several = access.certified(self.names)
@@ -85,5 +97,5 @@ def _text(value: Any) -> str:
     return value.decode("latin-1") if isinstance(value, bytes) else str(value)
 
 
-def _unknown(what: str) -> errors.Unauthenticated:
-    return errors.Unauthenticated(f"{what}; {HOW}")
+def _unknown(what: str, principal: str = "") -> errors.Unauthenticated:
+    return errors.Unauthenticated(f"{what}; {HOW}", metadata={"principal": principal} if principal else {})

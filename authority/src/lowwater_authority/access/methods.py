@@ -18,7 +18,7 @@ from lowwater_authority.rpc.refusals import bad_field
 if TYPE_CHECKING:
     from lowwater_authority.access.caller import Caller
 
-__all__ = ["METHODS", "OPEN", "REGION_METHODS", "Method"]
+__all__ = ["METHODS", "OPEN", "REGION_METHODS", "Method", "decision_name"]
 
 Needs = Callable[[Any], Iterable[tuple[Action, str]]]
 
@@ -48,6 +48,8 @@ class Method:
     """Whether it takes operate on the deployment as a whole."""
     act: Callable[[Any], str] | None = None
     """From the request: what the audit calls it; None: it changes nothing that is worth a line."""
+    acted: Callable[[Any], bool] = lambda _: True
+    """From the answer: whether anything was changed."""
     subject: Callable[[Any], str] = lambda request: getattr(request, "computation", "")
     """From the request: what the audit says it was done to: a computation, a reference, or a region."""
 
@@ -124,7 +126,7 @@ METHODS: Final[dict[str, Method]] = {
         of_slice=_claims_for_slice,
         act=lambda request: "adopt" if request.adopt else "claim",
     ),
-    "/lowwater.v1.WorkerService/Release": Method(_own(Action.REPORT)),
+    "/lowwater.v1.WorkerService/Release": Method(_own(Action.REPORT), act=lambda _: "release"),
     "/lowwater.v1.WorkerService/Report": Method(some=Action.REPORT),
     "/lowwater.v1.WorkerService/StageTask": Method(_own(Action.REPORT), some=Action.REPORT),
     "/lowwater.v1.WorkerService/PrepareBatch": Method(_own(Action.REPORT), some=Action.REPORT),
@@ -135,7 +137,9 @@ METHODS: Final[dict[str, Method]] = {
     "/lowwater.v1.WatermarkService/CheckComplete": Method(_own(Action.READ)),
     "/lowwater.v1.WatermarkService/ListRanges": Method(_own(Action.READ)),
     "/lowwater.v1.WatermarkService/GetHistory": Method(_own(Action.READ)),
-    "/lowwater.v1.TopologyService/Register": Method(_inputs(Action.REPORT, "name"), most=_READ),
+    "/lowwater.v1.TopologyService/Register": Method(
+        _inputs(Action.REPORT, "name"), most=_READ, act=lambda _: "register", subject=lambda request: request.name
+    ),
     "/lowwater.v1.TopologyService/GetTopology": _ANYBODY,
     "/lowwater.v1.TopologyService/SetInputs": Method(
         _inputs(Action.OPERATE, "computation"), most=_READ, act=lambda _: "set_inputs"
@@ -150,14 +154,17 @@ METHODS: Final[dict[str, Method]] = {
     ),
     "/lowwater.v1.TopologyService/GetLayout": Method(_own(Action.READ)),
     "/lowwater.v1.TopologyService/Drop": Method(_own(Action.OPERATE), act=lambda _: "drop"),
-    "/lowwater.v1.TaskService/CreateGroup": Method(_own(Action.REPORT)),
+    "/lowwater.v1.TaskService/CreateGroup": Method(_own(Action.REPORT), act=lambda _: "create_group"),
     # As a change of inputs: it takes work away from all who have some.
     "/lowwater.v1.TaskService/ConfigureGroup": Method(_own(Action.OPERATE), act=lambda _: "configure_group"),
-    "/lowwater.v1.TaskService/CreateTasks": Method(_own(Action.REPORT)),
-    "/lowwater.v1.TaskService/TakeTask": Method(_own(Action.REPORT)),
+    "/lowwater.v1.TaskService/CreateTasks": Method(_own(Action.REPORT), act=lambda _: "create_tasks"),
+    "/lowwater.v1.TaskService/TakeTask": Method(
+        _own(Action.REPORT), act=lambda _: "take_task", acted=lambda answer: answer.HasField("lease")
+    ),
+    # As the reports of workers: no line for each.
     "/lowwater.v1.TaskService/RenewTask": Method(_own(Action.REPORT)),
-    "/lowwater.v1.TaskService/CommitTask": Method(_own(Action.REPORT)),
-    "/lowwater.v1.TaskService/ReleaseTask": Method(_own(Action.REPORT)),
+    "/lowwater.v1.TaskService/CommitTask": Method(_own(Action.REPORT), act=lambda _: "commit_task"),
+    "/lowwater.v1.TaskService/ReleaseTask": Method(_own(Action.REPORT), act=lambda _: "release_task"),
     "/lowwater.v1.TaskService/ListTasks": Method(_own(Action.READ)),
     "/lowwater.v1.ClusterService/Locate": Method(known=lambda request: request.computations, most=_NAMED),
     "/lowwater.v1.ClusterService/ListShards": _ANYBODY,
@@ -178,9 +185,9 @@ def _of_region(act: str, subject: Callable[[Any], str]) -> Method:
     return Method(region=_speaks, act=lambda _: act, subject=subject)
 
 
-def _decided(request: Any) -> str:
-    """The decision's name; that of a newer client has none."""
-    known = regions_pb2.Decision.DESCRIPTOR.values_by_number.get(request.decision)
+def decision_name(number: int) -> str:
+    """Return the name of an operator's decision, such as ``write_off``; that of a newer client has none."""
+    known = regions_pb2.Decision.DESCRIPTOR.values_by_number.get(number)
     return "decide" if known is None else known.name.removeprefix("DECISION_").lower()
 
 
@@ -202,7 +209,7 @@ REGION_METHODS: Final[dict[str, Method]] = {
     "/lowwater.v1.RegionService/Enrol": _of_region("enrol", _speaks),
     "/lowwater.v1.RegionService/ListReferences": Method(some=Action.READ),
     "/lowwater.v1.RegionService/Decide": Method(
-        everything=True, act=_decided, subject=lambda request: request.reference
+        everything=True, act=lambda request: decision_name(request.decision), subject=lambda request: request.reference
     ),
     "/lowwater.v1.RegionService/Recover": Method(
         everything=True, act=lambda _: "recover", subject=lambda request: ",".join(request.regions)

@@ -6,6 +6,7 @@ What no rule allows is refused, and there are no rules that forbid. docs/securit
 from __future__ import annotations
 
 import hmac
+import math
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -16,7 +17,7 @@ from lowwater._server.tokens import digest
 from lowwater_authority.files.table import BadFile, Table, bytes_of, parsed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
 
@@ -65,8 +66,19 @@ class Principal:
     """Whether it is a shard, which claims and reports at computations that are cut for the slices that it serves. No file says so."""
     digests: tuple[str, ...] = field(default=(), repr=False)
     """SHA-256 of its tokens, 64 lower-case hexadecimal digits each."""
+    expires: Mapping[str, float] = field(default_factory=dict, repr=False, hash=False)
+    """Second since the Unix epoch from which a token does not count any more, by its digest.
+
+    Tokens that count for ever are missing."""
     certificates: tuple[str, ...] = ()
     """Names of its client certificates: a URI or DNS name, or the common name of one without these."""
+
+    @property
+    def ends(self) -> float | None:
+        """Second since the Unix epoch from which nobody is this principal any more; None: never."""
+        if self.certificates or len(self.expires) < len(self.digests):
+            return None
+        return max(self.expires.values(), default=None)
 
     def may(self, action: Action, namespace: str, name: str) -> bool:
         """Whether it may do something to the computation ``[namespace/]name``. O(its rules)."""
@@ -139,8 +151,8 @@ class Access:
         """Return the same with principals that no file names."""
         return Access([*self.principals, *more], self.limits)
 
-    def whose(self, token_digest: str) -> Principal | None:
-        """Return whose token has this digest; None: nobody's.
+    def whose(self, token_digest: str, now: float) -> Principal | None:
+        """Return whose token has this digest; None: nobody's, or it has expired at ``now``, in seconds since the Unix epoch.
 
         It is compared with every digest there is, each in constant time, so that the time an answer takes says neither how
         much of a token is right nor whose it is. O(tokens): some 0.2 us each.
@@ -150,7 +162,7 @@ class Access:
         for each, principal in self._digests:
             if hmac.compare_digest(each, given):
                 found = principal
-        return found
+        return None if found is None or found.expires.get(token_digest, math.inf) <= now else found
 
     def certified(self, names: Sequence[str]) -> list[Principal]:
         """Return those that a verified certificate with these names stands for. One that stands for several stands for none."""
@@ -165,7 +177,8 @@ def _matches(pattern: str, name: str) -> bool:
     return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
 
 
-PRINCIPAL: Final = ("name", "token_sha256", "certificates", "page", "metrics", "regions", "allow")
+PRINCIPAL: Final = ("name", "token_sha256", "token", "certificates", "page", "metrics", "regions", "allow")
+TOKEN: Final = ("sha256", "expires")
 ALLOW: Final = ("namespace", *(action.value for action in Action))
 LIMITS: Final = ("streams", "calls_per_second", "ranges", "computations", "message_bytes")
 
@@ -188,12 +201,17 @@ def _principal(table: Table) -> Principal:
         raise table.bad("name", f"is {name!r}, which the authority uses itself", "choose another")
     # What stands where a digest should may be the token itself.
     fix = "64 hexadecimal digits, as `lowwater access token` prints them"
-    digests = table.texts("token_sha256", SHA256, fix, secret=True)
+    listed = table.texts("token_sha256", SHA256, fix, secret=True)
+    tokens = table.tables("token", TOKEN)
+    expires = {token.text("sha256", SHA256, fix, secret=True): token.moment("expires") for token in tokens}
+    digests = (*listed, *expires)
+    if len(set(digests)) < len(listed) + len(tokens):
+        raise table.bad("token", "has a digest that stands there twice", "leave one of the two out")
     if EMPTY in digests:
         raise table.bad("token_sha256", "has the digest of an empty token", "make one with `lowwater access token`")
     certificates = table.texts("certificates", CERTIFICATE, "names of certificates, without wildcards")
     if not digests and not certificates:
-        fix = "add token_sha256 or certificates, or remove the principal"
+        fix = "add token_sha256, token or certificates, or remove the principal"
         raise table.bad("", f"{name!r} can be nobody: it has neither tokens nor certificates", fix)
     return Principal(
         name,
@@ -204,6 +222,7 @@ def _principal(table: Table) -> Principal:
             "regions", REGION, "names of regions, as `lowwater region --name` has them, without wildcards"
         ),
         digests=digests,
+        expires={each: at for each, at in expires.items() if at is not None},
         certificates=certificates,
     )
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import argparse
 import secrets
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lowwater._core.checks import is_name
 from lowwater._core.text import counted
-from lowwater._server.tokens import LEAST_TOKEN, digest, is_token
+from lowwater._server.tokens import LEAST_TOKEN, digest, fingerprint, is_token
 from lowwater.cli.arguments import CommandParser, add_command
 from lowwater.cli.render import table
 from lowwater_authority.access.caller import parted
 from lowwater_authority.access.policy import Access, Action, Principal
-from lowwater_authority.files.table import BadFile
+from lowwater_authority.files.table import BadFile, date_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -126,8 +127,10 @@ def _may(access: Access, args: argparse.Namespace) -> int:
         raise _Refused(msg)
     principal = _named(access, args)
     namespace, plain = parted(name)
-    allowed = principal.may(Action(action), namespace, plain)
-    _say(f"{principal.name} {'may' if allowed else 'may not'} {action} {name}")
+    over = principal.ends is not None and principal.ends <= time.time()
+    allowed = principal.may(Action(action), namespace, plain) and not over
+    why = f": its last token expired at {date_text(principal.ends or 0)}" if over else ""
+    _say(f"{principal.name} {'may' if allowed else 'may not'} {action} {name}{why}")
     return 0 if allowed else 1
 
 
@@ -140,7 +143,8 @@ def _named(access: Access, args: argparse.Namespace) -> Principal:
 
 
 def _described(principal: Principal) -> str:
-    known_by = [counted(len(principal.digests), "token")] if principal.digests else []
+    tokens = ", ".join(_token_shown(each, principal) for each in principal.digests)
+    known_by = [f"{counted(len(principal.digests), 'token')} ({tokens})"] if tokens else []
     known_by += [f"the certificate {name}" for name in principal.certificates]
     speaks = (
         f", speaks for {counted(len(principal.regions), 'region')} {', '.join(principal.regions)}"
@@ -156,6 +160,12 @@ def _described(principal: Principal) -> str:
     opens = f"; opens {' and '.join(also)}" if also else ""
     rules = table(rows) if principal.allow else "may do nothing with computations"
     return f"{principal.name}, known by {', '.join(known_by)}{opens}{speaks}\n{rules}"
+
+
+def _token_shown(token_digest: str, principal: Principal) -> str:
+    """Return how the audit calls a token, and until when it counts."""
+    expires = principal.expires.get(token_digest)
+    return fingerprint(token_digest) + ("" if expires is None else f" until {date_text(expires)}")
 
 
 def _space(namespace: str) -> str:

@@ -69,6 +69,13 @@ def parser() -> CommandParser:
         "--http off or where lowwater-page is not installed)",
     )
     parse.add_argument(
+        "--page-host",
+        metavar="NAME,...",
+        default="",
+        help="names by which browsers reach the page, as behind a proxy; *.example.org stands for all that end so, * for all (default: its addresses, "
+        "localhost, and the names of --page and of this machine)",
+    )
+    parse.add_argument(
         "--tls-cert",
         metavar="PEM",
         type=Path,

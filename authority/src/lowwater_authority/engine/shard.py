@@ -318,8 +318,11 @@ class Shard:
 
     # -- the graph -------------------------------------------------------------------------------------------
 
-    async def register(self, spec: Spec, *, room: Room = anything) -> Spec:
-        """Register a computation. Raises InvalidArgument, RegistrationConflict, Cycle, EstimatedInput, and what ``room`` raises."""
+    async def register(self, spec: Spec, *, room: Room = anything, principal: str = "") -> Spec:
+        """Register a computation, for a ``principal``; empty: nobody knows for whom.
+
+        Raises InvalidArgument, RegistrationConflict, Cycle, EstimatedInput, and what ``room`` raises.
+        """
 
         def stage(round_: Round) -> Spec:
             if spec.name in self.held.gone:
@@ -349,7 +352,7 @@ class Shard:
                 "%s is registered: it %s",
                 spec.name,
                 reads,
-                extra=event("registered", computation=spec.name, inputs=inputs),
+                extra=event("registered", computation=spec.name, inputs=inputs, principal=principal),
             )
         if not self.serves(spec.name):
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tomllib
+from datetime import UTC, date, datetime
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-__all__ = ["BadFile", "Table", "bytes_of", "parsed", "shown"]
+__all__ = ["BadFile", "Table", "bytes_of", "date_text", "parsed", "shown"]
 
 MOST: Final = 2**31 - 1
 """Of a whole number: more than anything here can have, and what gRPC takes."""
@@ -75,19 +76,19 @@ class Table:
         """Return the error of a key; empty: of the table."""
         return BadFile(self._at(key) if key else self._place, problem, fix)
 
-    def text(self, key: str, shape: re.Pattern[str], fix: str) -> str:
-        """Return a text that must be there."""
+    def text(self, key: str, shape: re.Pattern[str], fix: str, *, secret: bool = False) -> str:
+        """Return a text that must be there. What may be ``secret`` is not quoted."""
         if key not in self._values:
             raise self.bad(key, "is missing", f"write {fix}")
-        return self.optional_text(key, shape, fix)
+        return self.optional_text(key, shape, fix, secret=secret)
 
-    def optional_text(self, key: str, shape: re.Pattern[str], fix: str) -> str:
+    def optional_text(self, key: str, shape: re.Pattern[str], fix: str, *, secret: bool = False) -> str:
         """Return a text; empty when it is missing."""
         value = self._values.get(key)
         if key not in self._values:
             return ""
         if not isinstance(value, str) or shape.fullmatch(value) is None:
-            raise self.bad(key, f"is {shown(value)}", f"write {fix}")
+            raise self.bad(key, "is malformed" if secret else f"is {shown(value)}", f"write {fix}")
         return value
 
     def texts(self, key: str, shape: re.Pattern[str], fix: str, *, secret: bool = False) -> tuple[str, ...]:
@@ -125,6 +126,24 @@ class Table:
             raise self.bad(key, f"is {shown(value)}", "write a number above 0, or leave it out for no limit")
         return float(value)
 
+    def moment(self, key: str) -> float | None:
+        """Return a date or a time as seconds since the Unix epoch; None when it is missing.
+
+        A date is its first moment. Both are UTC's unless they have an offset.
+        """
+        value = self._values.get(key)
+        if value is None:
+            return None
+        if type(value) is date:
+            value = datetime(value.year, value.month, value.day, tzinfo=UTC)
+        try:
+            if isinstance(value, datetime):
+                return (value if value.tzinfo else value.replace(tzinfo=UTC)).astimezone(UTC).timestamp()
+        except OverflowError:  # an offset leads out of the calendar
+            pass
+        fix = "write a date or a time without quotes, such as 2027-01-31 or 2027-01-31T12:00:00Z"
+        raise self.bad(key, f"is {shown(value)}", fix)
+
     def table(self, key: str, keys: Iterable[str]) -> Table | None:
         """Return a table within; None when it is missing."""
         value = self._values.get(key)
@@ -144,6 +163,15 @@ class Table:
 
     def _at(self, key: str) -> str:
         return f"{self._place}.{key}" if self._place else key
+
+
+def date_text(seconds: float) -> str:
+    """Return a second since the Unix epoch as files have it.
+
+    >>> date_text(1801440000.0)
+    '2027-02-01T00:00:00Z'
+    """
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def shown(value: object) -> str:

@@ -409,6 +409,13 @@ class Journal(ABC):
     async def close(self) -> None:
         """Finish what was begun and let go. Does nothing the second time; everything else raises JournalClosed then."""
 
+    def free_bytes(self) -> int | None:
+        """Return how many bytes are free on the disk of the journal. On any thread.
+
+        None: the journal is on no disk of this machine, or the system does not tell.
+        """
+        return None
+
     @abstractmethod
     def statistics(self) -> JournalStatistics:
         """What was done since ``open``."""

@@ -235,6 +235,14 @@ class SqliteJournal(Journal):
         if self._thread is not None:
             await asyncio.shield(self._let_go(self._thread))
 
+    def free_bytes(self) -> int | None:
+        """See Journal."""
+        try:
+            found = os.statvfs(self._database.path.parent)
+        except OSError:
+            return None
+        return found.f_bavail * found.f_frsize
+
     def statistics(self) -> JournalStatistics:
         """See Journal."""
         return self._meter.statistics()
@@ -870,7 +878,7 @@ def roll_back(connection: sqlite3.Connection) -> None:
         try:
             connection.execute("ROLLBACK")
         except sqlite3.Error as error:
-            _logger.warning("rolling back failed: %s", error)
+            _logger.warning("rolling back failed: %s", error, extra=event("roll_back_failed", reason=str(error)))
 
 
 class LockFile:

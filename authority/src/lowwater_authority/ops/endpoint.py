@@ -93,7 +93,7 @@ class RulesHere:
 
     async def whose(self, token_sha256: str) -> Identity:
         """See Rights. In constant time."""
-        found = self._access().whose(token_sha256)
+        found = self._access().whose(token_sha256, time.time())
         if found is None:
             return Identity(controlled=True, name="", page=False, metrics=False)
         return Identity(controlled=True, name=found.name, page=found.page, metrics=found.metrics)

@@ -109,6 +109,8 @@ ERRORS: Final = _counter(
     "journal_errors", "Writes that the store refused (failed), or did not answer (unknown; tried again).", "outcome"
 )
 
+FREE: Final = _gauge("journal_free_bytes", "Bytes free on the disk of --data; absent with --store.")
+
 CONFIRMED: Final = _gauge(
     "deployment_confirmed_timestamp_seconds",
     "Processing time up to which all that its lags and holders need is known to be the newest, other shards' part too; absent before it has asked for it.",
@@ -129,6 +131,12 @@ ACCESS_REFUSED: Final = _gauge(
     "1 while the file of --access is bad, and the rules of before are in force, else 0.",
 )
 
+TOKEN_EXPIRES: Final = _gauge(
+    "token_expires_timestamp_seconds",
+    "When the last token of a principal expires; absent for a principal with a token or a certificate that counts for ever.",
+    "principal",
+)
+
 CERTIFICATE_REFUSED: Final = _gauge(
     "certificate_refused",
     "1 while the files of --tls-cert and its like cannot be used, and those of before are in force, else 0; absent without TLS.",
@@ -143,7 +151,9 @@ FIGURES: Final[tuple[Figure, ...]] = (
     CERTIFICATE_REFUSED,
     REFUSED,
     ACCESS_REFUSED,
+    TOKEN_EXPIRES,
     ERRORS,
+    FREE,
     *GATES,
 )
 """All that is read at a scrape."""
@@ -160,6 +170,11 @@ def doors(certificates: Certificates | None, access: AccessFile | None) -> Itera
     rules = ACCESS_REFUSED.family()
     rules.add_metric([], float(access is not None and access.refused is not None))
     yield rules
+    expires = TOKEN_EXPIRES.family()
+    for principal in () if access is None else access.value.principals:
+        if principal.ends is not None:
+            expires.add_metric([principal.name], principal.ends)
+    yield expires
 
 
 class DoorCollector(Collector):
@@ -232,6 +247,10 @@ class ShardCollector(Collector):
             refused.add_metric([], float(self._promises.refused is not None))
         yield refused
         yield self._errors()
+        free, left = FREE.family(), self._shard.journal.free_bytes()
+        if left is not None:
+            free.add_metric([], left)
+        yield free
         for figure, read_gate in GATES.items():
             family = figure.family()
             for gate in self._streams.admission.gates:

@@ -28,6 +28,7 @@ from lowwater_authority.commands.serve_arguments import add_expect_deployment, a
 from lowwater_authority.engine.writes import StoreState
 from lowwater_authority.journal import Journal, JournalError
 from lowwater_authority.ops.metrics import Metrics
+from lowwater_authority.ops.open_files import FileWatch
 from lowwater_authority.ops.shard_figures import DoorCollector
 from lowwater_authority.regions.config import positive_duration
 from lowwater_authority.regions.figures import BUILD, ReferenceFigures
@@ -186,6 +187,7 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
         assert registry.ended is not None
         asked, watching = asyncio.create_task(stopping.wait()), asyncio.create_task(registry.watch())
         following = [] if door is None else [asyncio.create_task(door.watch())]
+        files = asyncio.create_task(FileWatch().run())
         waiting: list[asyncio.Future[Any]] = [registry.ended, asked, watching, *following]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         code = 0 if stopping.is_set() else local.FAILED
@@ -194,7 +196,7 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
         for beside in (watching, *following):
             if beside.done() and (failure := beside.exception()) is not None:
                 log.error("%s", failure, extra=event("stopped", reason=repr(failure)))
-        for task in (asked, watching, *following):
+        for task in (asked, watching, files, *following):
             task.cancel()
         health.stop()
         await server.stop(local.GRACE_SECONDS)

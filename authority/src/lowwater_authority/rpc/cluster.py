@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 from lowwater import errors
@@ -137,7 +138,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             return pb.IdentifyResponse(server_token=token, page=True, metrics=True)
         caller = calling()
         if request.token_sha256:
-            principal = self.services.access().whose(request.token_sha256)  # in constant time
+            principal = self.services.access().whose(request.token_sha256, time.time())  # in constant time
         else:
             principal = None if caller is None else caller.principal
         if principal is None:

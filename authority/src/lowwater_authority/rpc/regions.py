@@ -13,6 +13,7 @@ from lowwater._core.events import event
 from lowwater._pb.lowwater.v1 import regions_pb2 as pb
 from lowwater._pb.lowwater.v1 import regions_pb2_grpc
 from lowwater_authority.access.caller import calling
+from lowwater_authority.access.methods import decision_name
 from lowwater_authority.regions.references import (
     AUTOMATIC,
     LOCAL,
@@ -209,20 +210,22 @@ class RegionServicer(regions_pb2_grpc.RegionServiceServicer):
             raise bad_field("who", "is no name", f"use at most {MOST_NAME} printable characters")
         if who == AUTOMATIC:
             raise bad_field("who", f"is {AUTOMATIC!r}", "say who decides: by itself is something else")
+        decide = _DECISIONS.get(request.decision)
+        if decide is None and request.decision != pb.DECISION_ADOPT:
+            raise bad_field("decision", f"is {request.decision}", "take one that is known")
+        decision = decision_name(request.decision)
+        principal = "" if caller is None else caller.principal.name
         log.warning(
             "%s decides: %s of %s",
             who,
-            pb.Decision.Name(request.decision),
+            decision,
             name,
-            extra=event("decision", reference=name, who=who),
+            extra=event("decision", reference=name, decision=decision, principal=principal, who=who),
         )
         number, decision_number = request.number, request.decision_number
-        if request.decision == pb.DECISION_ADOPT:
+        if decide is None:
             await registry.adopt(name, region, who, number, decision_number)
         else:
-            decide = _DECISIONS.get(request.decision)
-            if decide is None:
-                raise bad_field("decision", f"is {request.decision}", "take one that is known")
 
             def plan(core: References) -> Change:
                 core.check_decision(name, number, decision_number)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import topology_pb2, topology_pb2_grpc
-from lowwater_authority.access.caller import permit, room, room_for_slice, visible
+from lowwater_authority.access.caller import calling, permit, room, room_for_slice, visible
 from lowwater_authority.journal import JournalError
 from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.refusals import refusing
@@ -31,7 +31,12 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         """Register a computation."""
         shard, spec = self.services.shard, codec.spec(request)
         await shard.confirm(())  # what another shard knows of it decides whether it conflicts
-        spec = await shard.register(spec, room=room(spec.name, len(spec.slices) + bool(spec.slices)))
+        caller = calling()
+        spec = await shard.register(
+            spec,
+            room=room(spec.name, len(spec.slices) + bool(spec.slices)),
+            principal="" if caller is None else caller.principal.name,
+        )
         return topology_pb2.RegisterResponse(
             server_token=self.services.token, computation=codec.computation_message(spec, shard.topology)
         )

@@ -1,7 +1,8 @@
-"""Settings whose certificates stand in files: a process that runs for days takes those that are renewed meanwhile."""
+"""Settings whose certificates and token stand in files: a process that runs for days takes those that are renewed meanwhile."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,16 @@ class FileSettings(Settings):
     """PEM of this client's certificates, where the server wants them."""
     key: str = ""
     """PEM of this client's key, beside them."""
+    token_file: str = ""
+    """File with the token in place of ``token``. It is read for every call, so that a new token counts at once."""
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """See Settings. While the file of the token cannot be read, or has no token, the one read before is used."""
+        settings = self
+        with suppress(OSError, ValueError, errors.InvalidArgument):
+            settings = replace(self, token=self._token(), token_file="")
+        return (("authorization", f"Bearer {settings.token}"),) if settings.token else ()
 
     @property
     def encrypted(self) -> bool:
@@ -49,10 +60,20 @@ class FileSettings(Settings):
         """Return the settings with what stands in the files now. Raises OSError, InvalidArgument."""
         return replace(
             self,
+            token=self._token(),
             root_certificates=self.content("ca", self.ca),
             private_key=self.content("key", self.key),
             certificate_chain=self.content("certificate", self.certificate),
         )
+
+    def _token(self) -> str | None:
+        if not self.token_file:
+            return self.token
+        token = self.locate(self.token_file).read_text("ascii").strip()
+        if not token:
+            msg = f"{self.token_file} is empty: write one token into it"
+            raise errors.InvalidArgument(msg, metadata={"file": self.token_file, "fix": "write one token into it"})
+        return token
 
     def content(self, name: str, named: str) -> bytes | None:
         """Return what stands in the file that the setting ``name`` names; None when it names none. Raises OSError, InvalidArgument."""

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lowwater._core.events import Limited, event, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ANONYMOUS", "Audit"]
+__all__ = ["ANONYMOUS", "Actor", "Audit"]
 
 ANONYMOUS: Final = "anonymous"
 """What the log calls who is nobody yet."""
 
 log: Final = logging.getLogger("lowwater_authority.audit")
+
+
+class Actor(NamedTuple):
+    """Who does something."""
+
+    principal: str
+    peer: str
+    """Host from which it calls."""
+    token: str = ""
+    """Fingerprint of the token that it has presented; empty: it has a certificate, or is nobody."""
 
 
 class Audit:
@@ -30,31 +40,30 @@ class Audit:
         self._registered = registered
         self._quiet = Limited()
 
-    def done(self, act: str, principal: str, peer: str, computation: str = "") -> None:
+    def done(self, act: str, who: Actor, computation: str = "") -> None:
         """Somebody has done something."""
-        _tell(logging.INFO, act, principal, peer, computation, "done")
+        _tell(logging.INFO, act, who, computation, "done")
 
-    def failed(self, act: str, principal: str, peer: str, computation: str, reason: str) -> None:
+    def failed(self, act: str, who: Actor, computation: str, reason: str) -> None:
         """Somebody who may do something did not achieve it; ``reason`` is that of the error."""
-        _tell(logging.INFO, act, principal, peer, computation, "failed", reason)
+        _tell(logging.INFO, act, who, computation, "failed", reason)
 
-    def unknown(self, act: str, principal: str, peer: str, computation: str, reason: str) -> None:
+    def unknown(self, act: str, who: Actor, computation: str, reason: str) -> None:
         """Somebody who may do something had no answer that says whether it was done; ``reason`` is what came instead."""
-        _tell(logging.INFO, act, principal, peer, computation, "unknown", reason)
+        _tell(logging.INFO, act, who, computation, "unknown", reason)
 
-    def refused(self, act: str, principal: str, peer: str, computation: str, reason: str) -> None:
+    def refused(self, act: str, who: Actor, computation: str, reason: str) -> None:
         """Somebody was refused for who it is; once in a while for each act, caller, reason and computation."""
         known = computation if self._registered(computation) else ""
-        count = self._quiet.count((act, principal, peer, reason, known), self._monotonic())
+        count = self._quiet.count((act, who, reason, known), self._monotonic())
         if count:
-            _tell(logging.WARNING, act, principal, peer, computation, "refused", reason, count)
+            _tell(logging.WARNING, act, who, computation, "refused", reason, count)
 
 
 def _tell(
     level: int,
     act: str,
-    principal: str,
-    peer: str,
+    who: Actor,
     computation: str,
     outcome: str,
     reason: str | None = None,
@@ -66,11 +75,13 @@ def _tell(
     fields = event(
         "audit",
         act=act,
-        principal=principal,
-        **{"from": peer},
+        principal=who.principal,
+        token=who.token,
+        **{"from": who.peer},
         computation=computation,
         outcome=outcome,
         reason=reason,
         count=count,
     )
-    log.log(level, "%s of %s: %s%s %s%s", principal, peer, act, what, outcome, why, extra=fields)
+    by = f" by token {who.token}" if who.token else ""
+    log.log(level, "%s of %s%s: %s%s %s%s", who.principal, who.peer, by, act, what, outcome, why, extra=fields)

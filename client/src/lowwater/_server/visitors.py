@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from aiohttp import hdrs, web
 
 from lowwater import errors
-from lowwater._server.audit import ANONYMOUS, Audit
-from lowwater._server.tokens import bearer, digest
+from lowwater._server.audit import ANONYMOUS, Actor, Audit
+from lowwater._server.tokens import bearer, digest, fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -134,13 +134,13 @@ class KnownVisitors(Visitors):
         if route in self.open or not await self._rights.controlled():
             return
         act = "metrics" if route == METRICS else "page"
-        principal = await self._who(request, act)
+        principal, token_digest = await self._who(request, act)
         if not (principal.metrics if act == "metrics" else principal.page):
-            self._audit.refused(act, principal.name, peer_of(request), "", errors.PermissionDenied.reason)
+            self._audit.refused(act, actor(principal, token_digest, request), "", errors.PermissionDenied.reason)
             raise Denied(403, lacks(principal, act))
 
-    async def signed_in(self, request: web.Request) -> Identity | None:
-        """Return who a request without a token is from; None: nobody knows."""
+    async def signed_in(self, request: web.Request) -> tuple[Identity, str] | None:
+        """Return who a request without a token is from, and the digest by which that is known; None: nobody knows."""
         del request
         return None
 
@@ -152,36 +152,41 @@ class KnownVisitors(Visitors):
             peer, now = peer_of(request), self._monotonic()
             wait = self._wrong.wait(peer, now)
             if wait:
-                self._audit.refused(act, ANONYMOUS, peer, "", errors.Overloaded.reason)
+                self._audit.refused(act, Actor(ANONYMOUS, peer), "", errors.Overloaded.reason)
                 again: dict[str, str] = {hdrs.RETRY_AFTER: str(int(wait) + 1)}
                 raise Denied(
                     429, "this token is nobody's, and too many such came from your address: try again later", again
                 )
             self._wrong.count(peer, now)
-            raise self._unknown(request, act, "this token is nobody's: it is wrong, or was removed")
+            raise self._unknown(request, act, "this token is nobody's: it is wrong, was removed, or has expired")
         return principal, token_digest
 
-    async def _who(self, request: web.Request, act: str) -> Identity:
+    async def _who(self, request: web.Request, act: str) -> tuple[Identity, str]:
         headers = request.headers.getall(hdrs.AUTHORIZATION, ())
         if headers:
             try:
                 token = bearer(headers)
             except ValueError as error:
                 raise self._unknown(request, act, str(error)) from None
-            return (await self.by_token(token, request, act))[0]
-        principal = await self.signed_in(request)
-        if principal is None:
+            return await self.by_token(token, request, act)
+        found = await self.signed_in(request)
+        if found is None:
             raise self._unknown(request, act, self.how)
-        return principal
+        return found
 
     def _unknown(self, request: web.Request, act: str, sentence: str) -> Denied:
-        self._audit.refused(act, ANONYMOUS, peer_of(request), "", errors.Unauthenticated.reason)
+        self._audit.refused(act, Actor(ANONYMOUS, peer_of(request)), "", errors.Unauthenticated.reason)
         return Denied(401, sentence, {hdrs.WWW_AUTHENTICATE: 'Bearer realm="lowwater"'})
 
 
 def peer_of(request: web.Request) -> str:
     """Return from where a request comes, for the log."""
     return request.remote or "unknown"
+
+
+def actor(principal: Identity, token_digest: str, request: web.Request) -> Actor:
+    """Return who makes a request, for the audit."""
+    return Actor(principal.name, peer_of(request), fingerprint(token_digest))
 
 
 def lacks(principal: Identity, right: str) -> str:

@@ -258,7 +258,7 @@ def parser() -> CommandParser:
     publish.add_argument(
         "--to",
         metavar="TARGET",
-        help="file:/PATH, with the start of the interval for %%Y, %%m, %%d, %%H, %%M; or https://..., with a bearer token from LOWWATER_PUBLISH_TOKEN (default: LOWWATER_PUBLISH_TO)",
+        help="file:/PATH, with the start of the interval for %%Y, %%m, %%d, %%H, %%M; or https://..., with a bearer token from LOWWATER_PUBLISH_TOKEN, and signed by the key in LOWWATER_PUBLISH_KEY (default: LOWWATER_PUBLISH_TO)",
     )
     publish.add_argument(
         "--cursor",

@@ -64,6 +64,7 @@ def open_client(args: argparse.Namespace) -> Client:
     settings = FileSettings(
         address_of(args.address),
         token=os.environ.get("LOWWATER_TOKEN"),
+        token_file=os.environ.get("LOWWATER_TOKEN_FILE", ""),
         server_token=args.server_token,
         namespace=args.namespace,
         timeout=args.answer_within,
@@ -74,7 +75,7 @@ def open_client(args: argparse.Namespace) -> Client:
     try:
         return Client(settings.read())
     except OSError as error:
-        fix = "name a PEM file that this user may read"
+        fix = "name a file that this user may read"
         msg = f"{error.filename} cannot be read: {error.strerror}; {fix}"
         raise errors.InvalidArgument(msg, metadata={"file": str(error.filename), "fix": fix}) from None
 

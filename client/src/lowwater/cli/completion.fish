@@ -51,7 +51,7 @@ function _shtab_lowwater_using
 end
 
 set -g _shtab_lowwater_commands serve journal 'journal copy' 'journal show' access 'access token' 'access hash' 'access check' global region references 'references list' 'references show' 'references adopt' 'references move' 'references cancel-move' 'references write-off' 'references arrived' 'references automatic' 'references policy' 'references forget' 'references register' 'references recover' status watch why wait complete publish ranges history reset retire hot split merge move set-inputs drop shards drain pin slices 'slices list' 'slices split' tasks 'tasks list' 'tasks create-group' 'tasks configure' 'tasks create' 'tasks take' 'tasks output' 'tasks renew' 'tasks done' 'tasks release' completion
-set -g _shtab_lowwater_opts_with_value --access --address --adopt-again-after --advertise --answer-within --as --at --authority --below --ca --cert --config --configuration --cursor --data --dead-after --deployment --digest --end --every --expect-deployment --fenced --from --global --group --http --into --key --last --lease --limit --listen --log-format --lost --may --name --namespace --old-token --output --owner --page --payload --peer-ca --promises --regions --server-token --since --start --state --store --suspect-after --team --timeout --tls-cert --tls-client-ca --tls-key --to --until --version --wait --worker
+set -g _shtab_lowwater_opts_with_value --access --address --adopt-again-after --advertise --answer-within --as --at --authority --below --ca --cert --config --configuration --cursor --data --dead-after --deployment --digest --end --every --expect-deployment --fenced --from --global --group --http --into --key --last --lease --limit --listen --log-format --lost --may --name --namespace --old-token --output --owner --page --page-host --payload --peer-ca --promises --regions --server-token --since --start --state --store --suspect-after --team --timeout --tls-cert --tls-client-ca --tls-key --to --until --version --wait --worker
 
 complete -c lowwater -e
 complete -c lowwater -f
@@ -69,6 +69,7 @@ complete -c lowwater -n '_shtab_lowwater_using serve' -l dead-after -x -d 'a sha
 complete -c lowwater -n '_shtab_lowwater_using serve' -l listen -x -d 'for gRPC; port 0 picks one (default: 0.0.0.0:7420 with --access; without it 127.0.0.1:7420, which only this machine reaches)'
 complete -c lowwater -n '_shtab_lowwater_using serve' -l http -x -d 'for /metrics and /healthz, or '"'"'off'"'"' (default: port 7421 of the host of --listen)'
 complete -c lowwater -n '_shtab_lowwater_using serve' -l page -x -d 'where a process of its own beside this one serves the status page, or '"'"'off'"'"' (default: the port after that of --http, and off with --http off or where lowwater-page is not installed)'
+complete -c lowwater -n '_shtab_lowwater_using serve' -l page-host -x -d 'names by which browsers reach the page, as behind a proxy; *.example.org stands for all that end so, * for all (default: its addresses, localhost, and the names of --page and of this machine)'
 complete -c lowwater -n '_shtab_lowwater_using serve' -l tls-cert -xka "(__fish_complete_path (commandline -ct))" -d 'certificate, and those between it and the root, for gRPC and the page; turns TLS on'
 complete -c lowwater -n '_shtab_lowwater_using serve' -l tls-key -xka "(__fish_complete_path (commandline -ct))" -d 'its key, without a passphrase'
 complete -c lowwater -n '_shtab_lowwater_using serve' -l tls-client-ca -xka "(__fish_complete_path (commandline -ct))" -d 'gRPC takes only clients with a certificate signed by one of these (mutual TLS)'
@@ -326,7 +327,7 @@ complete -c lowwater -n '_shtab_lowwater_using publish' -l key -xka "(__fish_com
 complete -c lowwater -n '_shtab_lowwater_using publish' -l every -x -d 'the length of the intervals, like 1h or 1d'
 complete -c lowwater -n '_shtab_lowwater_using publish' -l from -x -d 'where the first interval begins'
 complete -c lowwater -n '_shtab_lowwater_using publish' -l until -x -d 'the end of the last interval, and then exit (default: go on for ever)'
-complete -c lowwater -n '_shtab_lowwater_using publish' -l to -x -d 'file:/PATH, with the start of the interval for %Y, %m, %d, %H, %M; or https://..., with a bearer token from LOWWATER_PUBLISH_TOKEN (default: LOWWATER_PUBLISH_TO)'
+complete -c lowwater -n '_shtab_lowwater_using publish' -l to -x -d 'file:/PATH, with the start of the interval for %Y, %m, %d, %H, %M; or https://..., with a bearer token from LOWWATER_PUBLISH_TOKEN, and signed by the key in LOWWATER_PUBLISH_KEY (default: LOWWATER_PUBLISH_TO)'
 complete -c lowwater -n '_shtab_lowwater_using publish' -l cursor -xka "(__fish_complete_path (commandline -ct))" -d 'where it keeps how far it has come; each target needs one of its own'
 complete -c lowwater -n '_shtab_lowwater_using publish' -l once -d 'tell what is complete now, and exit: for cron; exits 1 when the target does not take it'
 complete -c lowwater -n '_shtab_lowwater_using publish; and test $_shtab_lowwater_npos -eq 0' -ka "(lowwater status --names --answer-within 1s 2>/dev/null)" -d 'the computation'

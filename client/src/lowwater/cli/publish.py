@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import hmac
 import http.client
 import json
 import os
@@ -27,6 +28,7 @@ from urllib.parse import urlsplit
 
 from lowwater import errors
 from lowwater._core.intervals import Closings, Interval, first_start
+from lowwater._core.settings import is_loopback
 from lowwater._core.text import duration
 from lowwater._sync.client import Client
 from lowwater.cli.failures import fail, say
@@ -45,6 +47,9 @@ _LONGEST: Final = 60.0
 
 _ANSWER: Final = 30.0
 """How long a webhook may be silent, in seconds."""
+
+SIGNATURE: Final = "X-Lowwater-Signature"
+"""Header with the HMAC-SHA256 of the body, as ``sha256=HEX``, where there is a key."""
 
 _ANEW: Final = "name another --cursor, with the --from from which on the intervals of the new one are wanted"
 
@@ -91,9 +96,11 @@ class Marker:
 class Webhook:
     """Posts each interval to a URL, as a CloudEvent. It has taken it when it answers with 2xx."""
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, key: str) -> None:
         self._url = url
         self._token = token
+        self._key = key
+        """By which the receiver knows that an interval comes from here, unchanged; empty: nothing is signed."""
         parts = urlsplit(url)
         self._host = f"{parts.scheme}://{parts.netloc}"
         """Without the path, which may be a secret."""
@@ -105,7 +112,10 @@ class Webhook:
         headers = {"Content-Type": "application/cloudevents+json", "User-Agent": "lowwater-publish"}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
-        request = urllib.request.Request(self._url, to_json(event).encode(), headers, method="POST")
+        body = to_json(event).encode()
+        if self._key:
+            headers[SIGNATURE] = f"sha256={hmac.digest(self._key.encode(), body, 'sha256').hex()}"
+        request = urllib.request.Request(self._url, body, headers, method="POST")
         try:
             with self._opener.open(request, timeout=_ANSWER) as answer:
                 status = answer.status
@@ -131,12 +141,16 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         """Follow none."""
 
 
-def target_of(text: str, every: timedelta, start: Watermark, token: str) -> Target:
-    """Return the target that ``--to`` names. Raises InvalidArgument."""
+def target_of(text: str, every: timedelta, start: Watermark, token: str, key: str = "") -> Target:
+    """Return the target that ``--to`` names. Says when others can read what goes to a webhook. Raises InvalidArgument."""
     if text.startswith(("http://", "https://")):
         if not (token.isascii() and token.isprintable()):
             raise _refused("token", "LOWWATER_PUBLISH_TOKEN: pass text of printable ASCII, without line breaks")
-        return Webhook(_url(text), token)
+        parts = urlsplit(_url(text))
+        if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
+            words = "the network reads the token and each interval, and may change it: use https"
+            say("publish", f"http://{parts.netloc} is not encrypted; {words}")
+        return Webhook(text, token, key)
     if not text.startswith("file:"):
         raise _refused(
             "to", "--to: pass file:/PATH with %Y, %m, %d, %H in it, or https://..., here or in LOWWATER_PUBLISH_TO"
@@ -352,7 +366,9 @@ def publish(lw: Client, args: argparse.Namespace) -> int:
             "until", f"--until: pass the end of an interval, so many times {duration(args.every)} after --from"
         )
     to = args.to or os.environ.get("LOWWATER_PUBLISH_TO", "")
-    target = target_of(to, every, start, os.environ.get("LOWWATER_PUBLISH_TOKEN", ""))
+    target = target_of(
+        to, every, start, os.environ.get("LOWWATER_PUBLISH_TOKEN", ""), os.environ.get("LOWWATER_PUBLISH_KEY", "")
+    )
     with _alone(args.cursor):
         (view,) = lw.get(args.name).values()
         if not view.registered:

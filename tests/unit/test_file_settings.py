@@ -1,0 +1,30 @@
+"""Settings whose token stands in a file, which changes while a process runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lowwater import errors
+from lowwater._core.file_settings import FileSettings
+
+
+def test_a_token_counts_as_soon_as_its_file_has_it(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    with pytest.raises(FileNotFoundError):
+        FileSettings("localhost", token_file=str(file)).read()
+    file.write_text("two\nlines")
+    with pytest.raises(errors.InvalidArgument):
+        FileSettings("localhost", token_file=str(file)).read()
+    file.write_text("first\n")
+    settings = FileSettings("localhost", token_file=str(file)).read()
+    assert settings.metadata == (("authorization", "Bearer first"),)
+    file.write_text("second\n")
+    assert settings.metadata == (("authorization", "Bearer second"),)
+    for unusable in ("", "two\nlines", "\xff"):
+        file.write_text(unusable, encoding="latin-1")
+        assert settings.metadata == (("authorization", "Bearer first"),), "what was read at the start"
+    file.unlink()
+    assert settings.metadata == (("authorization", "Bearer first"),)
+    assert "first" not in repr(settings)
