@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lowwater._core.events import event
 from lowwater._core.text import counted
-from lowwater_authority.access.policy import Access
+from lowwater_authority.access.policy import Access, Limits
 from lowwater_authority.files.followed import FollowedFile
 from lowwater_authority.files.table import BadFile
 
@@ -24,21 +24,24 @@ log = logging.getLogger(__name__)
 class AccessFile(FollowedFile[Access]):
     """The rules of a file as they stand: who is removed is cut off within three seconds; a bad file removes nobody.
 
-    ``check`` raises BadFile for rules that may not be in force here. Raises BadFile when the first cannot be used.
+    ``limits`` are those that count where the file sets none. ``check`` raises BadFile for rules that may not be in force here. Raises BadFile when the
+    first cannot be used.
     """
 
     def __init__(
         self,
         path: Path,
         *,
+        limits: Limits | None = None,
         check: Callable[[Access], None] = lambda _: None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._check = check
+        self._limits = limits or Limits()
         super().__init__(path, monotonic=monotonic)
 
     def _load(self) -> Access:
-        access = Access.load(self.path)
+        access = Access.load(self.path).with_limits(self._limits)
         try:
             self._check(access)
         except BadFile as error:

@@ -18,7 +18,7 @@ from lowwater_authority.rpc.refusals import bad_field
 if TYPE_CHECKING:
     from lowwater_authority.access.caller import Caller
 
-__all__ = ["METHODS", "OPEN", "REGION_METHODS", "Method"]
+__all__ = ["METHODS", "OF_SHARDS", "OPEN", "REGION_METHODS", "Method"]
 
 Needs = Callable[[Any], Iterable[tuple[Action, str]]]
 
@@ -129,7 +129,7 @@ METHODS: Final[dict[str, Method]] = {
     "/lowwater.v1.WorkerService/CommitBatch": Method(_own(Action.REPORT)),
     "/lowwater.v1.WorkerService/Vouch": Method(_own(Action.REPORT), reports=True),
     "/lowwater.v1.WatermarkService/GetWatermarks": Method(_reads, most=_NAMED),
-    "/lowwater.v1.WatermarkService/Watch": Method(_reads, most=_NAMED),
+    "/lowwater.v1.WatermarkService/Watch": Method(_reads, some=Action.READ, most=_NAMED),
     "/lowwater.v1.WatermarkService/CheckComplete": Method(_own(Action.READ)),
     "/lowwater.v1.WatermarkService/ListRanges": Method(_own(Action.READ)),
     "/lowwater.v1.WatermarkService/GetHistory": Method(_own(Action.READ)),
@@ -209,3 +209,6 @@ REGION_METHODS: Final[dict[str, Method]] = {
 OPEN: Final = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
 """Methods for anybody: what watches over processes has no token, and learns only whether this one serves. (Health/List is served by nothing,
 and whoever calls it would have gRPC log a traceback each time.)"""
+
+OF_SHARDS: Final = frozenset({"/lowwater.v1.WorkerService/Vouch"})
+"""Methods that a shard with many slices calls all the time, and hardly anybody else."""

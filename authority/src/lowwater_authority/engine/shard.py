@@ -225,12 +225,23 @@ class Shard:
         self.held.logs.stopping = True
         self._loop.stop()
 
+    @property
+    def stopping(self) -> bool:
+        """Whether this process was told to stop, and takes no more requests."""
+        return self.held.logs.stopping
+
     async def close(self) -> None:
         """Write a snapshot of every changed computation, so that the next start is quick, and close the journal.
 
         It replaces what is damaged in the store. What has not changed is read and checked, and so is the graph, for this process may have
         the only good copy of it, in memory.
         """
+        if unheard := self.unheard_slices:
+            log.warning(
+                "%s could not tell their computations how far they are before this process stopped; whoever serves them next tells it",
+                counted(unheard, "slice"),
+                extra=event("slices_not_told", slices=unheard),
+            )
         for each in self._slices.values():
             each.close()
         logs = self.held.logs
@@ -1547,7 +1558,7 @@ class Shard:
                 self.replaced(error.owners)
                 return
             except JournalError as error:
-                if self.held.logs.stopping:
+                if self.stopping:
                     return
                 log.log(
                     logging.WARNING if backoff.first else logging.DEBUG,

@@ -31,7 +31,9 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         """Register a computation."""
         shard, spec = self.services.shard, codec.spec(request)
         await shard.confirm(())  # what another shard knows of it decides whether it conflicts
-        spec = await shard.register(spec, room=room(spec.name, len(spec.slices) + bool(spec.slices)))
+        spec = await shard.register(
+            spec, room=room(spec.name, len(spec.slices) + bool(spec.slices), self.services.limits)
+        )
         return topology_pb2.RegisterResponse(
             server_token=self.services.token, computation=codec.computation_message(spec, shard.topology)
         )
@@ -88,7 +90,11 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         shard, name = self.services.shard, request.computation
         await shard.confirm(())  # as another shard may have cut it
         made = await shard.split(
-            name, request.slice, request.at, incarnation=request.incarnation, room=room_for_slice(name)
+            name,
+            request.slice,
+            request.at,
+            incarnation=request.incarnation,
+            room=room_for_slice(name, self.services.limits),
         )
         return topology_pb2.SplitSliceResponse(slice=codec.computation_message(made, shard.topology))
 
