@@ -197,7 +197,7 @@ def test_rule7_what_is_registered_is_bounded_by_namespace_and_deployment_and_eac
         with pytest.raises(errors.Overloaded, match="it has 6, and a slice of n/a would be 1 more"):
             room_for_slice("n/a", of_server)(full)
         room("m/b", 2, of_server)(full)  # a neighbour's namespace has its own room
-        with pytest.raises(errors.Overloaded, match="the deployment may have 9 .* it has 6, and m/b would be 4 more"):
+        with pytest.raises(errors.Overloaded, match=r"the deployment may have 9 .* it has 6, and m/b would be 4 more"):
             room("m/b", 3, of_server)(full)
 
 

@@ -383,14 +383,15 @@ async def _write(context: Context, answer: Any) -> None:
         raise asyncio.CancelledError from None
 
 
-async def _first(requests: AsyncGenerator[Any, None], seconds: float) -> Any:
+async def _first(requests: AsyncIterator[Any], seconds: float) -> Any:
     """Read the one request of a call. Raises InvalidArgument for none, and Unavailable when it takes too long.
 
     gRPC's generator of messages holds the last one for as long as it waits to be asked for another, and a refused call holds the generator until the garbage
     collector runs. So the generator is closed: else a few refused claims would take a gigabyte.
     """
+    generator: Any = aiter(requests)
     try:
-        async with asyncio.timeout(seconds), contextlib.aclosing(aiter(requests)) as messages:
+        async with asyncio.timeout(seconds), contextlib.aclosing(generator) as messages:
             async for request in messages:
                 return request
     except TimeoutError:

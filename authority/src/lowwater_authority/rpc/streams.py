@@ -274,7 +274,7 @@ class Room:
         """How many are inside."""
         self.peak = 0
         """The most that ever were."""
-        self._line: deque[tuple[Turn, int]] = deque()
+        self._line: deque[tuple[asyncio.Future[None], int]] = deque()
 
     async def enter(self, size: int) -> None:
         """Return when there is room, which is to be left then."""
