@@ -1374,7 +1374,7 @@ class Shard:
         unchanged = [name for name in round_.touched if name not in changed] if self.shared else []
         if round_.topology is not None and not round_.read:
             graph = self.held.graph_record(round_.topology, whole=round_.merged)
-            records.append(Record(self.held.graph, graph, strong=True, newest=round_.topology.is_cut))
+            records.append(Record(self.held.graph, graph, strong=True, newest=round_.topology.needs_newest))
         held = self.held
         raised = {
             computation: computation.input_version
@@ -1594,7 +1594,7 @@ class Shard:
                 await held.logs.snapshot(holding.log, partial(recovery.pieces, holding.computation), now)
         if round_.topology is not None and held.graph.due(now):
             graph = self.topology
-            await held.logs.snapshot(held.graph, lambda: [graph.encode()], now, newest=graph.is_cut)
+            await held.logs.snapshot(held.graph, lambda: [graph.encode()], now, newest=graph.needs_newest)
 
     def _fence_ended_incarnations(self, round_: Round) -> None:
         assert round_.topology is not None

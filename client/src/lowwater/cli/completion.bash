@@ -13,7 +13,7 @@ _shtab_lowwater_tasks_subparsers=(list create-group configure create take output
 _shtab_lowwater_subparsers=(serve journal access global region references status watch why wait complete publish ranges history reset retire hot split merge move set-inputs drop shards drain pin slices tasks completion)
 
 _shtab_lowwater_serve_option_strings=(-h --help --data --store --deployment --expect-deployment --advertise --dead-after --listen --http --page --tls-cert --tls-key --tls-client-ca --peer-ca --access --limit --promises --reflection --log-format --verbose)
-_shtab_lowwater_journal_copy_option_strings=(-h --help --json)
+_shtab_lowwater_journal_copy_option_strings=(-h --help --forget-dropped --json)
 _shtab_lowwater_journal_show_option_strings=(-h --help --json)
 _shtab_lowwater_journal_option_strings=(-h --help)
 _shtab_lowwater_access_token_option_strings=(-h --help)

@@ -51,7 +51,7 @@ function _shtab_lowwater_using
 end
 
 set -g _shtab_lowwater_commands serve journal 'journal copy' 'journal show' access 'access token' 'access hash' 'access check' global region references 'references list' 'references show' 'references adopt' 'references move' 'references cancel-move' 'references write-off' 'references arrived' 'references automatic' 'references policy' 'references forget' 'references register' 'references recover' status watch why wait complete publish ranges history reset retire hot split merge move set-inputs drop shards drain pin slices 'slices list' 'slices split' tasks 'tasks list' 'tasks create-group' 'tasks configure' 'tasks create' 'tasks take' 'tasks output' 'tasks renew' 'tasks done' 'tasks release' completion
-set -g _shtab_lowwater_opts_with_value --access --address --adopt-again-after --advertise --answer-within --as --at --authority --below --ca --cert --config --configuration --cursor --data --dead-after --deployment --digest --end --every --expect-deployment --fenced --from --global --group --http --into --key --last --lease --limit --listen --log-format --lost --may --name --namespace --old-token --output --owner --page --payload --peer-ca --promises --regions --server-token --since --start --state --store --suspect-after --team --timeout --tls-cert --tls-client-ca --tls-key --to --until --version --wait --worker
+set -g _shtab_lowwater_opts_with_value --access --address --adopt-again-after --advertise --answer-within --as --at --authority --below --ca --cert --config --configuration --cursor --data --dead-after --deployment --digest --end --every --expect-deployment --fenced --forget-dropped --from --global --group --http --into --key --last --lease --limit --listen --log-format --lost --may --name --namespace --old-token --output --owner --page --payload --peer-ca --promises --regions --server-token --since --start --state --store --suspect-after --team --timeout --tls-cert --tls-client-ca --tls-key --to --until --version --wait --worker
 
 complete -c lowwater -e
 complete -c lowwater -f
@@ -83,6 +83,7 @@ complete -c lowwater -n '_shtab_lowwater_using; and test $_shtab_lowwater_npos -
 complete -c lowwater -n '_shtab_lowwater_using journal' -s h -l help -d 'show this help message and exit'
 complete -c lowwater -n '_shtab_lowwater_using journal; and test $_shtab_lowwater_npos -eq 0' -a copy -d 'Copy a journal into an empty store: to move it, or as a backup.'
 complete -c lowwater -n '_shtab_lowwater_using journal copy' -s h -l help -d 'show this help message and exit'
+complete -c lowwater -n '_shtab_lowwater_using journal copy' -l forget-dropped -x -d 'forget the dropped computations of a namespace ("" for names without one), so that others can be dropped; as often as you like (docs/operations.md tells what that loses)'
 complete -c lowwater -n '_shtab_lowwater_using journal copy' -l json -d 'answer in JSON, for programs'
 complete -c lowwater -n '_shtab_lowwater_using journal copy; and test $_shtab_lowwater_npos -eq 0' -ka "(__fish_complete_directories)" -d 'the journal to copy'
 complete -c lowwater -n '_shtab_lowwater_using journal copy; and test $_shtab_lowwater_npos -eq 1' -ka "(__fish_complete_directories)" -d 'where to, empty or an unfinished copy'

@@ -265,6 +265,7 @@ _shtab_lowwater_journal_defaults_added=0
 
 _shtab_lowwater_journal_copy_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
+  "*--forget-dropped[forget the dropped computations of a namespace (\"\" for names without one), so that others can be dropped\; as often as you like (docs\/operations.md tells what that loses)]:NAMESPACE:"
   "--json[answer in JSON, for programs]"
   ":the journal to copy:_files -/"
   ":where to, empty or an unfinished copy:_files -/"
