@@ -28,6 +28,7 @@ __all__ = [
     "Caller",
     "anything",
     "calling",
+    "demand_some_read",
     "holder",
     "permit",
     "room",
@@ -212,6 +213,13 @@ def permit(name: str) -> Callable[[Iterable[str]], None]:
 def anything(*asked: object) -> None:
     """Permit what nobody asks about."""
     del asked
+
+
+def demand_some_read() -> None:
+    """Raise PermissionDenied for a caller who may read nothing at all, and so would follow nothing, in a place that others could have."""
+    caller = CALLER.get()
+    if caller is not None:
+        caller.demand_some(Action.READ)
 
 
 def holder() -> str:

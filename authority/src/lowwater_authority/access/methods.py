@@ -129,7 +129,7 @@ METHODS: Final[dict[str, Method]] = {
     "/lowwater.v1.WorkerService/CommitBatch": Method(_own(Action.REPORT)),
     "/lowwater.v1.WorkerService/Vouch": Method(_own(Action.REPORT), reports=True),
     "/lowwater.v1.WatermarkService/GetWatermarks": Method(_reads, most=_NAMED),
-    "/lowwater.v1.WatermarkService/Watch": Method(_reads, some=Action.READ, most=_NAMED),
+    "/lowwater.v1.WatermarkService/Watch": Method(_reads, most=_NAMED),
     "/lowwater.v1.WatermarkService/CheckComplete": Method(_own(Action.READ)),
     "/lowwater.v1.WatermarkService/ListRanges": Method(_own(Action.READ)),
     "/lowwater.v1.WatermarkService/GetHistory": Method(_own(Action.READ)),

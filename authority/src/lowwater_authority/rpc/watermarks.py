@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import watermarks_pb2 as pb
 from lowwater._pb.lowwater.v1 import watermarks_pb2_grpc
-from lowwater_authority.access.caller import calling, holder, visible
+from lowwater_authority.access.caller import calling, demand_some_read, holder, visible
 from lowwater_authority.engine.placement import moved
 from lowwater_authority.promises import NOTHING
 from lowwater_authority.rpc import codec
@@ -107,6 +107,8 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
             services.check()
             check_token(services.token, request.server_token)
             interval = _interval(request.interval_millis)
+            if not request.computations:
+                demand_some_read()
             await enter(self._open, who)
             counted = True
             asked = list(dict.fromkeys(codec.names("computations", request.computations)))
