@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 PAGE = 1024
 
@@ -40,11 +41,16 @@ class Server:
         return time.clock_gettime(~self.pid << 3 | PROCESSOR)
 
 
+_MANY: Final = 1_000_000
+UNLIMITED: Final = tuple(f"--limit={name}={_MANY}" for name in ("computations", "all_computations", "calls_per_second"))
+"""Flags of an authority whose limits no benchmark reaches."""
+
+
 @contextmanager
 def authority(data: Path, http: str = "off", page: str = "off") -> Iterator[Server]:
     """Run ``lowwater serve`` with its journal in ``data``; ``page`` is where a process beside it serves the page."""
     code = "from lowwater_authority.serve import main; raise SystemExit(main())"
-    arguments = ["--data", str(data), "--listen", "127.0.0.1:0", "--http", http, "--page", page]
+    arguments = ["--data", str(data), "--listen", "127.0.0.1:0", "--http", http, "--page", page, *UNLIMITED]
     with _running([sys.executable, "-c", code, *arguments], data) as (process, line):
         # lowwater: serving on HOST:PORT (page URL, metrics URL)
         words = line.split()

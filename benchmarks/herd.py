@@ -23,6 +23,7 @@ import grpc
 import numpy as np
 
 from benchmarks import herd_failover
+from benchmarks.child import UNLIMITED
 from benchmarks.herd_admission import NO_ADMISSION, gate, program
 from benchmarks.herd_workers import ALONE, BACK_SOON, BEAT, RANGES, Herd
 from benchmarks.owner import COMPUTATION
@@ -89,6 +90,7 @@ class Authority:
             "127.0.0.1:0",
             "--page",
             "off",
+            *UNLIMITED,
         ]
         with Path(f"{self._data}.log").open("a") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)

@@ -19,6 +19,7 @@ from typing import Final, Self
 import numpy as np
 import redis
 
+from benchmarks.child import UNLIMITED
 from benchmarks.herd_admission import NO_ADMISSION, gate, program
 from benchmarks.herd_wandering import Wandering
 from benchmarks.herd_workers import RANGES
@@ -91,7 +92,7 @@ class Deployment:
 
     def __init__(self, folder: Path, workers: int) -> None:
         self._stack = ExitStack()
-        self._sharded = Sharded(folder, 0)
+        self._sharded = Sharded(folder, 0, flags=UNLIMITED)
         shards = [BoundedShard(folder / f"shard-{number}", self._sharded.redis.url) for number in range(SHARDS)]
         self._sharded.shards += shards
         self._shards = shards

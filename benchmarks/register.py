@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 
 from benchmarks import child, wire, workload
+from benchmarks.child import UNLIMITED
 from benchmarks.owner import COMPUTATION, PATIENCE, Owner, channel, check
 from benchmarks.result import Result, Spread
 from lowwater._pb.lowwater.v1 import topology_pb2, topology_pb2_grpc
@@ -146,7 +147,7 @@ class Registrar:
 @contextmanager
 def _redis(folder: Path) -> Iterator[child.Server]:
     """One shard over a Redis that syncs before it answers."""
-    with Sharded(folder, 1, dead_after=DEAD_AFTER) as sharded:
+    with Sharded(folder, 1, dead_after=DEAD_AFTER, flags=UNLIMITED) as sharded:
         [shard] = sharded.shards
         assert shard.process is not None
         yield child.Server(shard.address, shard.process.pid)

@@ -30,7 +30,7 @@ from typing import Final, Self
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks import result
-from benchmarks.child import Server
+from benchmarks.child import UNLIMITED, Server
 from tests.contract.redis_server import DURABLE
 from tests.process.sharding import DEAD_AFTER, Shard, Sharded
 
@@ -194,7 +194,7 @@ class Soak:
         self._folder = folder
         self._each = ranges // (INJECTORS + READERS)
         self._rng = random.Random(7)
-        self.deployment = Sharded(folder, 2, *DURABLE, *REWRITE, dead_after=dead_after)
+        self.deployment = Sharded(folder, 2, *DURABLE, *REWRITE, dead_after=dead_after, flags=UNLIMITED)
         kept, restarted = self.deployment.shards
         self.shards: dict[str, Shard] = {KEPT: kept, RESTARTED: restarted}
         self.done: Counter[str] = Counter()

@@ -11,6 +11,7 @@ from typing import Final
 import redis
 
 import lowwater
+from benchmarks.child import UNLIMITED
 from benchmarks.owner import COMPUTATION
 from benchmarks.register import WINDOW, Registrar, Reporter
 from benchmarks.result import Result, Spread
@@ -69,7 +70,7 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
 
 
 def _measure(folder: Path, computations: int) -> tuple[Death, float]:
-    with Sharded(folder, 2) as sharded, ExitStack() as stack:
+    with Sharded(folder, 2, flags=UNLIMITED) as sharded, ExitStack() as stack:
         victim, survivor = sharded.shards
         lw = stack.enter_context(lowwater.connect(survivor.address, timeout=60.0))
         lw.register(COMPUTATION)

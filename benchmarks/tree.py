@@ -21,7 +21,7 @@ import numpy as np
 
 import lowwater
 from benchmarks import wire
-from benchmarks.child import Server
+from benchmarks.child import UNLIMITED, Server
 from benchmarks.latency import take_turns
 from benchmarks.messages import BACK, METHOD
 from benchmarks.owner import OPTIONS, PATIENCE, channel, check
@@ -125,7 +125,7 @@ class Lag:
 
 def _lags(folder: Path, size: Size) -> list[Result]:
     names = {"whole": None, "same_shard": 0, "other_shard": 1}
-    with Sharded(folder, 2) as deployment, ExitStack() as stack:
+    with Sharded(folder, 2, flags=UNLIMITED) as deployment, ExitStack() as stack:
         with deployment.connect(timeout=PATIENCE) as lw:
             for name, place in names.items():
                 lw.register(name, slices=() if place is None else even_slices(2))
@@ -257,7 +257,7 @@ def _loads(folder: Path, size: Size) -> list[Result]:
 
 
 def _load(folder: Path, slices: int, size: Size) -> tuple[list[Told], list[Told]]:
-    with Sharded(folder, 3, dead_after=10.0) as deployment, deployment.connect(timeout=PATIENCE) as lw:
+    with Sharded(folder, 3, dead_after=10.0, flags=UNLIMITED) as deployment, deployment.connect(timeout=PATIENCE) as lw:
         keys = even_slices(slices)
         lw.register("cut", slices=keys)
         lw.register("whole")
@@ -415,7 +415,7 @@ class Seen(Board):
 @contextmanager
 def _killing(folder: Path) -> Iterator[tuple[Sharded, lowwater.Client, Seen]]:
     """Three shards: the root of ``cut`` on the first and its slices on the others, ``whole`` on the second."""
-    with Sharded(folder, 3) as deployment, ExitStack() as stack:
+    with Sharded(folder, 3, flags=UNLIMITED) as deployment, ExitStack() as stack:
         lw = stack.enter_context(deployment.connect(timeout=PATIENCE))
         keys = even_slices(CUT)
         lw.register("cut", slices=keys)

@@ -247,6 +247,15 @@ def alerts(settings: Settings) -> Group:
                 "{{ $labels.instance }} has {{ $value | humanizePercentage }} of its files open",
                 "Without a free one nobody can connect: each connection is a file, also one without a token.",
             ),
+            Alert(
+                "LowwaterTombstones",
+                "max by (job) (lowwater_tombstone_bytes) > 3 * 1024 * 1024",
+                "15m",
+                "warning",
+                "Dropped computations take {{ $value | humanize1024 }}B",
+                "Each keeps its name from beginning again with old values. A namespace may have 4 MiB of them when it is alone, less beside others;"
+                " then it can drop nothing more.",
+            ),
             expires(settings.renewal_seconds // URGENT, "critical"),
             expires(settings.renewal_seconds, "warning"),
         ),

@@ -171,7 +171,7 @@ REFUSED = {
     ),
     "a password in the arguments": (
         ["extraArgs[0]=--store", "extraArgs[1]=redis://:secret@redis"],
-        "extraArgs has --store, which the chart sets itself or leaves off: use the values redis, persistence, tls, access, promises, page, expectDeployment and logFormat",
+        "extraArgs has --store, which the chart sets itself or leaves off: use the values redis, persistence, tls, access, limits, promises, page, expectDeployment and logFormat",
     ),
     "the same, with =": (["extraArgs[0]=--data=/elsewhere"], "extraArgs has --data, which the chart sets itself"),
     "a label of the selector": (

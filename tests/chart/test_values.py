@@ -15,6 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
+from lowwater_authority import serve
+from lowwater_authority.access.policy import LIMITS
+from lowwater_authority.core import batches, topology
+from lowwater_authority.rpc import streams
 from scripts import document_values
 from scripts.tables import filled
 from tests.chart.rendering import CHART, ROOT, SETS, parsed, rendered
@@ -47,6 +51,25 @@ def test_the_schema_is_closed_and_has_exactly_the_values() -> None:
         "a chart that has this one as a part gives these; all others stand in values.yaml"
     )
     assert documented <= known
+
+
+def test_rule7_the_memory_that_clients_can_make_a_process_hold_is_below_its_limit() -> None:
+    """The bounds of docs/operations.md; a quarter of the limit is left for the process itself and the key ranges of a small deployment."""
+    bounds = (
+        batches.ALL_PART_BYTES,
+        streams.ALL_BYTES,
+        streams.UNREAD_BYTES,
+        streams.WATCHED_BYTES,
+        topology.TOMBSTONE_BYTES,
+        serve.PENDING_CALLS * 16_384,
+    )
+    limit = yaml.safe_load(VALUES)["resources"]["limits"]["memory"]
+    assert limit.endswith("Gi")
+    assert sum(bounds) <= 0.75 * (int(limit.removesuffix("Gi")) << 30)
+
+
+def test_the_limits_are_those_of_the_server() -> None:
+    assert tuple(SCHEMA["properties"]["limits"]["propertyNames"]["enum"]) == LIMITS
 
 
 def test_no_value_can_be_taken_away() -> None:

@@ -113,6 +113,13 @@ def open_files(share: float) -> Exported:
     return exported
 
 
+def tombstones(size: int) -> Exported:
+    """Dropped computations take so many bytes from a moment on."""
+    exported = healthy()
+    exported[own("lowwater_tombstone_bytes")] = lambda t: size if t >= FAULT else 1 << 20
+    return exported
+
+
 def stuck_journal() -> Exported:
     """The journal confirms nothing any more."""
     exported = healthy()
@@ -204,6 +211,7 @@ FIRES: dict[str, tuple[Callable[[], Exported], Mapping[float, Instances]]] = {
     "LowwaterFilesRunOut": (lambda: open_files(0.95), {3630: [], 3660: [ONE]}),
     # Less than a week is left at 01:00:30, and five minutes more. Another principal has a month.
     "LowwaterTokenExpires": (tokens, {3900: [], 3930: [JOB | {"principal": "etl"}]}),
+    "LowwaterTombstones": (lambda: tombstones(4 << 20), {4470: [], 4500: [JOB]}),
     # Less than a week is left at 01:00:30, and five minutes more; it ends when the certificate is renewed.
     "LowwaterCertificateExpires": (
         lambda: expiring(7 * DAYS, 5400),

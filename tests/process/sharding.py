@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -49,16 +50,20 @@ class Shard(Serving):
 class Sharded:
     """A Redis and some shards over it; all are killed in the end."""
 
-    def __init__(self, folder: Path, shards: int, *options: str, dead_after: float = DEAD_AFTER) -> None:
+    def __init__(
+        self, folder: Path, shards: int, *options: str, dead_after: float = DEAD_AFTER, flags: Sequence[str] = ()
+    ) -> None:
         self.folder = folder
         self.dead_after = dead_after
+        self.flags = flags
         self.redis = RedisServer(folder / "redis", *(options or DURABLE))
         self.shards = [self.more() for _ in range(shards)]
 
     def more(self, store: str = "") -> Shard:
         """One more shard, not started yet; behind another address of the store if given."""
         self._made = getattr(self, "_made", 0) + 1
-        return Shard(self.folder / f"shard-{self._made}", store or self.redis.url, dead_after=self.dead_after)
+        folder = self.folder / f"shard-{self._made}"
+        return Shard(folder, store or self.redis.url, *self.flags, dead_after=self.dead_after)
 
     def __enter__(self) -> Self:
         self.redis.start()

@@ -327,6 +327,11 @@ def test_a_list_of_all_has_what_one_may_read_and_nothing_else(target: Target) ->
         assert {each.name for each in graph.computations} == seen
         got = stubs.watermarks.GetWatermarks(watermarks_pb2.GetWatermarksRequest(), metadata=metadata, **patience)
         assert {each.computation for each in got.watermarks} == seen
+        if not any(
+            "read" in allowed for _, allowed in RULES[who]
+        ):  # it would follow nothing, in a place that others could have
+            assert isinstance(target.wire.attempt("Watch", metadata), errors.PermissionDenied)
+            continue
         watch = stubs.watermarks.Watch(watermarks_pb2.WatchRequest(), metadata=metadata, **patience)
         assert {each.computation for each in next(iter(watch)).watermarks} == seen
         watch.cancel()

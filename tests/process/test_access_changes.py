@@ -326,6 +326,40 @@ def test_what_one_principal_may_take_is_limited(tmp_path: Path) -> None:
         eventually(lambda: wire.attempt("Watch", metadata, "n/a") is None)
 
 
+def test_rule7_streams_of_one_principal_keep_no_neighbour_away(tmp_path: Path) -> None:
+    changing = Changing(tmp_path)
+    changing.allow(greedy=EVERYTHING, neighbour=EVERYTHING, scraper=[])
+    changing.server.constants = {
+        "engine.admission:WATCHES": 8,
+        "engine.admission:STREAMS": 8,
+    }
+    with changing.server, changing.server.channel() as channel:
+        wire = Wire(channel, changing.server.address)
+        greedy, neighbour = bearer(changing.tokens["greedy"]), bearer(changing.tokens["neighbour"])
+        watches = [
+            wire.stubs.watermarks.Watch(watermarks_pb2.WatchRequest(), metadata=greedy, timeout=PATIENCE)
+            for _ in range(4)
+        ]
+        for each in watches:
+            next(iter(each))
+        assert "greedy has 4 of 8" in overloaded(wire.attempt("Watch", greedy, "a"), "watch_streams").message
+        assert wire.attempt("Watch", neighbour, "a") is None
+        over = threading.Event()
+
+        def opened(sender: int) -> Iterator[workers_pb2.ReportRequest]:
+            yield workers_pb2.ReportRequest(open=workers_pb2.ReportOpen(sender=bytes([sender]) * 16, stream=1))
+            over.wait(PATIENCE)
+
+        reports = [wire.stubs.workers.Report(opened(sender), metadata=greedy, timeout=PATIENCE) for sender in range(4)]
+        for each in reports:
+            next(iter(each))
+        assert "greedy has 4 of 8" in overloaded(wire.attempt("Report", greedy, "a"), "report_streams").message
+        assert not isinstance(wire.attempt("Report", neighbour, "a"), errors.Overloaded)
+        over.set()
+        refused = wire.attempt("Watch", bearer(changing.tokens["scraper"]))
+        assert isinstance(refused, errors.PermissionDenied), "who may read nothing follows nothing"
+
+
 def test_calls_a_second_are_limited_and_the_client_comes_again(tmp_path: Path) -> None:
     changing = Changing(tmp_path)
     changing.allow("[limits]\ncalls_per_second = 20\n", admin=EVERYTHING, other=EVERYTHING)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Final
 
 import grpc
@@ -16,7 +17,7 @@ from lowwater.cli import main
 from tests.kit.eventually import eventually
 from tests.kit.times import at, mark
 from tests.process.peer import Peer, reason
-from tests.process.serving import Serving
+from tests.process.serving import Serving, serving
 
 HOUR_LONG: Final = timedelta(hours=1)
 KEYS = [b"\x40", b"\x80", b"\xc0"]
@@ -28,6 +29,16 @@ def cut(lw: lowwater.Client) -> lowwater.Client:
     lw.register("flights")
     lw.register("hourly", inputs=["flights"], slices=KEYS)
     return lw
+
+
+def test_a_stop_has_one_line_for_all_slices_that_tell_nobody_any_more(tmp_path: Path) -> None:
+    with serving(tmp_path, "--log-format", "json") as server:
+        with lowwater.connect(server.address) as lw:
+            lw.register("hourly", slices=[number.to_bytes(2, "big") for number in range(1, 500)])
+        server.stop()
+    told = [json.loads(line)["event"] for line in (tmp_path / "serve.log").read_text().splitlines()]
+    assert "slice_not_told" not in told
+    assert told.count("slices_not_told") <= 1
 
 
 def test_it_is_registered_as_it_is_cut_and_its_slices_are_listed(cut: lowwater.Client) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,10 @@ from lowwater._core.attempts import error_of_call
 from lowwater._core.events import ATTRIBUTE
 from lowwater._server.audit import Actor, Audit
 from lowwater._server.tokens import digest
-from lowwater_authority.access.caller import CALLER, Caller, permit, room, visible
+from lowwater_authority.access.caller import CALLER, Caller, permit, room, room_for_slice, visible
 from lowwater_authority.access.door import PEER_TOKEN, Door
 from lowwater_authority.access.file import SOON_SECONDS, AccessFile
-from lowwater_authority.access.guard import Guard, _Stream, insider
+from lowwater_authority.access.guard import Guard, _Stream, insider, paced_by_host
 from lowwater_authority.access.identity import Credentials, host_of, presented
 from lowwater_authority.access.limits import Bucket, Usage
 from lowwater_authority.access.methods import Method
@@ -169,20 +169,47 @@ def test_without_access_control_everything_is_visible_and_permitted() -> None:
     permit("a")(["a", "n/b"])
 
 
-def test_what_is_cut_takes_room_for_itself_and_for_each_slice() -> None:
-    token = CALLER.set(Caller(READER, Limits(computations=6), "here", Audit(lambda: 0.0)))
+@contextmanager
+def called_by(who: Caller | None) -> Iterator[None]:
+    token = CALLER.set(who)
     try:
-        room("n/cut", 4)(["n/a", "m/b"])
-        room("n/cut", 4)(["n/cut", *(f"n/{each}" for each in "abcdefgh")])
-        room("n/b", 0)([f"n/a~{number}" for number in range(5)])
-        with pytest.raises(
-            errors.Overloaded, match="may have 6 computations, counting slices; it has 2, and n/cut would be 5 more"
-        ):
-            room("n/cut", 4)(["n/a", "n/b"])
-        with pytest.raises(errors.Overloaded, match="it has 6, and n/b would be 1 more"):
-            room("n/b", 0)(["n/a", *(f"n/a~{number}" for number in range(5))])
+        yield
     finally:
         CALLER.reset(token)
+
+
+@pytest.mark.parametrize("access", [True, False], ids=["a principal", "anybody, without access rules"])
+def test_rule7_what_is_registered_is_bounded_by_namespace_and_deployment_and_each_slice_counts(access: bool) -> None:
+    limits = Limits(computations=6, all_computations=9)
+    with called_by(Caller(READER, limits, "here", Audit(lambda: 0.0)) if access else None):
+        of_server = Limits() if access else limits
+        room("n/cut", 4, of_server)(["n/a", "m/b"])
+        room("n/cut", 4, of_server)(["n/cut", *(f"n/{each}" for each in "abcdefgh")])
+        room("n/b", 0, of_server)([f"n/a~{number}" for number in range(5)])
+        with pytest.raises(
+            errors.Overloaded, match="may have 6 computations, counting slices; it has 2, and n/cut would be 5 more"
+        ) as refused:
+            room("n/cut", 4, of_server)(["n/a", "n/b"])
+        assert "raised: computations of [limits] in the access file, or `lowwater serve --limit" in str(refused.value)
+        full = ["n/a", *(f"n/a~{number}" for number in range(5))]
+        with pytest.raises(errors.Overloaded, match="it has 6, and n/b would be 1 more"):
+            room("n/b", 0, of_server)(full)
+        with pytest.raises(errors.Overloaded, match="it has 6, and a slice of n/a would be 1 more"):
+            room_for_slice("n/a", of_server)(full)
+        room("m/b", 2, of_server)(full)  # a neighbour's namespace has its own room
+        with pytest.raises(errors.Overloaded, match=r"the deployment may have 9 .* it has 6, and m/b would be 4 more"):
+            room("m/b", 3, of_server)(full)
+
+
+def test_a_host_without_access_rules_uses_up_its_own_calls_alone() -> None:
+    pace = paced_by_host(Limits(calls_per_second=1.0), lambda: 0.0)
+    register = "/lowwater.v1.TopologyService/Register"
+    pace(register, "ipv4:10.0.0.7:1")
+    with pytest.raises(errors.Overloaded, match=r"all that 10\.0\.0\.7 may make"):
+        pace(register, "ipv4:10.0.0.7:2")
+    pace(register, "ipv4:10.0.0.8:1")
+    for path in ("/grpc.health.v1.Health/Check", "/lowwater.v1.WorkerService/Vouch"):
+        pace(path, "ipv4:10.0.0.7:3")
 
 
 def test_a_caller_sees_what_it_may_read() -> None:

@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import cluster_pb2, regions_pb2, tasks_pb2, topology_pb2, watermarks_pb2, workers_pb2
 from lowwater._server.audit import Audit
-from lowwater_authority.access.caller import Caller
+from lowwater_authority.access.caller import CALLER, Caller, room_for_ranges
 from lowwater_authority.access.guard import insider
 from lowwater_authority.access.methods import METHODS, OPEN, REGION_METHODS, Method
 from lowwater_authority.access.policy import Action, Allowance, Limits, Principal
@@ -196,7 +196,9 @@ def test_a_shard_reports_where_a_computation_is_cut_and_nowhere_else() -> None:
     vouch.check(shard, workers_pb2.VouchRequest(computation="n/cut"))
     with pytest.raises(errors.PermissionDenied):
         vouch.check(shard, workers_pb2.VouchRequest(computation="n/whole"))
-    shard.check_ranges("n/cut", 1000)
+    token = CALLER.set(shard)
+    room_for_ranges("n/cut", Limits(ranges=1))(1000)
+    CALLER.reset(token)
     shard.become(Principal("peer"), Limits())
     assert not shard.may_report("n/cut")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lowwater._server.tokens import digest
-from lowwater_authority.access.policy import Access, Action, Limits
+from lowwater_authority.access.policy import DEFAULT_LIMITS, Access, Action, Limits
 from lowwater_authority.files.table import BadFile
 
 ETL = digest("etl-token")
@@ -146,6 +146,7 @@ def test_flags_and_limits_are_what_was_written() -> None:
     assert (etl.page, etl.metrics, ops.page, ops.metrics) == (False, True, True, False)
     assert known.limits == Limits(10, 2.5, 1_000_000, 7, 67108864)
     assert access("").limits == Limits()
+    assert known.limits.over(DEFAULT_LIMITS) == Limits(10, 2.5, 1_000_000, 7, 67108864, DEFAULT_LIMITS.all_computations)
 
 
 def test_nothing_shows_a_digest() -> None:

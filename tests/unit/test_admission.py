@@ -61,6 +61,41 @@ class Herd:
         heapq.heappush(self.events, (self._free_at, caller, "served"))
 
 
+def test_rule7_a_principal_that_takes_all_it_may_keeps_no_neighbour_away() -> None:
+    gate = Gate[int]("watch_streams", 64, 0)
+    for number in range(32):
+        assert gate.enter(number, 0.0, "greedy")
+    with pytest.raises(
+        errors.Overloaded, match=r"greedy has 32 of 64 watch streams, .* add a shard; try again"
+    ) as refused:
+        gate.enter(99, 0.0, "greedy")
+    assert (gate.refused, gate.saturated, refused.value.metadata) == (
+        1,
+        False,
+        {"bound": "watch_streams", "limit": "64"},
+    )
+    others = [f"principal {number}" for number in range(5)]
+    for each in others:
+        while gate._places.get(each, 0) < gate.bound - gate.inside:
+            assert gate.enter(0, 0.0, each)
+    assert gate.enter(0, 0.0, "one who wants one stream")
+    gate.leave(0.0, others[0])
+    assert gate.enter(0, 0.0, "another"), "what is given back is there for all"
+
+
+def test_rule7_principals_that_wait_are_let_in_by_turns() -> None:
+    gate = Gate[str]("starting_report_streams", 1, 100)
+    for number in range(10):
+        gate.enter(f"greedy {number}", 0.0, "greedy")
+    gate.enter("neighbour", 0.0, "neighbour")
+    gate.enter("gone", 0.0, "neighbour")
+    assert gate.give_up("gone")
+    assert [gate.leave(0.0, "greedy") for _ in range(2)] == ["greedy 1", "neighbour"], "the second one, not the tenth"
+    let_in = [gate.leave(0.0, who) for who in ("neighbour", *["greedy"] * 8)]
+    assert let_in == [*(f"greedy {number}" for number in range(2, 10)), None]
+    assert (gate._places, gate._lines) == ({}, {})
+
+
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("line", [0, 100])
 def test_a_herd_is_served_whole_and_almost_as_fast_as_can_be(seed: int, line: int) -> None:

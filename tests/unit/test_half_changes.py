@@ -195,7 +195,7 @@ async def test_rule2_what_a_process_starts_with_is_durable(world: World) -> None
 
 async def put_back_alone(one: One, graph: Topology) -> None:
     """Write the graph without the log that belongs to its newest change."""
-    await one.journal.restore(GRAPH, one.shard.held.graph.position + 1, graph.encode(), newest=graph.is_cut)
+    await one.journal.restore(GRAPH, one.shard.held.graph.position + 1, graph.encode(), newest=graph.needs_newest)
 
 
 async def lost_with_its_owner(world: World) -> None:

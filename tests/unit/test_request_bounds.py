@@ -17,6 +17,10 @@ from hypothesis import strategies as st
 from lowwater import errors
 from lowwater._core.attempts import error_of_call
 from lowwater._pb.lowwater.v1 import cluster_pb2, topology_pb2, watermarks_pb2, workers_pb2
+from lowwater._server.audit import Audit
+from lowwater._server.tokens import digest
+from lowwater_authority.access.guard import Guard
+from lowwater_authority.access.policy import Access, Action, Allowance, Principal
 from lowwater_authority.core.batches import MAX_PARTS
 from lowwater_authority.core.topology import MAX_INPUTS, MAX_SLICE_KEY, MAX_SLICES
 from lowwater_authority.ops.observer import Observer
@@ -177,6 +181,8 @@ def test_bytes_that_are_no_message_are_refused_or_counted(data: bytes) -> None:
 class Request:
     """A request that can be watched."""
 
+    computations = ()
+
     def __init__(self, data: bytes) -> None:
         self.data = data
         requests.append(weakref.ref(self))
@@ -196,22 +202,30 @@ async def refused_stream(request: Request, context: Any) -> Any:
     yield await refused(request, context)
 
 
-async def test_what_is_refused_is_freed_at_once() -> None:
-    server = grpc.aio.server(interceptors=[Decoding(Observer())])
-    handlers: dict[str, Any] = {
-        "Unary": grpc.unary_unary_rpc_method_handler(refused, Request),
-        "Stream": grpc.unary_stream_rpc_method_handler(refused_stream, Request),
-    }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", handlers),))
+@pytest.mark.parametrize("access", [False, True], ids=["open", "with access rules"])
+async def test_what_is_refused_is_freed_at_once(access: bool) -> None:
+    reader = Principal("reader", (Allowance("*", {Action.READ: ("*",)}),), digests=(digest("right"),))
+    guard = Guard(Access([reader]), observer=Observer(), audit=Audit(lambda: 0.0), insiders=[], monotonic=lambda: 0.0)
+    server = grpc.aio.server(interceptors=[Decoding(Observer()), *([guard] if access else [])])
+    for service, method, handler in (
+        ("lowwater.v1.ClusterService", "ListShards", grpc.unary_unary_rpc_method_handler(refused, Request)),
+        ("lowwater.v1.WatermarkService", "Watch", grpc.unary_stream_rpc_method_handler(refused_stream, Request)),
+    ):
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     requests.clear()
     gc.disable()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            unary: Any = channel.unary_unary("/test.Service/Unary")
-            stream: Any = channel.unary_stream("/test.Service/Stream")
-            calls: list[Awaitable[Any]] = [unary(b"1"), stream(b"2").read(), unary(b"3")]
+            unary: Any = channel.unary_unary("/lowwater.v1.ClusterService/ListShards")
+            stream: Any = channel.unary_stream("/lowwater.v1.WatermarkService/Watch")
+            right = (("authorization", "Bearer right"),)
+            calls: list[Awaitable[Any]] = [
+                unary(b"1", metadata=right),
+                stream(b"2", metadata=right).read(),
+                unary(b"3", metadata=right),
+            ]
             for call in calls:
                 with pytest.raises(grpc.aio.AioRpcError) as failure:
                     await call

@@ -12,6 +12,7 @@ from lowwater._pb.lowwater.v1 import (
     watermarks_pb2_grpc,
     workers_pb2_grpc,
 )
+from lowwater_authority.access.policy import Limits
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.rpc.cluster import ClusterServicer
 from lowwater_authority.rpc.services import Services
@@ -38,7 +39,8 @@ class Authority:
 
     ``clock`` is the wall clock in microseconds since the Unix epoch, UTC, which decides what is too far ahead. All else is stamped and
     measured by ``monotonic``, in microseconds since any moment; None: ``clock`` makes no steps, as virtual time does not. ``access`` returns the access
-    rules in force, for those who ask whose a token is; who calls here is decided before.
+    rules in force, for those who ask whose a token is; who calls here is decided before. ``limits`` are those of everybody together where there are no rules;
+    None: there are no limits.
     """
 
     def __init__(
@@ -50,10 +52,11 @@ class Authority:
         observer: Observer,
         cluster: Cluster | None = None,
         access: Callable[[], Access] | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.shard = Shard(journal, clock=clock, monotonic=monotonic, observer=observer, placement=cluster)
         self._cluster = cluster
-        self._services = Services(self.shard, observer, cluster, access=access)
+        self._services = Services(self.shard, observer, cluster, access=access, limits=limits or Limits())
         self._workers = WorkerServicer(self._services)
         self._stopping = False
         if cluster is not None:

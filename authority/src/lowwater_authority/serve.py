@@ -27,12 +27,14 @@ from lowwater._server.logging import set_up
 from lowwater._server.tls import BadCertificate, Certificates, Files
 from lowwater.aio import Client
 from lowwater_authority.access.door import Door, open_door
+from lowwater_authority.access.guard import paced_by_host
+from lowwater_authority.access.policy import DEFAULT_LIMITS
 from lowwater_authority.authority import Authority
 from lowwater_authority.cluster.cluster import BEATS, Cluster, Replaced
 from lowwater_authority.cluster.lifelines import Lifelines
 from lowwater_authority.cluster.membership import Member
 from lowwater_authority.cluster.peers import Peers, PeerSettings
-from lowwater_authority.commands.serve_arguments import parser, refuse_password
+from lowwater_authority.commands.serve_arguments import limits_given, parser, refuse_password
 from lowwater_authority.engine.writes import StoreState
 from lowwater_authority.files.table import BadFile
 from lowwater_authority.journal import JournalError, JournalUnknown
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
 
+    from lowwater_authority.access.policy import Limits
     from lowwater_authority.core.topology import Topology
 
 MESSAGE_BYTES: Final = 64 << 20
@@ -170,11 +173,19 @@ def store_of(given: str) -> str:
     return given or os.environ.get("LOWWATER_STORE", "")
 
 
-def door_of(args: argparse.Namespace, host: str, *, shared: bool) -> Door | None:
-    """Who may come in; None: everybody. ``shared``: shards ask each other, by tokens of their own."""
+def door_of(args: argparse.Namespace, host: str, *, shared: bool, limits: Limits = DEFAULT_LIMITS) -> Door | None:
+    """Who may come in; None: everybody. ``shared``: shards ask each other, by tokens of their own. ``limits`` count where the file sets none."""
     encrypted = args.tls_cert is not None
     try:
-        return open_door(args.access, args.listen, host, encrypted=encrypted, shared=shared, environment=os.environ)
+        return open_door(
+            args.access,
+            args.listen,
+            host,
+            encrypted=encrypted,
+            shared=shared,
+            environment=os.environ,
+            limits=limits,
+        )
     except BadFile as error:
         raise CannotServe(f"--access {error}") from None
 
@@ -342,7 +353,8 @@ def _embedded(args: argparse.Namespace, metrics: Metrics, door: Door | None) -> 
     """The only process of a deployment, over a file."""
     journal = journal_in(args)
     access = None if door is None else door.access
-    return Authority(journal, clock=clock, monotonic=_steady, observer=metrics, access=access)
+    limits = limits_given(args.limit)
+    return Authority(journal, clock=clock, monotonic=_steady, observer=metrics, access=access, limits=limits)
 
 
 def _shared(
@@ -389,7 +401,15 @@ def _shared(
     cluster = Cluster(
         directory, me, peers=peers, lifelines=lifelines, monotonic=_steady_seconds, dead_after=args.dead_after
     )
-    return Authority(journal, clock=clock, monotonic=_steady, observer=metrics, cluster=cluster, access=access)
+    return Authority(
+        journal,
+        clock=clock,
+        monotonic=_steady,
+        observer=metrics,
+        cluster=cluster,
+        access=access,
+        limits=limits_given(args.limit),
+    )
 
 
 def _tell_recovery(authority: Authority, seconds: float) -> None:
@@ -440,10 +460,12 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     leaving.enter_context(metrics.counting_log())
     certificates = certificates_of(args)
     traces = begin_traces(version("lowwater-authority"))
-    door = door_of(args, host, shared=bool(args.store))
+    limits = limits_given(args.limit)
+    door = door_of(args, host, shared=bool(args.store), limits=limits)
     promises = _promises(args)
     guards = () if door is None else (door.guard(metrics, *_known(lambda: authority.shard.topology)),)
-    interceptors = (*traces.interceptors, Decoding(metrics), *guards, Timing(metrics))
+    pace = paced_by_host(limits, time.monotonic) if door is None else None
+    interceptors = (*traces.interceptors, Decoding(metrics, pace), *guards, Timing(metrics))
     server = grpc.aio.server(options=options_of(door), interceptors=interceptors)
     bound = listen_on(server, args, certificates)
     own = "" if certificates is None or place is None else _own_socket(server, leaving)

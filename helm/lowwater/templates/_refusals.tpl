@@ -85,8 +85,8 @@
 {{- $allowed := list "--listen=(0[.]0[.]0[.]0|[[]::[]]):7420" "--http=(0[.]0[.]0[.]0|[[]::[]]):7421" "--dead-after=[0-9]+([.][0-9]+)?" "--reflection" "--verbose" -}}
 {{- range $at, $each := .Values.extraArgs -}}
 {{- $flag := first (splitList "=" $each) -}}
-{{- if has $flag (list "--store" "--data" "--deployment" "--advertise" "--log-format" "--tls-cert" "--tls-key" "--tls-client-ca" "--peer-ca" "--access" "--promises" "--page" "--page-host" "--expect-deployment") -}}
-{{- fail (printf "extraArgs has %s, which the chart sets itself or leaves off: use the values redis, persistence, tls, access, promises, page, expectDeployment and logFormat" $flag) -}}
+{{- if has $flag (list "--store" "--data" "--deployment" "--advertise" "--log-format" "--tls-cert" "--tls-key" "--tls-client-ca" "--peer-ca" "--access" "--promises" "--page" "--page-host" "--expect-deployment" "--limit") -}}
+{{- fail (printf "extraArgs has %s, which the chart sets itself or leaves off: use the values redis, persistence, tls, access, limits, promises, page, expectDeployment and logFormat" $flag) -}}
 {{- end -}}
 {{- /* Abbreviations, and words that do not begin with a flag, may be any of those. A word may be a password, so it is not repeated. */ -}}
 {{- if not (regexMatch (printf "^(%s)$" (join "|" $allowed)) $each) -}}

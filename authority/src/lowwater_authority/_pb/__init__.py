@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 b0ed51c1388f88eaee26cb5ed6a78aaf07be237441b3573fa0a522b5a8475532
+Made from: sha256 9db47f844c044898d3f69b50e4ccd4e936c0fea66e39e66d968b579bb4eeed86
 """

@@ -14,7 +14,7 @@ from lowwater import errors
 from lowwater._core.events import shortened
 from lowwater._server.audit import Actor
 from lowwater_authority.access.limits import overloaded
-from lowwater_authority.access.policy import Action
+from lowwater_authority.access.policy import BUILT_IN, Action
 from lowwater_authority.core.topology import NAME, whole
 
 if TYPE_CHECKING:
@@ -24,7 +24,19 @@ if TYPE_CHECKING:
     from lowwater_authority.access.policy import Limits, Principal
     from lowwater_authority.core.topology import Spec
 
-__all__ = ["CALLER", "Caller", "anything", "calling", "permit", "room", "room_for_ranges", "visible"]
+__all__ = [
+    "CALLER",
+    "Caller",
+    "anything",
+    "calling",
+    "demand_some_read",
+    "holder",
+    "permit",
+    "room",
+    "room_for_ranges",
+    "room_for_slice",
+    "visible",
+]
 
 _MOST_DECISIONS: Final = 10_000
 """Decisions that are kept: names are the caller's to make up."""
@@ -170,34 +182,6 @@ class Caller:
             self.audit.refused("report", self.actor, name, error.reason)
             raise error
 
-    def check_ranges(self, name: str, ranges: int) -> None:
-        """Raise Overloaded when a claim would divide a computation into more ranges than it may have."""
-        most = self.limits.ranges
-        if most is not None and not self.principal.shard and ranges > most:
-            raise overloaded("ranges", f"{name} would have {ranges} key ranges, and may have {most}", str(most))
-
-    def check_computations(self, name: str, slices: int, known: Collection[str]) -> None:
-        """Raise Overloaded when a new name, with so many slices, would be too much for its namespace. O(computations), for new ones.
-
-        Each slice counts: it has a log of its own, and is kept in memory by itself.
-        """
-        if name not in known:
-            self._check_room(name, name, 1 + slices, known)
-
-    def check_slice(self, name: str, known: Collection[str]) -> None:
-        """Raise Overloaded when one more slice of a computation would be too much for its namespace. O(computations)."""
-        self._check_room(name, f"a slice of {name}", 1, known)
-
-    def _check_room(self, name: str, what: str, more: int, known: Collection[str]) -> None:
-        most = self.limits.computations
-        if most is None:
-            return
-        namespace, _ = parted(name)
-        there = sum(parted(each)[0] == namespace for each in known)
-        if there + more > most:
-            msg = f"the namespace {namespace!r} may have {most} computations, counting slices; it has {there}, and {what} would be {more} more"
-            raise overloaded("computations", msg, str(most))
-
     def redacted(self, error: errors.LowwaterError, known: Mapping[str, Spec]) -> errors.LowwaterError:
         """Return an error without the names of computations that it may know nothing of. O(words), of those that do not repeat the request."""
         if isinstance(error, errors.RegistrationConflict):
@@ -251,22 +235,69 @@ def anything(*asked: object) -> None:
     del asked
 
 
-def room(name: str, slices: int) -> Callable[[Collection[str]], None]:
-    """Return what refuses a new computation, once it is known which others there are. Raises Overloaded. Who calls is looked up now."""
+def demand_some_read() -> None:
+    """Raise PermissionDenied for a caller who may read nothing at all, and so would follow nothing, in a place that others could have."""
     caller = CALLER.get()
-    return anything if caller is None else lambda known: caller.check_computations(name, slices, known)
+    if caller is not None:
+        caller.demand_some(Action.READ)
 
 
-def room_for_slice(name: str) -> Callable[[Collection[str]], None]:
+def holder() -> str:
+    """Return whose places before a gate the caller takes: those of a principal; empty for shards, and where there is no access control."""
+    caller = CALLER.get()
+    return "" if caller is None or caller.principal.name in BUILT_IN else caller.principal.name
+
+
+def room(name: str, slices: int, limits: Limits) -> Callable[[Collection[str]], None]:
+    """Return what refuses a new computation with so many slices, once it is known which others there are. Raises Overloaded.
+
+    ``limits`` count where there is no access control; who calls is looked up now. Each slice counts: it has a log of its own, and is kept in memory by itself.
+    """
+    limits = _limits_in_force(limits)
+    return lambda known: None if name in known else _check_computations(limits, name, name, 1 + slices, known)
+
+
+def room_for_slice(name: str, limits: Limits) -> Callable[[Collection[str]], None]:
     """Return what refuses one more slice of a computation, once it is known which others there are. Raises Overloaded. As :func:`room`."""
-    caller = CALLER.get()
-    return anything if caller is None else lambda known: caller.check_slice(name, known)
+    limits = _limits_in_force(limits)
+    return lambda known: _check_computations(limits, name, f"a slice of {name}", 1, known)
 
 
-def room_for_ranges(name: str) -> Callable[[int], None]:
+def room_for_ranges(name: str, limits: Limits) -> Callable[[int], None]:
     """Return what refuses a claim, once it is known into how many ranges it would divide a computation. Raises Overloaded. As :func:`room`."""
     caller = CALLER.get()
-    return anything if caller is None else lambda ranges: caller.check_ranges(name, ranges)
+    most = _limits_in_force(limits).ranges if caller is None or not caller.principal.shard else None
+
+    def check(ranges: int) -> None:
+        if most is not None and ranges > most:
+            raise overloaded("ranges", f"{name} would have {ranges} key ranges, and may have {most}", str(most))
+
+    return check
+
+
+def _limits_in_force(limits: Limits) -> Limits:
+    """Return the limits of the caller; ``limits`` where there is no access control."""
+    caller = CALLER.get()
+    return limits if caller is None else caller.limits
+
+
+def _check_computations(limits: Limits, name: str, what: str, more: int, known: Collection[str]) -> None:
+    """Raise Overloaded when so many more computations are too many for a namespace, or for the deployment.
+
+    O(computations) where the deployment has as many as one namespace may have, else O(1).
+    """
+    most = limits.all_computations
+    if most is not None and len(known) + more > most:
+        msg = f"the deployment may have {most} computations, counting slices; it has {len(known)}, and {what} would be {more} more"
+        raise overloaded("all_computations", msg, str(most))
+    most = limits.computations
+    if most is None or len(known) + more <= most:
+        return
+    namespace, _ = parted(name)
+    there = sum(parted(each)[0] == namespace for each in known)
+    if there + more > most:
+        msg = f"the namespace {namespace!r} may have {most} computations, counting slices; it has {there}, and {what} would be {more} more"
+        raise overloaded("computations", msg, str(most))
 
 
 def visible(names: Sequence[str]) -> Sequence[str]:

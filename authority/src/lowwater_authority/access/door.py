@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from lowwater_authority.access.policy import Access
+    from lowwater_authority.access.policy import Access, Limits
     from lowwater_authority.ops.observer import Observer
 
 __all__ = ["PEER_TOKEN", "Door", "open_door"]
@@ -38,12 +38,14 @@ class Door:
     process of one makes its own token when it starts, and writes it nowhere.
     """
 
-    def __init__(self, path: Path, *, shared: bool, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, path: Path, *, shared: bool, environment: Mapping[str, str], limits: Limits | None = None
+    ) -> None:
         tokens = _peer_tokens(environment) if shared else [secrets.token_urlsafe(32)]
         self.token: str = tokens[0]
         """What this process presents, to itself and to other shards."""
         self._insiders = (insider(PEER if shared else SELF, tokens),)
-        self.file = AccessFile(path, check=self._check)
+        self.file = AccessFile(path, limits=limits, check=self._check)
         """Followed by `watch`."""
 
     def access(self) -> Access:
@@ -77,9 +79,19 @@ class Door:
 
 
 def open_door(
-    path: Path | None, address: str, host: str, *, encrypted: bool, shared: bool, environment: Mapping[str, str]
+    path: Path | None,
+    address: str,
+    host: str,
+    *,
+    encrypted: bool,
+    shared: bool,
+    environment: Mapping[str, str],
+    limits: Limits | None = None,
 ) -> Door | None:
-    """Return who may come in to an address; None: everybody. Says once what is open to others than this machine. Raises BadFile."""
+    """Return who may come in to an address; None: everybody. Says once what is open to others than this machine. Raises BadFile.
+
+    ``limits`` are those that count where the file sets none.
+    """
     local = is_loopback(host)
     if path is not None:
         if not local and not encrypted:
@@ -87,7 +99,7 @@ def open_door(
                 "tokens go over the network as they are: give --tls-cert and --tls-key, unless something before this process encrypts",
                 extra=event("tokens_in_clear", address=address),
             )
-        return Door(path, shared=shared, environment=environment)
+        return Door(path, shared=shared, environment=environment, limits=limits)
     if not local:
         log.warning(
             "whoever reaches %s may do everything, and whoever reaches the page sees all of it, under mutual TLS too: give --access to say who may do "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from lowwater._core.events import event
 from lowwater._core.text import counted
-from lowwater_authority.access.policy import Access
+from lowwater_authority.access.policy import Access, Limits
 from lowwater_authority.files.followed import FollowedFile
 from lowwater_authority.files.table import BadFile, date_text
 
@@ -27,15 +27,17 @@ log = logging.getLogger(__name__)
 class AccessFile(FollowedFile[Access]):
     """The rules of a file as they stand. A bad file removes nobody.
 
-    Who is removed is cut off within three seconds, and whose token expires within one. ``check``
-    raises BadFile for rules that may not be in force here. ``clock`` gives seconds since the Unix
-    epoch. Raises BadFile when the first file cannot be used.
+    Who is removed is cut off within three seconds, and whose token expires within one. ``limits``
+    are those that count where the file sets none. ``check`` raises BadFile for rules that may not be
+    in force here. ``clock`` gives seconds since the Unix epoch. Raises BadFile when the first file
+    cannot be used.
     """
 
     def __init__(
         self,
         path: Path,
         *,
+        limits: Limits | None = None,
         check: Callable[[Access], None] = lambda _: None,
         monotonic: Callable[[], float] = time.monotonic,
         clock: Callable[[], float] = time.time,
@@ -46,6 +48,7 @@ class AccessFile(FollowedFile[Access]):
         """When it was last decided which tokens have expired."""
         self._told: set[tuple[str, float, bool]] = set()
         """Lines about the ends of principals that this process has logged: the principal, when it ends, and whether that was over."""
+        self._limits = limits or Limits()
         super().__init__(path, monotonic=monotonic)
 
     async def look(self) -> None:
@@ -63,7 +66,7 @@ class AccessFile(FollowedFile[Access]):
         await super().look()
 
     def _load(self) -> Access:
-        access = Access.load(self.path)
+        access = Access.load(self.path).with_limits(self._limits)
         try:
             self._check(access)
         except BadFile as error:

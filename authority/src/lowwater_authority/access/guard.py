@@ -25,7 +25,7 @@ from lowwater._server.tokens import digest
 from lowwater_authority.access.caller import CALLER, Caller
 from lowwater_authority.access.identity import Credentials, host_of, presented
 from lowwater_authority.access.limits import Usage
-from lowwater_authority.access.methods import METHODS, OPEN, REGION_METHODS, Method
+from lowwater_authority.access.methods import METHODS, OF_SHARDS, OPEN, REGION_METHODS, Method
 from lowwater_authority.access.policy import (
     BUILT_IN,
     EVERYTHING,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     Call = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]]
     Context = grpc.aio.ServicerContext[Any, Any]
 
-__all__ = ["Guard", "insider"]
+__all__ = ["Guard", "insider", "paced_by_host"]
 
 READ_EVERYTHING: Final = (Allowance(EVERYTHING, {Action.READ: (EVERYTHING,)}),)
 
@@ -128,7 +128,7 @@ class Guard(grpc.aio.ServerInterceptor):
         self._monotonic = monotonic
         self._clock = clock
         self._usage = Usage()
-        self._health = Usage()
+        self._health = Usage(fixed=True)
         self._streams: set[_Stream] = set()
 
     def use(self, access: Access) -> None:
@@ -368,6 +368,20 @@ class Guard(grpc.aio.ServerInterceptor):
                 self._usage.close(name)
 
 
+def paced_by_host(limits: Limits, monotonic: Callable[[], float]) -> Callable[[str, str], None]:
+    """Return what counts a call, by the path of its method and the caller's address, where there are no access rules. It raises Overloaded.
+
+    Nobody knows there who calls, but each host has calls of its own, so that one that calls without end keeps no other away.
+    """
+    usage = Usage()
+
+    def pace(path: str, peer: str) -> None:
+        if path not in OPEN and path not in OF_SHARDS:
+            usage.call(host_of(peer), limits, monotonic())
+
+    return pace
+
+
 async def _write(context: Context, answer: Any) -> None:
     """Write an answer and wait until it is taken. A client that goes instead ends the call: gRPC would log a traceback for each."""
     try:
@@ -377,10 +391,15 @@ async def _write(context: Context, answer: Any) -> None:
 
 
 async def _first(requests: AsyncIterator[Any], seconds: float) -> Any:
-    """Read the one request of a call. Raises InvalidArgument for none, and Unavailable when it takes too long."""
+    """Read the one request of a call. Raises InvalidArgument for none, and Unavailable when it takes too long.
+
+    gRPC's generator of messages holds the last one for as long as it waits to be asked for another, and a refused call holds the generator until the garbage
+    collector runs. So the generator is closed: else a few refused claims would take a gigabyte.
+    """
+    generator: Any = aiter(requests)
     try:
-        async with asyncio.timeout(seconds):
-            async for request in requests:
+        async with asyncio.timeout(seconds), contextlib.aclosing(generator) as messages:
+            async for request in messages:
                 return request
     except TimeoutError:
         msg = f"no request has come within {seconds:g} s of the call; send it at once"

@@ -41,7 +41,9 @@ class Bucket:
 class Usage:
     """What each caller, by any key, takes now. Bounded: callers that take nothing are forgotten when there are many."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, fixed: bool = False) -> None:
+        """Count nothing yet; ``fixed``: no operator can raise its limits."""
+        self._fixed = fixed
         self._buckets: dict[str, Bucket] = {}
         self._streams: dict[str, int] = {}
 
@@ -57,16 +59,15 @@ class Usage:
             bucket = self._buckets[key] = Bucket(rate, now)
         delay = bucket.take(rate, now)
         if delay:
-            raise overloaded(
-                "calls_per_second", f"{rate:g} calls a second are all that {key} may make", f"{rate:g}", delay
-            )
+            what = f"{rate:g} calls a second are all that {key} may make"
+            raise overloaded("calls_per_second", what, f"{rate:g}", delay, fixed=self._fixed)
 
     def open(self, key: str, limits: Limits) -> None:
         """Count a stream that was opened. Raises Overloaded."""
         opened = self._streams.get(key, 0)
         if limits.streams is not None and opened >= limits.streams:
             msg = f"{limits.streams} streams of {key} are open, the most at once"
-            raise overloaded("streams", msg, str(limits.streams), 1.0)
+            raise overloaded("streams", msg, str(limits.streams), 1.0, fixed=self._fixed)
         self._streams[key] = opened + 1
 
     def close(self, key: str) -> None:
@@ -76,9 +77,16 @@ class Usage:
             del self._streams[key]
 
 
-def overloaded(limit: str, what: str, value: str, delay: float = 0.0) -> errors.Overloaded:
-    """Return the refusal of what a limit of the access file leaves no room for; ``delay`` is after how many seconds it may, 0.0: not by itself."""
-    fix = f"try again in {delay:.2f} s" if delay else f"use less, or have limits.{limit} raised"
-    error = errors.Overloaded(f"{what}; {fix}", metadata={"bound": limit, "limit": value})
+def overloaded(limit: str, what: str, value: str, delay: float = 0.0, *, fixed: bool = False) -> errors.Overloaded:
+    """Return the refusal of what a limit leaves no room for.
+
+    ``delay`` is after how many seconds there is room; 0.0: waiting does not help. ``fixed``: no operator can raise the limit.
+    """
+    fixes = [f"try again in {delay:.2f} s" if delay else "use less"]
+    if not fixed:
+        fixes.append(
+            f"have it raised: {limit} of [limits] in the access file, or `lowwater serve --limit {limit}=NUMBER`"
+        )
+    error = errors.Overloaded(f"{what}; {', or '.join(fixes)}", metadata={"bound": limit, "limit": value})
     error.retry_after = delay
     return error

@@ -18,7 +18,7 @@ from lowwater_authority.rpc.refusals import bad_field
 if TYPE_CHECKING:
     from lowwater_authority.access.caller import Caller
 
-__all__ = ["METHODS", "OPEN", "REGION_METHODS", "Method", "decision_name"]
+__all__ = ["METHODS", "OF_SHARDS", "OPEN", "REGION_METHODS", "Method", "decision_name"]
 
 Needs = Callable[[Any], Iterable[tuple[Action, str]]]
 
@@ -220,3 +220,6 @@ REGION_METHODS: Final[dict[str, Method]] = {
 OPEN: Final = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
 """Methods for anybody: what watches over processes has no token, and learns only whether this one serves. (Health/List is served by nothing,
 and whoever calls it would have gRPC log a traceback each time.)"""
+
+OF_SHARDS: Final = frozenset({"/lowwater.v1.WorkerService/Vouch"})
+"""Methods that a shard with many slices calls all the time, and hardly anybody else."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hmac
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -98,7 +98,7 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one principal may have; None: no limit but those of the server."""
+    """What one principal, one namespace and the deployment may have; None: no limit but those of the server."""
 
     streams: int | None = None
     """Streams that are open at once, at this process."""
@@ -107,9 +107,21 @@ class Limits:
     ranges: int | None = None
     """Key ranges of one computation that it reports for."""
     computations: int | None = None
-    """Computations of one namespace that it registers in."""
+    """Computations of one namespace that it registers in, counting slices."""
     message_bytes: int | None = None
     """Of one message to this process."""
+    all_computations: int | None = None
+    """Computations of the whole deployment, counting slices."""
+
+    def over(self, others: Limits) -> Limits:
+        """Return the same, with the limits of ``others`` where this one has none."""
+        missing = {each.name: getattr(others, each.name) for each in fields(self) if getattr(self, each.name) is None}
+        return replace(self, **missing)
+
+
+DEFAULT_LIMITS: Final = Limits(streams=8192, calls_per_second=2000.0, computations=1000, all_computations=10_000)
+"""Limits of whatever neither the access file nor ``--limit`` sets. Each new computation makes the next start and the next stop longer. One process serves some
+thousand calls a second."""
 
 
 class Access:
@@ -143,9 +155,13 @@ class Access:
             principals = [_principal(each) for each in top.tables("principal", PRINCIPAL)]
             _check_distinct(principals)
             limits = top.table("limits", LIMITS)
-            return cls(principals, Limits() if limits is None else _limits(limits))
+            return cls(principals, Limits() if limits is None else limits_of(limits))
         except BadFile as error:
             raise error.within(source) from None
+
+    def with_limits(self, others: Limits) -> Access:
+        """Return the same with the limits of ``others`` where the file sets none."""
+        return Access(self.principals, self.limits.over(others))
 
     def with_principals(self, more: Iterable[Principal]) -> Access:
         """Return the same with principals that no file names."""
@@ -180,7 +196,7 @@ def _matches(pattern: str, name: str) -> bool:
 PRINCIPAL: Final = ("name", "token_sha256", "token", "certificates", "page", "metrics", "regions", "allow")
 TOKEN: Final = ("sha256", "expires")
 ALLOW: Final = ("namespace", *(action.value for action in Action))
-LIMITS: Final = ("streams", "calls_per_second", "ranges", "computations", "message_bytes")
+LIMITS: Final = tuple(each.name for each in fields(Limits))
 
 LEAST_MESSAGE: Final = 65_536
 """Bytes; what is smaller would end ordinary calls."""
@@ -236,13 +252,15 @@ def _allowance(table: Table) -> Allowance:
     return Allowance(namespace, names)
 
 
-def _limits(table: Table) -> Limits:
+def limits_of(table: Table) -> Limits:
+    """Return the limits that a table sets. Raises BadFile."""
     return Limits(
         streams=table.whole("streams"),
         calls_per_second=table.number("calls_per_second"),
         ranges=table.whole("ranges"),
         computations=table.whole("computations"),
         message_bytes=table.whole("message_bytes", LEAST_MESSAGE),
+        all_computations=table.whole("all_computations"),
     )
 
 

@@ -16,7 +16,7 @@ from lowwater._server.tokens import LEAST_TOKEN, digest, fingerprint, is_token
 from lowwater.cli.arguments import CommandParser, add_command
 from lowwater.cli.render import table
 from lowwater_authority.access.caller import parted
-from lowwater_authority.access.policy import Access, Action, Principal
+from lowwater_authority.access.policy import DEFAULT_LIMITS, Access, Action, Principal
 from lowwater_authority.files.table import BadFile, date_text
 
 if TYPE_CHECKING:
@@ -173,8 +173,9 @@ def _space(namespace: str) -> str:
 
 
 def _limits(access: Access) -> str:
-    found = [f"{name} {value:,}" for name, value in asdict(access.limits).items() if value is not None]
-    return f"limits of each principal: {', '.join(found) or 'none'}"
+    limits = access.limits.over(DEFAULT_LIMITS)
+    found = [f"{name} {value:,}" for name, value in asdict(limits).items() if value is not None]
+    return f"limits of each principal: {', '.join(found)}"
 
 
 def _say(text: str) -> None:

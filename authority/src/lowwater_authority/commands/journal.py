@@ -18,6 +18,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,7 +32,7 @@ from lowwater.cli.failures import fail
 from lowwater.cli.render import table
 from lowwater_authority.cluster.membership import View
 from lowwater_authority.commands.serve_arguments import refuse_password
-from lowwater_authority.engine.holdings import is_cut, whole
+from lowwater_authority.engine.holdings import needs_newest, whole
 from lowwater_authority.journal import GRAPH, Journal, SqliteJournal
 from lowwater_authority.journal.copy import (
     Copy,
@@ -81,6 +82,14 @@ def parser() -> CommandParser:
     copy = add_command(commands, "copy", "copy a journal into an empty store: to move it, or as a backup", _COPY)
     copy.add_argument("source", metavar="SOURCE", help="the journal to copy")
     copy.add_argument("target", metavar="TARGET", help="where to, empty or an unfinished copy")
+    copy.add_argument(
+        "--forget-dropped",
+        metavar="NAMESPACE",
+        action="append",
+        default=[],
+        help='forget the dropped computations of a namespace ("" for names without one), so that others can be dropped; as often as you like '
+        "(docs/operations.md tells what that loses)",
+    )
     show = add_command(commands, "show", "list the logs of a journal, after a check of all of it", _SHOW)
     show.add_argument("source", metavar="SOURCE", help="the journal")
     for command in (copy, show):
@@ -114,7 +123,8 @@ async def _copy(args: argparse.Namespace) -> str:
             token = "" if await target.exists() else old.server_token
         async with _opened(target, served=False, server_token=token) as new:
             names, progress = (str(source), str(target)), _progress(time.monotonic)
-            copy = Copy(old, facts, new, whole=whole, newest=is_cut, names=names, progress=progress)
+            graph = partial(whole, forget=args.forget_dropped)
+            copy = Copy(old, facts, new, whole=graph, newest=needs_newest, names=names, progress=progress)
             try:
                 await copy.run()
             except TargetNotEmpty as error:

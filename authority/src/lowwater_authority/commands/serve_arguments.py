@@ -5,13 +5,20 @@ from __future__ import annotations
 import argparse
 import math
 import re
+from dataclasses import asdict
+from functools import reduce
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 from lowwater._server.logging import FORMATS
 from lowwater.cli.arguments import CommandParser
+from lowwater_authority.access.policy import DEFAULT_LIMITS, LIMITS, Limits, limits_of
 from lowwater_authority.cluster.cluster import DEAD_AFTER
+from lowwater_authority.files.table import BadFile, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 LEAST_DEAD_AFTER: Final = 0.2
 MOST_DEAD_AFTER: Final = 600.0
@@ -100,6 +107,16 @@ def parser() -> CommandParser:
         type=Path,
         help="who may do what, and how much of it: everything else is refused; read again when it changes (docs/security.md)",
     )
+    defaults = ", ".join(f"{name} {value:g}" for name, value in asdict(DEFAULT_LIMITS).items() if value is not None)
+    parse.add_argument(
+        "--limit",
+        metavar="NAME=NUMBER",
+        type=_limit,
+        action="append",
+        default=[],
+        help="a limit that counts where --access sets none, as often as you like: "
+        f"{', '.join(LIMITS)} (docs/security.md; default: {defaults}, and no others)",
+    )
     parse.add_argument(
         "--promises",
         metavar="FILE",
@@ -156,6 +173,26 @@ def refuse_password(given: str, where: str, fix: str) -> None:
     if _PASSWORD.search(given) or _PASSWORD_OPTION.search(unquote(given)):
         msg = f"{where} has a password in it, which the list of processes shows to everybody: {fix}"
         raise ValueError(msg)
+
+
+def limits_given(limits: Sequence[Limits]) -> Limits:
+    """Return the limits in force where the access file sets none: those of ``--limit``, of which the last of a name counts, and the defaults."""
+    return reduce(lambda before, limit: limit.over(before), limits, DEFAULT_LIMITS)
+
+
+def _limit(text: str) -> Limits:
+    name, _, value = text.partition("=")
+    try:
+        number: float | str = int(value)
+    except ValueError:
+        try:
+            number = float(value)
+        except ValueError:
+            number = value
+    try:
+        return limits_of(Table("", {name: number}, LIMITS))
+    except BadFile as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _seconds(text: str) -> float:

@@ -46,8 +46,8 @@ MAX_HEURISTICS: Final = 16
 MAX_BUDGETS: Final = 4
 MAX_HASH: Final = 64
 
-TOMBSTONE_BYTES: Final = 4 << 20
-"""Bytes of all tombstones: some 60,000. None may be forgotten, for its name could begin again with an incarnation that was shown before."""
+TOMBSTONE_BYTES: Final = 8 << 20
+"""Bytes of all tombstones: some 120,000. A namespace may have as many as it leaves free, which is half when it is alone."""
 
 DIGESTS: Final = (1 << 64) - 1
 """Digests are counted modulo 2^64."""
@@ -253,7 +253,10 @@ class Topology:
     computations: Mapping[str, Spec] = field(default_factory=dict)
     dropped: Mapping[str, Spec] = field(default_factory=dict)
     """Tombstones: the last incarnation, and version of the inputs, of names that are not registered any more. A re-registration goes on above
-    them, so nobody takes its values for older ones. They stay for good."""
+    them, so nobody takes its values for older ones. They stay until an operator has them forgotten."""
+    forgotten: int = 0
+    """The greatest incarnation, or version of the inputs, of all tombstones that were forgotten. Every name is registered above it, and so above what was
+    ever shown of that name."""
     _guesses: frozenset[str] | None = field(default=None, init=False, compare=False, repr=False)
     """What is estimated, by its registration or by what it reads. Derived, never stored: it ends with its reason. None: to be found."""
     _digest: int | None = field(default=None, init=False, compare=False, repr=False)
@@ -279,9 +282,9 @@ class Topology:
         return known
 
     @property
-    def is_cut(self) -> bool:
-        """Whether something in it is cut into slices: what is written of it then is for nobody who does not know slices. O(graph)."""
-        return any(spec.slices for spec in self.computations.values())
+    def needs_newest(self) -> bool:
+        """Whether something in it is cut into slices, or was forgotten: who does not know that must not read what is written of it. O(graph)."""
+        return bool(self.forgotten) or any(spec.slices for spec in self.computations.values())
 
     def get(self, name: str) -> Spec:
         """Return a computation. Raises UnknownComputation."""
@@ -365,16 +368,44 @@ class Topology:
                 f"{'estimated' if known.estimated else 'exact'}. Register the same, or change the inputs with set_inputs."
             )
             raise errors.RegistrationConflict(msg, metadata={"computation": spec.name})
-        before = self.dropped.get(spec.name)
-        if before is not None:
-            first = before.incarnation + 1
-            spec = replace(spec, incarnation=first, input_version=before.input_version + 1, first=first)
-        return self._with(spec)
+        before = self.dropped.get(spec.name) or Spec(spec.name, incarnation=0, input_version=0)
+        first = max(before.incarnation, self.forgotten) + 1
+        version = max(before.input_version, self.forgotten) + 1
+        return self._with(replace(spec, incarnation=first, input_version=version, first=first))
 
     @property
     def tombstone_bytes(self) -> int:
         """How many bytes the tombstones take in the journal, about. O(tombstones)."""
         return sum(map(_tombstone_bytes, self.dropped))
+
+    def without_tombstones(self, namespace: str) -> Topology:
+        """Return the graph without the tombstones of a namespace; the same graph when there are none.
+
+        One number takes the place of them all, so no name begins again with what was shown before. But a graph from before the drop, should a store lose
+        changes or another process have it in memory, brings the computation back: see :meth:`merged`.
+        """
+        ended = [spec for name, spec in self.dropped.items() if namespace_of(name) == namespace]
+        if not ended:
+            return self
+        numbers = chain.from_iterable((spec.incarnation, spec.input_version) for spec in ended)
+        kept = {name: spec for name, spec in self.dropped.items() if namespace_of(name) != namespace}
+        return Topology(self.version + 1, self.computations, kept, max(self.forgotten, *numbers))
+
+    def _refuse_tombstones(self, name: str, ended: Iterable[str]) -> None:
+        """Raise Overloaded when the namespace would have more bytes of tombstones than it leaves free. One that has none yet may have all that are free."""
+        namespace, more = namespace_of(name), sum(map(_tombstone_bytes, ended))
+        has = sum(_tombstone_bytes(each) for each in self.dropped if namespace_of(each) == namespace)
+        free = TOMBSTONE_BYTES - self.tombstone_bytes - more
+        if free >= 0 and (not has or has + more <= free):
+            return
+        msg = (
+            f"the dropped computations of the namespace {namespace!r} take {has} bytes, {name} takes {more} more, and no namespace may have more than are free of "
+            f"{TOMBSTONE_BYTES}: each keeps its name from beginning again with values that were shown before. Register some of them again, give a job one name "
+            "for all of its runs, or have an operator forget them with `lowwater journal copy --forget-dropped`."
+        )
+        raise errors.Overloaded(
+            msg, metadata={"computation": name, "bound": "tombstones", "limit": str(TOMBSTONE_BYTES)}
+        )
 
     def drop(self, name: str) -> Topology:
         """Return the graph without a computation, but with its tombstone. Raises UnknownComputation, StillRead, Overloaded. O(graph)."""
@@ -388,15 +419,9 @@ class Topology:
             )
             raise errors.StillRead(msg, metadata={"computation": name, "consumers": ", ".join(readers[:NAMED])})
         ended = {each.name: _tombstone(each) for each in (known, *known.slice_specs().values())}
-        if self.tombstone_bytes + sum(map(_tombstone_bytes, ended)) > TOMBSTONE_BYTES:
-            msg = (
-                f"{len(self.dropped)} dropped computations are remembered, the most there can be: each keeps its name from beginning again with "
-                "values that were shown before. Register some of them again, and give a job one name for all of its runs."
-            )
-            metadata = {"computation": name, "bound": "tombstones", "limit": str(TOMBSTONE_BYTES)}
-            raise errors.Overloaded(msg, metadata=metadata)
+        self._refuse_tombstones(name, ended)
         kept = {other: spec for other, spec in self.computations.items() if other not in ended}
-        return Topology(self.version + 1, kept, {**self.dropped, **ended})
+        return Topology(self.version + 1, kept, {**self.dropped, **ended}, self.forgotten)
 
     def set_inputs(self, name: str, inputs: Sequence[str]) -> Topology:
         """Return the graph with other inputs for a computation. Raises as register does.
@@ -426,9 +451,8 @@ class Topology:
             if name not in fresh
         }
         kept = {n: spec for n, spec in self.computations.items() if n not in undone}
-        return Topology(self.version + 1, {**kept, **fresh}, {**self.dropped, **undone}), [
-            n for n in names if n not in undone
-        ]
+        changed = Topology(self.version + 1, {**kept, **fresh}, {**self.dropped, **undone}, self.forgotten)
+        return changed, [n for n in names if n not in undone]
 
     def split(self, name: str, part: str, at: bytes) -> tuple[Topology, str]:
         """Return the graph with a slice of a computation cut in two, and the name of the new one. Raises as :meth:`Spec.split`, and UnknownComputation."""
@@ -475,9 +499,11 @@ class Topology:
             ended = dropped if newest[name].incarnation > dropped[name].incarnation else newest
             del ended[name]
         _end_orphans(newest, dropped)
-        if (newest, dropped) == (self.computations, self.dropped) and self.version >= other.version:
+        forgotten = max(self.forgotten, other.forgotten)
+        same = (newest, dropped, forgotten) == (self.computations, self.dropped, self.forgotten)
+        if same and self.version >= other.version:
             return self
-        return Topology(max(self.version, other.version) + 1, newest, dropped)
+        return Topology(max(self.version, other.version) + 1, newest, dropped, forgotten)
 
     def downstream(self, name: str) -> list[str]:
         """Return a computation and all that reads it, directly or not, in topological order, if there is one. O(graph).
@@ -507,7 +533,7 @@ class Topology:
         if not new.keys().isdisjoint(dropped):
             dropped = {name: known for name, known in dropped.items() if name not in new}
         computations = {**self.computations, **new}
-        changed = Topology(self.version + 1, computations, dropped)
+        changed = Topology(self.version + 1, computations, dropped, self.forgotten)
         object.__setattr__(changed, "_guesses", self._guesses_with(spec))
         cycle = changed._cycle_through(spec.name)
         if cycle:
@@ -562,7 +588,9 @@ class Topology:
     def encode(self, over: Topology | None = None) -> bytes:
         """Serialise for the journal: all of it, or what has changed since ``over``, from which changes of this class have led here."""
         if over is None or not over.version:
-            return _record(self.version, 0, self.digest, self.computations.values(), self.dropped.values())
+            return _record(
+                self.version, 0, self.digest, self.computations.values(), self.dropped.values(), self.forgotten
+            )
         names = self.changed(over)
         computations, dropped = self._named(names)
         self._known(
@@ -570,7 +598,7 @@ class Topology:
             self._digest,
             lambda: over.digest + _digest(computations, dropped) - _digest(*over._named(names)) & DIGESTS,
         )
-        return _record(self.version, over.version, over.digest, computations, dropped)
+        return _record(self.version, over.version, over.digest, computations, dropped, self.forgotten)
 
     def _named(self, names: Iterable[str]) -> tuple[list[Spec], list[Spec]]:
         names = list(names)
@@ -584,9 +612,10 @@ class Topology:
         Raises WrongGraph for a change of another graph than the one in front of it.
         """
         version, computations, dropped = self.version, dict(self.computations), dict(self.dropped)
-        digest = self._digest
+        digest, forgotten = self._digest, self.forgotten
         for payload in payloads:
             message = pb.Topology.FromString(payload)
+            forgotten = max(forgotten, message.forgotten)
             if not message.over:
                 computations, dropped = {}, {}
                 _apply(message, computations, dropped)
@@ -602,7 +631,7 @@ class Topology:
                     raise WrongGraph(msg)
                 digest = digest + _apply(message, computations, dropped) & DIGESTS
             version = message.version
-        read = Topology(version, computations, dropped)
+        read = Topology(version, computations, dropped, forgotten)
         object.__setattr__(read, "_digest", digest)
         return read
 
@@ -618,7 +647,8 @@ class Topology:
             computations: dict[str, Spec] = {}
             dropped: dict[str, Spec] = {}
             _apply(message, computations, dropped)
-            gathered = gathered.merged(cls(message.version, computations, dropped), prefer_other=True)
+            found = cls(message.version, computations, dropped, message.forgotten)
+            gathered = gathered.merged(found, prefer_other=True)
         return gathered
 
     @classmethod
@@ -655,10 +685,13 @@ def _digest(computations: Iterable[Spec], dropped: Iterable[Spec]) -> int:
     return sum(int.from_bytes(digest, "little") for digest in digests) & DIGESTS
 
 
-def _record(version: int, over: int, digest: int, computations: Iterable[Spec], dropped: Iterable[Spec]) -> bytes:
+def _record(
+    version: int, over: int, digest: int, computations: Iterable[Spec], dropped: Iterable[Spec], forgotten: int
+) -> bytes:
     ended = (_message(spec, dropped=True) for spec in dropped)
+    changed = [*map(_message, computations), *ended]
     return pb.Topology(
-        version=version, over=over, digest=digest, computations=[*map(_message, computations), *ended]
+        version=version, over=over, digest=digest, computations=changed, forgotten=forgotten
     ).SerializeToString()
 
 
@@ -732,6 +765,16 @@ def _tombstone(spec: Spec) -> Spec:
 
 def _tombstone_bytes(name: str) -> int:
     return len(name) + 24
+
+
+def namespace_of(name: str) -> str:
+    """Return the namespace of a computation or a slice; empty: it has none.
+
+    >>> namespace_of("flights/hourly~3"), namespace_of("hourly")
+    ('flights', '')
+    """
+    namespace, _, plain = name.rpartition("/")
+    return namespace if plain else ""
 
 
 def whole(name: str) -> str:

@@ -4,6 +4,9 @@ Pure: the time is passed in, as seconds of any clock that never goes back. When 
 costs the same whenever it is served. Served all together, all are late, and what they send fills the memory; served a few at a time, in
 the order in which they came, the last is not later than it would be anyhow.
 
+Principals share a gate. Each may have as many places as it leaves free, and those that wait are let in by turns, one of each principal. So whoever
+takes all that there is to have keeps nobody else away (Choudhury and Hahne 1998, "Dynamic queue length thresholds for shared-memory packet switches").
+
 How long to stay away follows from Little's law (Little 1961, "A proof for the queuing formula L = lambda W"): those that wait, divided
 by the rate at which the gate was seen to serve.
 """
@@ -14,7 +17,7 @@ import logging
 from typing import Final, Generic, TypeVar
 
 from lowwater import errors
-from lowwater._core.events import event
+from lowwater._core.events import Limited, event
 
 Ticket = TypeVar("Ticket")
 
@@ -62,7 +65,7 @@ def bounded(delay: float) -> float:
 class Gate(Generic[Ticket]):
     """Lets in at most ``bound`` at once. Up to ``line`` more wait in the order in which they came, others are to come again.
 
-    Whoever comes has a ticket, which says whom to call when it is its turn. The rate is measured only while the gate is more than half
+    Whoever comes has a ticket, which says whom to call when it is its turn, and is ``who``: a principal, or empty where nobody tells callers apart. The rate is measured only while the gate is more than half
     full: at other times it would be the rate of arrivals. All costs are O(1).
     """
 
@@ -75,8 +78,13 @@ class Gate(Generic[Ticket]):
         """How many are inside."""
         self.peak = 0
         """The most that ever were."""
-        self.waiting: dict[Ticket, None] = {}
-        """Who waits, in order."""
+        self.waiting: dict[Ticket, str] = {}
+        """Tickets that wait, in order, and whose each is."""
+        self._lines: dict[str, dict[Ticket, None]] = {}
+        """The same tickets by principal. The first principal is the next."""
+        self._places: dict[str, int] = {}
+        """Places of each principal, inside and waiting. Callers that nobody tells apart are not counted."""
+        self._quiet = Limited()
         self.longest = 0
         """The most that ever waited."""
         self.admitted = 0
@@ -90,11 +98,16 @@ class Gate(Generic[Ticket]):
         self._worked = FIRST_SECONDS
         self._served = FIRST_SECONDS * FIRST_RATE
 
-    def enter(self, ticket: Ticket, now: float) -> bool:
-        """Let one in, or put it at the end of the line: then False. Raises Overloaded, with the delay, when the line is full."""
+    def enter(self, ticket: Ticket, now: float, who: str = "") -> bool:
+        """Let one in, or put it at the end of the line: then False.
+
+        Raises Overloaded, with the delay, when the line is full, or a principal has as many places as it leaves free.
+        """
         self._look(now)
+        self._check_share(who, now)
         if self.inside < self.bound:
             self._admit()
+            self._count(who, 1)
             return True
         if len(self.waiting) >= self.line:
             self.refused += 1
@@ -106,14 +119,18 @@ class Gate(Generic[Ticket]):
                     self._called,
                     extra=event("saturated", gate=self.name, **limits),
                 )
-            raise self._overloaded(self._turn(now))
-        self.waiting[ticket] = None
+            limit = self.bound + self.line
+            raise self._overloaded(f"{limit} {self._called} are here already, the most at once", limit, now)
+        self.waiting[ticket] = who
+        self._lines.setdefault(who, {})[ticket] = None
+        self._count(who, 1)
         self.longest = max(self.longest, len(self.waiting))
         return False
 
-    def leave(self, now: float) -> Ticket | None:
+    def leave(self, now: float, who: str = "") -> Ticket | None:
         """Let one out, because it was served or has given up; returns the ticket of the one that is inside instead."""
         self._look(now)
+        self._count(who, -1)
         self._served += self._busy
         self.inside -= 1
         if self.saturated and not self.waiting and self.inside < self.bound:
@@ -123,8 +140,8 @@ class Gate(Generic[Ticket]):
             )
         if not self.waiting or self.inside >= self.bound:
             return None
-        ticket = next(iter(self.waiting))
-        del self.waiting[ticket]
+        ticket = next(iter(self._lines[next(iter(self._lines))]))
+        self._unwait(ticket)
         self._admit()
         return ticket
 
@@ -132,8 +149,38 @@ class Gate(Generic[Ticket]):
         """Take somebody out of the line; returns whether it was there."""
         if ticket not in self.waiting:
             return False
-        del self.waiting[ticket]
+        self._count(self._unwait(ticket), -1)
         return True
+
+    def _unwait(self, ticket: Ticket) -> str:
+        """Take a ticket out of its line, and let the other principals have the next turns; returns whose it is."""
+        who = self.waiting.pop(ticket)
+        line = self._lines.pop(who)
+        del line[ticket]
+        if line:
+            self._lines[who] = line
+        return who
+
+    def _count(self, who: str, places: int) -> None:
+        if not who:
+            return
+        places += self._places.get(who, 0)
+        if places:
+            self._places[who] = places
+        else:
+            self._places.pop(who, None)
+
+    def _check_share(self, who: str, now: float) -> None:
+        """Raise Overloaded for a principal that has as many places as it leaves free, and one at least."""
+        has, limit = self._places.get(who, 0), self.bound + self.line
+        if not has or has < limit - self.inside - len(self.waiting):
+            return
+        self.refused += 1
+        if count := self._quiet.count(who, now):
+            told = event("share_reached", gate=self.name, principal=who, inside=has, bound=limit, count=count)
+            log.warning("%s has its share of %s: more are told to come again", who, self._called, extra=told)
+        what = f"{who} has {has} of {limit} {self._called}, and no principal has more than are free; use fewer, or add a shard"
+        raise self._overloaded(what, limit, now)
 
     def _admit(self) -> None:
         self.inside += 1
@@ -174,10 +221,11 @@ class Gate(Generic[Ticket]):
         self._last_turn = min(turn, now + MOST_DELAY * MEAN_OF_JITTER)
         return bounded((self._last_turn - now) / MEAN_OF_JITTER)
 
-    def _overloaded(self, delay: float) -> errors.Overloaded:
-        limit = self.bound + self.line
-        msg = f"{limit} {self._called} are here already, the most at once; try again in {delay:.2f} s"
-        error = errors.Overloaded(msg, metadata={"bound": self.name, "limit": str(limit)})
+    def _overloaded(self, what: str, limit: int, now: float) -> errors.Overloaded:
+        delay = self._turn(now)
+        error = errors.Overloaded(
+            f"{what}; try again in {delay:.2f} s", metadata={"bound": self.name, "limit": str(limit)}
+        )
         error.retry_after = delay
         return error
 

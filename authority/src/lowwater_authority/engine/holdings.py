@@ -44,7 +44,7 @@ from lowwater_authority.journal import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from lowwater_authority.core.topology import Spec
     from lowwater_authority.journal import Journal
@@ -575,7 +575,7 @@ class Holdings:
                 view=self.view,
                 address=self.address,
                 over=over,
-                newest=topology.is_cut,
+                newest=topology.needs_newest,
             )
         except BaseException:
             # What this process knows of it is as new as before, whatever it cannot write.
@@ -661,14 +661,17 @@ def _payloads(loaded: LoadedLog) -> list[bytes]:
     return payloads if loaded.snapshot is None else [loaded.snapshot, *payloads]
 
 
-def whole(loaded: LoadedLog) -> bytes:
-    """Return the graph in a log as one payload. Raises JournalCorrupt."""
-    return replayed(loaded).topology.encode()
+def whole(loaded: LoadedLog, forget: Collection[str] = ()) -> bytes:
+    """Return the graph in a log as one payload, without the tombstones of the namespaces ``forget``. Raises JournalCorrupt."""
+    graph = replayed(loaded).topology
+    for namespace in forget:
+        graph = graph.without_tombstones(namespace)
+    return graph.encode()
 
 
-def is_cut(payload: bytes) -> bool:
-    """Whether something is cut into slices in a graph, as :func:`whole` returns it."""
-    return Topology.decode(payload).is_cut
+def needs_newest(payload: bytes) -> bool:
+    """See Topology.needs_newest; of a graph as :func:`whole` returns it."""
+    return Topology.decode(payload).needs_newest
 
 
 def _goes_on(loaded: LoadedLog, known: LoadedLog) -> bool:

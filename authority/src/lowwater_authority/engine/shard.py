@@ -225,12 +225,23 @@ class Shard:
         self.held.logs.stopping = True
         self._loop.stop()
 
+    @property
+    def stopping(self) -> bool:
+        """Whether this process was told to stop, and takes no more requests."""
+        return self.held.logs.stopping
+
     async def close(self) -> None:
         """Write a snapshot of every changed computation, so that the next start is quick, and close the journal.
 
         It replaces what is damaged in the store. What has not changed is read and checked, and so is the graph, for this process may have
         the only good copy of it, in memory.
         """
+        if unheard := self.unheard_slices:
+            log.warning(
+                "%s could not tell their computations how far they are before this process stopped; whoever serves them next tells it",
+                counted(unheard, "slice"),
+                extra=event("slices_not_told", slices=unheard),
+            )
         for each in self._slices.values():
             each.close()
         logs = self.held.logs
@@ -1366,7 +1377,7 @@ class Shard:
         unchanged = [name for name in round_.touched if name not in changed] if self.shared else []
         if round_.topology is not None and not round_.read:
             graph = self.held.graph_record(round_.topology, whole=round_.merged)
-            records.append(Record(self.held.graph, graph, strong=True, newest=round_.topology.is_cut))
+            records.append(Record(self.held.graph, graph, strong=True, newest=round_.topology.needs_newest))
         held = self.held
         raised = {
             computation: computation.input_version
@@ -1550,7 +1561,7 @@ class Shard:
                 self.replaced(error.owners)
                 return
             except JournalError as error:
-                if self.held.logs.stopping:
+                if self.stopping:
                     return
                 log.log(
                     logging.WARNING if backoff.first else logging.DEBUG,
@@ -1586,7 +1597,7 @@ class Shard:
                 await held.logs.snapshot(holding.log, partial(recovery.pieces, holding.computation), now)
         if round_.topology is not None and held.graph.due(now):
             graph = self.topology
-            await held.logs.snapshot(held.graph, lambda: [graph.encode()], now, newest=graph.is_cut)
+            await held.logs.snapshot(held.graph, lambda: [graph.encode()], now, newest=graph.needs_newest)
 
     def _fence_ended_incarnations(self, round_: Round) -> None:
         assert round_.topology is not None

@@ -412,6 +412,8 @@ class Slice:
                     continue
                 except errors.LowwaterError as error:
                     self.reached = False
+                    if self._shard.stopping:
+                        return  # a later attempt would fail as well; Shard.close tells how many have ended so
                     log.log(
                         logging.WARNING if backoff.first else logging.DEBUG,
                         "%s does not hear of its slice %s yet, trying again in %.2f s: %s",

@@ -97,16 +97,24 @@ class TaskMaster:
         await self._shard.change(name, create)
 
     async def take(
-        self, name: str, group: str, worker: str, nonce: bytes, *, wait: float, leaving: asyncio.Event
+        self,
+        name: str,
+        group: str,
+        worker: str,
+        nonce: bytes,
+        *,
+        wait: float,
+        leaving: asyncio.Event,
+        who: str = "",
     ) -> TaskGrant | None:
-        """Lease the oldest task; None when none came within ``wait`` seconds, or this process is ``leaving``."""
+        """Lease the oldest task; None when none came within ``wait`` seconds, or this process is ``leaving``. ``who`` is the principal that waits."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait
         take = partial(_take, group=group, worker=worker, nonce=nonce)
         granted = await self._shard.change(name, take)
         if granted is not None or not wait:
             return granted
-        self._gate.enter(None, loop.time())
+        self._gate.enter(None, loop.time(), who)
         changed = asyncio.Event()
         waiting = self._waiting.setdefault(name, {}).setdefault(group, _Waiting())
         waiting.workers[changed] = None
@@ -125,7 +133,7 @@ class TaskMaster:
                 del self._waiting[name][group]
             if not self._waiting[name]:
                 del self._waiting[name]
-            self._gate.leave(loop.time())
+            self._gate.leave(loop.time(), who)
         return granted
 
     def _next_offer(self, name: str, group: str) -> float:

@@ -77,10 +77,13 @@ class Decoding(grpc.aio.ServerInterceptor):
 
     So what cannot be read becomes the error, as a request, and is refused in place of the method. The messages of a stream are read by the method
     itself, which takes the error as any other.
+
+    ``pace`` raises Overloaded for a call, by the path of its method and the caller's address, that is one too many; None: nothing does.
     """
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Observer, pace: Callable[[str, str], None] | None = None) -> None:
         self._observer = observer
+        self._pace = pace
         self._quiet = Limited()
 
     async def intercept_service(
@@ -91,25 +94,24 @@ class Decoding(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         path = handler_call_details.method
-        method, read = path.rpartition("/")[2], reading(handler.request_deserializer, path)
+        read = reading(handler.request_deserializer, path)
         codecs = {"request_deserializer": read, "response_serializer": handler.response_serializer}
         if handler.stream_stream is not None:
             serve = handler.stream_stream
             # One that writes its answers itself is a coroutine, as the health checks of the guard are.
-            serve = self._stream(method, serve) if isasyncgenfunction(serve) else serve
+            serve = self._stream(path, serve) if isasyncgenfunction(serve) else serve
             return grpc.stream_stream_rpc_method_handler(serve, **codecs)
         if handler.stream_unary is not None:
-            return grpc.stream_unary_rpc_method_handler(self._unary(method, handler.stream_unary), **codecs)
+            return grpc.stream_unary_rpc_method_handler(self._unary(path, handler.stream_unary), **codecs)
         codecs["request_deserializer"] = _or_error(read)
         if handler.unary_stream is not None:
-            return grpc.unary_stream_rpc_method_handler(self._stream(method, handler.unary_stream), **codecs)
-        return grpc.unary_unary_rpc_method_handler(self._unary(method, handler.unary_unary), **codecs)
+            return grpc.unary_stream_rpc_method_handler(self._stream(path, handler.unary_stream), **codecs)
+        return grpc.unary_unary_rpc_method_handler(self._unary(path, handler.unary_unary), **codecs)
 
-    def _unary(self, method: str, serve: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+    def _unary(self, path: str, serve: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
         async def decoded(request: Any, context: Any) -> Any:
             try:
-                if isinstance(request, errors.InvalidArgument):
-                    await self._refuse(method, request, context)
+                await self._admit(path, request, context)
                 return await serve(request, context)
             except grpc.aio.AbortError as failure:
                 del request
@@ -119,12 +121,11 @@ class Decoding(grpc.aio.ServerInterceptor):
         return decoded
 
     def _stream(
-        self, method: str, serve: Callable[[Any, Any], AsyncGenerator[Any, None]]
+        self, path: str, serve: Callable[[Any, Any], AsyncGenerator[Any, None]]
     ) -> Callable[[Any, Any], AsyncIterator[Any]]:
         async def decoded(request: Any, context: Any) -> AsyncIterator[Any]:
             try:
-                if isinstance(request, errors.InvalidArgument):
-                    await self._refuse(method, request, context)
+                await self._admit(path, request, context)
                 async with contextlib.aclosing(serve(request, context)) as responses:
                     async for response in responses:
                         yield response
@@ -134,6 +135,19 @@ class Decoding(grpc.aio.ServerInterceptor):
                 raise
 
         return decoded
+
+    async def _admit(self, path: str, request: Any, context: Any) -> None:
+        """Refuse what is no request, and what is one too many."""
+        method = path.rpartition("/")[2]
+        if isinstance(request, errors.InvalidArgument):
+            await self._refuse(method, request, context)
+        if self._pace is None:
+            return
+        try:
+            self._pace(path, context.peer())
+        except errors.Overloaded as error:
+            self._observer.refused(method, error.reason)
+            await refuse(context, error)
 
     async def _refuse(self, method: str, error: errors.InvalidArgument, context: Any) -> NoReturn:
         self._observer.refused(method, error.reason)

@@ -12,6 +12,7 @@ import grpc.aio
 from lowwater import errors
 from lowwater._core.events import Limited
 from lowwater._pb.lowwater.v1 import types_pb2
+from lowwater_authority.access.policy import Limits
 from lowwater_authority.engine.placement import moved
 from lowwater_authority.promises import Promises
 
@@ -44,6 +45,8 @@ class Services:
     """What was promised of computations; replaced when its file changes."""
     access: Callable[[], Access] | None = None
     """Returns the access rules in force; None: there are none, and everybody may do everything."""
+    limits: Limits = field(default_factory=Limits)
+    """What everybody together may have where there are no access rules."""
     quiet: Limited = field(default_factory=Limited)
     """Keeps what callers can cause from flooding the log."""
     leaving: asyncio.Event = field(default_factory=asyncio.Event)

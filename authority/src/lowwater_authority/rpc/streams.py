@@ -223,42 +223,46 @@ SILENCE: Final = 2.0
 """Seconds after which a stream that has not begun to report keeps no other from starting: it may have nothing to say for long."""
 
 
-Turn = asyncio.Future[None]
-"""Who waits before a gate; done when it is inside."""
+class Turn(asyncio.Future[None]):
+    """What waits before a gate for a principal, or for ``""``; done when it is inside."""
+
+    def __init__(self, who: str) -> None:
+        super().__init__()
+        self.who = who
 
 
-async def enter(gate: Gate[Turn]) -> None:
+async def enter(gate: Gate[Turn], who: str) -> None:
     """Return when inside a gate, which is to be left then. Raises Overloaded."""
     loop = asyncio.get_running_loop()
-    turn = loop.create_future()
-    if gate.enter(turn, loop.time()):
+    turn = Turn(who)
+    if gate.enter(turn, loop.time(), who):
         return
     try:
         await turn
     except BaseException:  # cancelled: the caller is gone
         if not gate.give_up(turn) and not turn.cancelled() and turn.exception() is None:
-            leave(gate)
+            leave(gate, who)
         raise
 
 
-def leave(gate: Gate[Turn]) -> None:
+def leave(gate: Gate[Turn], who: str) -> None:
     """Let the next one in."""
     now = asyncio.get_running_loop().time()
-    turn = gate.leave(now)
+    turn = gate.leave(now, who)
     while turn is not None and turn.cancelled():  # its caller has gone in this moment
-        turn = gate.leave(now)
+        turn = gate.leave(now, turn.who)
     if turn is not None:
         turn.set_result(None)
 
 
 @asynccontextmanager
-async def inside(gate: Gate[Turn]) -> AsyncIterator[None]:
+async def inside(gate: Gate[Turn], who: str) -> AsyncIterator[None]:
     """Be inside a gate. Raises Overloaded."""
-    await enter(gate)
+    await enter(gate, who)
     try:
         yield
     finally:
-        leave(gate)
+        leave(gate, who)
 
 
 class Room:
@@ -270,7 +274,7 @@ class Room:
         """How many are inside."""
         self.peak = 0
         """The most that ever were."""
-        self._line: deque[tuple[Turn, int]] = deque()
+        self._line: deque[tuple[asyncio.Future[None], int]] = deque()
 
     async def enter(self, size: int) -> None:
         """Return when there is room, which is to be left then."""
@@ -357,6 +361,8 @@ class Outbox:
         """Ends the wait for the first report."""
         self.starting = True
         """Whether it is among those that start."""
+        self.who = self.place_of = ""
+        """The principals whose place among the streams that start, and among the open ones, it has."""
         self.claims: set[tuple[str, int]] = set()
         """What it speaks for, and maybe some that another stream speaks for since."""
         self._ack: Acknowledgement | None = None
@@ -528,16 +534,16 @@ class Streams:
         now = asyncio.get_running_loop().time()
         return self.admission.starting.all_again(self.admission.streams.peak, now)
 
-    async def admit(self, sender: bytes, stream: int) -> Outbox:
-        """Open a stream when it is its turn to start. Raises as open does, and ShuttingDown."""
-        await enter(self.admission.starting)
+    async def admit(self, sender: bytes, stream: int, who: str = "") -> Outbox:
+        """Open a stream of a principal when it is its turn to start. Raises as open does, and ShuttingDown."""
+        await enter(self.admission.starting, who)
         try:
-            return self.open(sender, stream)
+            return self.open(sender, stream, who)
         except errors.LowwaterError:
-            leave(self.admission.starting)
+            leave(self.admission.starting, who)
             raise
 
-    def open(self, sender: bytes, stream: int) -> Outbox:
+    def open(self, sender: bytes, stream: int, who: str = "") -> Outbox:
         """Open a stream, closing the sender's older one. Raises Overloaded, and OldStream when it is not newer than all before.
 
         Its reports would count as repeats of the older ones' and change nothing.
@@ -548,10 +554,11 @@ class Streams:
             raise errors.OldStream(msg, metadata={"stream": str(stream), "newest": str(newest)})
         loop = asyncio.get_running_loop()
         outbox = Outbox()
+        outbox.who, outbox.place_of = who, who if older is None else older.place_of
         if older is not None:
             older.close(errors.OldStream("a newer stream of this sender was opened", metadata={"newest": str(stream)}))
         else:
-            self.admission.streams.enter(loop.create_future(), loop.time())
+            self.admission.streams.enter(Turn(who), loop.time(), who)
         outbox.silence = loop.call_later(SILENCE, self.started, outbox)
         self._ended.pop(sender, None)
         self._newest[sender] = (stream, outbox)
@@ -567,7 +574,7 @@ class Streams:
         self.heard(outbox)
         if outbox.starting:
             outbox.starting = False
-            leave(self.admission.starting)
+            leave(self.admission.starting, outbox.who)
 
     def close(self, sender: bytes, outbox: Outbox) -> None:
         """Forget a stream."""
@@ -576,7 +583,7 @@ class Streams:
         outbox.end()
         stream, newest = self._newest.get(sender, (0, None))
         if newest is outbox:
-            leave(self.admission.streams)
+            leave(self.admission.streams, outbox.place_of)
             del self._newest[sender]
             self._ended[sender] = stream
             if len(self._ended) > SENDERS_KEPT:

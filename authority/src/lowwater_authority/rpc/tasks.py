@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lowwater._pb.lowwater.v1 import tasks_pb2 as pb
 from lowwater._pb.lowwater.v1 import tasks_pb2_grpc
+from lowwater_authority.access.caller import holder
 from lowwater_authority.core.tasks import (
     DEFAULT_LEASE,
     NONCE_BYTES,
@@ -95,6 +96,7 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
             request.nonce,
             wait=request.wait_millis / 1000,
             leaving=self.services.leaving,
+            who=holder(),
         )
         return granted_message(self.services.token, granted)
 

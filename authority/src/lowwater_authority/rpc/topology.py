@@ -34,7 +34,7 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         caller = calling()
         spec = await shard.register(
             spec,
-            room=room(spec.name, len(spec.slices) + bool(spec.slices)),
+            room=room(spec.name, len(spec.slices) + bool(spec.slices), self.services.limits),
             principal="" if caller is None else caller.principal.name,
         )
         return topology_pb2.RegisterResponse(
@@ -93,7 +93,11 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         shard, name = self.services.shard, request.computation
         await shard.confirm(())  # as another shard may have cut it
         made = await shard.split(
-            name, request.slice, request.at, incarnation=request.incarnation, room=room_for_slice(name)
+            name,
+            request.slice,
+            request.at,
+            incarnation=request.incarnation,
+            room=room_for_slice(name, self.services.limits),
         )
         return topology_pb2.SplitSliceResponse(slice=codec.computation_message(made, shard.topology))
 

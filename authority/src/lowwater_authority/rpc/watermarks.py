@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import watermarks_pb2 as pb
 from lowwater._pb.lowwater.v1 import watermarks_pb2_grpc
-from lowwater_authority.access.caller import calling, visible
+from lowwater_authority.access.caller import calling, demand_some_read, holder, visible
 from lowwater_authority.engine.placement import moved
 from lowwater_authority.promises import NOTHING
 from lowwater_authority.rpc import codec
@@ -101,18 +101,20 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         """Follow watermarks, conflated. The first values are confirmed like those of a get."""
         services, shard = self.services, self.services.shard
         subscription: Subscription | None = None
-        counted = False
+        counted, who = False, holder()
         room = ExitStack()
         try:
             services.check()
             check_token(services.token, request.server_token)
             interval = _interval(request.interval_millis)
-            await enter(self._open)
+            if not request.computations:
+                demand_some_read()
+            await enter(self._open, who)
             counted = True
             asked = list(dict.fromkeys(codec.names("computations", request.computations)))
             room.enter_context(watched(self._watched, asked))
             rights = _rights()
-            async with inside(self._starting):
+            async with inside(self._starting, who):
                 subscription = shard.hub.subscribe(asked)
                 confirmed, unknown = await self._begin(subscription, asked)
             taken = await subscription.take(0)
@@ -125,7 +127,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
                 if not asked and rights != _rights():
                     # What may be read only now is told as if asked for now: it may not change for long.
                     rights = _rights()
-                    async with inside(self._starting):
+                    async with inside(self._starting, who):
                         await self._begin(subscription, asked)
                 taken = await subscription.take(BEAT_SECONDS, interval)
                 taken = taken if asked else _readable(taken)
@@ -140,7 +142,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
                 shard.hub.unsubscribe(subscription)
             room.close()
             if counted:
-                leave(self._open)
+                leave(self._open, who)
 
     @refusing
     async def CheckComplete(self, request: pb.CheckCompleteRequest, context: Context) -> pb.CheckCompleteResponse:  # noqa: N802

@@ -11,7 +11,7 @@ from lowwater import errors
 from lowwater._core.events import NAME_BYTES, event, shortened
 from lowwater._pb.lowwater.v1 import workers_pb2 as pb
 from lowwater._pb.lowwater.v1 import workers_pb2_grpc
-from lowwater_authority.access.caller import calling, permit, room_for_ranges
+from lowwater_authority.access.caller import calling, holder, permit, room_for_ranges
 from lowwater_authority.core.computation import LARGEST_STREAM
 from lowwater_authority.core.requests import Refused
 from lowwater_authority.engine.placement import moved
@@ -70,7 +70,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             adopt=request.adopt,
             incarnation=request.incarnation,
             permit=permit(name),
-            room=room_for_ranges(name),
+            room=room_for_ranges(name, self.services.limits),
         )
         self.services.observer.claimed()
         spec, required = shard.topology.get(name), shard.topology.required(name)
@@ -160,7 +160,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             if first is None:
                 return
             sender = self._opening(first)
-            outbox = await self.streams.admit(sender, first.open.stream)
+            outbox = await self.streams.admit(sender, first.open.stream, holder())
         except errors.LowwaterError as error:
             self.services.observer.refused("Report", error.reason)
             await refuse(context, error, again=self.streams.again)

@@ -265,6 +265,7 @@ _shtab_lowwater_journal_defaults_added=0
 
 _shtab_lowwater_journal_copy_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
+  "*--forget-dropped[forget the dropped computations of a namespace (\"\" for names without one), so that others can be dropped\; as often as you like (docs\/operations.md tells what that loses)]:NAMESPACE:"
   "--json[answer in JSON, for programs]"
   ":the journal to copy:_files -/"
   ":where to, empty or an unfinished copy:_files -/"
@@ -638,6 +639,7 @@ _shtab_lowwater_serve_options=(
   "--tls-client-ca[gRPC takes only clients with a certificate signed by one of these (mutual TLS)]:PEM:_files"
   "--peer-ca[what the certificates of other shards are signed by (default\: the system\'s authorities)\; these files are read again when they change]:PEM:_files"
   "--access[who may do what, and how much of it\: everything else is refused\; read again when it changes (docs\/security.md)]:FILE:_files"
+  "*--limit[a limit that counts where --access sets none, as often as you like\: streams, calls_per_second, ranges, computations, message_bytes, all_computations (docs\/security.md\; default\: streams 8192, calls_per_second 2000, computations 1000, all_computations 10000, and no others)]:NAME=NUMBER:"
   "--promises[what was promised of which computations, and who answers for them\; the same for all shards\; read again when it changes (docs\/monitoring.md)]:FILE:_files"
   "--reflection[let tools such as grpcurl list the services]"
   "--log-format[how to log to standard error\: a line of text, or of JSON with the fields of docs\/logs.md (default\: text on a terminal, else json)]:log_format:(text json)"

@@ -1639,6 +1639,7 @@ class Topology(google.protobuf.message.Message):
     COMPUTATIONS_FIELD_NUMBER: builtins.int
     OVER_FIELD_NUMBER: builtins.int
     DIGEST_FIELD_NUMBER: builtins.int
+    FORGOTTEN_FIELD_NUMBER: builtins.int
     version: builtins.int
     """Grows with every change."""
     over: builtins.int
@@ -1647,6 +1648,10 @@ class Topology(google.protobuf.message.Message):
     """The digest of the graph in which these have changed, or of all of it: two
     shards, of which the store lost one's change, may have made the same
     version of two graphs. 0 in a whole graph: not known.
+    """
+    forgotten: builtins.int
+    """The greatest incarnation, or version of inputs, of all tombstones that were
+    forgotten. A name without a tombstone begins above it. 0: none was forgotten.
     """
     @property
     def computations(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Computation]:
@@ -1659,8 +1664,9 @@ class Topology(google.protobuf.message.Message):
         computations: collections.abc.Iterable[Global___Computation] | None = ...,
         over: builtins.int = ...,
         digest: builtins.int = ...,
+        forgotten: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["computations", b"computations", "digest", b"digest", "over", b"over", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computations", b"computations", "digest", b"digest", "forgotten", b"forgotten", "over", b"over", "version", b"version"]) -> None: ...
 
 Global___Topology: typing_extensions.TypeAlias = Topology
 
