@@ -181,7 +181,8 @@ class Havoc:
         names = [process.name for process in chosen if process is not None]
         self._acted(chaos.LATE)
         network.weather.late = 0.5, max(facts["most"], network.weather.late[1])
-        network.late_senders.update(dict.fromkeys(names, facts["sender"]))
+        share: float = facts["sender"]
+        network.late_senders.update(dict.fromkeys(names, share))
         await asyncio.sleep(facts["seconds"])
         for name in names:
             network.late_senders.pop(name, None)
