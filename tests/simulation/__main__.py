@@ -47,7 +47,9 @@ def parser() -> argparse.ArgumentParser:
         "--jobs", type=positive, default=os.cpu_count() or 1, help="worlds at a time (default: %(default)s)"
     )
     run.add_argument(
-        "--harsh", action="store_true", help="let messages come late and the store's replica lag in each world"
+        "--harsh",
+        action="store_true",
+        help="let messages come late, and the replica of the store lag, in each world and not in every other one",
     )
     run.add_argument("--no-shrink", action="store_true", help="do not look for the few moves that matter")
     replay = commands.add_parser("replay", help="run one world again from a file of moves, as a failure left it")

@@ -76,8 +76,8 @@ class Careless:
             self._sim.reach("a client counted its turns again")
 
     async def say_again(self, process: Process, addresses: str, lease: Lease, random: Random) -> None:
-        """Say once more, on a stream of another sender, what was said of a claim a while ago."""
-        said = self._said_of(process, lease)
+        """Say once more, on a stream of another sender, what was said of a claim a while ago. Without a turn nobody could tell that it is old."""
+        said = [group for group in self._said_of(process, lease) if group.turn]
         if not said:
             return
         group, sender = random.choice(said), random.randbytes(16)

@@ -106,6 +106,7 @@ class Seat:
 
     name: str
     process: Process
+    port: int
     wanted: bool = True
     """Whether it is started again when it ends."""
     away: bool = False
@@ -125,7 +126,7 @@ class Seat:
     @property
     def address(self) -> str:
         """Where it is reached."""
-        return f"{self.name}:7420"
+        return f"{self.name}:{self.port}"
 
     @property
     def serving(self) -> bool:
@@ -136,7 +137,7 @@ class Seat:
 class Deployment:
     """All processes of the authority, and what they keep their state in."""
 
-    def __init__(self, sim: Simulation, seats: int, oracle: Oracle, ledger: Ledger, *, weak: bool) -> None:
+    def __init__(self, sim: Simulation, seats: int, oracle: Oracle, ledger: Ledger, *, weak: bool, port: int) -> None:
         self.sharded = seats > 1
         self.sim = sim
         self.ledger = ledger
@@ -145,7 +146,7 @@ class Deployment:
             lambda: START_MICROS + round(sim.now * 1e6), dead_after=int(DEAD_AFTER * 1_000_000)
         )
         names = [f"shard-{number}" for number in range(1, seats + 1)] if self.sharded else ["authority"]
-        self.seats = [Seat(name, sim.process(name)) for name in names]
+        self.seats = [Seat(name, sim.process(name), port) for name in names]
         self.zombies: list[Process] = []
         """Processes whose address another one has now."""
         self.unheard: list[Process] = []

@@ -412,8 +412,10 @@ class Durable:
     def _restored(self, who: str, log: str) -> None:
         """A shard has put back what the store had lost; what others wrote meanwhile is gone."""
         self._sim.reach("a log was put back from memory")
-        # The end of a log that is written after a drop takes the place of all that was there.
-        meant = self._is_damaged(log) or log in self._ledger.book(GRAPH).dropped
+        # The end of a log that is written after a drop takes the place of all that was there, also when the next registration is
+        # written at the same time: a shard that takes the log for that registration ends this one's ownership of it.
+        ended = log in self._ledger.book(GRAPH).dropped or log in self._ledger.ended
+        meant = self._is_damaged(log) or ended
         self._expect(
             self._weak or meant,
             f"{who} restores the log of {log}, of which a store that keeps its word lost nothing",

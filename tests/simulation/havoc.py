@@ -42,9 +42,6 @@ LATE = {
 }
 """What a network does, for some seconds, that is to bring again what has happened since."""
 
-LATE_SENDER = 0.8
-"""Probability that a message of a late sender comes late."""
-
 LATE_RECORDS = 3
 """How many records of a log may be damaged."""
 
@@ -176,18 +173,19 @@ class Havoc:
         self._world.sim.network.heal(process)
 
     async def _late_sender(self, facts: dict[str, Any]) -> None:
-        """Break the connections behind most of what one process sends: a shard, or a worker or reader."""
-        is_shard = self._world.deployment.sharded and 2 * facts["pick"] < 1
+        """Break the connections behind much of what some processes send: all shards, one of them, or a worker or reader."""
+        pick, network = facts["pick"], self._world.sim.network
+        is_shard = self._world.deployment.sharded and 2 * pick < 1
         among = self.upheaval.everybody() if is_shard else self._world.living()
-        process = self._pick(among, 2 * facts["pick"] % 1)
-        if process is None:
-            return
-        network = self._world.sim.network
+        chosen = among if is_shard and 4 * pick < 1 else [self._pick(among, 2 * pick % 1)]
+        names = [process.name for process in chosen if process is not None]
         self._acted(chaos.LATE)
         network.weather.late = 0.5, max(facts["most"], network.weather.late[1])
-        network.late_senders[process.name] = LATE_SENDER
+        share: float = facts["sender"]
+        network.late_senders.update(dict.fromkeys(names, share))
         await asyncio.sleep(facts["seconds"])
-        network.late_senders.pop(process.name, None)
+        for name in names:
+            network.late_senders.pop(name, None)
 
     async def _bad_network(self, kind: str, facts: dict[str, Any]) -> None:
         if kind == "hostile reports":

@@ -85,6 +85,8 @@ class Ledger(MemoryDisk):
         """What each log says now."""
         self.missing: dict[str, frozenset[int]] = {}
         """Strong records that were acknowledged and are gone, but may come back from the memory of who wrote them."""
+        self.ended: set[str] = set()
+        """Logs of an incarnation that is over, which were last replaced by a snapshot of the next incarnation."""
         self._past: deque[dict[str, Book | None]] = deque()
         self._numbers: dict[tuple[str, int, int], int] = {}
         self._acknowledged: set[int] = set()
@@ -110,6 +112,7 @@ class Ledger(MemoryDisk):
                 mind = self._minds.get((who, log), Book())
                 turned = mind.graph(payload, position) if log == GRAPH else mind.snapshot(payload, position)
                 self.books[log] = turned
+                (self.ended.add if turned.incarnation > book.incarnation else self.ended.discard)(log)
                 gone = (self.missing.get(log, frozenset()) | book.strong) - turned.strong
                 self.missing[log] = gone & self._acknowledged
             self._minds[who, log] = self.books.get(log, book)

@@ -16,10 +16,10 @@ MOVES: Final = 60
 
 
 def moves_of(seed: int, count: int = MOVES, *, harsh: bool | None = None) -> list[chaos.Move]:
-    """Return the moves of a world, which may be made harsh."""
+    """Return the moves of a world. ``harsh``: whether they are harsh, if that is not left to the seed."""
     random, sharded, rotten = Random(f"moves of {seed}"), chaos.is_sharded(seed), chaos.is_rotten(seed)
     if harsh is None:
-        harsh = chaos.EXTENDED and chaos.is_harsh(seed)
+        harsh = chaos.is_harsh(seed)
     return chaos.schedule(random, count, sharded=sharded, rotten=rotten, sliced=chaos.is_sliced(seed), harsh=harsh)
 
 

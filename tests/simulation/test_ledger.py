@@ -68,6 +68,10 @@ def test_what_is_put_back_from_memory_is_not_missing() -> None:
         await journal.restore("a", 4, snapshot.SerializeToString())
         assert not ledger.missing["a"]
         assert sequencers(ledger.book("a")) == {1, 2, 3}
+        assert not ledger.ended
+        end = journal_pb2.Snapshot(incarnation=2, low_micros=3)
+        await journal.restore("a", 5, end.SerializeToString())
+        assert ledger.ended == {"a"}, "what was there is of an incarnation that is over"
 
     asyncio.run(main())
 

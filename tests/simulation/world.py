@@ -143,8 +143,10 @@ class World:
         seats = random.randrange(2, 5) if is_sharded(seed) else 1
         ledger = Ledger()
         ledger.keeps_prefixes = any(move.kind in chaos.REPLICATED for move in moves)
+        # Which shard serves what depends on its address: on the same ones, a slice would be with its root in all worlds, or in none.
+        port = sim.rng("port").randrange(7000, 8000) if ledger.keeps_prefixes else 7420
         self.oracle = Oracle(sim, self.pipeline, ledger, weak=self.weak, sharded=seats > 1)
-        self.deployment = Deployment(sim, seats, self.oracle, ledger, weak=self.weak)
+        self.deployment = Deployment(sim, seats, self.oracle, ledger, weak=self.weak, port=port)
         self.place = Place(sim, self.pipeline, Storage(self.pipeline, sim.rng("storage")), self.oracle)
         self.place.addresses = self.deployment.addresses
         self.place.careless = Careless(sim, weak=self.weak) if is_careless(seed) else None

@@ -226,7 +226,9 @@ class UnaryCall(Call):
             return
         if self.connection is not None and network.fate("late request", network.p_late(self.client)):
             self.lingers = network.lateness() if network.chance(0.5) else 0.0
-            loop.call_later(network.lateness(), self._arrive_late, context=KERNEL)
+            late = network.lateness()
+            loop.call_later(late, self._arrive_late, context=KERNEL)
+            network.break_link(self.client, self.channel.address, late)
             self.connection.close("it broke behind a request that is still on its way")
             return
         loop.call_later(network.latency(), self._arrive, server, context=KERNEL)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 FROZEN_SERVER_SECONDS: Final = 11.0
 """Silence after which a client gives a connection up, by keepalive."""
 
+DOWN_SECONDS: Final = 4.0
+"""Longest time for which a link stays down behind a message that is late."""
+
 FROZEN_CLIENT_SECONDS: Final = 30.0
 """Silence after which the authority's server does so."""
 
@@ -83,6 +86,8 @@ class Network:
         self._random = sim.rng("network")
         self._listeners: dict[str, SimServer] = {}
         self._cuts: set[str] = set()
+        self._down: dict[tuple[str, str], int] = {}
+        """Numbers of breaks from which a link has not recovered, by client and address."""
         self._hopeful: dict[SimChannel, None] = {}
         self._calls = 0
 
@@ -167,7 +172,23 @@ class Network:
     def listener(self, client: Process, address: str) -> SimServer | None:
         """Whom a client reaches at an address now."""
         server = self._listeners.get(address)
-        return None if server is None or self._is_cut(client, server) else server
+        down = (client.name, address) in self._down
+        return None if server is None or down or self._is_cut(client, server) else server
+
+    def break_link(self, client: Process, address: str, late: float) -> None:
+        """Let a client not reach an address for a while, half of the time, and not for longer than a message to it is late."""
+        if not self.chance(0.5):
+            return
+        link = client.name, address
+        self._down[link] = number = self.number_call()
+        self.sim.reach("network: a link was down behind a late request")
+
+        def recover() -> None:
+            if self._down.get(link) == number:
+                del self._down[link]
+                self.changed()
+
+        self.sim.loop.call_later(min(late, DOWN_SECONDS) * self._random.random(), recover, context=KERNEL)
 
     def hope(self, channel: SimChannel) -> None:
         """Let a channel try again when anything changes."""

@@ -143,6 +143,22 @@ def test_a_late_request_arrives_long_after_its_connection_broke() -> None:
     run(world)
 
 
+def test_a_link_may_be_down_behind_a_late_request_and_recovers() -> None:
+    async def world(echo: Echo) -> None:
+        echo.sim.network.weather.late = (20.0, 20.0)
+        answers = set[str]()
+        for _ in range(8):
+            echo.sim.network.weather.p_late = 1.0
+            await echo.client.start(echo.ask, "Say", b"late")
+            echo.sim.network.weather.p_late = 0.0
+            answers.add(await echo.client.start(echo.ask, "Say", b"next"))
+            await asyncio.sleep(5)
+            assert await echo.client.start(echo.ask, "Say", b"behind it") == "OK"
+        assert answers == {"OK", "UNAVAILABLE"}
+
+    run(world)
+
+
 def test_a_late_message_of_a_stream_arrives_while_its_client_talks_on_another() -> None:
     async def world(echo: Echo) -> None:
         echo.sim.network.weather.late = (20.0, 20.0)
