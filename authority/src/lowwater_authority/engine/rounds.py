@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
@@ -138,8 +139,11 @@ class _Work(Generic[T]):
             self.done.set_result(result)
 
     def fail(self, error: Exception) -> None:
+        """Refuse with a copy of an error that others may hear too: whoever raises it adds its own traceback and context."""
         if not self.done.done():
-            self.done.set_exception(error)
+            own = copy(error)
+            own.__cause__ = error.__cause__
+            self.done.set_exception(own)
 
 
 class CommitLoop:
