@@ -95,6 +95,8 @@ class Round:
     """Computations of which perhaps half a change is staged, by a request that failed in a way it never should."""
     asked: set[str] = field(default_factory=set)
     """What the request that is being staged has touched so far."""
+    behind: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Versions of the inputs in the log and in the graph, of computations whose log was behind and follows in this round."""
     readings: dict[Log, int] = field(default_factory=dict)
     """The readings of the logs of what was touched, as the memory is that it was staged on."""
 
