@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 b0ed51c1388f88eaee26cb5ed6a78aaf07be237441b3573fa0a522b5a8475532
+Made from: sha256 6133c0acf423a7a2ad63c9365c8bd18a5f51b413abff0e4de6f72ad87c5de3a3
 """
