@@ -1,4 +1,4 @@
-"""A network between one shard and its Redis that a test can break."""
+"""A network to a server that a test can break."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class StoreProxy:
         self.held = 0
         """How often bytes were held back."""
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
         self._passes = threading.Event()
         self._passes.set()
         self._sockets: list[socket.socket] = []
@@ -26,7 +27,7 @@ class StoreProxy:
     @property
     def url(self) -> str:
         """Where a shard finds the store."""
-        return f"redis://127.0.0.1:{self._listener.getsockname()[1]}"
+        return f"redis://127.0.0.1:{self.port}"
 
     def swallow(self) -> None:
         """Hold back all bytes from now on, like a network that is gone: who waits for an answer waits."""
@@ -66,16 +67,26 @@ class StoreProxy:
             while True:
                 here, _ = self._listener.accept()
                 self._sockets.append(here)
-                there = socket.create_connection(("127.0.0.1", self._port))
+                there = self._connect()
                 self._sockets.append(there)
                 self._start(self._pump, here, there)
                 self._start(self._pump, there, here)
 
+    def _connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self._port))
+
     def _pump(self, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
-                if not self._passes.is_set():
-                    self.held += 1
-                    self._passes.wait()
-                target.sendall(data)
+                if not self._pass(data, source, target):
+                    return
         self._end(target)
+
+    def _pass(self, data: bytes, source: socket.socket, target: socket.socket) -> bool:
+        """Pass bytes on; False: nothing more comes from there, and the target keeps its connection."""
+        del source
+        if not self._passes.is_set():
+            self.held += 1
+            self._passes.wait()
+        target.sendall(data)
+        return True

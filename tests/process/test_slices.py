@@ -141,6 +141,22 @@ def test_a_part_is_retired_in_every_slice_that_it_touches(cut: lowwater.Client) 
         cut.retire("daily", b"", b"")
 
 
+def test_a_retirement_follows_a_slice_that_is_cut_in_two_meanwhile(
+    cut: lowwater.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retire, sent = cut._retire, list[str]()
+
+    def cut_before(name: str, start: bytes, end: bytes, *, force: bool) -> int:
+        if name == "hourly~1" and name not in sent:
+            cut.split_slice(name, b"\x48")
+        sent.append(name)
+        return retire(name, start, end, force=force)
+
+    monkeypatch.setattr(cut, "_retire", cut_before)
+    assert cut.retire("hourly", b"\x41", b"\x50") == 2
+    assert sent == ["hourly", "hourly~1", "hourly", "hourly~1", "hourly~4"]
+
+
 def test_why_goes_into_the_slice(cut: lowwater.Client, server: Serving, capsys: pytest.CaptureFixture[str]) -> None:
     worker = cut.worker("hourly", name="exec-7")
     cut.worker("flights").claim().advance(None, oldest=None, frontier=at(14))

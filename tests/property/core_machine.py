@@ -124,12 +124,13 @@ class CoreMachine(Pair):
     @rule(edges=inner, force=coins)
     def retire(self, edges: tuple[int, ...], force: bool) -> None:
         start, end = edges[0], edges[1]
+        newest = self.sequencer(edges[2]) if len(edges) == 5 else None  # one that was decided on before, now and then
 
         def ours() -> Any:
-            _, fenced = self.core.retire(edge(start), edge(end), force=force, now=self.now)
+            _, fenced = self.core.retire(edge(start), edge(end), force=force, now=self.now, newest_claim=newest)
             return {f.sequencer for f in fenced}
 
-        self.same("retire", ours, lambda: set(self.oracle.retire(start, end, force=force)))
+        self.same("retire", ours, lambda: set(self.oracle.retire(start, end, force=force, newest=newest)))
         self.check()
 
     # -- reports -------------------------------------------------------------------------------------------

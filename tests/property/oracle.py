@@ -52,6 +52,8 @@ class Oracle:
         """What a crash loses by design: parts wait in memory alone."""
         self.parts: dict[tuple[int, int, int], Part] = {}
         self.parts_of = (0, -1)
+        self.ended = (0, -1)
+        """Claim and number of the batch that was applied last: what comes of it, or of one before it, is too late."""
         self.prepared: Batch | None = None
         self.refused_of_batch: set[tuple[str, int | None]] = set()
 
@@ -204,7 +206,13 @@ class Oracle:
         self.changed = self.strong = True
         return owners
 
-    def retire(self, start: int, end: int, *, force: bool) -> dict[int, set[int]]:
+    def retire(self, start: int, end: int, *, force: bool, newest: int | None) -> dict[int, set[int]]:
+        """``newest``: the newest claim that the caller knew of. What was cut off may be of any claim since; what is retired is of none."""
+        if newest is not None:
+            cut_off = self.last_sequencer
+            claims = (c.claim.sequencer if c.claim else cut_off * (c.state == "UNOWNED") for c in self.cells[start:end])
+            if not max(claims) <= newest <= self.last_sequencer:
+                raise Refusal("STALE_SEQUENCER")
         owners = [c.claim for c in self.cells[start:end] if c.claim is not None and c.claim.owned]
         if not force and not all(self.finished(claim) for claim in owners):
             raise Refusal("OWNED_RANGES")
@@ -295,7 +303,7 @@ class Oracle:
     def stage(self, sequencer: int, number: int, task: tuple[int, int, int], part: Part) -> None:
         self.owner(sequencer)
         key = (sequencer, number)
-        if key < self.parts_of:
+        if key < self.parts_of or key <= self.ended:
             return
         if key > self.parts_of:
             self.parts_of, self.parts = key, {}
@@ -359,6 +367,9 @@ class Oracle:
     def apply_prepared(self, now: int) -> set[tuple[str, int | None]]:
         batch, self.prepared = self.prepared, None
         assert batch is not None
+        self.ended = max(self.ended, (batch.sequencer, batch.number))
+        if self.parts_of <= self.ended:
+            self.parts = {}
         try:
             claim = self.owner(batch.sequencer)
         except Refusal as refusal:

@@ -171,7 +171,7 @@ async def close(place: Place, closes: Closes, process: Process) -> None:
                 lease = await tasks.take(GROUP, worker=process.name, wait=random.uniform(0, 8))
             except errors.RegistrationConflict:
                 continue  # it was configured since: the first configuration is no repeat of it
-            except errors.TaskConflict:
+            except (errors.TaskConflict, errors.IncarnationChanged):  # it was configured, or reset, since
                 continue
             except AWAY as error:
                 place.sim.reach(f"take: {error.reason}")

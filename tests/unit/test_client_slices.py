@@ -207,7 +207,20 @@ def test_what_names_no_slice_of_the_computation_reaches_the_caller(refusal: Fail
         exchange.failed(refusal)
 
 
-def test_it_is_sent_on_once() -> None:
+def test_a_claim_goes_back_to_the_whole_when_its_slice_was_cut_in_two_meanwhile() -> None:
+    """With a pause: the shard of the whole may not have heard of the cut yet."""
+    exchange, _ = claim(OfflineClient())
+    asked = []
+    for refusal in (
+        other_slice(slice="hourly~1"),
+        other_slice("hourly~1", slice_of="hourly"),
+        other_slice(slice="hourly~3"),
+    ):
+        asked.append((exchange.failed(refusal) > 0, exchange.next().request.computation))
+    assert asked == [(False, "hourly~1"), (True, "hourly"), (False, "hourly~3")]
+
+
+def test_a_slice_sends_to_no_other_one() -> None:
     exchange, _ = claim(OfflineClient())
     exchange.failed(other_slice(slice="hourly~1"))
     exchange.next()

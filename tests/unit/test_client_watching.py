@@ -449,8 +449,11 @@ def test_another_deployment_ends_the_watching(caplog: pytest.LogCaptureFixture) 
     with pytest.raises(errors.ServerTokenMismatch) as caught:
         client.stream.take(watermarks_pb2.WatchResponse(server_token="other"))
     client.stream.ended(caught.value)
-    with pytest.raises(errors.ServerTokenMismatch):
+    with pytest.raises(errors.ServerTokenMismatch) as first:
         client.known.check()
+    with pytest.raises(errors.ServerTokenMismatch) as second:
+        client.known.check()
+    assert first.value is not second.value, "each caller adds a traceback of its own"
     assert "stopped watching" in caplog.text
 
 

@@ -18,6 +18,7 @@ from lowwater import errors
 from lowwater_authority.cluster.cluster import BEATS
 from lowwater_authority.core import recovery
 from lowwater_authority.core.topology import Spec
+from lowwater_authority.engine.holding import Holding
 from lowwater_authority.engine.holdings import Holdings, replayed
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import GRAPH, End, JournalCorrupt, LoadedLog, Ownership, frames
@@ -252,6 +253,7 @@ async def test_rule4_breaks_when_a_graph_is_written_again_by_who_takes_without_i
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(MemoryJournal, "load_behind", nothing_behind)
+    monkeypatch.setattr(Holding, "_refuse_ahead", lambda *_: None)  # which finds it in the log
     await test_rule4_nothing_is_taken_whose_inputs_this_shard_cannot_read(deployment)
 
 

@@ -35,12 +35,17 @@ class Store(FaultPlan):
         self.replicated = asyncio.Event()
         self.gone = False
         """Whether another server took over before it was replicated."""
+        self.refused = 0
+        """How many appends the store still refuses."""
 
     def _is_change(self, operation: Operation) -> bool:
         return self.lags and operation.name == "append" and any(log == GRAPH for log, _ in operation.places)
 
     async def before(self, operation: Operation) -> Outcome:
         """See FaultPlan."""
+        if self.refused and operation.name == "append":
+            self.refused -= 1
+            return Outcome.FAILED
         return Outcome.CACHED if self._is_change(operation) else Outcome.DONE
 
     async def after(self, operation: Operation) -> None:
@@ -224,16 +229,47 @@ async def test_rule1_a_log_behind_the_inputs_of_its_graph_follows_before_anythin
     await world.stop()
 
 
-async def test_rule4_the_owners_of_a_log_behind_its_graph_are_refused(world: World) -> None:
-    """Whoever holds the log, as whoever takes it over: an owner has not waited for the new input."""
+async def test_rule4_the_owners_of_a_log_behind_its_graph_are_refused(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever holds the log, as whoever takes it over: an owner has not waited for the new input. The log line comes once, with the record."""
     grants = await world.begin()
     await put_back_alone(world.other, world.other.shard.topology.set_inputs("a", ["x", "y"]))
     await world.serving.shard.refresh()
     assert world.serving.shard.topology.get("a").inputs == ("x", "y")
+    world.store.refused = 2
+    for _ in range(2):
+        with pytest.raises(errors.JournalFailed):
+            await world.serving.report("a", grants[0], 95)
     refused = await world.serving.report("a", grants[0], 95)
     assert [refusal.reason for _, refusal in refused] == ["STALE_SEQUENCER"]
     assert (world.low("a"), world.ranges()) == (50, [50, 50])
+    assert caplog.text.count("the log of a had version 1 of its inputs") == 1
     await world.stop()
+
+
+@pytest.mark.parametrize("starts", [True, False])
+async def test_rule1_a_log_ahead_of_its_graph_is_not_served_until_its_reset(
+    world: World, caplog: pytest.LogCaptureFixture, *, starts: bool
+) -> None:
+    """The graph alone went back: whoever starts with the log says so once, as whoever takes it over, and begins with the reset."""
+    await world.begin()
+    older = world.other.shard.topology
+    await world.serving.shard.set_inputs("a", ["x", "y"])
+    await world.other.shard.refresh()
+    await put_back_alone(world.other, older)
+    await world.stop()
+    mine = {"a"} if starts else set[str]()
+    world.serving = await world.process("owner:2", mine.__contains__)
+    mine.add("a")
+    for _ in range(3):
+        with pytest.raises(errors.Unavailable, match="version 2 of its inputs"):
+            await world.serving.shard.serve("a")
+    assert caplog.text.count("version 2 of its inputs") == 1
+    await world.serving.shard.reset("a")
+    assert await world.serving.shard.serve("a")
+    await world.serving.claim("a")
+    await world.serving.stop()
 
 
 async def test_rule1_a_torn_change_is_known_after_a_reset_too(world: World) -> None:

@@ -156,6 +156,16 @@ async def test_nobody_waits_for_the_snapshot_of_another(deployment: Deployment) 
     assert await report(one, grants, "big", hour=13) == []
 
 
+async def test_each_caller_of_a_round_is_refused_with_an_error_of_its_own(deployment: Deployment) -> None:
+    """One error for all would collect the traceback and the context of each."""
+    one, grants = await serving(deployment, "x", "y")
+    one.faults.ends["append"] = [Outcome.FAILED]
+    waiting = [asyncio.ensure_future(report(one, grants, name)) for name in ("x", "y")]
+    first, second = await asyncio.gather(*waiting, return_exceptions=True)
+    assert (type(first), str(first)) == (errors.JournalFailed, str(second))
+    assert first is not second
+
+
 async def test_a_report_counts_for_those_that_are_still_here(deployment: Deployment) -> None:
     one, grants = await serving(deployment, "x", "y")
     await taken(deployment, "y")

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
+from typing import Any
 
+import grpc.aio
 import numpy as np
 import pytest
 
+import lowwater.aio
 from lowwater import errors
+from lowwater._pb.lowwater.v1 import cluster_pb2 as pb
+from lowwater._pb.lowwater.v1 import cluster_pb2_grpc
 from lowwater_authority.core.requests import ClaimRequest, Grant
-from lowwater_authority.core.tasks import TaskGroup
+from lowwater_authority.core.tasks import NewTask, TaskGroup, TaskKey
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.admission import Gate
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.engine.task_master import TaskMaster
 from tests.kit.memory_journal import MemoryDisk
+from tests.kit.shards import NAMES, Deployment, reached, two
 from tests.kit.times import HOUR
 from tests.kit.tree import One, Tree, ids
 
@@ -43,6 +49,10 @@ async def claim(
         bound_micros=np.array([9 * HOUR], dtype=np.int64),
     )
     return await shard.claim(name, asked, adopt=adopt, incarnation=meant)
+
+
+def tasks(shard: Shard) -> TaskMaster:
+    return TaskMaster(shard, Gate("tasks", 10, 0))
 
 
 async def is_refused(one: One, late: Late, reason: type[errors.LowwaterError]) -> None:
@@ -74,6 +84,12 @@ async def test_rule8_a_late_retirement_takes_out_nothing_that_a_newer_claim_left
     await is_refused(one, late, errors.StaleSequencer)
 
 
+async def test_a_retirement_does_not_wait_for_workers_that_claim_other_keys(one: One) -> None:
+    _, _, _, newest = await one.shard.ranges_and_claim("b", below=None, limit=1)
+    await claim(one.shard, "b", KEY, b"")
+    assert await one.shard.retire("b", b"", KEY, force=False, newest_claim=newest) == 1
+
+
 async def test_rule8_a_late_retirement_takes_out_nothing_of_the_next_incarnation(one: One) -> None:
     """The newest claim is the same there until somebody claims."""
     shard = one.shard
@@ -91,13 +107,15 @@ async def test_rule8_a_late_retirement_takes_out_nothing_of_the_next_incarnation
         (lambda shard: shard.drop("b", force=True, incarnation=1), errors.IncarnationChanged),
         (lambda shard: shard.set_inputs("b", ["in2"], incarnation=1, input_version=1), errors.IncarnationChanged),
         (lambda shard: shard.split("a", "a~0", b"\x40", incarnation=1), errors.IncarnationChanged),
+        (lambda shard: tasks(shard).configure("b", "close", b"two", 1, 1), errors.IncarnationChanged),
+        (lambda shard: claim(shard, "b", identity="late", adopt=True, meant=1), errors.IncarnationChanged),
+        (lambda shard: tasks(shard).create_group("b", TaskGroup("late"), 1), errors.IncarnationChanged),
         (
-            lambda shard: TaskMaster(shard, Gate("tasks", 10, 0)).configure("b", "close", b"two", 1, 1),
+            lambda shard: tasks(shard).create("b", "close", [NewTask(TaskKey(0, "late"))], 1),
             errors.IncarnationChanged,
         ),
-        (lambda shard: claim(shard, "b", identity="late", adopt=True, meant=1), errors.IncarnationChanged),
     ],
-    ids=["reset", "drop", "set_inputs", "split", "configure", "adopt"],
+    ids=["reset", "drop", "set_inputs", "split", "configure", "adopt", "create_group", "create_tasks"],
 )
 async def test_rule8_what_was_decided_on_in_another_incarnation_changes_nothing(
     one: One, late: Callable[[Shard], Awaitable[object]], reason: type[errors.LowwaterError]
@@ -106,7 +124,7 @@ async def test_rule8_what_was_decided_on_in_another_incarnation_changes_nothing(
     for name in ("b", "a"):
         await shard.reset(name)
     await claim(shard, "b", identity="owner")
-    await TaskMaster(shard, Gate("tasks", 10, 0)).create_group("b", TaskGroup("close"))
+    await tasks(shard).create_group("b", TaskGroup("close"))
     await is_refused(one, lambda: late(shard), reason)
 
 
@@ -124,3 +142,29 @@ async def test_rule8_an_adoption_that_was_executed_is_repeated(one: One) -> None
     first = await shard.claim("b", asked, adopt=True, incarnation=1)
     assert (await shard.claim("b", asked, adopt=True, incarnation=1)).sequencer == first.sequencer
     assert shard.topology.get("b").incarnation == 2
+
+
+async def test_a_late_drain_or_pin_does_not_undo_what_was_decided_since(deployment: Deployment) -> None:
+    """Also when it comes behind its opposite, which had nothing to take back."""
+    one, _ = await two(deployment)
+    address, name = "other:1", NAMES[0]
+    drain, keep = (partial(pb.DrainRequest, address=address, cancel=cancel) for cancel in (False, True))
+    pin, unpin = (partial(pb.PinRequest, computation=name, address=to) for to in (address, ""))
+    async with reached(one) as there, grpc.aio.insecure_channel(there) as channel:
+        cluster = cluster_pb2_grpc.ClusterServiceStub(channel)
+        cases: list[tuple[Any, ...]] = [
+            (cluster.Drain, drain, keep),
+            (cluster.Pin, pin, unpin),
+            (cluster.Pin, unpin, pin),
+        ]
+        for call, late, decided in cases:
+            version = (await cluster.ListShards(pb.ListShardsRequest())).version
+            await call(decided(version=version))
+            before = one.cluster.view
+            with pytest.raises(grpc.aio.AioRpcError, match="version is"):
+                await call(late(version=version))
+            assert one.cluster.view == before
+        async with lowwater.aio.connect(there) as lw:
+            assert await lw.drain(address) > 0
+            await lw.pin(name, None)
+        assert (one.cluster.view.members[1].draining, one.cluster.view.pins) == (True, {})

@@ -667,13 +667,11 @@ class Computation:
 
         Raises OwnedRanges when a worker owns one of them, unless forced; OtherSlice. ``sequencer``: the claim that has the interval, all of it and
         nothing else, and asks for that itself; StaleSequencer unless it has. ``newest_claim``: the newest one that the caller has read; None: any.
-        A late message would else take out what a worker has claimed since, and the published value would lead it; StaleSequencer.
+        A late message would else take out what a worker has claimed since, and the published value would lead it; StaleSequencer. Claims of other
+        keys are in nobody's way.
         """
         self._check_taken_in()
         self._check_span(start, end, "retire")
-        if newest_claim not in (None, self.last_sequencer):
-            msg = f"a worker has claimed ranges of {self.spec.name} since this was asked for: nothing was retired, look at it again"
-            raise errors.StaleSequencer(msg, metadata=self._about(newest_claim=self.last_sequencer))
         if sequencer:
             self._check_sliced("retires", "sequencer", str(sequencer))
             group = self._owned(sequencer)
@@ -681,6 +679,9 @@ class Computation:
                 raise errors.StaleSequencer(_STALE, metadata=self._about(sequencer=sequencer))
         else:
             self._check_cut(start, end, "retire")
+        if newest_claim is not None and not self._newest_claim(start, end) <= newest_claim <= self.last_sequencer:
+            msg = f"a worker has claimed some of these keys of {self.spec.name} since this was asked for: nothing was retired, look at it again"
+            raise errors.StaleSequencer(msg, metadata=self._about(newest_claim=self.last_sequencer))
         owners = {
             group.worker or "unnamed"
             for group, _, _ in self.map.overlapping(start, end)
@@ -699,6 +700,17 @@ class Computation:
         self._ops.append(pb.Op(retire=op))
         self._strong = True
         return ranges, list(self._fenced(taken, "an operator retired it"))
+
+    def _newest_claim(self, start: bytes, end: bytes) -> int:
+        """Return the newest claim that any of these keys may be of; 0: none that counts. O(claims there).
+
+        What is left of a range that a claim has cut names no claim: it counts as of the newest one of all. What is retired already may be
+        retired by anybody.
+        """
+        return max(
+            group.sequencer or (self.last_sequencer if group.state is GroupState.UNOWNED else 0)
+            for group, _, _ in self.map.overlapping(start, end)
+        )
 
     def _apply_retire(self, op: pb.Retire, now: int) -> list[Taken]:
         taken = self.map.retire(op.start, op.end, now)

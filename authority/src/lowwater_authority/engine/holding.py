@@ -385,12 +385,18 @@ class Holding:
     async def _recovered(self, loaded: LoadedLog) -> Recovered:
         spec = self.among.topology.get(self.name)
         recovered = await self.among.recovered_in_pieces(spec, loaded)
-        known = recovered.computation.input_version
+        self._refuse_ahead(recovered.computation)
+        return recovered
+
+    def _refuse_ahead(self, computation: Computation) -> None:
+        """Raise JournalCorrupt for a log that has newer inputs than the graph, which has lost a change that was acknowledged.
+
+        Without this the computation would go on without an input that it has to wait for.
+        """
+        known, spec = computation.input_version, self.among.topology.get(self.name)
         if known > spec.input_version:
-            # The graph has lost a change that was acknowledged. It would go on without an input that it has to wait for.
             reason = f"it has version {known} of its inputs, but the graph knows only {spec.input_version}: reset it"
             raise JournalCorrupt(self.name, None, reason)
-        return recovered
 
     async def own(self, known: LoadedLog | None = None) -> Taken:
         """Become the owner of its log, and read what is not known of it. It is to be held, or given up.
@@ -437,6 +443,8 @@ class Holding:
             msg = f"{self.name} was dropped while its log was taken, and that is made short: it is taken anew"
             raise JournalFailed(msg)
         computation = among.resume(among.topology.get(self.name), ownership, loaded, recovered)
+        if self.held is None:  # else the graph that this process has read may be behind a change of its own
+            self._refuse_ahead(computation)
         self.log.read(loaded)
         self.one_again()
         self.held, self.coming = computation, State.ABSENT

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
@@ -94,6 +95,8 @@ class Round:
     """Computations of which perhaps half a change is staged, by a request that failed in a way it never should."""
     asked: set[str] = field(default_factory=set)
     """What the request that is being staged has touched so far."""
+    behind: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Versions of the inputs in the log and in the graph, of computations whose log was behind and follows in this round."""
     readings: dict[Log, int] = field(default_factory=dict)
     """The readings of the logs of what was touched, as the memory is that it was staged on."""
 
@@ -138,8 +141,11 @@ class _Work(Generic[T]):
             self.done.set_result(result)
 
     def fail(self, error: Exception) -> None:
+        """Refuse with a copy of an error that others may hear too: whoever raises it adds its own traceback and context."""
         if not self.done.done():
-            self.done.set_exception(error)
+            own = copy(error)
+            own.__cause__ = error.__cause__
+            self.done.set_exception(own)
 
 
 class CommitLoop:

@@ -1443,6 +1443,16 @@ class Shard:
         views = [computation.publish() for computation in kept.values()]
         if round_.topology is not None:
             views += self._use(round_.topology)
+        for name in round_.behind.keys() & kept:
+            known, version = round_.behind[name]
+            log.error(
+                "the log of %s had version %d of its inputs and the graph %d: the store has lost records of it. Its claims are revoked, and no "
+                "range stands beyond what is published",
+                name,
+                known,
+                version,
+                extra=event("store_lost_inputs", computation=name, known=known, version=version),
+            )
         self._show(view for view in views if self.serves(view.name))
         self.on_published(round_.touched)
         losses = [fenced for fenced in round_.fenced if fenced.computation not in round_.dropped]
@@ -1491,6 +1501,8 @@ class Shard:
                         self._follow(name)  # it was dropped and registered anew in between
                 else:
                     self._tell_above(name)
+            elif spec is not None:
+                self._taking.forget(name)  # what was found wrong with its log may be over, as behind a reset
             if spec is not None and name not in before.computations:
                 self.hub.move(name)
         return views
@@ -1644,14 +1656,7 @@ class Shard:
                 f"{spec.input_version}: it is read again. If that stays so, the store has lost a change of the graph: reset {name}"
             )
             raise errors.Unavailable(msg, metadata={"computation": name})
-        log.error(
-            "the log of %s has version %d of its inputs and the graph %d: the store has lost records of it. Its claims are revoked, and no "
-            "range stands beyond what is published",
-            name,
-            known,
-            spec.input_version,
-            extra=event("store_lost_inputs", computation=name, known=known, version=spec.input_version),
-        )
+        round_.behind[name] = known, spec.input_version
         round_.touch(name, computation)
         round_.fenced += computation.revoke(spec.input_version, round_.now, bound=computation.low)
         return computation

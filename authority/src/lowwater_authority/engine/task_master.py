@@ -56,14 +56,15 @@ class TaskMaster:
         """By computation and group."""
         shard.on_published = self._tell
 
-    async def create_group(self, name: str, wanted: TaskGroup) -> tuple[int, GroupFigures]:
-        """Create a group; returns the incarnation, too.
+    async def create_group(self, name: str, wanted: TaskGroup, incarnation: int = 0) -> tuple[int, GroupFigures]:
+        """Create a group; returns the incarnation, too. Raises IncarnationChanged unless ``incarnation`` is in force; 0: any.
 
         Raises EstimatedInput for intervals by a watermark that nobody promises, and InvalidArgument for a slice.
         """
 
         def create(computation: Computation, _: int) -> tuple[int, GroupFigures]:
             self._shard.topology.refuse_slice(name)
+            self._shard.topology.check_incarnation(name, incarnation)
             if wanted.every and self._shard.topology.is_estimated(name):
                 msg = f"the watermarks of {name} are estimates: rows may come to an interval that they have passed. Hang the group under what is exact"
                 raise errors.EstimatedInput(msg, metadata={"computation": name})
@@ -89,9 +90,7 @@ class TaskMaster:
         """Create tasks. Raises IncarnationChanged for those that another incarnation was meant to have."""
 
         def create(computation: Computation, _: int) -> None:
-            if incarnation not in (0, computation.incarnation):
-                msg = f"the tasks are for the incarnation {incarnation} of {name}, and {computation.incarnation} is in force"
-                raise errors.IncarnationChanged(msg, metadata={"computation": name})
+            self._shard.topology.check_incarnation(name, incarnation)
             computation.tasks.create(group, tasks)
 
         await self._shard.change(name, create)

@@ -110,7 +110,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:  # noqa: N802
         """Have a shard hand over all that it serves."""
         await self._change(
-            "address", request.address, lambda view: view.draining(request.address, on=not request.cancel)
+            request, lambda view: view.draining(request.address, on=not request.cancel), settles=request.cancel
         )
         registered = sorted(self.services.shard.topology.computations)
         places = await self.services.redirects(registered)
@@ -123,7 +123,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         [name] = codec.names("computation", [request.computation])
         await self.services.shard.confirm(())
         self.services.shard.topology.get(name)
-        view = await self._change("address", request.address, lambda view: view.pinned(name, request.address))
+        view = await self._change(request, lambda view: view.pinned(name, request.address), settles=True)
         return pb.PinResponse(version=view.version)
 
     @refusing
@@ -166,18 +166,29 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
                 extra=told,
             )
 
-    async def _change(self, field: str, address: str, change: Callable[[View], View]) -> View:
-        """Change the view unless it says so already. Raises InvalidArgument for an address that no shard has."""
-        cluster = self._cluster()
+    async def _change(
+        self, request: pb.DrainRequest | pb.PinRequest, change: Callable[[View], View], *, settles: bool
+    ) -> View:
+        """Change the view unless it says so already. Raises InvalidArgument for an address that no shard has, and for another version.
+
+        ``settles``: a call that names a version makes a new one in any case, so that an opposite message that comes late is refused.
+        """
+        cluster, address, version = self._cluster(), request.address, request.version
+
+        def checked(view: View) -> View:
+            if version not in (0, view.version):
+                raise bad_field("version", f"is {version}, and {view.version} is in force", "look at the shards again")
+            return change(view)
+
         try:
             view, _ = await cluster.look()
             if address and view.at(address) is None:
                 living = ", ".join(member.address for member in view.members)
-                raise bad_field(field, f"{address!r} is no living shard's", f"name one of {living}")
+                raise bad_field("address", f"{address!r} is no living shard's", f"name one of {living}")
             wanted = change(view)
-            if (wanted.members, wanted.pins) == (view.members, view.pins):
+            if (wanted.members, wanted.pins) == (view.members, view.pins) and not (version and settles):
                 return view
-            return await cluster.change(change)
+            return await cluster.change(checked)
         except JournalError as error:
             raise _unreadable(error) from error
 

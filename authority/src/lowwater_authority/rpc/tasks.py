@@ -56,7 +56,7 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
             request.configuration,
         )
         await self.services.confirm(request.computation)  # an incarnation that was begun elsewhere begins here first
-        figures = await self._master.create_group(request.computation, wanted)
+        figures = await self._master.create_group(request.computation, wanted, request.incarnation)
         return pb.CreateGroupResponse(server_token=self.services.token, group=group_message(*figures))
 
     @refusing

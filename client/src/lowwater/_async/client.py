@@ -15,6 +15,7 @@ from lowwater._async.inputs import InputReader
 from lowwater._async.runtime import Runtime
 from lowwater._async.tasks import Tasks
 from lowwater._async.worker import Worker
+from lowwater._core.call import Call
 from lowwater._core.calls import Published, decided_on, full_name
 from lowwater._core.checks import known_name
 from lowwater._core.claims import CLOSE_TIMEOUT, Claimant
@@ -45,8 +46,8 @@ from lowwater.watermark import EventTime
 
 __all__ = ["Client"]
 
-RETIREMENTS: Final = 5
-"""How often a retirement is sent, while workers go on claiming in between. Each refusal says for sure that nothing was changed."""
+CHANGES: Final = 5
+"""How often a change is sent that names what it was decided on, while that changes in between. Each refusal says for sure that nothing was changed."""
 
 
 class Client:
@@ -164,23 +165,30 @@ class Client:
         Of one that is cut, it is taken out of each slice that it touches, one after the other. Raises OwnedRanges when a worker owns part of it and
         ``force`` is not set; the slices before that one have lost their parts then, and it may be repeated.
         """
-        try:
-            return await self._retire(name, start, end, force=force)
-        except errors.OtherSlice as error:
-            if "slice" in error.metadata:
-                return await self._retire(error.metadata["slice"], start, end, force=force)
-            if "first" not in error.metadata:
-                raise
         runtime = self._runtime()
-        slices = await runtime.call(runtime.calls.slices(name))
-        parts = parts_of(slices, start, end)
-        return sum([await self._retire(*part, force=force) for part in parts])
+        parts, retired, cuts = [Slice(name, start, end)], 0, 0
+        while parts:
+            part = parts.pop(0)
+            try:
+                retired += await self._retire(*part, force=force)
+            except errors.OtherSlice as error:
+                if part.name != name and cuts < CHANGES:
+                    cuts += 1  # the slice was cut in two since it was named
+                    parts.insert(0, Slice(name, part.start, part.end))
+                elif "slice" in error.metadata:
+                    parts.insert(0, Slice(error.metadata["slice"], part.start, part.end))
+                elif "first" in error.metadata:
+                    slices = await runtime.call(runtime.calls.slices(name))
+                    parts = parts_of(slices, part.start, part.end) + parts
+                else:
+                    raise
+        return retired
 
     async def _retire(self, name: str, start: bytes, end: bytes, *, force: bool) -> int:
         """Retire keys as they are claimed now. A message that comes late is refused: it would take out what a worker has claimed since."""
         runtime = self._runtime()
         call = runtime.calls.retire(name, start, end, force=force)
-        for left in reversed(range(RETIREMENTS)):
+        for left in reversed(range(CHANGES)):
             with suppress(errors.PermissionDenied):  # one who may operate, and not read
                 incarnation, newest = await runtime.call(runtime.calls.newest_claim(name))
                 call.request.incarnation = call.request.incarnation or incarnation
@@ -469,8 +477,7 @@ class Client:
         ``address`` is as :meth:`shards` has it. Call it again until it returns 0; ``cancel`` takes it back. Raises
         InvalidArgument when there is no such shard.
         """
-        runtime = self._runtime()
-        return await runtime.call(runtime.calls.drain(address, cancel=cancel))
+        return await self._change_shards(self._runtime().calls.drain(address, cancel=cancel))
 
     async def pin(self, name: str, address: str | None) -> int:
         """Have a shard serve a computation for as long as it lives; None takes that back. Durable when it returns.
@@ -478,8 +485,19 @@ class Client:
         ``address`` is as :meth:`shards` has it. Returns the version of the membership that has it. Raises UnknownComputation, and
         InvalidArgument when there is no such shard.
         """
+        return await self._change_shards(self._runtime().calls.pin(name, address))
+
+    async def _change_shards(self, call: Call[int]) -> int:
+        """Change the shards as they are now. A message that comes late is refused: it would undo what was changed since."""
         runtime = self._runtime()
-        return await runtime.call(runtime.calls.pin(name, address))
+        for left in reversed(range(CHANGES)):
+            call.request.version = (await runtime.call(runtime.calls.shards())).version
+            try:
+                return await runtime.call(call)
+            except errors.InvalidArgument as error:
+                if not left or error.metadata["field"] != "version":
+                    raise
+        raise AssertionError
 
     async def identify(self, token_sha256: str = "") -> Identity:
         """Tell whose a token is, and what they may see over HTTP; empty: the token or certificate of this client.

@@ -43,7 +43,7 @@ class Call(Generic[Result]):
     repeatable: bool = True
     """Whether the authority may get it twice."""
     in_slice: Callable[[str], Call[Result]] | None = None
-    """The same call for a slice of the computation, where the authority says that the keys are those of one."""
+    """The same call for a slice of the computation, where the authority says that the keys are those of one; or for the whole again."""
 
 
 @dataclass(frozen=True, slots=True)

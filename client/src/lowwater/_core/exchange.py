@@ -129,7 +129,7 @@ class Exchange(ABC, Generic[Result]):
             return self._asked()
         if self._side is None and self._elsewhere(error):
             self._alive, self._hops = self._address, 0
-            return self._attempts.pause(error, at_once=True)
+            return self._attempts.pause(error, at_once="slice" in error.metadata)
         if not self._repeatable and self._side is None:
             raise error from None
         elsewhere = self._router.several and (
@@ -178,7 +178,7 @@ class _One(Exchange[Result]):
         self, call: Call[Result], calls: Calls, router: Router, surroundings: Surroundings, timeout: float
     ) -> None:
         super().__init__(calls, surroundings, timeout, router=router, repeatable=call.repeatable)
-        self._what = call
+        self._what = self._whole = call
 
     def _where(self) -> str:
         return self._router.address_of(self._what.computation) if self._what.computation else self._router.home
@@ -194,12 +194,22 @@ class _One(Exchange[Result]):
         return None
 
     def _elsewhere(self, error: errors.LowwaterError) -> bool:
-        """Go on with the slice of the computation whose keys these are. That was refused before anything was changed, so any call goes on."""
-        what, named = self._what, error.metadata.get("slice", "")
-        if not isinstance(error, errors.OtherSlice) or what.in_slice is None or slice_of(named) != what.computation:
+        """Go on with the slice of the computation whose keys these are, and with the whole again if that slice was cut in two meanwhile.
+
+        The call was refused before anything was changed, so any call goes on.
+        """
+        whole = self._whole
+        if not isinstance(error, errors.OtherSlice) or whole.in_slice is None:
             return False
-        self._what = what.in_slice(named)  # which goes on no further
-        return True
+        if self._what.computation == whole.computation:
+            named = error.metadata.get("slice", "")
+            follows = slice_of(named) == whole.computation
+        else:
+            named = error.metadata.get("slice_of", "")
+            follows = named == whole.computation
+        if follows:
+            self._what = whole.in_slice(named)
+        return follows
 
 
 class _Several(Exchange[Result]):

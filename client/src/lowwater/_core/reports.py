@@ -23,6 +23,7 @@ import logging
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import astuple, dataclass, field, replace
 from typing import Final
 
@@ -684,7 +685,7 @@ class Reporting:
     def check(self) -> None:
         """Raise what ended the reporting, if something did."""
         if self.failure is not None:
-            raise self.failure
+            raise copy(self.failure)  # a traceback of its own for each caller
 
     def answered(self, lease: LeaseState, version: int) -> bool:
         """Whether a state of a lease was answered. Raises StaleSequencer when the claim is lost, and what the state was refused for."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from copy import copy
 from dataclasses import dataclass
 
 import grpc
@@ -524,7 +525,7 @@ class WatchState:
     def check(self) -> None:
         """Raise what ended the watching, if something did."""
         if self.failure is not None:
-            raise self.failure
+            raise copy(self.failure)  # a traceback of its own for each caller
 
     @property
     def server_token(self) -> str:
@@ -930,7 +931,7 @@ def _check_allowed(known: WatchState, names: Collection[str]) -> None:
     """Raise what the authority refuses the caller for, if it does."""
     denied = known.denied(names)
     if denied is not None:
-        raise denied
+        raise copy(denied)
 
 
 def check_followed(names: Sequence[str]) -> None:

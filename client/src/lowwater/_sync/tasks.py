@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 from lowwater._core import checks, tasks
+from lowwater._core.calls import decided_on
 from lowwater._core.surroundings import Surroundings
 from lowwater._drive.threads.runtimes import Runtimes
 from lowwater._sync.runtime import Runtime
@@ -85,10 +86,12 @@ class Tasks:
         With ``every``, a task is made for each interval of that length, from ``start`` on, in the same step in which the low watermark passes its
         end; the last one, when the computation finishes, has no end. Without it tasks are made by :meth:`create`. For the time of ``lease`` a task
         that was taken is offered to nobody else. ``configuration`` is what all workers are to know. Raises RegistrationConflict when the
-        group is there with another definition, EstimatedInput for intervals of a computation that nobody promises, Overloaded beyond 16 groups.
+        group is there with another definition, EstimatedInput for intervals of a computation that nobody promises, IncarnationChanged when the
+        computation is reset meanwhile, Overloaded beyond 16 groups.
         """
         runtime = self._runtimes.get()
-        return runtime.call(self._calls(runtime).create_group(group, every, start, lease, configuration))
+        call = self._calls(runtime).create_group(group, every, start, lease, configuration)
+        return runtime.call(decided_on(call, runtime.call(runtime.calls.seen(self.computation))))
 
     def configure(self, group: str, configuration: bytes, version: int, *, incarnation: int = 0) -> TaskGroup:
         """Give a group another configuration in place of that of ``version``. All leases of it end: nothing made with the old one counts any more.

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from lowwater._pb.lowwater.v1 import types_pb2 as lowwater_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19lowwater/v1/cluster.proto\x12\x0blowwater.v1\x1a\x17lowwater/v1/types.proto\"K\n\rLocateRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x14\n\x0c\x63omputations\x18\x02 \x03(\t\x12\x0e\n\x06\x65pochs\x18\x03 \x03(\x04\"P\n\x0eLocateResponse\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12(\n\tredirects\x18\x02 \x03(\x0b\x32\x15.lowwater.v1.Redirect\")\n\x11ListShardsRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\"c\n\x05Shard\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\x12\x15\n\rsilent_millis\x18\x04 \x01(\x04\x12\x14\n\x0c\x63omputations\x18\x05 \x03(\t\".\n\x06Pinned\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\x94\x01\n\x12ListShardsResponse\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\"\n\x06shards\x18\x03 \x03(\x0b\x32\x12.lowwater.v1.Shard\x12!\n\x04pins\x18\x04 \x03(\x0b\x32\x13.lowwater.v1.Pinned\x12\x10\n\x08unserved\x18\x05 \x03(\t\"E\n\x0c\x44rainRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0e\n\x06\x63\x61ncel\x18\x03 \x01(\x08\"\"\n\rDrainResponse\x12\x11\n\tremaining\x18\x01 \x01(\x04\"H\n\nPinRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x13\n\x0b\x63omputation\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"\x1e\n\x0bPinResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\"=\n\x0fIdentifyRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x14\n\x0ctoken_sha256\x18\x02 \x01(\t\"n\n\x10IdentifyResponse\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x12\n\ncontrolled\x18\x02 \x01(\x08\x12\x11\n\tprincipal\x18\x03 \x01(\t\x12\x0c\n\x04page\x18\x04 \x01(\x08\x12\x0f\n\x07metrics\x18\x05 \x01(\x08\x32\xe5\x02\n\x0e\x43lusterService\x12\x41\n\x06Locate\x12\x1a.lowwater.v1.LocateRequest\x1a\x1b.lowwater.v1.LocateResponse\x12M\n\nListShards\x12\x1e.lowwater.v1.ListShardsRequest\x1a\x1f.lowwater.v1.ListShardsResponse\x12>\n\x05\x44rain\x12\x19.lowwater.v1.DrainRequest\x1a\x1a.lowwater.v1.DrainResponse\x12\x38\n\x03Pin\x12\x17.lowwater.v1.PinRequest\x1a\x18.lowwater.v1.PinResponse\x12G\n\x08Identify\x12\x1c.lowwater.v1.IdentifyRequest\x1a\x1d.lowwater.v1.IdentifyResponseB\'\n\x0blowwater.v1P\x01Z\x16lowwater/v1;lowwaterv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19lowwater/v1/cluster.proto\x12\x0blowwater.v1\x1a\x17lowwater/v1/types.proto\"K\n\rLocateRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x14\n\x0c\x63omputations\x18\x02 \x03(\t\x12\x0e\n\x06\x65pochs\x18\x03 \x03(\x04\"P\n\x0eLocateResponse\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12(\n\tredirects\x18\x02 \x03(\x0b\x32\x15.lowwater.v1.Redirect\")\n\x11ListShardsRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\"c\n\x05Shard\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\x12\x15\n\rsilent_millis\x18\x04 \x01(\x04\x12\x14\n\x0c\x63omputations\x18\x05 \x03(\t\".\n\x06Pinned\x12\x13\n\x0b\x63omputation\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\x94\x01\n\x12ListShardsResponse\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\"\n\x06shards\x18\x03 \x03(\x0b\x32\x12.lowwater.v1.Shard\x12!\n\x04pins\x18\x04 \x03(\x0b\x32\x13.lowwater.v1.Pinned\x12\x10\n\x08unserved\x18\x05 \x03(\t\"V\n\x0c\x44rainRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0e\n\x06\x63\x61ncel\x18\x03 \x01(\x08\x12\x0f\n\x07version\x18\x04 \x01(\x04\"\"\n\rDrainResponse\x12\x11\n\tremaining\x18\x01 \x01(\x04\"Y\n\nPinRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x13\n\x0b\x63omputation\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\x04\"\x1e\n\x0bPinResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\"=\n\x0fIdentifyRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x14\n\x0ctoken_sha256\x18\x02 \x01(\t\"n\n\x10IdentifyResponse\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x12\n\ncontrolled\x18\x02 \x01(\x08\x12\x11\n\tprincipal\x18\x03 \x01(\t\x12\x0c\n\x04page\x18\x04 \x01(\x08\x12\x0f\n\x07metrics\x18\x05 \x01(\x08\x32\xe5\x02\n\x0e\x43lusterService\x12\x41\n\x06Locate\x12\x1a.lowwater.v1.LocateRequest\x1a\x1b.lowwater.v1.LocateResponse\x12M\n\nListShards\x12\x1e.lowwater.v1.ListShardsRequest\x1a\x1f.lowwater.v1.ListShardsResponse\x12>\n\x05\x44rain\x12\x19.lowwater.v1.DrainRequest\x1a\x1a.lowwater.v1.DrainResponse\x12\x38\n\x03Pin\x12\x17.lowwater.v1.PinRequest\x1a\x18.lowwater.v1.PinResponse\x12G\n\x08Identify\x12\x1c.lowwater.v1.IdentifyRequest\x1a\x1d.lowwater.v1.IdentifyResponseB\'\n\x0blowwater.v1P\x01Z\x16lowwater/v1;lowwaterv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,17 +46,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTSHARDSRESPONSE']._serialized_start=419
   _globals['_LISTSHARDSRESPONSE']._serialized_end=567
   _globals['_DRAINREQUEST']._serialized_start=569
-  _globals['_DRAINREQUEST']._serialized_end=638
-  _globals['_DRAINRESPONSE']._serialized_start=640
-  _globals['_DRAINRESPONSE']._serialized_end=674
-  _globals['_PINREQUEST']._serialized_start=676
-  _globals['_PINREQUEST']._serialized_end=748
-  _globals['_PINRESPONSE']._serialized_start=750
-  _globals['_PINRESPONSE']._serialized_end=780
-  _globals['_IDENTIFYREQUEST']._serialized_start=782
-  _globals['_IDENTIFYREQUEST']._serialized_end=843
-  _globals['_IDENTIFYRESPONSE']._serialized_start=845
-  _globals['_IDENTIFYRESPONSE']._serialized_end=955
-  _globals['_CLUSTERSERVICE']._serialized_start=958
-  _globals['_CLUSTERSERVICE']._serialized_end=1315
+  _globals['_DRAINREQUEST']._serialized_end=655
+  _globals['_DRAINRESPONSE']._serialized_start=657
+  _globals['_DRAINRESPONSE']._serialized_end=691
+  _globals['_PINREQUEST']._serialized_start=693
+  _globals['_PINREQUEST']._serialized_end=782
+  _globals['_PINRESPONSE']._serialized_start=784
+  _globals['_PINRESPONSE']._serialized_end=814
+  _globals['_IDENTIFYREQUEST']._serialized_start=816
+  _globals['_IDENTIFYREQUEST']._serialized_end=877
+  _globals['_IDENTIFYRESPONSE']._serialized_start=879
+  _globals['_IDENTIFYRESPONSE']._serialized_end=989
+  _globals['_CLUSTERSERVICE']._serialized_start=992
+  _globals['_CLUSTERSERVICE']._serialized_end=1349
 # @@protoc_insertion_point(module_scope)

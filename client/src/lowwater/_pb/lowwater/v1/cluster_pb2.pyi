@@ -202,20 +202,28 @@ class DrainRequest(google.protobuf.message.Message):
     SERVER_TOKEN_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
     CANCEL_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
     server_token: builtins.str
     """The deployment the caller means; empty accepts any."""
     address: builtins.str
     """The shard's address, as ListShards has it."""
     cancel: builtins.bool
     """Takes a drain back."""
+    version: builtins.int
+    """The version of the shards that the caller has read, as ListShardsResponse has
+    it; another one in force is INVALID_ARGUMENT with this field. So a message
+    that comes late changes nothing: taking back makes a new version, also where
+    there is nothing to take back. 0: any.
+    """
     def __init__(
         self,
         *,
         server_token: builtins.str = ...,
         address: builtins.str = ...,
         cancel: builtins.bool = ...,
+        version: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "cancel", b"cancel", "server_token", b"server_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "cancel", b"cancel", "server_token", b"server_token", "version", b"version"]) -> None: ...
 
 Global___DrainRequest: typing_extensions.TypeAlias = DrainRequest
 
@@ -246,20 +254,24 @@ class PinRequest(google.protobuf.message.Message):
     SERVER_TOKEN_FIELD_NUMBER: builtins.int
     COMPUTATION_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
     server_token: builtins.str
     """The deployment the caller means; empty accepts any."""
     computation: builtins.str
     """The computation."""
     address: builtins.str
     """The shard's address, as ListShards has it; empty takes the pin back."""
+    version: builtins.int
+    """As in DrainRequest. Each pin makes a new version."""
     def __init__(
         self,
         *,
         server_token: builtins.str = ...,
         computation: builtins.str = ...,
         address: builtins.str = ...,
+        version: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "computation", b"computation", "server_token", b"server_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "computation", b"computation", "server_token", b"server_token", "version", b"version"]) -> None: ...
 
 Global___PinRequest: typing_extensions.TypeAlias = PinRequest
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17lowwater/v1/tasks.proto\x12\x0blowwater.v1\"N\n\x07TaskKey\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\r\n\x05group\x18\x02 \x01(\t\x12\x11\n\tat_micros\x18\x03 \x01(\x10\x12\x0c\n\x04name\x18\x04 \x01(\t\"|\n\tTaskLease\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.lowwater.v1.TaskKey\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x1d\n\x15\x63onfiguration_version\x18\x03 \x01(\x04\x12\r\n\x05\x65poch\x18\x04 \x01(\x06\x12\r\n\x05nonce\x18\x05 \x01(\x0c\"J\n\x07NewTask\x12\r\n\x05group\x18\x01 \x01(\t\x12\x11\n\tat_micros\x18\x02 \x01(\x10\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0f\n\x07payload\x18\x04 \x01(\x0c\"\xca\x01\n\x04Task\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.lowwater.v1.TaskKey\x12\x14\n\x0cuntil_micros\x18\x02 \x01(\x10\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12%\n\x05state\x18\x05 \x01(\x0e\x32\x16.lowwater.v1.TaskState\x12\x0e\n\x06worker\x18\x06 \x01(\t\x12\x0f\n\x07outputs\x18\x07 \x03(\t\x12\x0e\n\x06\x64igest\x18\x08 \x01(\x0c\x12\x0f\n\x07offered\x18\t \x01(\x08\"\xff\x01\n\tTaskGroup\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x65very_micros\x18\x02 \x01(\x04\x12\x14\n\x0cstart_micros\x18\x03 \x01(\x10\x12\x14\n\x0clease_micros\x18\x04 \x01(\x04\x12\x15\n\rconfiguration\x18\x05 \x01(\x0c\x12\x1d\n\x15\x63onfiguration_version\x18\x06 \x01(\x04\x12\x13\n\x0bmark_micros\x18\x07 \x01(\x10\x12\x15\n\rclosed_micros\x18\x08 \x01(\x10\x12\r\n\x05ready\x18\t \x01(\r\x12\x0e\n\x06leased\x18\n \x01(\r\x12\x0c\n\x04\x64one\x18\x0b \x01(\r\x12\x13\n\x0bincarnation\x18\x0c \x01(\x04\"\xa7\x01\n\x12\x43reateGroupRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x13\n\x0b\x63omputation\x18\x02 \x01(\t\x12\r\n\x05group\x18\x03 \x01(\t\x12\x14\n\x0c\x65very_micros\x18\x04 \x01(\x04\x12\x14\n\x0cstart_micros\x18\x05 \x01(\x10\x12\x14\n\x0clease_micros\x18\x06 \x01(\x04\x12\x15\n\rconfiguration\x18\x07 \x01(\x0c\"R\n\x13\x43reateGroupResponse\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12%\n\x05group\x18\x02 \x01(\x0b\x32\x16.lowwater.v1.TaskGroup\"\x9c\x01\n\x15\x43onfigureGroupRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x13\n\x0b\x63omputation\x18\x02 \x01(\t\x12\r\n\x05group\x18\x03 \x01(\t\x12\x15\n\rconfiguration\x18\x04 \x01(\x0c\x12\x1d\n\x15\x63onfiguration_version\x18\x05 \x01(\x04\x12\x13\n\x0bincarnation\x18\x06 \x01(\x04\"?\n\x16\x43onfigureGroupResponse\x12%\n\x05group\x18\x01 \x01(\x0b\x32\x16.lowwater.v1.TaskGroup\"\x88\x01\n\x12\x43reateTasksRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x13\n\x0b\x63omputation\x18\x02 \x01(\t\x12\r\n\x05group\x18\x03 \x01(\t\x12#\n\x05tasks\x18\x04 \x03(\x0b\x32\x14.lowwater.v1.NewTask\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\"+\n\x13\x43reateTasksResponse\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\"\x7f\n\x0fTakeTaskRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x13\n\x0b\x63omputation\x18\x02 \x01(\t\x12\r\n\x05group\x18\x03 \x01(\t\x12\x0e\n\x06worker\x18\x04 \x01(\t\x12\r\n\x05nonce\x18\x05 \x01(\x0c\x12\x13\n\x0bwait_millis\x18\x06 \x01(\r\"\x9d\x01\n\x10TakeTaskResponse\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12%\n\x05lease\x18\x02 \x01(\x0b\x32\x16.lowwater.v1.TaskLease\x12\x1f\n\x04task\x18\x03 \x01(\x0b\x32\x11.lowwater.v1.Task\x12\x15\n\rconfiguration\x18\x04 \x01(\x0c\x12\x14\n\x0clease_micros\x18\x05 \x01(\x04\"d\n\x10RenewTaskRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x13\n\x0b\x63omputation\x18\x02 \x01(\t\x12%\n\x05lease\x18\x03 \x01(\x0b\x32\x16.lowwater.v1.TaskLease\")\n\x11RenewTaskResponse\x12\x14\n\x0clease_micros\x18\x01 \x01(\x04\"\xb0\x01\n\x11\x43ommitTaskRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x13\n\x0b\x63omputation\x18\x02 \x01(\t\x12%\n\x05lease\x18\x03 \x01(\x0b\x32\x16.lowwater.v1.TaskLease\x12\x0f\n\x07outputs\x18\x04 \x03(\t\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x0c\x12(\n\nsuccessors\x18\x06 \x03(\x0b\x32\x14.lowwater.v1.NewTask\"\x14\n\x12\x43ommitTaskResponse\"f\n\x12ReleaseTaskRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x13\n\x0b\x63omputation\x18\x02 \x01(\t\x12%\n\x05lease\x18\x03 \x01(\x0b\x32\x16.lowwater.v1.TaskLease\"\x15\n\x13ReleaseTaskResponse\"\x86\x01\n\x10ListTasksRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x13\n\x0b\x63omputation\x18\x02 \x01(\t\x12\r\n\x05group\x18\x03 \x01(\t\x12%\n\x05state\x18\x04 \x01(\x0e\x32\x16.lowwater.v1.TaskState\x12\x11\n\tpage_size\x18\x05 \x01(\r\"\x82\x01\n\x11ListTasksResponse\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12&\n\x06groups\x18\x02 \x03(\x0b\x32\x16.lowwater.v1.TaskGroup\x12 \n\x05tasks\x18\x03 \x03(\x0b\x32\x11.lowwater.v1.Task\x12\r\n\x05total\x18\x04 \x01(\x04*i\n\tTaskState\x12\x1a\n\x16TASK_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10TASK_STATE_READY\x10\x01\x12\x15\n\x11TASK_STATE_LEASED\x10\x02\x12\x13\n\x0fTASK_STATE_DONE\x10\x03\x32\x8e\x05\n\x0bTaskService\x12P\n\x0b\x43reateGroup\x12\x1f.lowwater.v1.CreateGroupRequest\x1a .lowwater.v1.CreateGroupResponse\x12Y\n\x0e\x43onfigureGroup\x12\".lowwater.v1.ConfigureGroupRequest\x1a#.lowwater.v1.ConfigureGroupResponse\x12P\n\x0b\x43reateTasks\x12\x1f.lowwater.v1.CreateTasksRequest\x1a .lowwater.v1.CreateTasksResponse\x12G\n\x08TakeTask\x12\x1c.lowwater.v1.TakeTaskRequest\x1a\x1d.lowwater.v1.TakeTaskResponse\x12J\n\tRenewTask\x12\x1d.lowwater.v1.RenewTaskRequest\x1a\x1e.lowwater.v1.RenewTaskResponse\x12M\n\nCommitTask\x12\x1e.lowwater.v1.CommitTaskRequest\x1a\x1f.lowwater.v1.CommitTaskResponse\x12P\n\x0bReleaseTask\x12\x1f.lowwater.v1.ReleaseTaskRequest\x1a .lowwater.v1.ReleaseTaskResponse\x12J\n\tListTasks\x12\x1d.lowwater.v1.ListTasksRequest\x1a\x1e.lowwater.v1.ListTasksResponseB\'\n\x0blowwater.v1P\x01Z\x16lowwater/v1;lowwaterv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17lowwater/v1/tasks.proto\x12\x0blowwater.v1\"N\n\x07TaskKey\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\r\n\x05group\x18\x02 \x01(\t\x12\x11\n\tat_micros\x18\x03 \x01(\x10\x12\x0c\n\x04name\x18\x04 \x01(\t\"|\n\tTaskLease\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.lowwater.v1.TaskKey\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x1d\n\x15\x63onfiguration_version\x18\x03 \x01(\x04\x12\r\n\x05\x65poch\x18\x04 \x01(\x06\x12\r\n\x05nonce\x18\x05 \x01(\x0c\"J\n\x07NewTask\x12\r\n\x05group\x18\x01 \x01(\t\x12\x11\n\tat_micros\x18\x02 \x01(\x10\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0f\n\x07payload\x18\x04 \x01(\x0c\"\xca\x01\n\x04Task\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.lowwater.v1.TaskKey\x12\x14\n\x0cuntil_micros\x18\x02 \x01(\x10\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12%\n\x05state\x18\x05 \x01(\x0e\x32\x16.lowwater.v1.TaskState\x12\x0e\n\x06worker\x18\x06 \x01(\t\x12\x0f\n\x07outputs\x18\x07 \x03(\t\x12\x0e\n\x06\x64igest\x18\x08 \x01(\x0c\x12\x0f\n\x07offered\x18\t \x01(\x08\"\xff\x01\n\tTaskGroup\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x65very_micros\x18\x02 \x01(\x04\x12\x14\n\x0cstart_micros\x18\x03 \x01(\x10\x12\x14\n\x0clease_micros\x18\x04 \x01(\x04\x12\x15\n\rconfiguration\x18\x05 \x01(\x0c\x12\x1d\n\x15\x63onfiguration_version\x18\x06 \x01(\x04\x12\x13\n\x0bmark_micros\x18\x07 \x01(\x10\x12\x15\n\rclosed_micros\x18\x08 \x01(\x10\x12\r\n\x05ready\x18\t \x01(\r\x12\x0e\n\x06leased\x18\n \x01(\r\x12\x0c\n\x04\x64one\x18\x0b \x01(\r\x12\x13\n\x0bincarnation\x18\x0c \x01(\x04\"\xbc\x01\n\x12\x43reateGroupRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x13\n\x0b\x63omputation\x18\x02 \x01(\t\x12\r\n\x05group\x18\x03 \x01(\t\x12\x14\n\x0c\x65very_micros\x18\x04 \x01(\x04\x12\x14\n\x0cstart_micros\x18\x05 \x01(\x10\x12\x14\n\x0clease_micros\x18\x06 \x01(\x04\x12\x15\n\rconfiguration\x18\x07 \x01(\x0c\x12\x13\n\x0bincarnation\x18\x08 \x01(\x04\"R\n\x13\x43reateGroupResponse\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12%\n\x05group\x18\x02 \x01(\x0b\x32\x16.lowwater.v1.TaskGroup\"\x9c\x01\n\x15\x43onfigureGroupRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x13\n\x0b\x63omputation\x18\x02 \x01(\t\x12\r\n\x05group\x18\x03 \x01(\t\x12\x15\n\rconfiguration\x18\x04 \x01(\x0c\x12\x1d\n\x15\x63onfiguration_version\x18\x05 \x01(\x04\x12\x13\n\x0bincarnation\x18\x06 \x01(\x04\"?\n\x16\x43onfigureGroupResponse\x12%\n\x05group\x18\x01 \x01(\x0b\x32\x16.lowwater.v1.TaskGroup\"\x88\x01\n\x12\x43reateTasksRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x13\n\x0b\x63omputation\x18\x02 \x01(\t\x12\r\n\x05group\x18\x03 \x01(\t\x12#\n\x05tasks\x18\x04 \x03(\x0b\x32\x14.lowwater.v1.NewTask\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\"+\n\x13\x43reateTasksResponse\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\"\x7f\n\x0fTakeTaskRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x13\n\x0b\x63omputation\x18\x02 \x01(\t\x12\r\n\x05group\x18\x03 \x01(\t\x12\x0e\n\x06worker\x18\x04 \x01(\t\x12\r\n\x05nonce\x18\x05 \x01(\x0c\x12\x13\n\x0bwait_millis\x18\x06 \x01(\r\"\x9d\x01\n\x10TakeTaskResponse\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12%\n\x05lease\x18\x02 \x01(\x0b\x32\x16.lowwater.v1.TaskLease\x12\x1f\n\x04task\x18\x03 \x01(\x0b\x32\x11.lowwater.v1.Task\x12\x15\n\rconfiguration\x18\x04 \x01(\x0c\x12\x14\n\x0clease_micros\x18\x05 \x01(\x04\"d\n\x10RenewTaskRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x13\n\x0b\x63omputation\x18\x02 \x01(\t\x12%\n\x05lease\x18\x03 \x01(\x0b\x32\x16.lowwater.v1.TaskLease\")\n\x11RenewTaskResponse\x12\x14\n\x0clease_micros\x18\x01 \x01(\x04\"\xb0\x01\n\x11\x43ommitTaskRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x13\n\x0b\x63omputation\x18\x02 \x01(\t\x12%\n\x05lease\x18\x03 \x01(\x0b\x32\x16.lowwater.v1.TaskLease\x12\x0f\n\x07outputs\x18\x04 \x03(\t\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x0c\x12(\n\nsuccessors\x18\x06 \x03(\x0b\x32\x14.lowwater.v1.NewTask\"\x14\n\x12\x43ommitTaskResponse\"f\n\x12ReleaseTaskRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x13\n\x0b\x63omputation\x18\x02 \x01(\t\x12%\n\x05lease\x18\x03 \x01(\x0b\x32\x16.lowwater.v1.TaskLease\"\x15\n\x13ReleaseTaskResponse\"\x86\x01\n\x10ListTasksRequest\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12\x13\n\x0b\x63omputation\x18\x02 \x01(\t\x12\r\n\x05group\x18\x03 \x01(\t\x12%\n\x05state\x18\x04 \x01(\x0e\x32\x16.lowwater.v1.TaskState\x12\x11\n\tpage_size\x18\x05 \x01(\r\"\x82\x01\n\x11ListTasksResponse\x12\x14\n\x0cserver_token\x18\x01 \x01(\t\x12&\n\x06groups\x18\x02 \x03(\x0b\x32\x16.lowwater.v1.TaskGroup\x12 \n\x05tasks\x18\x03 \x03(\x0b\x32\x11.lowwater.v1.Task\x12\r\n\x05total\x18\x04 \x01(\x04*i\n\tTaskState\x12\x1a\n\x16TASK_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10TASK_STATE_READY\x10\x01\x12\x15\n\x11TASK_STATE_LEASED\x10\x02\x12\x13\n\x0fTASK_STATE_DONE\x10\x03\x32\x8e\x05\n\x0bTaskService\x12P\n\x0b\x43reateGroup\x12\x1f.lowwater.v1.CreateGroupRequest\x1a .lowwater.v1.CreateGroupResponse\x12Y\n\x0e\x43onfigureGroup\x12\".lowwater.v1.ConfigureGroupRequest\x1a#.lowwater.v1.ConfigureGroupResponse\x12P\n\x0b\x43reateTasks\x12\x1f.lowwater.v1.CreateTasksRequest\x1a .lowwater.v1.CreateTasksResponse\x12G\n\x08TakeTask\x12\x1c.lowwater.v1.TakeTaskRequest\x1a\x1d.lowwater.v1.TakeTaskResponse\x12J\n\tRenewTask\x12\x1d.lowwater.v1.RenewTaskRequest\x1a\x1e.lowwater.v1.RenewTaskResponse\x12M\n\nCommitTask\x12\x1e.lowwater.v1.CommitTaskRequest\x1a\x1f.lowwater.v1.CommitTaskResponse\x12P\n\x0bReleaseTask\x12\x1f.lowwater.v1.ReleaseTaskRequest\x1a .lowwater.v1.ReleaseTaskResponse\x12J\n\tListTasks\x12\x1d.lowwater.v1.ListTasksRequest\x1a\x1e.lowwater.v1.ListTasksResponseB\'\n\x0blowwater.v1P\x01Z\x16lowwater/v1;lowwaterv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,8 +32,8 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'lowwater.v1.tasks_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\013lowwater.v1P\001Z\026lowwater/v1;lowwaterv1'
-  _globals['_TASKSTATE']._serialized_start=2479
-  _globals['_TASKSTATE']._serialized_end=2584
+  _globals['_TASKSTATE']._serialized_start=2500
+  _globals['_TASKSTATE']._serialized_end=2605
   _globals['_TASKKEY']._serialized_start=40
   _globals['_TASKKEY']._serialized_end=118
   _globals['_TASKLEASE']._serialized_start=120
@@ -45,37 +45,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TASKGROUP']._serialized_start=528
   _globals['_TASKGROUP']._serialized_end=783
   _globals['_CREATEGROUPREQUEST']._serialized_start=786
-  _globals['_CREATEGROUPREQUEST']._serialized_end=953
-  _globals['_CREATEGROUPRESPONSE']._serialized_start=955
-  _globals['_CREATEGROUPRESPONSE']._serialized_end=1037
-  _globals['_CONFIGUREGROUPREQUEST']._serialized_start=1040
-  _globals['_CONFIGUREGROUPREQUEST']._serialized_end=1196
-  _globals['_CONFIGUREGROUPRESPONSE']._serialized_start=1198
-  _globals['_CONFIGUREGROUPRESPONSE']._serialized_end=1261
-  _globals['_CREATETASKSREQUEST']._serialized_start=1264
-  _globals['_CREATETASKSREQUEST']._serialized_end=1400
-  _globals['_CREATETASKSRESPONSE']._serialized_start=1402
-  _globals['_CREATETASKSRESPONSE']._serialized_end=1445
-  _globals['_TAKETASKREQUEST']._serialized_start=1447
-  _globals['_TAKETASKREQUEST']._serialized_end=1574
-  _globals['_TAKETASKRESPONSE']._serialized_start=1577
-  _globals['_TAKETASKRESPONSE']._serialized_end=1734
-  _globals['_RENEWTASKREQUEST']._serialized_start=1736
-  _globals['_RENEWTASKREQUEST']._serialized_end=1836
-  _globals['_RENEWTASKRESPONSE']._serialized_start=1838
-  _globals['_RENEWTASKRESPONSE']._serialized_end=1879
-  _globals['_COMMITTASKREQUEST']._serialized_start=1882
-  _globals['_COMMITTASKREQUEST']._serialized_end=2058
-  _globals['_COMMITTASKRESPONSE']._serialized_start=2060
-  _globals['_COMMITTASKRESPONSE']._serialized_end=2080
-  _globals['_RELEASETASKREQUEST']._serialized_start=2082
-  _globals['_RELEASETASKREQUEST']._serialized_end=2184
-  _globals['_RELEASETASKRESPONSE']._serialized_start=2186
-  _globals['_RELEASETASKRESPONSE']._serialized_end=2207
-  _globals['_LISTTASKSREQUEST']._serialized_start=2210
-  _globals['_LISTTASKSREQUEST']._serialized_end=2344
-  _globals['_LISTTASKSRESPONSE']._serialized_start=2347
-  _globals['_LISTTASKSRESPONSE']._serialized_end=2477
-  _globals['_TASKSERVICE']._serialized_start=2587
-  _globals['_TASKSERVICE']._serialized_end=3241
+  _globals['_CREATEGROUPREQUEST']._serialized_end=974
+  _globals['_CREATEGROUPRESPONSE']._serialized_start=976
+  _globals['_CREATEGROUPRESPONSE']._serialized_end=1058
+  _globals['_CONFIGUREGROUPREQUEST']._serialized_start=1061
+  _globals['_CONFIGUREGROUPREQUEST']._serialized_end=1217
+  _globals['_CONFIGUREGROUPRESPONSE']._serialized_start=1219
+  _globals['_CONFIGUREGROUPRESPONSE']._serialized_end=1282
+  _globals['_CREATETASKSREQUEST']._serialized_start=1285
+  _globals['_CREATETASKSREQUEST']._serialized_end=1421
+  _globals['_CREATETASKSRESPONSE']._serialized_start=1423
+  _globals['_CREATETASKSRESPONSE']._serialized_end=1466
+  _globals['_TAKETASKREQUEST']._serialized_start=1468
+  _globals['_TAKETASKREQUEST']._serialized_end=1595
+  _globals['_TAKETASKRESPONSE']._serialized_start=1598
+  _globals['_TAKETASKRESPONSE']._serialized_end=1755
+  _globals['_RENEWTASKREQUEST']._serialized_start=1757
+  _globals['_RENEWTASKREQUEST']._serialized_end=1857
+  _globals['_RENEWTASKRESPONSE']._serialized_start=1859
+  _globals['_RENEWTASKRESPONSE']._serialized_end=1900
+  _globals['_COMMITTASKREQUEST']._serialized_start=1903
+  _globals['_COMMITTASKREQUEST']._serialized_end=2079
+  _globals['_COMMITTASKRESPONSE']._serialized_start=2081
+  _globals['_COMMITTASKRESPONSE']._serialized_end=2101
+  _globals['_RELEASETASKREQUEST']._serialized_start=2103
+  _globals['_RELEASETASKREQUEST']._serialized_end=2205
+  _globals['_RELEASETASKRESPONSE']._serialized_start=2207
+  _globals['_RELEASETASKRESPONSE']._serialized_end=2228
+  _globals['_LISTTASKSREQUEST']._serialized_start=2231
+  _globals['_LISTTASKSREQUEST']._serialized_end=2365
+  _globals['_LISTTASKSRESPONSE']._serialized_start=2368
+  _globals['_LISTTASKSRESPONSE']._serialized_end=2498
+  _globals['_TASKSERVICE']._serialized_start=2608
+  _globals['_TASKSERVICE']._serialized_end=3262
 # @@protoc_insertion_point(module_scope)

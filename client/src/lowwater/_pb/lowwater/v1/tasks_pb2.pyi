@@ -305,6 +305,7 @@ class CreateGroupRequest(google.protobuf.message.Message):
     START_MICROS_FIELD_NUMBER: builtins.int
     LEASE_MICROS_FIELD_NUMBER: builtins.int
     CONFIGURATION_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
     server_token: builtins.str
     """The deployment the caller means; empty accepts any."""
     computation: builtins.str
@@ -323,6 +324,11 @@ class CreateGroupRequest(google.protobuf.message.Message):
     """As in TaskGroup, at most 4,096 bytes. A repeat names the one that the group
     was created with, or the one that is in force.
     """
+    incarnation: builtins.int
+    """The incarnation of the computation that the caller has read; another one in
+    force is INCARNATION_CHANGED. So a message that comes late creates no group in
+    the next one. 0: any.
+    """
     def __init__(
         self,
         *,
@@ -333,8 +339,9 @@ class CreateGroupRequest(google.protobuf.message.Message):
         start_micros: builtins.int = ...,
         lease_micros: builtins.int = ...,
         configuration: builtins.bytes = ...,
+        incarnation: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["computation", b"computation", "configuration", b"configuration", "every_micros", b"every_micros", "group", b"group", "lease_micros", b"lease_micros", "server_token", b"server_token", "start_micros", b"start_micros"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computation", b"computation", "configuration", b"configuration", "every_micros", b"every_micros", "group", b"group", "incarnation", b"incarnation", "lease_micros", b"lease_micros", "server_token", b"server_token", "start_micros", b"start_micros"]) -> None: ...
 
 Global___CreateGroupRequest: typing_extensions.TypeAlias = CreateGroupRequest
 

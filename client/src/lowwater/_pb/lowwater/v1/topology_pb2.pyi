@@ -476,9 +476,9 @@ class RetireRequest(google.protobuf.message.Message):
     """
     newest_claim: builtins.int
     """The newest claim that the caller knows of, as ListRangesResponse has it. When
-    the computation has granted another one since, the call is refused with
-    STALE_SEQUENCER: a message that comes late must not take out what a worker has
-    claimed meanwhile. Absent: any.
+    the computation has granted a newer one on some of these keys, the call is
+    refused with STALE_SEQUENCER: a message that comes late must not take out what
+    a worker has claimed meanwhile. Absent: any.
     """
     incarnation: builtins.int
     """The incarnation that the caller means, as ListRangesResponse has it. In
