@@ -13,6 +13,7 @@ watermark of its own. Why it looks the way it does (probed on PySpark 4.3):
 * The control row's nulls and its mark are no literals (:func:`~lowwater_spark.sources.nulls.nulls_of`): a batch may bring a join
   nothing but the control row on one side, and what Spark infers from a literal there would remove the rows of the other side.
 * Rows at or before 1970 fail the query: Spark's watermark begins there, so that it would drop them before anything was promised.
+* Rows of the year 75,042 or later fail it too: no watermark would close their windows, also when all inputs are finished.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lowwater_spark.drive.late import MET, keep_late
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.sources.control import DIRECTORY, FORMAT, Drive, check_version
+from lowwater_spark.sources.control import DIRECTORY, FORMAT, LAST, Drive, check_version
 from lowwater_spark.sources.nulls import nulls_of
 from lowwater_spark.track.plan import check_classic
 
@@ -101,7 +102,7 @@ def drive(
     data = df if declared.late is None else keep_late(df, declared)
     # Spark subtracts the delay again: its watermark is the value, and only the memory of duplicates is longer.
     control = spark.readStream.format(FORMAT).option(DIRECTORY, declared.directory).load()
-    value = control["value"] + sf.expr(f"INTERVAL {delay} MILLISECONDS")
+    value = sf.timestamp_millis(control["value"]) + sf.expr(f"INTERVAL {delay} MILLISECONDS")
     fields = df.schema.fields
     columns = [
         value.alias(field.name) if field.name == event_time else null
@@ -138,20 +139,16 @@ def _data_rows(event_time: str) -> Column:
     from pyspark.sql import functions as sf
 
     # One comparison: of two joined by AND, Spark would take the one without the partition for a fact about the rows.
-    never = sf.unix_micros(sf.col(event_time)) + sf.spark_partition_id() < -(1 << 56)
-    return (
-        sf.when(sf.col(_MARK), never)
-        .when(
-            sf.col(event_time) <= sf.timestamp_micros(sf.lit(0)), sf.raise_error(sf.lit(_BEFORE_1970)).cast("boolean")
-        )
-        .otherwise(sf.lit(col=True))
-    )
-
-
-_BEFORE_1970: Final = (
-    "a row of a driven query has an event time at or before 1970-01-01T00:00:00Z, where Spark's watermark begins: Spark would drop it as late. "
-    "Filter such rows out before lowwater_spark.drive()."
-)
+    micros = sf.unix_micros(sf.col(event_time))
+    never = micros + sf.spark_partition_id() < -(1 << 56)
+    data = sf.lit(col=True)
+    for wrong, why in (
+        (micros <= 0, "at or before 1970-01-01T00:00:00Z, where Spark's watermark begins: Spark would drop it as late"),
+        (micros >= LAST, f"of the year 75,042 or later ({LAST} microseconds): no watermark would close its windows"),
+    ):
+        msg = f"a row of a driven query has an event time {why}. Filter such rows out before lowwater_spark.drive()."
+        data = sf.when(wrong, sf.raise_error(sf.lit(msg)).cast("boolean")).otherwise(data)
+    return sf.when(sf.col(_MARK), never).otherwise(data)
 
 
 def _check(

@@ -40,6 +40,9 @@ MET: Final = "lowwater_watermark"
 
 _OWN: Final = ".lowwater"
 
+_LAST: Final = 253_402_214_400_000_000
+"""Microseconds, 9999-12-31: a later time in :data:`MET` could not be collected into Python, in some time zone."""
+
 
 @dataclass(frozen=True, slots=True)
 class LateRule:
@@ -162,7 +165,8 @@ class LateFile:
         if not np.any(late):
             return
         rows = batch.filter(pa.array(late))
-        met = pa.array(np.full(rows.num_rows, self._watermark), pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+        watermarks = np.full(rows.num_rows, min(self._watermark, _LAST))
+        met = pa.array(watermarks, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
         table = pa.Table.from_batches([rows]).append_column(MET, met)
         if self._writer is None:
             make_directory(self._folder)
