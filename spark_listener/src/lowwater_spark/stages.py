@@ -18,6 +18,7 @@ from lowwater._core.calls import full_name
 from lowwater_spark.checkpoint.identity import check_names, home_of, identity, new_ordinal
 from lowwater_spark.checkpoint.location import Location, glance, real
 from lowwater_spark.checkpoint.log import CheckpointLog
+from lowwater_spark.columns import check_column, columns_of, own_name
 from lowwater_spark.drive.frame import drive, drive_of
 from lowwater_spark.drive.watermark import Driving, is_approximate
 from lowwater_spark.errors import Unsupported
@@ -542,7 +543,12 @@ class Stage:
     def _check_time(self, frame: DataFrame) -> None:
         """Find a frame of windows that has the declared event time no more. Raises ValueError."""
         time = self.event_time
-        if self.keyed.event_time is not time or not isinstance(time, str) or "." in time or time in frame.columns:
+        if (
+            self.keyed.event_time is not time
+            or not isinstance(time, str)
+            or "." in time
+            or own_name(frame.columns, time)
+        ):
             return
         fields: list[Any] = frame.schema.fields
         windows = [each.name for each in fields if getattr(each.dataType, "names", None) == ["start", "end"]]
@@ -634,7 +640,7 @@ def _check_bounds(df: DataFrame, checked: Checked, declared: Sequence[Bounds]) -
         if bounds.producer is None:
             checked.check_parts(df, PARTITION, paced=bounds.skew is not None)
         else:
-            df.select(bounds.producer)
+            check_column(df, bounds.producer, "producer")
     return checked.telling_ends() if any(bounds.lists for bounds in declared) else checked
 
 
@@ -643,7 +649,10 @@ def _check_columns(df: DataFrame, keyed: Keyed) -> None:
     from lowwater_spark.track.ranges import range_column
     from lowwater_spark.track.rows import event_micros
 
-    df.select(range_column(keyed.key, keyed.ranges), event_micros(df, keyed.event_time))
+    check_column(df, keyed.event_time, "event_time")
+    for each in keyed.key:
+        check_column(df, each, "key")
+    df.select(range_column(columns_of(df, keyed.key), keyed.ranges), event_micros(df, keyed.event_time))
 
 
 @dataclass(frozen=True, slots=True)
