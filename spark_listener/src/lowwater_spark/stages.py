@@ -80,6 +80,7 @@ def stage(
     lateness_budget: float | Sequence[float] = (),
     stamp: Stamp = "event",
     retention: timedelta | None = None,
+    max_skew: timedelta | None = None,
     balance: bool = False,
     address: str | None = None,
     client: lowwater.Client | None = None,
@@ -112,6 +113,8 @@ def stage(
             stateful function what it keeps; of several of them, one above the other, the sum. The stage then reports the lesser of
             what it reports otherwise and Spark's watermark minus this. A declaration below what the plan says is refused. Where the
             plan says nothing, one that is too small leads.
+        max_skew: How far ahead of the authority's clock its watermark may be, where event times are rightly in the future, as of bookings. By default
+            as it was registered, else a day, and not less than that of any input. It may grow with a later start.
         balance: Whether the driver asks for another layout of its key ranges when some of them take much longer than others, as an operator can with `lowwater split`
             (``docs/hot-ranges.md``). It follows such layouts in any case. Where the authority has an access file, the driver's token needs ``operate`` for it.
         address: The authority's; by default the session's ``spark.lowwater.address``, else ``LOWWATER_ADDRESS``, else
@@ -130,7 +133,7 @@ def stage(
         spark, name, tuple(inputs), key, event_time, ranges, heuristics, lateness_budget, stamp, address, client
     )
     keyed = dataclasses.replace(declared.keyed, balance=balance)
-    return dataclasses.replace(declared, keyed=keyed, retention=retention)
+    return dataclasses.replace(declared, keyed=keyed, retention=retention, max_skew=max_skew)
 
 
 def injector(
@@ -150,6 +153,7 @@ def injector(
     producers: Sequence[str] | None = None,
     ahead: timedelta | None = None,
     skew_limit: timedelta | None = None,
+    max_skew: timedelta | None = None,
     address: str | None = None,
     client: lowwater.Client | None = None,
 ) -> Stage:
@@ -171,13 +175,14 @@ def injector(
       ``disorder`` is then of the rows of one producer, as the query reads them: all in one partition of Kafka, or it contains how far those may be apart.
     * ``producers``: all producers that are waited for. One that is not declared and has rows holds the frontier.
     * ``ahead``: how far beyond the driver's clock an event time may be, by default a day. Rows beyond do not move the frontier: they are counted and named.
+    * ``max_skew``: as of a stage. Where rows are rightly in the future by more than a day, declare it, and ``ahead`` as well.
     * ``skew_limit``: how far ahead of the slowest partition others are read. The topics are then read by :meth:`Stage.read_kafka`.
 
     Raises ValueError and TypeError for arguments that make no injector.
     """
     bounds = Bounds.of(disorder, across, delay, ahead, producer, producers, skew_limit)
     declared = _declare(spark, name, (), key, event_time, ranges, heuristics, lateness_budget, stamp, address, client)
-    return dataclasses.replace(declared, keyed=dataclasses.replace(declared.keyed, bounds=bounds))
+    return dataclasses.replace(declared, keyed=dataclasses.replace(declared.keyed, bounds=bounds), max_skew=max_skew)
 
 
 def _declare(
@@ -235,6 +240,7 @@ class Stage:
     address: str | None = None
     client: lowwater.Client | None = None
     retention: timedelta | None = None
+    max_skew: timedelta | None = field(default=None, kw_only=True)
     event_time: str | Column = field(default="", kw_only=True)
     """Of the frame that it reads. What its output is stamped with, by which its rows are counted, stands in ``keyed``."""
     lateness_budgets: tuple[float, ...] = field(default=(), kw_only=True)
@@ -606,6 +612,7 @@ class Stage:
                 heuristics=stage.heuristics,
                 ranges=stage.keyed.ranges,
                 lateness_budgets=stage.lateness_budgets,
+                max_skew=stage.max_skew,
             )
             home = home_of(checkpoint, stage.name, first=stage is self)
             authority = Authority(client, registration)
@@ -631,6 +638,7 @@ class Stage:
             adopt=adopt,
             estimated=estimated,
             lateness_budgets=self.lateness_budgets,
+            max_skew=self.max_skew,
         )
 
 

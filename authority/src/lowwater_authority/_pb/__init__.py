@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 b0ed51c1388f88eaee26cb5ed6a78aaf07be237441b3573fa0a522b5a8475532
+Made from: sha256 d989619df6d150d4ab15ba129dcd5ea2d661bf1c13c1e5eac4405076e65e0fae
 """
