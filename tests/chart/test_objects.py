@@ -116,7 +116,7 @@ def test_the_page_is_a_client_in_a_deployment_of_its_own(name: str) -> None:
     args = page_arguments().parse_args(made["args"])
     [service] = [each for each in of_kind(name, "Service") if each["metadata"]["name"].endswith("-page")]
     assert args.address in {f"{each['metadata']['name']}.{NAMESPACE}.svc:7420" for each in of_kind(name, "Service")}
-    assert args.listen == "0.0.0.0:7422"
+    assert args.listen == ("[::]:7422" if name == "everything" else "0.0.0.0:7422")
     assert service["spec"]["ports"] == [{"name": "page", "port": 7422, "targetPort": made["ports"][0]["name"]}]
     assert made["ports"] == [{"name": "page", "containerPort": 7422}]
     tls = flags(name).tls_cert is not None
@@ -164,11 +164,25 @@ def test_the_sidecar_is_a_command_with_declarations_that_are_taken(tmp_path: Pat
     )
 
 
-def test_the_page_listens_where_the_authority_does() -> None:
-    """A cluster with IPv6 alone."""
-    found = by_key(parsed(rendered("--set", "extraArgs={--listen=[::]:7420,--http=[::]:7421}")))
-    [made] = found["Deployment/lw-lowwater-page"]["spec"]["template"]["spec"]["containers"]
-    assert "--listen=[::]:7422" in made["args"]
+@pytest.mark.parametrize(
+    "values",
+    [
+        "extraArgs={--listen=[::]:7420,--http=[::]:7421}",
+        "service.ipFamilyPolicy=PreferDualStack",
+        "service.ipFamilies={IPv6}",
+    ],
+)
+def test_all_listen_where_the_services_lead(values: str) -> None:
+    """A cluster with IPv6, alone or beside IPv4. Every Service of the release has the same addresses."""
+    found = parsed(rendered("--values", SETS["regions"], "--set", values))
+    pods = [each["spec"]["template"]["spec"] for each in found if each["kind"] in ("Deployment", "StatefulSet")]
+    said = [arg for pod in pods for each in pod["containers"] for arg in each["args"] if arg.startswith("--listen=")]
+    assert said
+    assert [arg for arg in said if not arg.startswith("--listen=[::]:")] == []
+    name, _, value = values.removeprefix("service.").partition("=")
+    wanted = {} if name == "extraArgs" else {name: value if name == "ipFamilyPolicy" else ["IPv6"]}
+    for service in (each["spec"] for each in found if each["kind"] == "Service"):
+        assert {key: service[key] for key in service if key.startswith("ipFamil")} == wanted
 
 
 @pytest.mark.parametrize("name", sorted(SHARDED))

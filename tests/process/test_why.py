@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ import lowwater.aio
 from lowwater._core import causes
 from lowwater._pb.lowwater.v1 import workers_pb2, workers_pb2_grpc
 from lowwater.cli import main
+from lowwater.watermark import MIN
+from lowwater_spark.track.authority import Authority, Registration
 from tests.kit.eventually import eventually
 from tests.process.browsing import ask
 from tests.process.serving import serving
@@ -212,3 +214,28 @@ def test_every_way_to_ask_blames_the_late_source_and_not_its_reader(tmp_path: Pa
         assert "flights all keys" in first, (what, text)
         assert "ingest" in first, (what, text)
         assert "innocent" not in first, (what, text)
+
+
+def test_a_stage_goes_as_far_ahead_of_the_clock_as_its_inputs(tmp_path: Path) -> None:
+    """Bookings are rightly in the future. The stage was registered before its input, whose values it is refused at first: why says so."""
+    ahead = lowwater.Watermark.of(datetime.now(UTC) + timedelta(days=10))
+    with serving(tmp_path) as server, lowwater.connect(server.address) as lw:
+        stage = Authority(lw, Registration("stage", ["forecast"], [0.99], 1, "here", 0, 1, b"", adopt=False))
+        stage.register()
+        lw.register("forecast", max_skew=timedelta(days=400))
+        lease = lw.worker("forecast").claim()
+        lease.advance(None, oldest=None, frontier=ahead)
+        lease.flush(20)
+        stage.claim([MIN])
+        try:
+            eventually(lambda: (reading := stage.read()) is not None and reading.low == ahead.micros)
+            reading = stage.read()
+            assert reading is not None
+            stage.renew(reading, [reading.low])
+            held = f"has not moved yet: it waits for the clock: {ahead} is ahead of it by more than its max_skew of 1 d"
+            eventually(lambda: held in lw.why("stage").sentence)
+            eventually(lambda: stage.lease is not None and stage.lease.refused is not None)
+            stage.renew(reading, [reading.low])
+            eventually(lambda: lw.get("stage")["stage"].low == ahead)
+        finally:
+            stage.close()

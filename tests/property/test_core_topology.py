@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lowwater import errors
 from lowwater_authority.core.requests import NO_FOLD, Fold
+from lowwater_authority.core.times import DAY
 from lowwater_authority.core.topology import MAX_HEURISTICS, MAX_INPUTS, Spec, Topology
 
 NAMES = "abcdefgh"
@@ -166,6 +167,22 @@ def test_registering_again_changes_nothing_or_is_refused() -> None:
         found.set_inputs("z", ())
 
 
+def test_a_reader_may_follow_its_inputs_as_far_as_they_go() -> None:
+    """Bookings are rightly in the future. Whoever says nothing of max_skew takes that of the inputs, also when it was registered before them."""
+    found, year = graph(("late", ("forecast",))), 365 * DAY
+    assert found.computations["late"].max_skew == DAY
+    for spec in (Spec("forecast", max_skew=year), Spec("near", max_skew=1)):
+        found = found.register(spec)
+    for name, inputs in (("reads", ("near", "forecast")), ("next", ("reads",)), ("late", ("forecast",))):
+        unsaid = Spec(name, inputs, max_skew=0)
+        found = found.register(unsaid)
+        assert found.computations[name].max_skew == year
+        assert found.register(unsaid) is found
+    assert found.register(Spec("close", ("near",), max_skew=0)).computations["close"].max_skew == DAY
+    assert found.register(Spec("near", max_skew=0)) is found, "as it was registered"
+    assert found.register(Spec("near", max_skew=year)).computations["near"] == Spec("near", max_skew=year)
+
+
 @pytest.mark.parametrize(
     ("spec", "field"),
     [
@@ -182,7 +199,7 @@ def test_registering_again_changes_nothing_or_is_refused() -> None:
         (Spec("a", (), (5, 5)), "heuristics_ppm"),
         (Spec("a", (), tuple(range(1, MAX_HEURISTICS + 2))), "heuristics_ppm"),
         (Spec("a", key_hash="h" * 65), "key_hash"),
-        (Spec("a", max_skew=0), "max_skew_micros"),
+        (Spec("a", max_skew=-1), "max_skew_micros"),
         (Spec("a", max_skew=2**62), "max_skew_micros"),
     ],
 )

@@ -14,9 +14,12 @@ from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
+from lowwater_spark.columns import check_column, columns_of, quoted
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.control import Control, Offset, Told
+from lowwater_spark.track.operators import nodes
 from lowwater_spark.track.plan import check_plan
+from lowwater_spark.track.rows import event_micros
 from tests.kit.eventually import eventually
 from tests.kit.times import at
 from tests.process.serving import Serving, serving
@@ -183,6 +186,31 @@ def test_every_input_is_named_twice(refused: Driven) -> None:
 def test_wrong_arguments_are_named(options: dict[str, Any], reason: str, refused: Driven) -> None:
     with pytest.raises(ValueError, match=reason):
         lws.drive(refused.read(), **{"inputs": ["source"], "event_time": "t", **options})
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [(text, "Event Time") for text in ("Event Time", "event time", "`Event Time`")]
+    + [(text, name) for name in ("a.b", "a`b", "a.`b`") for text in (name, quoted(name))],
+)
+def test_one_rule_says_which_column_a_text_names(text: str, name: str, refused: Driven) -> None:
+    """A whole name with a dot is no field of another column, and Spark's own texts stand."""
+    schema = "key string, t struct<u: timestamp>, `Event Time` timestamp, `a.b` timestamp, `a``b` timestamp, `a.``b``` timestamp"
+    frame = refused.read(schema=schema)
+    driven = lws.drive(frame, inputs=["source"], event_time=text, late=refused.folder / "late")
+    plan = driven._jdf.queryExecution().analyzed()
+    [watermark] = [node for node in nodes(plan) if node.getClass().getSimpleName() == "EventTimeWatermark"]
+    assert watermark.eventTime().name() == name
+    assert frame.select(event_micros(frame, text), *columns_of(frame, [text])).schema.names[1].lower() == name.lower()
+    for wrong, why in (
+        ("Event  Time", "it has key, t, Event Time, a.b"),
+        ("a.c", "none called"),
+        ("`a", "none called"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            check_column(frame, wrong, "event_time")
+    with pytest.raises(ValueError, match="a part of a column"):
+        lws.drive(frame, inputs=["source"], event_time="t.u")
 
 
 def test_late_rows_that_were_kept_are_not_kept_again_under_one_name(refused: Driven) -> None:

@@ -266,11 +266,16 @@ def test_the_control_comes_first(driven: Driven, monkeypatch: pytest.MonkeyPatch
         driven.start(driven.hourly(driven.drive()), stamp=HOUR)
 
 
-def test_rows_that_spark_takes_for_late_from_the_start_end_the_query(driven: Driven) -> None:
-    """Spark's watermark begins at 1970 and would drop them silently."""
-    driven.feed().put([{"key": "a", "t": "1970-01-01T00:00:00Z"}])
-    query = driven.start(driven.hourly(driven.drive()), stamp=HOUR)
-    with pytest.raises(Exception, match="at or before 1970-01-01"):
+@pytest.mark.parametrize(
+    ("micros", "why"),
+    [(0, "at or before 1970-01-01"), pytest.param(2**61, "of the year 75,042 or later", marks=pytest.mark.long)],
+)
+def test_rows_that_no_watermark_serves_end_the_query(micros: int, why: str, driven: Driven) -> None:
+    """Spark's watermark begins at 1970 and would drop the first silently; the one that stands for MAX would never close the window of the second."""
+    driven.feed().put([{"key": "a", "t": micros}])
+    rows = driven.read(schema="key string, t bigint").withColumn("t", sf.timestamp_micros("t"))
+    query = driven.start(driven.hourly(driven.drive(rows)), stamp=HOUR)
+    with pytest.raises(Exception, match=why):
         query.await_termination(90)
 
 

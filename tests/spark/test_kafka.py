@@ -30,6 +30,7 @@ import lowwater_spark as lws
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.sources.base import EARLIER
 from lowwater_spark.sources.control import END, Offset
 from lowwater_spark.sources.kafka import (
     KAFKA,
@@ -698,7 +699,9 @@ def test_3c_a_log_that_was_cut_off_is_refused_though_it_has_grown_past_its_old_e
     assert low(lw, "stage") == mark(9)
 
 
-def test_5b_a_topic_whose_beginning_was_removed_is_refused(topic: Topic, upstream: Upstream) -> None:
+def test_5b_a_topic_whose_beginning_was_removed_is_refused_unless_it_is_declared(
+    topic: Topic, lw: lowwater.Client, upstream: Upstream, caplog: pytest.LogCaptureFixture
+) -> None:
     topic.put(("a", 9), ("b", 9))
     gone = topic.kafka.admin.delete_records([TopicPartition(topic.name, 0, 1)])
     for each in gone.values():
@@ -706,6 +709,16 @@ def test_5b_a_topic_whose_beginning_was_removed_is_refused(topic: Topic, upstrea
     with pytest.raises(
         CheckpointMismatch, match=rf"partition 0 of {topic.name} begins at 1: rows before it were removed"
     ):
+        topic.track()
+    upstream.at(9)
+    query = topic.track(source={EARLIER: "skip"})
+    topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row that is left is committed")
+    assert topic.keys() == ["b"]
+    assert (
+        f"partition 0 of {topic.name} from offset 1: {EARLIER}=skip, so earlier rows count for nothing" in caplog.text
+    )
+    query.stop()
+    with pytest.raises(CheckpointMismatch, match=f'declare it: option\\("{EARLIER}", "skip"\\)'):
         topic.track()
 
 

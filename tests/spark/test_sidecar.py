@@ -647,9 +647,10 @@ def test_a_source_is_a_text_or_a_table() -> None:
     table = {
         "kind": "kafka",
         "topics": ["b", "a"],
-        "options": {"kafka.bootstrap.servers": "x:1", "lowwater.brokers": 3},
+        "options": {"kafka.bootstrap.servers": "x:1", "lowwater.brokers": 3, "lowwater.earlierRows": "skip"},
     }
-    assert source_of("kafka:a+b,kafka.bootstrap.servers=x:1,lowwater.brokers=3") == source_of(table)
+    text = "kafka:a+b,kafka.bootstrap.servers=x:1,lowwater.brokers=3,lowwater.earlierRows=skip"
+    assert source_of(text) == source_of(table)
 
 
 @dataclass

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lowwater import errors
+from lowwater.watermark import Watermark
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import LONGEST_STEP, SENDERS_KEPT, Computation
@@ -393,8 +394,15 @@ def test_the_wall_clock_alone_decides_what_is_too_far_ahead() -> None:
         found = d.core.report(report, sender=b"s", number=(1, number), required=NO_FOLD, now=d.now, wall=wall)
         return [refusal.reason for refusal in found]
 
+    def waits() -> str:
+        holder = d.core.map.holder()
+        assert holder is not None
+        return holder.owner.waiting_for
+
     assert say(1, d.now - 600 * SECOND) == ["TOO_FAR_AHEAD"]
+    assert waits() == f"the clock: {Watermark(ahead)} is ahead of it by more than its max_skew of 16 min 40 s"
     assert say(2, d.now) == []
+    assert waits() == ""
 
 
 def lowered_while_the_clock_is_back(made: type[Computation]) -> None:

@@ -236,9 +236,22 @@ nothing may be taken for a host and shown.
 {{- end -}}
 {{- end -}}
 
-{{/* Where the processes beside the authority listen: as it does, on IPv6 alone or not. */}}
+{{/* Where all processes listen. On [::] they take IPv4 as well. */}}
 {{- define "lowwater.anyAddress" -}}
-{{- ternary "[::]" "0.0.0.0" (has "--http=[::]:7421" .Values.extraArgs) -}}
+{{- $service := .Values.service -}}
+{{- $both := or (hasSuffix "DualStack" $service.ipFamilyPolicy) (has "IPv6" $service.ipFamilies) -}}
+{{- ternary "[::]" "0.0.0.0" (or $both (has "--http=[::]:7421" .Values.extraArgs)) -}}
+{{- end -}}
+
+{{/* By which families of addresses the Services of the release are reached. */}}
+{{- define "lowwater.ipFamilies" -}}
+{{- with .Values.service.ipFamilyPolicy -}}
+ipFamilyPolicy: {{ . | quote }}
+{{ end -}}
+{{- with .Values.service.ipFamilies -}}
+ipFamilies:
+  {{- toYaml . | nindent 2 }}
+{{- end -}}
 {{- end -}}
 
 {{/* Where clients in the cluster reach the authority. */}}

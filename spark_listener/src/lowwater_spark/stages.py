@@ -18,6 +18,7 @@ from lowwater._core.calls import full_name
 from lowwater_spark.checkpoint.identity import check_names, home_of, identity, new_ordinal
 from lowwater_spark.checkpoint.location import Location, glance, real
 from lowwater_spark.checkpoint.log import CheckpointLog
+from lowwater_spark.columns import check_column, columns_of, own_name
 from lowwater_spark.drive.frame import drive, drive_of
 from lowwater_spark.drive.watermark import Driving, is_approximate
 from lowwater_spark.errors import Unsupported
@@ -79,6 +80,7 @@ def stage(
     lateness_budget: float | Sequence[float] = (),
     stamp: Stamp = "event",
     retention: timedelta | None = None,
+    max_skew: timedelta | None = None,
     balance: bool = False,
     address: str | None = None,
     client: lowwater.Client | None = None,
@@ -111,6 +113,8 @@ def stage(
             stateful function what it keeps; of several of them, one above the other, the sum. The stage then reports the lesser of
             what it reports otherwise and Spark's watermark minus this. A declaration below what the plan says is refused. Where the
             plan says nothing, one that is too small leads.
+        max_skew: How far ahead of the authority's clock its watermark may be, where event times are rightly in the future, as of bookings. By default
+            as it was registered, else a day, and not less than that of any input. It may grow with a later start.
         balance: Whether the driver asks for another layout of its key ranges when some of them take much longer than others, as an operator can with `lowwater split`
             (``docs/hot-ranges.md``). It follows such layouts in any case. Where the authority has an access file, the driver's token needs ``operate`` for it.
         address: The authority's; by default the session's ``spark.lowwater.address``, else ``LOWWATER_ADDRESS``, else
@@ -129,7 +133,7 @@ def stage(
         spark, name, tuple(inputs), key, event_time, ranges, heuristics, lateness_budget, stamp, address, client
     )
     keyed = dataclasses.replace(declared.keyed, balance=balance)
-    return dataclasses.replace(declared, keyed=keyed, retention=retention)
+    return dataclasses.replace(declared, keyed=keyed, retention=retention, max_skew=max_skew)
 
 
 def injector(
@@ -149,6 +153,7 @@ def injector(
     producers: Sequence[str] | None = None,
     ahead: timedelta | None = None,
     skew_limit: timedelta | None = None,
+    max_skew: timedelta | None = None,
     address: str | None = None,
     client: lowwater.Client | None = None,
 ) -> Stage:
@@ -170,13 +175,14 @@ def injector(
       ``disorder`` is then of the rows of one producer, as the query reads them: all in one partition of Kafka, or it contains how far those may be apart.
     * ``producers``: all producers that are waited for. One that is not declared and has rows holds the frontier.
     * ``ahead``: how far beyond the driver's clock an event time may be, by default a day. Rows beyond do not move the frontier: they are counted and named.
+    * ``max_skew``: as of a stage. Where rows are rightly in the future by more than a day, declare it, and ``ahead`` as well.
     * ``skew_limit``: how far ahead of the slowest partition others are read. The topics are then read by :meth:`Stage.read_kafka`.
 
     Raises ValueError and TypeError for arguments that make no injector.
     """
     bounds = Bounds.of(disorder, across, delay, ahead, producer, producers, skew_limit)
     declared = _declare(spark, name, (), key, event_time, ranges, heuristics, lateness_budget, stamp, address, client)
-    return dataclasses.replace(declared, keyed=dataclasses.replace(declared.keyed, bounds=bounds))
+    return dataclasses.replace(declared, keyed=dataclasses.replace(declared.keyed, bounds=bounds), max_skew=max_skew)
 
 
 def _declare(
@@ -234,6 +240,7 @@ class Stage:
     address: str | None = None
     client: lowwater.Client | None = None
     retention: timedelta | None = None
+    max_skew: timedelta | None = field(default=None, kw_only=True)
     event_time: str | Column = field(default="", kw_only=True)
     """Of the frame that it reads. What its output is stamped with, by which its rows are counted, stands in ``keyed``."""
     lateness_budgets: tuple[float, ...] = field(default=(), kw_only=True)
@@ -542,7 +549,12 @@ class Stage:
     def _check_time(self, frame: DataFrame) -> None:
         """Find a frame of windows that has the declared event time no more. Raises ValueError."""
         time = self.event_time
-        if self.keyed.event_time is not time or not isinstance(time, str) or "." in time or time in frame.columns:
+        if (
+            self.keyed.event_time is not time
+            or not isinstance(time, str)
+            or "." in time
+            or own_name(frame.columns, time)
+        ):
             return
         fields: list[Any] = frame.schema.fields
         windows = [each.name for each in fields if getattr(each.dataType, "names", None) == ["start", "end"]]
@@ -600,6 +612,7 @@ class Stage:
                 heuristics=stage.heuristics,
                 ranges=stage.keyed.ranges,
                 lateness_budgets=stage.lateness_budgets,
+                max_skew=stage.max_skew,
             )
             home = home_of(checkpoint, stage.name, first=stage is self)
             authority = Authority(client, registration)
@@ -625,6 +638,7 @@ class Stage:
             adopt=adopt,
             estimated=estimated,
             lateness_budgets=self.lateness_budgets,
+            max_skew=self.max_skew,
         )
 
 
@@ -634,7 +648,7 @@ def _check_bounds(df: DataFrame, checked: Checked, declared: Sequence[Bounds]) -
         if bounds.producer is None:
             checked.check_parts(df, PARTITION, paced=bounds.skew is not None)
         else:
-            df.select(bounds.producer)
+            check_column(df, bounds.producer, "producer")
     return checked.telling_ends() if any(bounds.lists for bounds in declared) else checked
 
 
@@ -643,7 +657,10 @@ def _check_columns(df: DataFrame, keyed: Keyed) -> None:
     from lowwater_spark.track.ranges import range_column
     from lowwater_spark.track.rows import event_micros
 
-    df.select(range_column(keyed.key, keyed.ranges), event_micros(df, keyed.event_time))
+    check_column(df, keyed.event_time, "event_time")
+    for each in keyed.key:
+        check_column(df, each, "key")
+    df.select(range_column(columns_of(df, keyed.key), keyed.ranges), event_micros(df, keyed.event_time))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 e35ac62843a5f09d87430327b85d956eed4585340cc5f82226154f51edb479a4
+Made from: sha256 956b1bcd986691f0a333482f647b5683151ee5fb416727a6eb3adfd2154a2464
 """

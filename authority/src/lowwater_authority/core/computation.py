@@ -21,6 +21,7 @@ import numpy as np
 from lowwater import errors
 from lowwater._core import lateness
 from lowwater._core.text import duration
+from lowwater.watermark import Watermark
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import codec
 from lowwater_authority.core.batches import ALL_PART_BYTES, MAX_PART_BYTES, BatchStage
@@ -935,6 +936,8 @@ class Computation:
     ) -> list[Refused]:
         """Store what may be stored of new values and return the rest."""
         limit = wall + self.spec.max_skew
+        if len(values):
+            group.ahead = ""
         named = None if handles is None else handles.astype(np.intp)
         wrong = np.zeros(0, dtype=np.bool_)
         refused: list[Refused] = []
@@ -946,6 +949,10 @@ class Computation:
             finished = values == MAX
             # What goes no further than it stands poisons nothing, and a lowering must never be lost: the clock may be wrong.
             ahead = (values > limit) & ~finished & (values > self._standing(group, named))
+            if ahead.any():
+                least = Watermark(int(np.broadcast_to(values, len(ahead))[ahead].min()))
+                skew = duration(self.spec.max_skew / 1_000_000)
+                group.ahead = f"the clock: {least} is ahead of it by more than its max_skew of {skew}"
             for mask, reason, text in (
                 (ahead, errors.TooFarAhead.reason, f"more than {self.spec.max_skew // 1_000_000} s ahead of the clock"),
                 (

@@ -146,6 +146,8 @@ class Group:
     not journaled, nor is this time of a claim: a recovery knows the last report that changed anything."""
     waiting_for: str = ""
     """What its worker said last that it waits for, for people. Never journaled: the worker's next report says it again."""
+    ahead: str = ""
+    """Which of its values was refused last for being too far ahead of the clock, in words; empty once values are taken. As ``waiting_for``."""
     mass: Mass | None = None
     mass_known: bool = False
     """Whether ``mass``, or the stand-ins for it, describe exactly the ranges that are live."""

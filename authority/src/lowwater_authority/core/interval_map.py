@@ -173,7 +173,7 @@ class IntervalMap:
                 group.worker,
                 group.host,
                 group.last_report,
-                group.waiting_for if group.state is GroupState.OWNED else "",
+                (group.ahead or group.waiting_for) if group.state is GroupState.OWNED else "",
             ),
         )
 

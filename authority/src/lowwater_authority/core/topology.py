@@ -84,6 +84,7 @@ class Spec:
     heuristics: tuple[int, ...] = ()
     key_hash: str = ""
     max_skew: int = DAY
+    """How far ahead of the clock its reports may be, microseconds. 0 in a registration: as :meth:`Topology.register` says."""
     incarnation: int = 1
     input_version: int = 1
     history_step: int = HOUR
@@ -344,15 +345,24 @@ class Topology:
         ``unused``: nobody has ever claimed the one that is known, and no intervals of tasks rely on it. If that one is exact, and no exact
         one reads it, it becomes estimated when that is all that is asked to change: authorities of 0.1 keep estimated ones as exact.
 
+        ``max_skew`` may grow. Where it is left out, it is what was registered, else a day, and not less than that of any input:
+        what an input publishes was compared with the clock before, so a smaller one would only keep the reader from following.
+
         Raises InvalidArgument, RegistrationConflict, Cycle, EstimatedInput.
         """
         known = self.computations.get(spec.name)
         if not spec.history_step:
             spec = replace(spec, history_step=known.history_step if known else HOUR)
+        if not spec.max_skew:
+            inputs = [self.computations[name].max_skew for name in spec.inputs if name in self.computations]
+            spec = replace(spec, max_skew=max([known.max_skew if known else DAY, *inputs]))
         _validate(spec)
         if known is not None:
             if known.same_registration(spec):
                 return self
+            wider = replace(known, max_skew=max(known.max_skew, spec.max_skew))
+            if wider.same_registration(spec):
+                return self._with(wider)
             if unused and replace(known, estimated=True).same_registration(spec):
                 return self._with(replace(known, estimated=True))
             if known.slices != spec.slices:

@@ -21,6 +21,7 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Final
 
 import grpc
@@ -36,6 +37,9 @@ from lowwater_authority.regions.config import Kept, StateFolder, registration
 from lowwater_authority.regions.references import MOST_NUMBER, relayed_name
 
 RELAY_IDENTITY: Final = "lowwater-region"
+
+_ANY_SKEW: Final = timedelta(microseconds=2**62 - 1)
+"""The longest max_skew there is."""
 
 FATAL: Final = (errors.SecondAgent,)
 """What waiting does not cure: the agent says why, hands out nothing more, and ends."""
@@ -592,7 +596,8 @@ class RegionAgent:
             raise errors.IncarnationChanged(msg, metadata={"fix": fix})
         relay = self._relays.get(name)
         if relay is None or told.incarnation != known:
-            await self.local.register(name)
+            # The owner's authority has compared it with the clock, by a max_skew that is not known here.
+            await self.local.register(name, max_skew=_ANY_SKEW)
             if known is None:  # the file is new; what stands there may be of another life
                 afresh = not (await self.local.get(name))[name].low.unknown
             else:

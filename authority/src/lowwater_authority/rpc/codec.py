@@ -34,7 +34,7 @@ from lowwater_authority.core.requests import (
     TaskAttempt,
     TaskPart,
 )
-from lowwater_authority.core.times import DAY, MAX, MIN
+from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import MAX_BUDGETS, MAX_HEURISTICS, Spec, is_slicing
 from lowwater_authority.rpc.refusals import MESSAGE_BYTES, bad_field
 
@@ -115,7 +115,7 @@ def spec(message: topology_pb2.RegisterRequest) -> Spec:
         tuple(message.inputs),
         shares,
         message.key_hash,
-        message.max_skew_micros or DAY,
+        message.max_skew_micros,
         history_step=message.history_step_micros,
         estimated=message.estimated,
         budgets=tuple(sorted(message.lateness_budgets_ppm)),

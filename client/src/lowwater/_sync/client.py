@@ -77,7 +77,7 @@ class Client:
         inputs: Iterable[str] = (),
         heuristics: Iterable[float] = (0.99,),
         key_hash: str = "",
-        max_skew: timedelta = timedelta(days=1),
+        max_skew: timedelta | None = None,
         history_step: timedelta | None = None,
         estimated: bool = False,
         lateness_budget: float | Iterable[float] = (),
@@ -87,7 +87,8 @@ class Client:
         """Register a computation; repeating it is harmless. ``inputs`` must name every writer of what it reads.
 
         ``heuristics`` are the shares of its heuristic watermarks. Reports further ahead of the clock than ``max_skew`` are
-        refused. ``history_step`` is the step of :meth:`history`; None: as registered before, else one hour.
+        refused; None: as registered before, else one day, and not less than that of any input. A later registration may raise it.
+        ``history_step`` is the step of :meth:`history`; None: as registered before, else one hour.
         ``estimated``: nobody promises its watermarks. It may read estimated inputs, and only estimated computations may read it.
         ``lateness_budget``: a share from 0.0001 to 0.5, or up to four of them. Each gets a watermark behind which at most about that share of the
         records comes, as far as its workers tell the event times of what they have finished (:meth:`Lease.advance`).

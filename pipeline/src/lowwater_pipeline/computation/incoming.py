@@ -16,6 +16,7 @@ import numpy as np
 
 from lowwater_pipeline.computation.computation import Computation, Input, Record, column_named
 from lowwater_pipeline.computation.productions import OUTPUT
+from lowwater_spark.columns import column_of
 from lowwater_spark.track.operators import items
 from lowwater_spark.track.rows import event_micros
 from lowwater_spark.track.segments import MICROS as TIME
@@ -85,18 +86,20 @@ def united(computation: Computation, frames: Frames) -> Read:
         return _alone(computation, inputs[0], given[inputs[0].label], keys[0])
     _check_together(computation, given, keys)
     schemas = [given[each.label].schema for each in inputs]
-    ids = [None if each.id is None else _kind(sf.col(each.id), given[each.label]) for each in inputs]
+    ids = [
+        None if each.id is None else _kind(column_of(given[each.label], each.id), given[each.label]) for each in inputs
+    ]
 
     def one(place: int) -> DataFrame:
         declared, frame = inputs[place], given[inputs[place].label]
         columns = [
             sf.lit(place).alias(_INPUT),
             _cast(keys[place], frame).alias(KEY),
-            sf.col(declared.event_time).alias(_EVENT_TIME),
+            column_of(frame, declared.event_time).alias(_EVENT_TIME),
         ]
         for other, (kind, schema) in enumerate(zip(ids, schemas, strict=True)):
             if kind is not None:
-                identity = sf.col(str(declared.id)) if other == place else sf.lit(None).cast(kind)
+                identity = column_of(frame, str(declared.id)) if other == place else sf.lit(None).cast(kind)
                 columns.append(_whole(identity, kind).alias(_id_of(other)))
             row = sf.struct(sf.col("*")) if other == place else sf.lit(None).cast(schema)
             columns.append(row.alias(_row_of(other)))
@@ -108,14 +111,12 @@ def united(computation: Computation, frames: Frames) -> Read:
 
 def _alone(computation: Computation, declared: Input, frame: DataFrame, key: Column) -> Read:
     """Return the frame of the one input, which keeps its columns."""
-    from pyspark.sql import functions as sf
-
     taken = [name for name in frame.columns if name.lower() in (*_OWN, OUTPUT)]
     if taken:
         msg = f"the frame has a column {taken[0]} already; rename it before {computation.name} reads it"
         raise ValueError(msg)
 
-    needed = {KEY: key} if declared.id is None else {KEY: key, _ID: sf.col(declared.id)}
+    needed = {KEY: key} if declared.id is None else {KEY: key, _ID: column_of(frame, declared.id)}
     named = [(what, name) for what, column in needed.items() if (name := _plain(column, frame)) is not None]
     more = [_cast(column, frame).alias(what) for what, column in needed.items() if what not in dict(named)]
     return Read(frame, key, declared.event_time, more, named)
@@ -187,12 +188,10 @@ def _kind(column: Column, rows: DataFrame) -> DataType:
 
 def _check_frame(called: str, declared: Input, frame: DataFrame, key: Column) -> None:
     """Refuse a frame that has not what is declared. Raises ValueError, TypeError, and what Spark does for a column that is not there."""
-    from pyspark.sql import functions as sf
-
     event_micros(frame, declared.event_time)
     named: Sequence[tuple[str, Column]] = [("key", key)]
     if declared.id is not None:
-        named = [*named, ("id", sf.col(declared.id))]
+        named = [*named, ("id", column_of(frame, declared.id))]
     for what, column in named:
         kind = _kind(column, frame)
         if kind.typeName() not in _KINDS:

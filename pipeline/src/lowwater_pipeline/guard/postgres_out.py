@@ -32,6 +32,7 @@ from lowwater_pipeline.guard.claim import Claim
 from lowwater_pipeline.guard.errors import StagingLost, Unfit
 from lowwater_pipeline.guard.postgres import PATIENCE, PostgresGuard, PostgresWriter
 from lowwater_pipeline.guard.run import batch_before, claim_of, first_batch, output_of
+from lowwater_spark.columns import map_in_arrow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -124,7 +125,7 @@ class PostgresOutput:
         columns = tuple(frame.columns)
         staging = self._prepare(frame)
         task = partial(stage_rows, self.dsn, staging, (*_MARKS, *columns), self.guard.name, batch.id)
-        staged = {row.attempt: row.rows for row in frame.mapInArrow(task, _STAGED).collect()}
+        staged = {row.attempt: row.rows for row in map_in_arrow(frame, task, _STAGED).collect()}
         self.probe("staged")
         move = partial(self._move, staging, columns, batch.id, staged)
         made = writer.write(batch.id, batch.digest, move, after=after)

@@ -13,6 +13,7 @@ watermark of its own. Why it looks the way it does (probed on PySpark 4.3):
 * The control row's nulls and its mark are no literals (:func:`~lowwater_spark.sources.nulls.nulls_of`): a batch may bring a join
   nothing but the control row on one side, and what Spark infers from a literal there would remove the rows of the other side.
 * Rows at or before 1970 fail the query: Spark's watermark begins there, so that it would drop them before anything was promised.
+* Rows of the year 75,042 or later fail it too: no watermark would close their windows, also when all inputs are finished.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from lowwater_spark.columns import check_column, own_name, quoted
 from lowwater_spark.drive.late import MET, keep_late
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.sources.control import DIRECTORY, FORMAT, Drive, check_version
+from lowwater_spark.sources.control import DIRECTORY, FORMAT, LAST, Drive, check_version
 from lowwater_spark.sources.nulls import nulls_of
 from lowwater_spark.track.plan import check_classic
 
@@ -90,7 +92,7 @@ def drive(
     delay = _delay(within)
     spark = df.sparkSession
     _check_session(spark)
-    _check_column(df, event_time)
+    event_time = _event_time(df, event_time)
     if late is not None and MET in [name.lower() for name in df.columns]:
         msg = f"the frame has a column {MET}, which is to say of late rows which watermark each met: rename it before lws.drive()"
         raise ValueError(msg)
@@ -101,14 +103,14 @@ def drive(
     data = df if declared.late is None else keep_late(df, declared)
     # Spark subtracts the delay again: its watermark is the value, and only the memory of duplicates is longer.
     control = spark.readStream.format(FORMAT).option(DIRECTORY, declared.directory).load()
-    value = control["value"] + sf.expr(f"INTERVAL {delay} MILLISECONDS")
+    value = sf.timestamp_millis(control["value"]) + sf.expr(f"INTERVAL {delay} MILLISECONDS")
     fields = df.schema.fields
     columns = [
         value.alias(field.name) if field.name == event_time else null
         for field, null in zip(fields, nulls_of(fields), strict=True)
     ]
     mark = control["value"].isNotNull().alias(_MARK)  # no literal, for the reason that nulls_of() gives
-    marked = control.select(*columns, mark).withWatermark(event_time, f"{delay} milliseconds")
+    marked = control.select(*columns, mark).withWatermark(quoted(event_time), f"{delay} milliseconds")
     united = _unite(marked, data.withColumn(_MARK, sf.lit(col=False)))
     return united.where(_data_rows(event_time)).drop(_MARK)
 
@@ -138,20 +140,16 @@ def _data_rows(event_time: str) -> Column:
     from pyspark.sql import functions as sf
 
     # One comparison: of two joined by AND, Spark would take the one without the partition for a fact about the rows.
-    never = sf.unix_micros(sf.col(event_time)) + sf.spark_partition_id() < -(1 << 56)
-    return (
-        sf.when(sf.col(_MARK), never)
-        .when(
-            sf.col(event_time) <= sf.timestamp_micros(sf.lit(0)), sf.raise_error(sf.lit(_BEFORE_1970)).cast("boolean")
-        )
-        .otherwise(sf.lit(col=True))
-    )
-
-
-_BEFORE_1970: Final = (
-    "a row of a driven query has an event time at or before 1970-01-01T00:00:00Z, where Spark's watermark begins: Spark would drop it as late. "
-    "Filter such rows out before lowwater_spark.drive()."
-)
+    micros = sf.unix_micros(quoted(event_time))
+    never = micros + sf.spark_partition_id() < -(1 << 56)
+    data = sf.lit(col=True)
+    for wrong, why in (
+        (micros <= 0, "at or before 1970-01-01T00:00:00Z, where Spark's watermark begins: Spark would drop it as late"),
+        (micros >= LAST, f"of the year 75,042 or later ({LAST} microseconds): no watermark would close its windows"),
+    ):
+        msg = f"a row of a driven query has an event time {why}. Filter such rows out before lowwater_spark.drive()."
+        data = sf.when(wrong, sf.raise_error(sf.lit(msg)).cast("boolean")).otherwise(data)
+    return sf.when(sf.col(_MARK), never).otherwise(data)
 
 
 def _check(
@@ -210,16 +208,21 @@ def _check_session(spark: SparkSession) -> None:
         _knows.add(spark)
 
 
-def _check_column(df: DataFrame, event_time: str) -> None:
+def _event_time(df: DataFrame, event_time: str) -> str:
+    """Return the frame's own name of its event time. Raises as :func:`drive`."""
     if not df.isStreaming:
         raise Unsupported("A DataFrame that is not streaming", "it has no watermark", "Read it with spark.readStream.")
     kinds: dict[str, Any] = {field.name: field.dataType for field in df.schema.fields}
-    if event_time not in kinds:
-        msg = f"event_time names a column of the frame, of which there is none called {event_time!r}: it has {', '.join(kinds)}"
-        raise ValueError(msg)
     if len(kinds) != len(df.schema.fields):
         msg = "the frame has two columns of one name; rename one before lws.drive()"
         raise ValueError(msg)
-    if kinds[event_time].typeName() != "timestamp":
-        msg = f"event_time {event_time} is of type {kinds[event_time].simpleString()}; it must be a timestamp, which is a moment in UTC"
+    check_column(df, event_time, "event_time")
+    sensitive = str(df.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
+    name = own_name(df.columns, event_time, any_case=not sensitive)
+    if name is None:
+        msg = f"event_time {event_time} is a part of a column; make it one of its own before lws.drive(), with df.withColumn"
+        raise ValueError(msg)
+    if kinds[name].typeName() != "timestamp":
+        msg = f"event_time {name} is of type {kinds[name].simpleString()}; it must be a timestamp, which is a moment in UTC"
         raise TypeError(msg)
+    return name

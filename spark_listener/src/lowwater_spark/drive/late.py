@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lowwater_spark.checkpoint.durable import make_directory, sync_directory, sync_file, write_once
 from lowwater_spark.checkpoint.lines import lines_of
+from lowwater_spark.columns import map_in_arrow
 from lowwater_spark.sources.control import NOTHING_GIVEN, Drive
 from lowwater_spark.track.bounds import Window
 
@@ -39,6 +40,9 @@ MET: Final = "lowwater_watermark"
 """The column of late rows that says which watermark each met."""
 
 _OWN: Final = ".lowwater"
+
+_LAST: Final = 253_402_214_400_000_000
+"""Microseconds, 9999-12-31: a later time in :data:`MET` could not be collected into Python, in some time zone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,8 @@ def _rule_path(late: str, directory: str) -> Path:
 def keep_late(df: DataFrame, drive: Drive) -> DataFrame:
     """Return the same rows; late ones are written down while they pass. Costs one round through Arrow for every row."""
     assert drive.late is not None
-    return df.mapInArrow(_step(drive.late, str(_rule_path(drive.late, drive.directory)), drive.event_time), df.schema)
+    step = _step(drive.late, str(_rule_path(drive.late, drive.directory)), drive.event_time)
+    return map_in_arrow(df, step, df.schema)
 
 
 def _step(late: str, rule_path: str, event_time: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -162,7 +167,8 @@ class LateFile:
         if not np.any(late):
             return
         rows = batch.filter(pa.array(late))
-        met = pa.array(np.full(rows.num_rows, self._watermark), pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+        watermarks = np.full(rows.num_rows, min(self._watermark, _LAST))
+        met = pa.array(watermarks, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
         table = pa.Table.from_batches([rows]).append_column(MET, met)
         if self._writer is None:
             make_directory(self._folder)

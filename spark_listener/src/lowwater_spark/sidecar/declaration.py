@@ -16,8 +16,9 @@ from lowwater.cli.arguments import parse_duration
 from lowwater_spark.checkpoint.location import OBJECT_STORES
 from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.errors import Unsupported
+from lowwater_spark.sources.base import EARLIER
 from lowwater_spark.sources.delta import DELTA
-from lowwater_spark.sources.iceberg import EARLIER, ICEBERG
+from lowwater_spark.sources.iceberg import ICEBERG
 from lowwater_spark.sources.kafka import BROKERS, HEAD, KAFKA
 
 __all__ = [
@@ -49,7 +50,7 @@ PROMISES: Final[Mapping[str, str]] = {
         "foreachBatch function that it waits for what it writes"
     ),
     "nothing-skipped": (
-        "the query reads all rows of its sources, each from its beginning: no startingOffsets but earliest, failOnDataLoss true, no ignoreMissingFiles, "
+        "the query reads all rows of its sources, each from its beginning: no startingOffsets but earliest (unless it is declared with lowwater.earlierRows=skip), failOnDataLoss true, no ignoreMissingFiles, "
         "ignoreCorruptFiles, pathGlobFilter, modifiedAfter, cleanSource, and no topics or directories but those that are declared"
     ),
     HISTORY: (
@@ -88,7 +89,7 @@ class SourceDeclared:
     """Of files: the directory that is read, absolute. Of Delta: the table's, absolute or a URI. Of Iceberg: the table's name in a catalog, or its path."""
     topics: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
-    """Of files ``recursiveFileLookup``, ``maxFileAge`` and ``partitions``; of Kafka ``lowwater.brokers``, ``lowwater.head`` and all ``kafka.*``; of Iceberg ``lowwater.earlierRows``. Names in lower case."""
+    """Of files ``recursiveFileLookup``, ``maxFileAge`` and ``partitions``; of Kafka ``lowwater.brokers``, ``lowwater.head`` and all ``kafka.*``; of Kafka and Iceberg ``lowwater.earlierRows``. Names in lower case."""
 
     @property
     def name(self) -> str:
@@ -245,7 +246,7 @@ def _allowed(found: SourceDeclared) -> set[str]:
         if not found.topics or not found.options.keys() >= {"kafka.bootstrap.servers", BROKERS}:
             msg = f"{found.name} needs its topics, kafka.bootstrap.servers and {BROKERS}, the number of all brokers of the cluster"
             raise ValueError(msg)
-        return {BROKERS, HEAD, *(name for name in found.options if name.startswith("kafka."))}
+        return {BROKERS, HEAD, EARLIER.lower(), *(name for name in found.options if name.startswith("kafka."))}
     if found.kind == DELTA:
         if not found.path.startswith("/") and not SparkPath.of_text(found.path).scheme:
             msg = f"{found.name}: the path of a table is an absolute directory or a URI"

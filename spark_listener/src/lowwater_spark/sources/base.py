@@ -27,13 +27,22 @@ if TYPE_CHECKING:
     from lowwater_spark.checkpoint.manifest import Manifest
     from lowwater_spark.sources.bookmarks import Output
 
-__all__ = ["NONE", "Awaited", "Fileless", "Line", "OpenSource", "Rowless", "Source"]
+__all__ = ["EARLIER", "NONE", "Awaited", "Fileless", "Line", "OpenSource", "Rowless", "Source", "skips_earlier"]
 
 Line = str
 """The offset of a source, as it stands in ``offsets/N``."""
 
 NONE: Final[Line] = "-"
 """The line of a source that has given nothing yet."""
+
+EARLIER: Final = "lowwater.earlierRows"
+"""The option that declares with the value ``skip``: rows from before the source's beginning count for nothing."""
+
+
+def skips_earlier(options: Mapping[str, str]) -> bool:
+    """Return whether it is declared that earlier rows count for nothing; the options have their names in lower case."""
+    return options.get(EARLIER.lower(), "").lower() == "skip"
+
 
 H = TypeVar("H")
 

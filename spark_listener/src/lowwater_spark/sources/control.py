@@ -35,6 +35,7 @@ __all__ = [
     "DIRECTORY",
     "END",
     "FORMAT",
+    "LAST",
     "NOTHING_GIVEN",
     "Control",
     "ControlSource",
@@ -43,6 +44,7 @@ __all__ = [
     "Told",
     "check_version",
     "is_control",
+    "is_end",
 ]
 
 FORMAT: Final = "lowwater_control"
@@ -51,8 +53,15 @@ FORMAT: Final = "lowwater_control"
 DIRECTORY: Final = "directory"
 """Its option: where ``told`` and ``asked`` lie."""
 
-END: Final = 221_845_392_000_000
-"""Milliseconds: 9000-01-01, which stands for MAX. Spark's watermark is a time, and this one is still one with any delay added."""
+END: Final = 2**62 // 1_000
+"""Milliseconds, in the year 148,107: the watermark that stands for MAX. It is beyond the end of each window of a row
+below :data:`LAST`, also of one of 9999-12-31, and still a timestamp of Spark with such a window or delay added."""
+
+LAST: Final = 2**61
+"""Microseconds, in the year 75,042: event times from here on are refused, since :data:`END` may not close their windows."""
+
+_EARLIER_END: Final = 221_845_392_000_000
+"""Milliseconds, 9000-01-01: what stood for MAX before :data:`END` did. Checkpoints of that time keep it."""
 
 NOTHING_GIVEN: Final = 0
 """Milliseconds: Spark's own watermark before there is one."""
@@ -61,6 +70,11 @@ NOTHING_GIVEN: Final = 0
 def is_control(leaf: Any) -> bool:
     """Return whether a leaf of a plan, as py4j gives it, is the source of a driven frame's watermark."""
     return bool(leaf.getClass().getSimpleName() == "StreamingRelationV2" and leaf.sourceName() == FORMAT)
+
+
+def is_end(watermark: int) -> bool:
+    """Return whether a watermark of a driven query, in milliseconds, says that all inputs are finished."""
+    return watermark >= END or watermark == _EARLIER_END
 
 
 @dataclass(frozen=True, slots=True)

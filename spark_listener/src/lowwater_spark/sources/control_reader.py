@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -24,8 +23,6 @@ ANSWER_TIMEOUT: Final = 30.0
 """Seconds that the source of a query that is about to end waits for the clock's last word; afterwards nothing moves."""
 
 _POLL: Final = 0.01
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 _NOT_DRIVEN: Final = (
     "nobody drives this query: a frame made by lowwater_spark.drive() is started by stage.start(...) or stage.foreach_batch(...), whose clock "
@@ -42,8 +39,8 @@ class ControlDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> str:
-        """Return the one column."""
-        return "value timestamp"
+        """Return the one column: milliseconds, since Python has no time after the year 9999."""
+        return "value bigint"
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's names
         """Return the reader."""
@@ -88,10 +85,10 @@ class ControlReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         after = Offset.from_json(end)
         return [_Move(after.watermark)] if after.follows(Offset.from_json(start)) else []
 
-    def read(self, partition: InputPartition) -> Iterator[tuple[datetime]]:
+    def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
         """Give the control row."""
         assert isinstance(partition, _Move)
-        yield (_EPOCH + timedelta(milliseconds=partition.watermark),)
+        yield (partition.watermark,)
 
     def _read(self) -> Told:
         told = self._control.told()

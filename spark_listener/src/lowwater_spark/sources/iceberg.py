@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.base import NONE, Fileless, Line, OpenSource
+from lowwater_spark.sources.base import EARLIER, NONE, Fileless, Line, OpenSource, skips_earlier
 from lowwater_spark.sources.delta import mark_of, writer_of
 from lowwater_spark.sources.opaque import OpenOpaque
 from lowwater_spark.sources.roots import Replaced
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from lowwater_spark.checkpoint.manifest import Manifest
 
 __all__ = [
-    "EARLIER",
     "ICEBERG",
     "MARK",
     "SETTINGS",
@@ -55,9 +54,6 @@ __all__ = [
 
 ICEBERG: Final = "iceberg"
 """The name of the source's format."""
-
-EARLIER: Final = "lowwater.earlierRows"
-"""The option that declares, with the value ``skip``, that rows from before the place where the stream begins count for nothing."""
 
 MARK: Final = "lowwater"
 """The property of a snapshot's summary that says which computation has made it."""
@@ -366,7 +362,7 @@ class IcebergSource:
     @property
     def skips(self) -> bool:
         """Whether it is declared that earlier rows count for nothing."""
-        return self.options.get(EARLIER.lower(), "").lower() == "skip"
+        return skips_earlier(self.options)
 
     def waiting_for(self, inputs: frozenset[str]) -> IcebergSource:
         """Return it for a stage with inputs. Raises Unsupported, naming the option, when its end cannot be known exactly."""

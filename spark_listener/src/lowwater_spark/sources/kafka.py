@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from lowwater_spark.checkpoint.lines import lines_of
 from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.base import NONE, Fileless, Line, OpenSource
+from lowwater_spark.sources.base import EARLIER, NONE, Fileless, Line, OpenSource, skips_earlier
 from lowwater_spark.sources.kafka_marks import Begun, SlotMark, marks_topic
 from lowwater_spark.sources.opaque import OpenOpaque
 from lowwater_spark.sources.roots import Replaced
@@ -347,6 +347,11 @@ class KafkaSource:
         return self.options.get(HEAD, "").strip().lower() == MARKS
 
     @property
+    def skips(self) -> bool:
+        """Whether it is declared that rows from before the first offsets count for nothing."""
+        return skips_earlier(self.options)
+
+    @property
     def ledgers(self) -> tuple[str, ...]:
         """The topics of marks that the head is read from; none where it is the ends."""
         return tuple(marks_topic(topic) for topic in self.topics) if self.by_marks else ()
@@ -406,11 +411,12 @@ class KafkaSource:
                     "Name the topics with the option subscribe.",
                 )
         other = self.options.keys() & {"startingtimestamp", "startingoffsetsbytimestamp"}  # Spark goes by them first
-        if whole and (self.options.get("startingoffsets", "").lower() != "earliest" or other):
+        earliest = self.options.get("startingoffsets", "").lower() == "earliest" and not other
+        if whole and not earliest and not self.skips:
             raise Unsupported(
                 f"{stage}, without the option startingOffsets earliest",
                 "the rows before the beginning would count as read",
-                'Set option("startingOffsets", "earliest").',
+                f'Set option("startingOffsets", "earliest"). {_SKIP}',
             )
         if self.options.get("failondataloss", "true").lower() != "true":
             raise Unsupported(
@@ -674,7 +680,8 @@ class OpenKafka(Fileless):
             raise CheckpointMismatch(msg)
         found = self._source.identity()
         # What came before an injector has begun is none of its rows.
-        begins = self._cluster.beginnings(found.partitions) if self._source.inputs else {}
+        asks = self._source.inputs and not self._source.skips
+        begins = self._cluster.beginnings(found.partitions) if asks else {}
         if removed := {place: at for place, at in begins.items() if at}:
             raise CheckpointMismatch(_REMOVED.format(place=min(removed), at=removed[min(removed)]))
         pin = Pin(found.cluster, dict(found.ids))
@@ -694,8 +701,13 @@ class OpenKafka(Fileless):
             raise CheckpointMismatch(_TRUNCATED.format(said=back))
         if line != NONE and self._source.inputs and not self._from_the_beginning:
             first = vector_of(lines_of(self._first.read_text(encoding="utf-8").lstrip("\0"))[-1])
-            if skipped := {place: at for place, at in first.items() if at}:
+            skipped = {place: at for place, at in first.items() if at}
+            if skipped and not self._source.skips:
                 raise CheckpointMismatch(_REMOVED.format(place=min(skipped), at=skipped[min(skipped)]))
+            if skipped:
+                said = ", ".join(f"{place} from offset {at}" for place, at in list(skipped.items())[:_NAMED])
+                more = f" and {len(skipped) - _NAMED} more" if len(skipped) > _NAMED else ""
+                logger.warning("a query reads %s%s: %s=skip, so earlier rows count for nothing", said, more, EARLIER)
             self._from_the_beginning = True
 
     def knock(self, line: Line) -> None:
@@ -960,9 +972,11 @@ _OTHER: Final = (
 
 _REPLACED: Final = "{other}: what was read belongs to the old one. Start from a new checkpoint, with adopt=True."
 
+_SKIP: Final = f'If nobody waits for earlier rows, declare it: option("{EARLIER}", "skip").'
+
 _REMOVED: Final = (
     "{place} begins at {at}: rows before it were removed, and would count as read. Keep all rows of the topic (retention.ms=-1), or begin the pipeline here with "
-    "lws.injector()."
+    f"lws.injector(). {_SKIP}"
 )
 
 _TRUNCATED: Final = "the log of a topic was cut off: {said}. Rows that were acknowledged are gone, or others stand in their place: start from a new checkpoint, with adopt=True."

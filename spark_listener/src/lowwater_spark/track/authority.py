@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Final
 
 import lowwater
@@ -49,6 +51,9 @@ DEFERRABLE: Final = AWAY
 CALL_TIMEOUT: Final = 3.0
 """Seconds that a task or a batch waits for the authority at most; afterwards it goes on without."""
 
+WIDEN_INTERVAL: Final = 10.0
+"""Seconds between two registrations of a stage whose watermark is refused for being ahead of the clock."""
+
 PROBE_INTERVAL: Final = 1.0
 """Seconds between attempts to reach an authority that was away."""
 
@@ -70,6 +75,8 @@ class Registration:
     estimated: bool = False
     """Whether what it publishes is not exact: an approximate drive()."""
     lateness_budgets: Sequence[float] = ()
+    max_skew: timedelta | None = None
+    """How far ahead of the clock it may be; None: as far as it was registered with, and as each of its inputs."""
 
 
 @dataclass(slots=True)
@@ -101,6 +108,8 @@ class Authority:
     """Why an output may not say how far it is complete, as it was logged last; empty: it may."""
     _unproposed: str = field(default="", init=False)
     """Why no layout could be asked for, as it was logged last."""
+    _widened: float = field(default=-math.inf, init=False)
+    """When it was registered once more, by the clock."""
     _told: tuple[int, int] | None = field(default=None, init=False)
     """The claim and the version of the layout that the authority says it has heard of."""
     _last: Reading | None = field(default=None, init=False)
@@ -129,20 +138,41 @@ class Authority:
 
     def register(self) -> lowwater.Computation:
         """Register the stage. Raises LowwaterError."""
+        self.registered = self._register()
+        return self.registered
+
+    def _register(self) -> lowwater.Computation:
         asked = self.registration
         with self._noticing():
             try:
-                self.registered = self._quick.register(
+                return self._quick.register(
                     asked.name,
                     inputs=asked.inputs,
                     heuristics=asked.heuristics,
                     key_hash=KEY_HASH,
+                    max_skew=asked.max_skew,
                     estimated=asked.estimated,
                     lateness_budget=asked.lateness_budgets,
                 )
             except errors.RegistrationConflict as refused:
                 raise _uncut(asked.name, refused) from None
-        return self.registered
+
+    def _widen(self, refused: lowwater.Refusal | None) -> None:
+        """Register once more where a value was refused for being ahead of the clock: an input that was registered later may go further.
+
+        At most once in :data:`WIDEN_INTERVAL`. The lease repeats by itself what was refused. Raises what replaced the run.
+        """
+        asked, far = self.registration, refused is not None and refused.reason == errors.TooFarAhead.reason
+        inherits = asked.inputs and asked.max_skew is None
+        if not far or not inherits or self.clock() < self._widened + WIDEN_INTERVAL:
+            return
+        self._widened = self.clock()
+        try:
+            self._register()
+        except REPLACED:
+            raise
+        except errors.LowwaterError as failure:
+            logger.debug("%s cannot be registered once more: %s", self.full_name, failure)
 
     def enter(
         self,
@@ -401,6 +431,7 @@ class Authority:
         """
         lease = self.lease
         assert lease is not None
+        self._widen(lease.refused)
         said = (reading, tuple(values), since, tuple(waiting_for))
         if pending is None and arrived is None and said == self._said and not lease.lost:
             return

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from lowwater_spark.columns import column_of
+
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
@@ -37,7 +39,7 @@ def observe_oldest(frame: DataFrame, event_time: str | Column) -> DataFrame:
     """Return the stream with an observation of the least event time of each batch. It rides on the batch's own job."""
     from pyspark.sql import functions as sf
 
-    time = sf.col(event_time) if isinstance(event_time, str) else event_time
+    time = column_of(frame, event_time)
     return frame.observe(_NAME, sf.unix_micros(sf.min(time)).alias("oldest"))
 
 

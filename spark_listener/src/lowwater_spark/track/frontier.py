@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import lowwater
 from lowwater.watermark import MAX, MIN
+from lowwater_spark.columns import column_of
 from lowwater_spark.track.rows import event_micros
 
 if TYPE_CHECKING:
@@ -289,7 +290,7 @@ def look(
     """
     from pyspark.sql import functions as sf
 
-    part = _part(bounds)
+    part = _part(frame, bounds)
     time = event_micros(frame, event_time)
     promised = {name: max(bounds.of_part(before, name), published) for name in before.expected}
     known = [sf.lit(each) for pair in promised.items() for each in pair]
@@ -322,14 +323,13 @@ def look(
     return found
 
 
-def _part(bounds: Bounds) -> Column:
+def _part(frame: DataFrame, bounds: Bounds) -> Column:
     """Return the column that names the part of a row."""
     from pyspark.sql import functions as sf
 
     if bounds.producer is None:
         return sf.format_string("partition %d of %s", sf.col("partition"), sf.col("topic"))
-    producer = sf.col(bounds.producer) if isinstance(bounds.producer, str) else bounds.producer
-    return sf.coalesce(producer.cast("string"), sf.lit(""))
+    return sf.coalesce(column_of(frame, bounds.producer).cast("string"), sf.lit(""))
 
 
 def _named(part: str) -> str:

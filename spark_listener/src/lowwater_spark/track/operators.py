@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from lowwater_spark.columns import column_of
 from lowwater_spark.track.bounds import Stamp, Window
 
 if TYPE_CHECKING:
@@ -258,7 +259,7 @@ def stamps_of(frame: DataFrame, column: str | Column) -> list[Stamp] | None:
 
     Every branch of a union is followed. A branch that keeps nothing has no part in it: its rows come out when they arrive.
     """
-    plan: Any = frame.select(column)._jdf.queryExecution().analyzed()
+    plan: Any = frame.select(column_of(frame, column))._jdf.queryExecution().analyzed()
     return _stamps(inlined(plan), _Followed(items(plan.output())[0].exprId().id()))
 
 

@@ -20,7 +20,7 @@ from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources import iceberg
 from lowwater_spark.sources.base import Source
-from lowwater_spark.sources.control import DIRECTORY, END, ControlSource, is_control
+from lowwater_spark.sources.control import DIRECTORY, ControlSource, is_control, is_end
 from lowwater_spark.sources.delta import DELTA, SETTINGS, DeltaSource
 from lowwater_spark.sources.delta_log import DeltaLog
 from lowwater_spark.sources.files import FileSource, hidden, intruders
@@ -231,7 +231,7 @@ class Checked:
             return MAX
         if plan is None or plan.watermark == 0:
             return MIN
-        if self.controls and plan.watermark >= END:
+        if self.controls and is_end(plan.watermark):
             return MAX
         watermark, bound = plan.watermark * 1000, MAX
         if self.stamps:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from lowwater_spark.columns import columns_of, quoted
 from lowwater_spark.track.operators import items
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def key_zone(frame: DataFrame, key: Sequence[str | Column]) -> str:
 
 def _expressions(frame: DataFrame, key: Sequence[str | Column]) -> Iterator[Any]:
     """Yield what the columns of a key are, without their names."""
-    for expression in items(frame.select(*key)._jdf.queryExecution().analyzed().projectList()):
+    for expression in items(frame.select(*columns_of(frame, key))._jdf.queryExecution().analyzed().projectList()):
         yield expression.child() if expression.getClass().getSimpleName() == "Alias" else expression
 
 
@@ -122,8 +123,7 @@ def _unqualified(sql: str, column: str, name: str) -> str:
     >>> _unqualified("concat(r.key, 'r.key', r.key.part, x.r.key)", "r.key", "key")
     "concat(key, 'r.key', key.part, x.r.key)"
     """
-    quoted = "`" + name.replace("`", "``") + "`"
-    bare = quoted if column.endswith(quoted) else name
+    bare = quoted(name) if column.endswith(quoted(name)) else name
     return re.sub(
         rf"'(?:[^'\\]|\\.)*'|(?<![\w`.]){re.escape(column)}(?![\w`])",
         lambda found: found[0] if found[0].startswith("'") else bare,

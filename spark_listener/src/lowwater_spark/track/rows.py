@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
 from lowwater import Arrived
 from lowwater._core.lateness import EDGES
 from lowwater.watermark import MIN
+from lowwater_spark.columns import column_of, columns_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -101,7 +102,7 @@ def event_micros(frame: DataFrame, event_time: str | Column) -> Column:
     from pyspark.sql import functions as sf
 
     _check_time(frame, event_time)
-    return sf.unix_micros(event_time)
+    return sf.unix_micros(column_of(frame, event_time))
 
 
 def _is_name(event_time: str | Column, frame: DataFrame) -> TypeGuard[str]:
@@ -117,7 +118,7 @@ def _check_time(frame: DataFrame, event_time: str | Column) -> None:
     if _is_name(event_time, frame):
         field = frame.schema[event_time]
     else:
-        field = frame.select(event_time).schema.fields[0]
+        field = frame.select(column_of(frame, event_time)).schema.fields[0]
     if not isinstance(field.dataType, TimestampType):
         msg = (
             f"event_time {field.name} is of type {field.dataType.simpleString()}; an event time is a point on the time line: "
@@ -200,7 +201,7 @@ class Rows:
 
         frame = self._source()
         time = event_micros(frame, self._keyed.event_time)
-        handle = self._keyed.cut.handle(sf.xxhash64(*self._keyed.key))
+        handle = self._keyed.cut.handle(sf.xxhash64(*columns_of(frame, self._keyed.key)))
         late = frame.select(time.alias("micros"), handle.alias("handle")).where(
             sf.col("micros") < sf.lit(self._promised)
         )

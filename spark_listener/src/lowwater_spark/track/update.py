@@ -26,6 +26,7 @@ from lowwater._core.lateness import EDGES
 from lowwater.layout import Layout
 from lowwater.watermark import MAX, MIN, all_to_micros
 from lowwater_spark.checkpoint.spark_path import SparkPath
+from lowwater_spark.columns import columns_of, map_in_arrow, own_name
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.track.cut import Cut, least_of
 from lowwater_spark.track.inputs import floor_stamp
@@ -167,8 +168,9 @@ def build_version(
     if before is not None and before.layout != cut.layout:
         store.check_layout(before, logged(batch - 1))
     start = _before(store, before, cut, update)
-    moments = [each.name for each in schema.fields if each.dataType.typeName() == "timestamp"] if budgeted else []
-    if budgeted and injector and not (isinstance(event_time, str) and event_time in moments):
+    moments = [each.name for each in schema.fields if each.dataType.typeName() == "timestamp"]
+    held_time = (own_name(moments, event_time) if isinstance(event_time, str) else None) or ""
+    if budgeted and injector and not held_time:
         msg = (
             f"an injector with a lateness budget counts the rows that it emits by their event time, of which those of batch.stateful() have none: name the timestamp {event_time} "
             f"in its schema, which has {', '.join(schema.names)}, declare the event time by a column's name, or leave lateness_budget out"
@@ -191,7 +193,7 @@ def build_version(
             budgeted=budgeted and reference != MIN,
             injector=injector,
             window=window,
-            event_time=event_time if isinstance(event_time, str) else "",
+            event_time=held_time,
             times=times_in(frame, event_time),
         )
         receipts.extend(_run(job, frame, key, event_time, cut))
@@ -261,12 +263,12 @@ def _run(job: _Job, frame: DataFrame, key: Sequence[str | Column], event_time: s
         msg = f"the frame has a column {taken[0]}, which lowwater adds by itself: rename it"
         raise ValueError(msg)
     timed = {_TIME: event_micros(frame, event_time)} if job.times == _TIME else {}
-    placed = frame.withColumns({**timed, _PLACE: sf.xxhash64(*key)})
+    placed = frame.withColumns({**timed, _PLACE: sf.xxhash64(*columns_of(frame, key))})
     own = _own_columns(session._jvm, cut, placed.schema.json())
     seeds = session.range(0, len(cut), 1, 1).select(*own.seed)
     rows = placed.select("*", own.row).union(seeds)
     spread = _by_range(rows, cut, own.handle, own.task)
-    return [receipt_of(row) for row in spread.mapInArrow(partial(_update_ranges, job), RECEIPT).collect()]
+    return [receipt_of(row) for row in map_in_arrow(spread, partial(_update_ranges, job), RECEIPT).collect()]
 
 
 class _OwnColumns(NamedTuple):

@@ -156,7 +156,10 @@ class RegisterRequest(google.protobuf.message.Message):
     key_hash: builtins.str
     """The name of the key hash."""
     max_skew_micros: builtins.int
-    """0 means the default of one day."""
+    """How far ahead of the clock its reports may be, in microseconds. It may be
+    more than was registered. 0: as registered before, else one day, and not
+    less than that of any input.
+    """
     server_token: builtins.str
     """The deployment the caller means; empty accepts any."""
     history_step_micros: builtins.int

@@ -1,0 +1,95 @@
+"""Names of columns, as users give them to stages, injectors, computations and driven frames: one rule for all of them.
+
+A text that is the whole name of a column means that column, whatever characters the name has. Any other text is read as
+Spark reads it: in any case, in backticks, and with a dot before a field of a column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+    ArrowMap = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+__all__ = ["check_column", "column_of", "columns_of", "map_in_arrow", "own_name", "quoted", "unquoted"]
+
+
+def quoted(name: str) -> str:
+    """Return the expression of Spark that means the column of this name.
+
+    >>> quoted("Event Time"), quoted("a.`b")
+    ('`Event Time`', '`a.``b`')
+    """
+    return f"`{name.replace('`', '``')}`"
+
+
+def unquoted(expression: str) -> str:
+    """Return the name that :func:`quoted` was given; any other expression as it is.
+
+    >>> unquoted(quoted("a.`b")), unquoted("a.b"), unquoted("`a`.`b`")
+    ('a.`b', 'a.b', '`a`.`b`')
+    """
+    name = expression[1:-1].replace("``", "`")
+    return name if quoted(name) == expression else expression
+
+
+def own_name(columns: Sequence[str], text: str, *, any_case: bool = True) -> str | None:
+    """Return which of the columns a text names, as the frame writes it; None: none, a field of one, or several.
+
+    >>> columns = ["Event Time", "a.b", "k", "K"]
+    >>> [own_name(columns, text) for text in ("event time", "`Event Time`", "a.b", "`a.b`", "k", "a", "A.B", "`k")]
+    ['Event Time', 'Event Time', 'a.b', 'a.b', 'k', None, None, None]
+    """
+    name = text if text in columns else unquoted(text)
+    if name in columns or not any_case or (name == text and "." in text):
+        return name if name in columns else None
+    same = [column for column in columns if column.lower() == name.lower()]
+    return same[0] if len(same) == 1 else None
+
+
+def column_of(frame: DataFrame, text: str | Column) -> Column:
+    """Return the column of a frame that a user has named or made. Only a whole name with a dot or a backtick costs a look at the frame."""
+    from pyspark.sql import functions as sf
+
+    if not isinstance(text, str):
+        return text
+    return sf.col(quoted(text) if set(text) & set(".`") and text in frame.columns else text)
+
+
+def columns_of(frame: DataFrame, texts: Sequence[str | Column]) -> list[Column]:
+    """Return :func:`column_of` for each of several."""
+    return [column_of(frame, text) for text in texts]
+
+
+def check_column(frame: DataFrame, text: str | Column, argument: str) -> None:
+    """Raise ValueError, with the columns that there are, for a text that names none. ``argument`` is what it was given as."""
+    from pyspark.errors import AnalysisException
+
+    if not isinstance(text, str) or text in frame.columns:
+        return
+    try:
+        frame.select(text)
+    except AnalysisException as failure:
+        if "AMBIGUOUS" in (failure.getCondition() or ""):
+            raise
+        msg = (
+            f"{argument} names no column of the frame: there is none called {text!r}: it has {', '.join(frame.columns)}"
+        )
+        raise ValueError(msg) from failure
+
+
+def map_in_arrow(frame: DataFrame, function: ArrowMap, schema: StructType | str) -> DataFrame:
+    """Return ``frame.mapInArrow(function, schema)`` for columns of any name: PySpark takes a dot in one for a field."""
+    names = frame.columns
+    if not any(set(name) & set(".`") for name in names):
+        return frame.mapInArrow(function, schema)
+
+    def named(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return function(batch.rename_columns(names) for batch in batches)
+
+    return frame.toDF(*(f"_{place}" for place in range(len(names)))).mapInArrow(named, schema)
