@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
+from lowwater.views import NO_REMARKS, Remarks
 from lowwater_authority.core.bounds import Bounds
 from lowwater_authority.core.times import MAX, MIN
 
@@ -146,6 +147,8 @@ class Group:
     not journaled, nor is this time of a claim: a recovery knows the last report that changed anything."""
     waiting_for: str = ""
     """What its worker said last that it waits for, for people. Never journaled: the worker's next report says it again."""
+    remarks: Remarks = NO_REMARKS
+    """What its worker told of itself last, for people. Never journaled either."""
     mass: Mass | None = None
     mass_known: bool = False
     """Whether ``mass``, or the stand-ins for it, describe exactly the ranges that are live."""
