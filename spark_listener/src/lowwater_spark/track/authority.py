@@ -17,6 +17,7 @@ from typing import Final
 import lowwater
 from lowwater import errors
 from lowwater._core.calls import full_name
+from lowwater.views import NO_REMARKS
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.errors import AWAY
 from lowwater_spark.track.cut import Cut
@@ -70,6 +71,8 @@ class Registration:
     estimated: bool = False
     """Whether what it publishes is not exact: an approximate drive()."""
     lateness_budgets: Sequence[float] = ()
+    sidecar: bool = False
+    """Whether it looks at a query of another process, which its worker's name says."""
 
 
 @dataclass(slots=True)
@@ -96,7 +99,9 @@ class Authority:
     _worker: lowwater.Worker | None = field(default=None, init=False)
     _probed: float = field(default=0.0, init=False)
     _finished: set[int] = field(default_factory=set, init=False)
-    _said: tuple[Reading, tuple[int, ...], float | None, tuple[str, ...]] | None = field(default=None, init=False)
+    _said: tuple[Reading, tuple[int, ...], float | None, tuple[str, ...], lowwater.Remarks] | None = field(
+        default=None, init=False
+    )
     _unsaid: str = field(default="", init=False)
     """Why an output may not say how far it is complete, as it was logged last; empty: it may."""
     _unproposed: str = field(default="", init=False)
@@ -192,7 +197,7 @@ class Authority:
         if self._worker is None:
             self._worker = self.client.worker(
                 asked.name,
-                name=f"{asked.name}-{asked.ordinal}",
+                name=f"{'sidecar ' if asked.sidecar else ''}{asked.name}-{asked.ordinal}",
                 identity=asked.identity,
                 generation=asked.generation,
                 ordinal=asked.ordinal,
@@ -393,6 +398,7 @@ class Authority:
         arrived: lowwater.Arrived | None = None,
         since: float | None = None,
         waiting_for: Sequence[str] = (),
+        remarks: lowwater.Remarks = NO_REMARKS,
     ) -> None:
         """Stage what the ranges are at for the reporter; costs nothing on the network. Raises what replaced the run.
 
@@ -401,19 +407,29 @@ class Authority:
         """
         lease = self.lease
         assert lease is not None
-        said = (reading, tuple(values), since, tuple(waiting_for))
+        said = (reading, tuple(values), since, tuple(waiting_for), remarks)
         if pending is None and arrived is None and said == self._said and not lease.lost:
             return
         self._said = None
         with self._noticing():
-            self._renew(lease, reading, values, pending, finished, arrived, since, in_short(waiting_for))
+            self._renew(lease, reading, values, pending, finished, arrived, since, in_short(waiting_for), remarks)
         self._said = said
 
     def tell(self, waiting_for: Sequence[str]) -> None:
         """Say the same as was said last, and that the stage waits for something else; nothing before the first report, and while away."""
         if self._said is not None and self.lease is not None and not self.problem:
-            reading, values, since, _ = self._said
-            self.renew(reading, values, since=since, waiting_for=waiting_for)
+            reading, values, since, _, remarks = self._said
+            self.renew(reading, values, since=since, waiting_for=waiting_for, remarks=remarks)
+
+    def end(self, failure: str) -> None:
+        """Tell that the run ends here: by an error, or, when ``failure`` is empty, in good order. Only for people: whoever cannot be told is not."""
+        if self._said is None or self.problem:
+            return
+        reading, values, _, _, remarks = self._said
+        try:
+            self.renew(reading, values, remarks=remarks._replace(ended=True, failure=in_short([failure])))
+        except errors.LowwaterError as refusal:
+            logger.debug("nobody is told that %s ends: %s", self.full_name, refusal)
 
     def _renew(
         self,
@@ -425,6 +441,7 @@ class Authority:
         arrived: lowwater.Arrived | None,
         since: float | None,
         waits: str,
+        remarks: lowwater.Remarks,
     ) -> None:
         shares = list(reading.heuristics.values())
         reference = max([t for t in (reading.low, *shares) if t != MAX], default=0)
@@ -440,6 +457,7 @@ class Authority:
                 arrived=arrived,
                 oldest_operation=operation,
                 waiting_for=waits,
+                remarks=remarks,
             )
             return
         if reading.low == MAX:
@@ -455,6 +473,7 @@ class Authority:
                 arrived=arrived,
                 oldest_operation=operation,
                 waiting_for=waits,
+                remarks=remarks,
             )
 
     def _finish(self, lease: lowwater.Lease, handles: Sequence[int]) -> None:
