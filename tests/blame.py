@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from lowwater import RangeState, RangeView, Watermark, WatermarkView
+from lowwater import RangeState, RangeView, Remarks, Watermark, WatermarkView
 
 __all__ = ["CASES", "NOW", "views"]
 
@@ -35,6 +35,10 @@ def _view(
     stood: float = 1,
     running: float = 0,
     waiting_for: str = "",
+    holdback: float = 0,
+    ended: bool = False,
+    failure: str = "",
+    untimed: int = 0,
 ) -> WatermarkView:
     low = _ago(behind)
     never = state == "never claimed"
@@ -49,6 +53,7 @@ def _view(
         since_micros=_ago(stood).micros,
         last_report_micros=0 if never else _ago(silent).micros,
         waiting_for=waiting_for,
+        remarks=Remarks(round(holdback * 1e6), ended, failure, untimed),
     )
     return WatermarkView(
         name,

@@ -627,6 +627,11 @@ IN_PART: Final[dict[str, tuple[Callable[[Pipeline], workers_pb2.GroupReport], st
         "INVALID_ARGUMENT",
         [],
     ),
+    "a failure that a terminal obeys": (
+        lambda p: p.group("a", 14, 15, 16, remarks=types_pb2.Remarks(failure="\x1b[2J")),
+        "INVALID_ARGUMENT",
+        [],
+    ),
     "a frontier beyond max skew": (
         lambda p: _mass(p, [2], [1], frontiers=[types_pb2.Heuristic(share_ppm=990_000, micros=MAX - 1)]),
         "TOO_FAR_AHEAD",

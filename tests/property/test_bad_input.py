@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import lowwater
 import lowwater.aio
-from lowwater import MAX, MIN, Histogram, TaskAttempt, Watermarks
+from lowwater import MAX, MIN, Histogram, Remarks, TaskAttempt, Watermarks
 from lowwater._async.lease import Lease as AioLease
 from lowwater._async.runtime import Runtime as AioRuntime
 from lowwater._core import wire
@@ -337,6 +337,21 @@ SAID: dict[str, Bad] = {
         lambda lease, v: tell(lease, waiting_for=v),
         "waiting_for",
         st.sampled_from([None, 5, b"file", ["file"], "x" * 201, "\u00fc" * 101, "\x1b[2J", "a\nb", "\x85", "\ud800"]),
+    ),
+    "remarks": (
+        lambda lease, v: tell(lease, remarks=v),
+        "remarks",
+        st.sampled_from([None, "ended", (0, True, "", 0)]),
+    ),
+    "a failure": (
+        lambda lease, v: tell(lease, remarks=Remarks(failure=v)),
+        "remarks.failure",
+        st.sampled_from([None, "x" * 201, "a\nb"]),
+    ),
+    "untimed rows": (
+        lambda lease, v: tell(lease, remarks=Remarks(untimed_rows=v)),
+        "remarks.untimed_rows",
+        st.sampled_from([None, -1, 2**63, "1"]),
     ),
     "a handle": (
         lambda lease, v: tell(lease, oldest={v: 5}),

@@ -9,12 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lowwater_spark.drive.plan import Steps, holdback_of, steps_of
 from lowwater_spark.track.bounds import Stamp, Window, least_retention, lowest_stamp
+from lowwater_spark.track.plan import Checked
 
 MILLI = 1_000
+HOUR = timedelta(hours=1)
 
 
 @dataclass
@@ -127,6 +131,46 @@ def test_a_row_can_still_open_the_window_at_the_bound(cut: tuple[int, int, int],
     begin = bound if kind == "start" else bound - length
     out = windows.batch(range(begin, begin + length, max(1, min(length, slide) // 4)), late, 1_000 * MILLI)
     assert min(each[0] for each in out) == begin
+
+
+def checked_and_steps(stamps: Sequence[Stamp], step: timedelta | None) -> tuple[Checked, Steps]:
+    """A driven query whose output has these stamps; without any, as a join of times, by what is declared."""
+    windows = [stamp.window for stamp in stamps if stamp.window is not None]
+    retention = least_retention(stamps, at_ends=False) if stamps else micros(7 * MILLI)
+    steps = steps_of(windows, step=step, before=not windows)
+    return Checked([], retention=retention, stamps=stamps, declared=not stamps), steps
+
+
+@given(
+    st.lists(cuts(), max_size=2),
+    st.sampled_from(["start", "end"]),
+    st.integers(0, 10**9),
+    st.none() | st.integers(1, 9),
+)
+def test_a_driven_stage_stays_below_its_inputs_by_less_than_it_says(
+    kinds: list[tuple[int, int, int]], kind: str, low: int, step: int | None
+) -> None:
+    stamps = [Stamp("start" if kind == "start" else "end", Window(*map(micros, cut))) for cut in kinds]
+    checked, steps = checked_and_steps(stamps, None if step is None else micros(step * MILLI))
+    low += 30_000 * 86_400_000_000
+    bound = checked.bound_at(steps.value(low) * MILLI)
+    assert low <= bound or low - bound < holdback_of(checked, steps)
+
+
+@pytest.mark.parametrize(
+    ("stamp", "step", "expected"),
+    [
+        (Stamp("start", Window(HOUR, HOUR, 0 * HOUR)), None, HOUR),
+        (Stamp("start", Window(HOUR, HOUR, HOUR / 3)), HOUR / 6, HOUR),
+        (Stamp("start", Window(24 * HOUR, 24 * HOUR, 0 * HOUR)), None, 24 * HOUR),
+        (Stamp("start", Window(HOUR, HOUR / 3, 0 * HOUR)), HOUR, HOUR * 5 / 3),
+        (Stamp("end", Window(HOUR, HOUR, 0 * HOUR)), None, 0 * HOUR),
+    ],
+)
+def test_an_hour_is_held_back_by_windows_of_an_hour_and_not_two(
+    stamp: Stamp, step: timedelta | None, expected: timedelta
+) -> None:
+    assert holdback_of(*checked_and_steps([stamp], step)) == expected // timedelta(microseconds=1)
 
 
 @given(cuts(), cuts(), runs())

@@ -61,7 +61,7 @@ def test_windows_close_at_the_millisecond_and_hold_every_row(
 def test_a_plain_query_is_driven(driven: Driven, lw: lowwater.Client, upstream: Upstream) -> None:
     """With a sink of Spark's own, and a stage downstream in mind: its watermark never leads what stands in the output."""
     rows = [record("a", at(9, 5)), record("b", at(9, 30)), record("a", at(10, 30))]
-    driven.feed().put(rows)
+    driven.feed().put([*rows, record("c", at(9)) | {"t": None}])
     stage = lws.stage(
         driven.spark, "plain", inputs=["source"], key="key", event_time="t", stamp=HOUR, address=driven.address
     )
@@ -76,6 +76,9 @@ def test_a_plain_query_is_driven(driven: Driven, lw: lowwater.Client, upstream: 
     driven.await_watermark(at(10))
     found = [tuple(map(aware, row)) for row in driven.spark.read.parquet(out).collect()]
     assert sorted(found) == counts(rows, at(10))
+    driven.eventually(lambda: query.stage_status().untimed_rows == 1, "windows take no row without a time")
+    holdback = lw.ranges("plain").ranges[0].remarks.holdback_micros
+    assert holdback == 3_600_000_000, "whoever asks why knows that an hour is held back"
     upstream.lease.finish()
     driven.eventually(lambda: low(lw, "plain").finished, "finished", seconds=100)
     found = [tuple(map(aware, row)) for row in driven.spark.read.parquet(out).collect()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import shutil
 import threading
@@ -35,6 +36,7 @@ from lowwater_spark.sources.control import END, Offset
 from lowwater_spark.sources.kafka import (
     KAFKA,
     NO_ID,
+    Ends,
     Identity,
     KafkaSource,
     OpenKafka,
@@ -1142,6 +1144,24 @@ def test_3c_how_far_partitions_were_seen_to_go_is_known_to_the_next_run(how: str
     answers.end, answers.epoch, answers.common = 20, 4, 11
     with pytest.raises(OSError, match="cut off: partition 0 of t from 12 to 11"):
         OpenKafka(over(answers), manifest, 0, now).head('{"t":{"0":3}}')
+
+
+def test_a_reader_names_open_transactions_first_and_a_limit_only_for_what_is_not_planned(tmp_path: Path) -> None:
+    manifest = Manifest(tmp_path)
+    manifest.begin(1)
+    source = over(Answers(end=10))
+    opened = OpenKafka(
+        dataclasses.replace(source, options={**source.options, "maxoffsetspertrigger": "5"}), manifest, 0
+    )
+    first, second = Partition("t", 0), Partition("t", 1)
+    head = Ends({first: 10, second: 10}, {first: 10, second: 8}, {second: "bank"})
+    held = "partition 1 of t (read to 0 of 10: a transaction is open since 8, that of bank)"
+    limited = "partition 0 of t (read to 0 of 10: maxOffsetsPerTrigger may leave them to later batches)"
+    assert opened.missing(head, 5) == [held, limited], "the job has not come to the transaction, and it holds"
+    opened._from_the_beginning = True
+    opened.read_to('{"t":{"0":10,"1":8}}')
+    assert opened.missing(head, 5) == [held, "partition 0 of t (read to 0 of 10: the batch that runs reads the rest)"]
+    assert opened.missing(head, 1) == [held]
 
 
 def test_kafka_is_asked_once_a_commit(tmp_path: Path) -> None:

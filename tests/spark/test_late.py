@@ -36,9 +36,15 @@ def test_late_rows_are_counted_with_the_oldest_and_its_range(
     with caplog.at_level(logging.WARNING, "lowwater.spark"):
         flow.feed.put([row("a", 12), row("b", 8, 30), row("c", 10, 59), row("d", 11)])
         flow.eventually(lambda: query.stage_status().late_rows == 2, "two promises are broken")
-        flow.feed.put([row("e", 9)])
+        flow.feed.put([row("e", 9), *([] if state else [{"key": "f", "t": None}, {"key": "g", "t": None}])])
         flow.eventually(lambda: query.stage_status().late_rows == 3, "and a third one, not older")
     status = query.stage_status()
+    assert status.untimed_rows == (0 if state else 2), "rows without a time are counted apart"
+    assert ("has 2 rows without an event time" in caplog.text) is not state
+    flow.eventually(
+        lambda: ("Its worker has read 2 rows without an event time" in str(lw.why("stage"))) is not state,
+        "why tells of them",
+    )
     assert status.late_example == "2013-01-09T08:30:00Z in batch 1"
     assert status.late_range == range_of(flow, "b")
     said = [record.getMessage() for record in caplog.records if "promised" in record.getMessage()]
@@ -70,6 +76,8 @@ def test_a_replay_says_again_which_row_was_late(flow: Flow, lw: lowwater.Client,
     with pytest.raises(RuntimeError, match="after the version"):
         query.await_termination(60)
     assert query.stage_status().late_rows == 0
+    told = lw.ranges("stage").ranges[0].remarks
+    assert (told.ended, told.failure) == (True, "after the version was made"), "a failed query is told from a hang"
     query = flow.start(windows, stamp=HOUR)
     flow.eventually(lambda: query.stage_status().batch == 1, "run again")
     assert (query.stage_status().late_rows, query.stage_status().late_range) == (1, range_of(flow, "b"))

@@ -63,6 +63,8 @@ def test_a_plain_query_follows_its_inputs_and_shows_broken_promises(
     upstream.at(12)
     flow.eventually(lambda: low(lw, "stage") == mark(12), "it goes on")
     assert query.stage_status().late_rows == 1
+    query.stop()
+    assert "which stopped at " in str(lw.why("stage")), "an orderly end is told from a hang"
 
 
 def test_a_tracked_query_has_all_that_sparks_own_has() -> None:

@@ -96,8 +96,10 @@ def test_a_control_has_no_place_in_a_log(tmp_path: Path) -> None:
 class Progress:
     """A progress event, as py4j shows one."""
 
-    def __init__(self, batch: int, time: str, oldest: int | None, dropped: int = 0) -> None:
-        self.batch, self.time, self.oldest, self.dropped = batch, time, oldest, dropped
+    def __init__(
+        self, batch: int, time: str, oldest: int | None, dropped: int = 0, untimed: tuple[int, ...] = ()
+    ) -> None:
+        self.batch, self.time, self.oldest, self.dropped, self.untimed = batch, time, oldest, dropped, untimed
 
     def batchId(self) -> int:
         return self.batch
@@ -106,14 +108,16 @@ class Progress:
         return self.time
 
     def observedMetrics(self) -> dict[str, Progress]:
-        return {} if self.oldest is None else {"lowwater.oldest": self}
+        found = {} if self.oldest is None else {"lowwater.oldest": self}
+        return found | {f"lowwater.untimed.{n}": Progress(0, "", each) for n, each in enumerate(self.untimed)}
 
     def isNullAt(self, _: int) -> bool:
         return False
 
-    def getLong(self, _: int) -> int:
+    def getLong(self, column: int) -> int:
+        """The oldest time, and then one row without a time."""
         assert self.oldest is not None
-        return self.oldest
+        return 1 if column else self.oldest
 
     def stateOperators(self) -> list[Progress]:
         return [self] if self.dropped else []
@@ -147,9 +151,9 @@ def test_each_event_is_seen_once_and_an_idle_one_hides_no_batch() -> None:
     events = Events(query)  # type: ignore[arg-type]
     assert events.poll() == []
     query.events = [Progress(0, "a", 5), Progress(1, "b", None, dropped=2)]
-    assert events.poll() == [BatchEvent(0, 5, 0), BatchEvent(1, None, 2)]
+    assert events.poll() == [BatchEvent(0, 5, 0, untimed=1), BatchEvent(1, None, 2)]
     assert events.poll() == []
-    query.events += [Progress(2, "idle", None), Progress(2, "c", 7)]
-    assert events.poll() == [BatchEvent(2, None, 0, ran=False), BatchEvent(2, 7, 0)]
+    query.events += [Progress(2, "idle", None), Progress(2, "c", 7, untimed=(3, 4))]
+    assert events.poll() == [BatchEvent(2, None, 0, ran=False), BatchEvent(2, 7, 0, untimed=7)], "of two driven frames"
     query.events += [Progress(n, f"{n}", n) for n in range(3, 9)]
     assert [event.batch for event in events.poll()] == [6, 7, 8], "what Spark has forgotten is not shown"

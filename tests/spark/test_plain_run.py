@@ -209,7 +209,7 @@ def test_head_of_w_a_source_directory_that_is_another_one_holds(
     root = checkpoint.folder / "in"
     said = f"{root} is not the directory that was read before, and none of its newest files is in it: mount its volume."
     [why] = run.status().waiting_for
-    assert why.startswith(said)
+    assert why.startswith(f"sources that can be listed: {said}"), "the authority says that it waits for that"
     stray = root / "stray.json"
     stray.write_text("{}")  # somebody writes below the mount point
     run.tick()

@@ -285,6 +285,9 @@ def test_s5_what_a_copy_of_the_checkpoint_reads_counts_for_nothing(
     upstream.at(11)
     [sidecar] = flow.sidecars
     flow.eventually(lambda: sidecar.status().waiting_for, "the query that is looked at has not read the second row")
+    [said] = sidecar.status().waiting_for
+    assert said.startswith("the job that this sidecar follows, "), "it is the job that has not read, not the sidecar"
+    assert lw.ranges("stage").ranges[0].worker.startswith("sidecar stage-")
     assert low(lw, "stage") == mark(10)
     flow.job()
     flow.eventually(lambda: low(lw, "stage") == mark(11), "now it has")

@@ -34,7 +34,7 @@ NAMES = """
 Arrived Batches BelowMark Client ClientStatistics Closed Completeness Completion Computation Cycle EstimatedInput EventTime FinishRequired Gap Histogram History Hop Identity
 IdentityMismatch IncarnationChanged InputReader InputVersion Inputs Interval IntervalView InvalidArgument JournalFailed LatenessBudget Layout LayoutConflict LayoutView Lease LowwaterError MAX MIN Moved NewTask NotPrepared OldStream
 OlderClaim OtherSlice Overloaded OwnedRanges PermissionDenied Promise RangeLoad RangeState RangeView Ranges Recovering Refusal RegionRefused
-RegistrationConflict Rewound SecondAgent ServerTokenMismatch Settings ShardView Shards ShuttingDown Slice StaleAdoption StaleEpoch
+RegistrationConflict Remarks Rewound SecondAgent ServerTokenMismatch Settings ShardView Shards ShuttingDown Slice StaleAdoption StaleEpoch
 StaleLease StaleSequencer StillRead TaskAttempt TaskConflict TaskGroup TaskLease TaskList TaskState TaskView Tasks Timeout TooFarAhead
 Topology Unauthenticated Unavailable Unconfirmed UnknownComputation UnknownGroup UnknownReference Watermark
 WatermarkView Watermarks Why Worker WouldRegress connect

@@ -1,7 +1,8 @@
-"""What a worker says that it waits for: shown beside its own key ranges while it owns them, and nothing more than shown."""
+"""What a worker tells for people: shown beside its own key ranges while it owns them, and nothing more than shown."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,7 @@ from lowwater._core import checks, wire
 from lowwater._core.columns import Column
 from lowwater._core.fold import Fold
 from lowwater._core.lease import GroupState, LeaseState, Report
+from lowwater.views import NO_REMARKS, Remarks
 from lowwater.watermark import MAX
 from lowwater_authority.core.requests import NO_FOLD, GroupReport
 from lowwater_authority.rpc import codec
@@ -17,6 +19,7 @@ from lowwater_spark.track.status import in_short
 from tests.property.core_driver import SECOND, Driver, column
 
 FILE = "/in/daily.json (written again after it was read)"
+REMARKS = Remarks(holdback_micros=3_600_000_000, ended=True, failure="[STATE_STORE] no", untimed_rows=3)
 
 
 def says(driver: Driver, sequencer: int, text: str, number: int, micros: int = SECOND) -> list[str]:
@@ -95,6 +98,28 @@ def staged(lease: LeaseState, text: str) -> GroupState | None:
     return lease.take()
 
 
+def test_remarks_reach_the_reader_of_the_watermark_and_go_with_their_worker() -> None:
+    lease, driver = lease_of(1), Driver()
+    owner = driver.claim(b"", b"").sequencer
+    for number, remarks in enumerate((REMARKS, REMARKS._replace(untimed_rows=4), NO_REMARKS), 1):
+        lease.advance(Fold(10, (), 0, ()), MAX, remarks=remarks, now=0.0)
+        group = lease.take()
+        assert group is not None, "remarks alone are news"
+        [sent] = wire.report_request(Report(1, (dataclasses.replace(group, sequencer=owner),))).report.groups
+        report = codec.group(sent)
+        driver.core.report(report, sender=b"s", number=(1, number), required=NO_FOLD, now=driver.now)
+        driver.settle()
+        [held], _ = driver.core.map.all_ranges(10)
+        assert wire.range_view(codec.key_range_message(held)).remarks == remarks
+    driver.core.report(
+        GroupReport(owner, column([10]), remarks=REMARKS), sender=b"s", number=(1, 9), required=NO_FOLD, now=driver.now
+    )
+    driver.settle()
+    driver.release(owner)
+    [left], _ = driver.core.map.all_ranges(10)
+    assert wire.range_view(codec.key_range_message(left)).remarks == NO_REMARKS
+
+
 def test_it_alone_is_sent_with_one_range_and_repeated_until_it_is_over() -> None:
     lease = lease_of(1_000)
     assert staged(lease, "") is not None
@@ -122,7 +147,7 @@ def test_it_alone_is_sent_with_one_range_and_repeated_until_it_is_over() -> None
 @pytest.mark.parametrize("others", [0, 1, 5])
 def test_what_a_stage_waits_for_is_always_taken(name: str, others: int) -> None:
     said = in_short([f"/in/{name}.json (too old)", *["/in/b"] * others])
-    assert checks.waiting_for(said) == said
+    assert checks.words("waiting_for", said) == said
     assert said.startswith(".../in/")
     assert said.removesuffix(f", and {others} more").endswith(".json (too old)")
     assert len(said.encode()) > 190, "no more is left out than has to be"

@@ -20,6 +20,7 @@ __all__ = [
     "Completeness",
     "Computation",
     "Inputs",
+    "NO_REMARKS",
     "LatenessBudget",
     "NewTask",
     "Promise",
@@ -27,6 +28,7 @@ __all__ = [
     "RangeView",
     "Ranges",
     "Refusal",
+    "Remarks",
     "ShardView",
     "Shards",
     "Slice",
@@ -84,6 +86,24 @@ class RangeState(Enum):
     """An operator took it out of the computation."""
 
 
+class Remarks(NamedTuple):
+    """What a worker tells of itself, for people. Part of no watermark."""
+
+    holdback_micros: int = 0
+    """Event time by which its watermarks stay below those of its inputs by design, microseconds: a window, or how long rows are
+    kept. A worker that is behind by less has nothing left to do. 0: none, or not known."""
+    ended: bool = False
+    """Whether it has ended: this was its last report."""
+    failure: str = ""
+    """First line of the error that ended it, at most 200 bytes; empty: it was stopped in good order."""
+    untimed_rows: int = 0
+    """Number of rows without an event time that it has read since it began. They hold no watermark, and are in no window."""
+
+
+NO_REMARKS: Final = Remarks()
+"""What a worker tells that tells nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class RangeView:
     """One key range ``[start, end)``; ``end`` empty means no upper bound."""
@@ -102,6 +122,8 @@ class RangeView:
     since the authority restarted. An authority of release 0.1 knows of reports only."""
     waiting_for: str = ""
     """What its worker waits for, in the worker's own words; empty when it told none, or nobody owns the range. At most 200 bytes."""
+    remarks: Remarks = NO_REMARKS
+    """What its worker tells of itself; nothing when nobody owns the range."""
 
     @property
     def since(self) -> datetime | None:

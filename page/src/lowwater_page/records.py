@@ -47,6 +47,7 @@ def key_range(view: RangeView) -> Record:
         "since_micros": view.since_micros,
         "last_report_micros": view.last_report_micros,
         "waiting_for": view.waiting_for,
+        **view.remarks._asdict(),
     }
 
 

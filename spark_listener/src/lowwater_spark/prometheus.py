@@ -70,6 +70,11 @@ _TRACKED: Final[dict[Figure, Callable[[Status], float | None]]] = {
         "Rows below what the inputs had promised before: broken promises. Of a query with a sink of Spark's own, the batches that had any.",
         *QUERY,
     ): lambda s: s.late_rows,
+    _counter(
+        "untimed_rows",
+        "Rows without an event time: they hold no watermark, and are in no window.",
+        *QUERY,
+    ): lambda s: s.untimed_rows,
     _gauge(
         "unsent_rows",
         "Rows of weak productions that no broker has acknowledged yet: they are in the state, are sent again, and the low watermark does not pass them.",

@@ -499,6 +499,8 @@ class Stage:
         def begin(run: Run, writer: DataStreamWriter) -> TrackedQuery:
             if driving is not None:
                 driving.reserve(run.authority.registration, run.heads)
+                if run.reader is not None:
+                    run.reader.driven_holdback = driving.holdback
             run.start()
             if driving is not None:
                 driving.open(run.authority)

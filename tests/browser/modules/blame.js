@@ -24,7 +24,7 @@ export function said({ computations, ask }) {
 }
 
 /** @param {any} given */
-function told({ name, behind, inputs = [], estimated = false, state = "owned", silent = 1, stood = 1, running = 0, waiting_for = "" }) {
+function told({ name, behind, inputs = [], estimated = false, state = "owned", silent = 1, stood = 1, running = 0, holdback = 0, untimed = 0, ...more }) {
   const never = state === "never claimed";
   const since = NOW - stood * SECOND;
   const holder = range({
@@ -37,7 +37,9 @@ function told({ name, behind, inputs = [], estimated = false, state = "owned", s
     host: never ? "" : "node-4",
     since_micros: since,
     last_report_micros: never ? 0 : NOW - silent * SECOND,
-    waiting_for,
+    holdback_micros: holdback * SECOND,
+    untimed_rows: untimed,
+    ...more,
   });
   return computation(name, behind, {
     inputs,

@@ -48,6 +48,10 @@ export function range(given = {}) {
     since_micros: NOW - SECOND,
     last_report_micros: NOW - SECOND,
     waiting_for: "",
+    holdback_micros: 0,
+    ended: false,
+    failure: "",
+    untimed_rows: 0,
     ...given,
   };
 }

@@ -870,7 +870,7 @@ class Computation:
         values, mass, late = report.watermarks, report.mass, report.lateness
         group.oldest_operation = min(report.oldest_operation, now)
         self.masses.changed(group)
-        group.waiting_for = report.waiting_for
+        group.waiting_for, group.remarks = report.waiting_for, report.remarks
         refused: list[Refused] = []
         if _was_reset(report.fold, required):
             values = np.full(len(values), MIN, dtype=np.int64)

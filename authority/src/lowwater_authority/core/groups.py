@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
+from lowwater.views import NO_REMARKS, Remarks
 from lowwater_authority.core.bounds import Bounds
 from lowwater_authority.core.times import MAX, MIN
 
@@ -148,6 +149,8 @@ class Group:
     """What its worker said last that it waits for, for people. Never journaled: the worker's next report says it again."""
     ahead: str = ""
     """Which of its values was refused last for being too far ahead of the clock, in words; empty once values are taken. As ``waiting_for``."""
+    remarks: Remarks = NO_REMARKS
+    """What its worker told of itself last, for people. Never journaled either."""
     mass: Mass | None = None
     mass_known: bool = False
     """Whether ``mass``, or the stand-ins for it, describe exactly the ranges that are live."""

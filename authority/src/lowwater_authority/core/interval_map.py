@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from sortedcontainers import SortedDict
 
+from lowwater.views import NO_REMARKS, Remarks
 from lowwater_authority.core.bounds import Bounds
 from lowwater_authority.core.columns import BLOCK, Columns, Int64s
 from lowwater_authority.core.groups import Group, GroupState, before, earlier_end
@@ -66,6 +67,8 @@ class Owner(NamedTuple):
     last_report: int
     waiting_for: str = ""
     """As its worker told it; empty once it is no owner any more."""
+    remarks: Remarks = NO_REMARKS
+    """Likewise."""
 
 
 class Range(NamedTuple):
@@ -161,7 +164,7 @@ class IntervalMap:
         return self._range(group, slot - group.base)
 
     def _range(self, group: Group, place: int) -> Range:
-        slot = group.base + place
+        slot, owned = group.base + place, group.state is GroupState.OWNED
         return Range(
             group.bounds[place],
             group.bounds[place + 1],
@@ -173,7 +176,8 @@ class IntervalMap:
                 group.worker,
                 group.host,
                 group.last_report,
-                (group.ahead or group.waiting_for) if group.state is GroupState.OWNED else "",
+                (group.ahead or group.waiting_for) if owned else "",
+                group.remarks if owned else NO_REMARKS,
             ),
         )
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import numpy as np
 
+from lowwater.views import NO_REMARKS, Remarks
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -109,6 +111,8 @@ class GroupReport:
     """Orders the claim's reports whoever carries them; 0: by sender and stream."""
     waiting_for: str = ""
     """What its worker waits for, for people."""
+    remarks: Remarks = NO_REMARKS
+    """What its worker tells of itself, for people."""
     lateness: Lateness | None = None
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from lowwater._core import wire
 from lowwater._core.events import NAME_BYTES, shortened
 from lowwater._core.lateness import MOST_BUCKETS
 from lowwater._pb.lowwater.v1 import topology_pb2, types_pb2, watermarks_pb2, workers_pb2
@@ -252,7 +253,8 @@ def group(message: workers_pb2.GroupReport) -> GroupReport:
     if len(message.computation) > NAME_BYTES:
         problem = f"has {len(message.computation)} characters, more than any name"
         raise bad_field("groups.computation", problem, "name the computation as it was registered")
-    _check_waiting_for(message.waiting_for)
+    _check_words("waiting_for", message.waiting_for)
+    _check_words("remarks.failure", message.remarks.failure)
     return GroupReport(
         message.sequencer,
         int64s(message.watermarks_micros),
@@ -263,6 +265,7 @@ def group(message: workers_pb2.GroupReport) -> GroupReport:
         mass(message.mass) if message.HasField("mass") else None,
         message.turn,
         message.waiting_for,
+        wire.remarks(message.remarks),
         lateness(message.lateness) if message.HasField("lateness") else None,
     )
 
@@ -292,13 +295,12 @@ def lateness(message: workers_pb2.Lateness) -> Lateness:
     return Lateness(told, message.reference_micros, message.frontier_micros, behind)
 
 
-def _check_waiting_for(said: str) -> None:
-    size = len(said.encode())
+def _check_words(field: str, words: str) -> None:
+    size = len(words.encode())
     if size > MAX_WAITING_FOR:
-        fix = f"say what the worker waits for in at most {MAX_WAITING_FOR} bytes of UTF-8"
-        raise bad_field("waiting_for", f"has {size} bytes", fix)
-    if CONTROL.search(said):
-        raise bad_field("waiting_for", "has a control character", "use printable characters only")
+        raise bad_field(field, f"has {size} bytes", f"use at most {MAX_WAITING_FOR} bytes of UTF-8")
+    if CONTROL.search(words):
+        raise bad_field(field, "has a control character", "use printable characters only")
 
 
 def attempt(message: workers_pb2.TaskAttempt) -> TaskAttempt:
@@ -425,6 +427,7 @@ def key_range_message(value: Range) -> types_pb2.Range:
         since_micros=value.since,
         last_report_micros=owner.last_report,
         waiting_for="" if finished else owner.waiting_for,
+        remarks=None if finished else wire.remarks_message(owner.remarks),
     )
 
 

@@ -237,7 +237,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             size += GROUP_BYTES + 8 * len(group.watermarks_micros) + HANDLE_BYTES * (named + ranges)
             size += 16 * len(group.mass.pending.counts) if group.HasField("mass") else 0
             size += 16 * len(group.lateness.counts) if group.HasField("lateness") else 0
-            size += 4 * len(group.waiting_for)
+            size += 4 * (len(group.waiting_for) + len(group.remarks.failure))
             size += NAMED * len(group.computation)
         return size
 

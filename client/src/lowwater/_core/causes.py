@@ -30,6 +30,10 @@ class Cause(Enum):
     """A key range that its worker has left, and no other has taken."""
     SILENT = "silent"
     """A key range whose worker does not report any more: it hangs, died, or is cut off."""
+    STOPPED = "stopped"
+    """A key range whose worker was stopped in good order, as its last report says."""
+    FAILED = "failed"
+    """A key range whose worker ended by an error, as its last report says."""
     UNHEARD = "not heard of"
     """A key range whose worker the authority has not heard of since it restarted, nor before: whether it is alive is not known yet."""
     BUSY = "busy"
@@ -46,7 +50,17 @@ class Cause(Enum):
     @property
     def trouble(self) -> bool:
         """Whether somebody has to act before it moves: nobody that is alive works on it."""
-        return self in {Cause.NOT_REGISTERED, Cause.NEVER_CLAIMED, Cause.UNOWNED, Cause.SILENT}
+        return self in _TROUBLE
+
+
+_TROUBLE = {
+    Cause.NOT_REGISTERED,
+    Cause.NEVER_CLAIMED,
+    Cause.UNOWNED,
+    Cause.SILENT,
+    Cause.STOPPED,
+    Cause.FAILED,
+}
 
 
 def cause_of(view: WatermarkView | None, now_micros: int) -> Cause:
@@ -68,6 +82,8 @@ def cause_of_range(holder: RangeView, oldest_operation: int, now_micros: int) ->
         return Cause.UNOWNED
     if holder.state is not RangeState.OWNED:
         return Cause.MOVED_ON
+    if holder.remarks.ended:
+        return Cause.FAILED if holder.remarks.failure else Cause.STOPPED
     if not holder.last_report_micros:
         return Cause.UNHEARD
     if is_silent(seconds_since(holder.last_report_micros, now_micros)):

@@ -10,7 +10,7 @@ from typing import Any, Final
 from lowwater import errors
 from lowwater._core.lateness import EDGES, Arrived
 from lowwater.histogram import MOST_RECORDS, Histogram
-from lowwater.views import slice_of
+from lowwater.views import Remarks, slice_of
 from lowwater.watermark import MAX, MIN, to_micros
 
 __all__ = [
@@ -28,10 +28,11 @@ __all__ = [
     "operation",
     "records",
     "refused",
+    "remarks",
     "seconds",
     "text",
-    "waiting_for",
     "whole",
+    "words",
 ]
 
 _PART: Final = r"[A-Za-z0-9_.-]{1,128}"
@@ -44,8 +45,10 @@ _MOST_SECONDS: Final = 1e9
 
 _YEAR_10000: Final = 253_402_300_800_000_000
 
-_MOST_WAITING_FOR: Final = 200
-"""Bytes of UTF-8 that the authority takes."""
+_MOST_WORDS: Final = 200
+"""Bytes of UTF-8 that the authority takes of what a worker tells in words."""
+
+_MOST_COUNTED: Final = 2**63 - 1
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -190,14 +193,27 @@ def operation(started: Any) -> int:
     return whole("oldest_operation", to_micros(started), 0, _YEAR_10000 - 1, fix)
 
 
-def waiting_for(value: object) -> str:
-    """Return what a worker waits for, as the authority takes it."""
-    said = text("waiting_for", value)
-    if len(said.encode()) > _MOST_WAITING_FOR:
-        raise refused("waiting_for", said, f"at most {_MOST_WAITING_FOR} bytes of UTF-8")
+def words(field: str, value: object) -> str:
+    """Return what a worker tells in words, as the authority takes it."""
+    said = text(field, value)
+    if len(said.encode()) > _MOST_WORDS:
+        raise refused(field, said, f"at most {_MOST_WORDS} bytes of UTF-8")
     if _CONTROL.search(said):
-        raise refused("waiting_for", said, "text without control characters")
+        raise refused(field, said, "text without control characters")
     return said
+
+
+def remarks(value: object) -> Remarks:
+    """Return what a worker tells of itself, as the authority takes it."""
+    if not isinstance(value, Remarks):
+        raise refused("remarks", value, "a lowwater.Remarks")
+    holdback, ended, failure, untimed = value
+    return Remarks(
+        whole("remarks.holdback_micros", holdback, 0, _MOST_COUNTED),
+        bool(ended),
+        words("remarks.failure", failure),
+        whole("remarks.untimed_rows", untimed, 0, _MOST_COUNTED),
+    )
 
 
 def seconds(field: str, value: object, *, positive: bool = False) -> float:

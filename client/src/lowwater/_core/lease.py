@@ -14,7 +14,7 @@ from lowwater._core.fold import Fold
 from lowwater._core.lateness import Arrivals, Arrived, Lateness
 from lowwater.errors import FinishRequired, TooFarAhead
 from lowwater.histogram import MOST_RECORDS, Histogram
-from lowwater.views import Refusal
+from lowwater.views import NO_REMARKS, Refusal, Remarks
 from lowwater.watermark import MAX
 
 __all__ = ["GroupState", "LeaseState", "Mass", "RecentSlots", "Report"]
@@ -58,6 +58,7 @@ class GroupState:
     turn: int
     waiting_for: str = ""
     lateness: Lateness | None = None
+    remarks: Remarks = NO_REMARKS
 
     @property
     def count(self) -> int:
@@ -164,6 +165,7 @@ class LeaseState:
         self._fold = Fold(MAX, (), input_version, input_incarnations)
         self._oldest_operation = 0
         self._waiting_for = ""
+        self._remarks = NO_REMARKS
         self._pending: Histogram | None = None
         self.whole_mass: Mass | None = None
         self.whole_lateness: Lateness | None = None
@@ -178,6 +180,7 @@ class LeaseState:
         self._sent_lateness: Lateness | None = None
         self._sent_operation = 0
         self._sent_waiting_for = ""
+        self._sent_remarks = NO_REMARKS
         # Where it may differ from the staged state; None: anywhere.
         self._dirty: set[int] | None = None
         # The last refusal while something refused waits to be taken over, and all the handles that wait; None: all.
@@ -199,6 +202,7 @@ class LeaseState:
         arrived: Arrived | None = None,
         oldest_operation: int = 0,
         waiting_for: str = "",
+        remarks: Remarks = NO_REMARKS,
         now: float,
     ) -> None:
         """Stage a new state.
@@ -227,6 +231,7 @@ class LeaseState:
             self._pending = Histogram(self.reference)
         self._oldest_operation = oldest_operation
         self._waiting_for = waiting_for
+        self._remarks = remarks
         self._stage()
         if self.arrivals is not None:
             frontier = max((micros for _, micros in fold.frontiers), default=fold.low)
@@ -270,8 +275,8 @@ class LeaseState:
             late = None
         handles = self._changed()
         if handles is not None and not len(handles):
-            said = self._sent_operation, self._sent_waiting_for
-            if mass is None and late is None and said == (self._oldest_operation, self._waiting_for):
+            said = self._sent_operation, self._sent_waiting_for, self._sent_remarks
+            if mass is None and late is None and said == (self._oldest_operation, self._waiting_for, self._remarks):
                 return None
             return self._group(self._one_handle(), mass, late)
         return self._group(handles, mass, late)
@@ -356,6 +361,7 @@ class LeaseState:
         values = self._sent.values(handles) if one is None else one
         self._sent_operation = self._oldest_operation
         self._sent_waiting_for = self._waiting_for
+        self._sent_remarks = self._remarks
         self._sent_mass = mass or self._sent_mass
         self._sent_lateness = late or self._sent_lateness
         return GroupState(
@@ -371,6 +377,7 @@ class LeaseState:
             self.turn,
             self._waiting_for,
             late,
+            self._remarks,
         )
 
     # -- answered by the authority ---------------------------------------------------------------------------------

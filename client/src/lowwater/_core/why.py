@@ -54,7 +54,7 @@ _ABSENT = {
 }
 
 _STEP_MICROS = 3_600_000_000
-"""Event time that a stage which rounds down may be behind its input: the usual step. A view does not say the registered one."""
+"""Event time that a stage which rounds down may be behind its input: the usual step, for a stage whose worker does not tell its own."""
 
 _OUTWEIGHS = 10
 """How many times as far behind something upstream has to be to be named before a worker that is at one long operation."""
@@ -224,14 +224,25 @@ class _Graph:
         return not lowest or view.low < self.low(lowest[0]) or self.is_ahead(view, lowest)
 
     def own_lag(self, view: WatermarkView, lowest: list[str], start: int) -> int | None:
-        """Return how far a computation is behind by its own doing, in microseconds; a source is behind ``start``. None when that has no measure."""
+        """Return how far a computation is behind by its own doing, in microseconds; a source is behind ``start``. None when that has no measure.
+
+        0 for one that is behind by less than its worker holds back by design: it has done all that its input allows.
+        """
         if view.registered and view.low.finished:
             return 0
         alone = not lowest or self.is_ahead(view, lowest)
         least = Watermark(start) if alone else self.low(lowest[0])
         if view.low >= least:
             return 0
-        return None if _timeless(view.low) or _timeless(least) else least.micros - view.low.micros
+        if _timeless(view.low) or _timeless(least):
+            return None
+        lag = least.micros - view.low.micros
+        return 0 if lag < holdback_of(view) else lag
+
+
+def holdback_of(view: WatermarkView) -> int:
+    """Return by how much a computation's watermark stays below its inputs by design, in microseconds; 0: not at all, or not known."""
+    return 0 if view.holder is None else view.holder.remarks.holdback_micros
 
 
 def find_way(name: str, views: Mapping[str, WatermarkView], now_micros: int) -> Way:
@@ -243,8 +254,12 @@ def find_way(name: str, views: Mapping[str, WatermarkView], now_micros: int) -> 
     that is two hours late.
 
     Two things come before that. One in trouble (see :class:`Cause`) is the root cause, however little it adds so far: it will not move
-    before somebody acts. One that is after it is named all the same when it is behind by more, and by more than an hour, which no
-    rounding explains. And one that is at one long operation is named before an input that is less than ten times as far behind.
+    before somebody acts. One that is after it is named all the same when it is behind by more, and by more than its rounding
+    explains: what its worker holds back by design, or an hour where its worker does not tell. And one that is at one long operation is
+    named before an input that is less than ten times as far behind.
+
+    One that is behind by less than it holds back by design, as a stage of windows is, adds nothing: the way goes on, unless it is in
+    trouble itself.
 
     One that is cut into slices waits for the slowest of them, and these wait for its inputs: so the way goes on into that slice. It is behind
     its slices by its own doing as long as what they have told is on its way up.
@@ -329,8 +344,9 @@ class _Walk:
         furthest = max((own.lag, here), *(reach.furthest for reach, _ in ways), key=_LAG) if ways else (own.lag, here)
         if self._graph.is_ahead(view, lowest):
             ways = []
-        elif own.lag:
-            ways = [(reach, each) for reach, each in ways if _goes_on(own, cause, reach.best)]
+        elif own.lag or (cause.trouble and self._graph.holds_by_itself(view, lowest)):
+            rounding = 0 if holdback_of(view) else _STEP_MICROS
+            ways = [(reach, each) for reach, each in ways if _goes_on(own, cause, reach.best, rounding)]
         if not ways:
             self._met.append(own)
             return _Reach(1 << len(self._met) - 1, own, "", furthest)
@@ -400,13 +416,16 @@ def _answers(guilty: Hop, promise: Promise) -> str:
     return "; ".join(found)
 
 
-def _goes_on(own: _End, cause: Cause, end: _End) -> bool:
-    """Whether one that is behind its inputs is where it is, most of all, for what holds them."""
+def _goes_on(own: _End, cause: Cause, end: _End, rounding: int) -> bool:
+    """Whether one that is behind its inputs is where it is, most of all, for what holds them.
+
+    ``rounding``: how much of its lag its rounding may explain; 0 where that is known and left out already.
+    """
     if cause.trouble:
         return False
     if end.lag > own.lag * (_OUTWEIGHS if cause is Cause.BUSY else 1):
         return True
-    return end.trouble and cause is not Cause.BUSY and own.lag <= _STEP_MICROS
+    return end.trouble and cause is not Cause.BUSY and own.lag <= rounding
 
 
 def _starts(views: Mapping[str, WatermarkView], now_micros: int) -> dict[str, int]:
@@ -445,6 +464,10 @@ def _placed(hop: Hop, graph: _Graph) -> Hop:
     view = graph.views.get(hop.computation)
     if view is None:
         return hop
+    untimed = 0 if view.holder is None else view.holder.remarks.untimed_rows
+    if untimed:
+        rows = f"{counted(untimed, 'row')} without an event time, which {'are' if untimed > 1 else 'is'} in no window"
+        hop = replace(hop, sentence=f"{hop.sentence} Its worker has read {rows}.")
     lowest = graph.lowest(view) if graph.slices(view) else []
     in_flight = bool(lowest) and not view.low.finished and view.low < graph.low(lowest[0])
     return replace(hop, slice_of=view.slice_of, epoch=view.epoch, since_micros=view.since_micros, in_flight=in_flight)
@@ -496,7 +519,9 @@ def _distance(behind: float | None, view: WatermarkView, onward: str, graph: _Gr
     distance = f"{duration(behind)} behind" if behind is not None else "behind"
     slices, stands = graph.slices(view), _stands(graph.low(onward))
     if not slices:
-        return f"{distance} its input {onward}, which {stands}"
+        holdback = holdback_of(view) / 1e6
+        design = f", within the {duration(holdback)} that it holds back by design"
+        return f"{distance} its input {onward}, which {stands}{design if (behind or 0) < holdback else ''}"
     return (
         f"{distance} the slowest of its {counted(len(slices), 'slice')}, {onward}, which {stands} and is on its way up"
     )
@@ -588,6 +613,8 @@ def _about(holder: RangeView, now_micros: int) -> str:
     words = f"at {holder.watermark}, {describe_owner(holder)}"
     if holder.state in {RangeState.NEVER_CLAIMED, RangeState.RETIRED}:
         return words
+    if holder.remarks.ended:
+        return f"{words}, which {_ended(holder, now_micros)}"
     if not holder.last_report_micros:
         return f"{words}{_UNHEARD}" if holder.state is RangeState.OWNED else words
     silent = seconds_since(holder.last_report_micros, now_micros)
@@ -598,6 +625,13 @@ def _about(holder: RangeView, now_micros: int) -> str:
         return f"{words}, which is alive{waits}"
     stood = duration(seconds_since(holder.since_micros, now_micros))
     return f"{words}, which is alive and has stood there for {stood}{waits}"
+
+
+def _ended(holder: RangeView, now_micros: int) -> str:
+    """Return when a worker ended, and by what, as its last report has it."""
+    at = clock_time(Watermark(holder.last_report_micros), now_micros)
+    failure = holder.remarks.failure.rstrip(".")
+    return f"failed at {at}: {on_one_line(failure)}" if failure else f"stopped at {at}"
 
 
 def _listed(names: list[str]) -> str:
@@ -701,6 +735,8 @@ def _root_words(root: Hop, graph: _Graph, now_micros: int, unknown: errors.Lowwa
             words = f", {describe_owner(holder)}"
             if root.cause is Cause.UNOWNED and holder.last_report_micros:
                 words += f" {duration(seconds_since(holder.last_report_micros, now_micros))} ago"
+        case Cause.STOPPED | Cause.FAILED:
+            words = f", which {_ended(holder, now_micros)}"
         case Cause.UNHEARD:
             words = _UNHEARD
         case Cause.SILENT:

@@ -20,6 +20,7 @@ from lowwater._pb.lowwater.v1 import cluster_pb2, errors_pb2, topology_pb2, type
 from lowwater.histogram import Histogram
 from lowwater.layout import Layout, LayoutView, RangeLoad
 from lowwater.views import (
+    NO_REMARKS,
     PPM,
     Completeness,
     Completion,
@@ -31,6 +32,7 @@ from lowwater.views import (
     RangeState,
     RangeView,
     Refusal,
+    Remarks,
     Shards,
     ShardView,
     TaskAttempt,
@@ -110,6 +112,8 @@ def _fill(message: workers_pb2.GroupReport, group: GroupState) -> None:
     message.oldest_operation_micros = group.oldest_operation
     message.turn = group.turn
     message.waiting_for = group.waiting_for
+    if (told := remarks_message(group.remarks)) is not None:
+        message.remarks.CopyFrom(told)
     if group.mass is not None:
         message.mass.CopyFrom(_mass(group.mass))
     if group.lateness is not None:
@@ -270,6 +274,22 @@ def range_view(message: types_pb2.Range) -> RangeView:
         since_micros=message.since_micros,
         last_report_micros=message.last_report_micros,
         waiting_for=message.waiting_for,
+        remarks=remarks(message.remarks),
+    )
+
+
+def remarks(message: types_pb2.Remarks) -> Remarks:
+    """Return what a worker tells of itself."""
+    found = Remarks(message.holdback_micros, message.ended, message.failure, message.untimed_rows)
+    return NO_REMARKS if found == NO_REMARKS else found
+
+
+def remarks_message(told: Remarks) -> types_pb2.Remarks | None:
+    """Return the message of it; None when nothing is told."""
+    if told == NO_REMARKS:
+        return None
+    return types_pb2.Remarks(
+        holdback_micros=told.holdback_micros, ended=told.ended, failure=told.failure, untimed_rows=told.untimed_rows
     )
 
 

@@ -19,7 +19,7 @@ from lowwater._core.lateness import Arrived
 from lowwater._core.reports import stale
 from lowwater._sync.runtime import Runtime
 from lowwater.histogram import Histogram
-from lowwater.views import Inputs, Refusal
+from lowwater.views import NO_REMARKS, Inputs, Refusal, Remarks
 from lowwater.watermark import MAX, EventTime, Watermarks, all_to_micros, to_micros
 
 __all__ = ["Lease", "Oldest"]
@@ -103,6 +103,7 @@ class Lease:
         arrived: Arrived | None = None,
         oldest_operation: dt.datetime | int | None = None,
         waiting_for: str = "",
+        remarks: Remarks = NO_REMARKS,
     ) -> None:
         """Say what the ranges hold now: every range stands at the lesser of what it holds and what ``seen`` says.
 
@@ -123,6 +124,7 @@ class Lease:
             oldest_operation: The start, by the wall clock, of the oldest operation still running.
             waiting_for: What keeps the ranges from moving on, for whoever asks why: "/in/daily.json, which is locked". At most 200
                 bytes of UTF-8 without control characters. It belongs to this state: the next call without one takes it back.
+            remarks: What else is to be told of the worker, for people. It belongs to this state as well.
 
         Costs nothing on the network; conflated: what was not sent yet is replaced. Raises StaleSequencer when ranges were lost,
         InvalidArgument, and TypeError or ValueError for what is no event time.
@@ -135,7 +137,7 @@ class Lease:
         state = self._state
         histogram = None if pending is None else _histogram(pending, _reference(state.reference, fold))
         operation = checks.operation(oldest_operation)
-        waits = checks.waiting_for(waiting_for)
+        waits, told = checks.words("waiting_for", waiting_for), checks.remarks(remarks)
         times = None
         if isinstance(finished, Iterable) and not isinstance(finished, str | bytes):
             times = all_to_micros(finished)
@@ -150,6 +152,7 @@ class Lease:
                 arrived=checks.arrived(arrived),
                 oldest_operation=operation,
                 waiting_for=waits,
+                remarks=told,
                 now=self._monotonic(),
             )
             self._runtime.reporter.staged(state)

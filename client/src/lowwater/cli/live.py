@@ -257,6 +257,8 @@ def _holder(view: WatermarkView, now: int) -> str:
         case Cause.SILENT:
             silent = duration(seconds_since(holder.last_report_micros, now))
             return f"{where} {worker}, silent for {silent}"
+        case Cause.STOPPED | Cause.FAILED as ended:
+            return f"{where} {worker}, {ended.value} {duration(seconds_since(holder.last_report_micros, now))} ago"
         case _:
             return f"{where} {worker}" if holder.state is RangeState.OWNED else where
 

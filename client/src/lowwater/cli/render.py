@@ -301,6 +301,7 @@ def range_record(each: RangeView) -> dict[str, Any]:
         "since": _date(each.since),
         "last_report": _date(each.last_report),
         "waiting_for": each.waiting_for,
+        **each.remarks._asdict(),
     }
 
 

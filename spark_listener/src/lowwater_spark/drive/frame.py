@@ -33,6 +33,7 @@ from lowwater_spark.drive.late import MET, keep_late
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.control import DIRECTORY, FORMAT, LAST, Drive, check_version
 from lowwater_spark.sources.nulls import nulls_of
+from lowwater_spark.track.events import observe_untimed
 from lowwater_spark.track.plan import check_classic
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ def drive(
     directory = str(Path(_root().name, uuid.uuid4().hex))
     declared = Drive(directory, tuple(inputs), event_time, step, approximate, kept, within, lateness_budget)
     _drives[declared.directory] = declared
-    data = df if declared.late is None else keep_late(df, declared)
+    data = observe_untimed(df, event_time)
+    data = data if declared.late is None else keep_late(data, declared)
     # Spark subtracts the delay again: its watermark is the value, and only the memory of duplicates is longer.
     control = spark.readStream.format(FORMAT).option(DIRECTORY, declared.directory).load()
     value = sf.timestamp_millis(control["value"]) + sf.expr(f"INTERVAL {delay} MILLISECONDS")

@@ -172,6 +172,24 @@ def steps_for(checked: Checked, drive: Drive) -> Steps:
     return steps_of(known, step=drive.step, before=not known or len(known) < len(windows))
 
 
+def holdback_of(checked: Checked, steps: Steps) -> int:
+    """Return by how much a driven stage stays below its inputs at most, microseconds: until the next step, and what Spark holds at this one."""
+    if checked.retention is None:
+        return 0
+    windows = [stamp.window for stamp in checked.stamps if stamp.window is not None]
+    ends = [_ANY_TIME + _micros(each.start + each.length + n * each.slide) for each in windows for n in range(_ENDS)]
+    # Spark holds most at the last step before an end.
+    at = [end - ((end - steps.origin) % steps.length or steps.length) for end in [*ends, _ANY_TIME]]
+    return max(0, steps.length + max(low - checked.bound_at(steps.value(low) * 1000) for low in at))
+
+
+_ANY_TIME: Final = 30_000 * 86_400_000_000
+"""Event time, microseconds, after which windows are tried. Each day, and so each usual window, begins anew there."""
+
+_ENDS: Final = 100
+"""Number of ends of each kind of windows that are tried: they fall on steps differently, and repeat."""
+
+
 # -- the checkpoint -----------------------------------------------------------------------------------------------------
 def check_checkpoint(checkpoint: Location, sources: Sequence[Source]) -> None:
     """Raise CheckpointMismatch when the checkpoint is of a query that was driven and this one is not, or the other way round.

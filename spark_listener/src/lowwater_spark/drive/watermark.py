@@ -30,7 +30,15 @@ from lowwater_spark.checkpoint.lines import lines_of
 from lowwater_spark.checkpoint.location import Location, local
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.drive.late import LateRule, open_late, reserve_late, windows_of
-from lowwater_spark.drive.plan import Steps, check_checkpoint, check_driven, check_ending, given_offsets, steps_for
+from lowwater_spark.drive.plan import (
+    Steps,
+    check_checkpoint,
+    check_driven,
+    check_ending,
+    given_offsets,
+    holdback_of,
+    steps_for,
+)
 from lowwater_spark.errors import AWAY
 from lowwater_spark.sources.base import Line
 from lowwater_spark.sources.control import Control, Drive, Offset, Told
@@ -209,6 +217,11 @@ class Driving:
         self._driven.clear()
         if self._reader is not None:
             self._reader.close()
+
+    @property
+    def holdback(self) -> int:
+        """Event time by which the query stays below its inputs by design, microseconds. From :meth:`reserve` on."""
+        return max(holdback_of(self.checked, each.steps) for each in self._driven.values())
 
     # -- the clock --------------------------------------------------------------------------------------------------
 

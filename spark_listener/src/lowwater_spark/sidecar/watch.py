@@ -258,6 +258,7 @@ class _Beginning:
             ordinal=max(time.time_ns() // 1000, least),
             digest=b"",
             adopt=self.declared.adopt,
+            sidecar=True,
         )
         return _as_committed(asked, CheckpointLog(checkpoint))
 

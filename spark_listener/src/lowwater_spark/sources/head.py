@@ -254,10 +254,10 @@ class Candidates(Generic[T]):
         return len(older.heads) == len(newer.heads) and all(source.same(*heads) for source, *heads in each)
 
     def missing(self, limit: int = 5) -> list[str]:
-        """Return some of what no batch has taken yet, of the oldest reading that waits for any; in order of names."""
+        """Return some of what no batch has taken yet, of the oldest reading that waits for any; in the order of the sources."""
         for candidate in self._waiting:
             each = zip(self._sources, candidate.heads, strict=False)
             named = [name for source, head in each for name in source.missing(head, limit)]
             if named:
-                return sorted(named)[:limit]
+                return named[:limit]
         return []

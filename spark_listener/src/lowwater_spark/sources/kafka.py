@@ -635,6 +635,8 @@ class OpenKafka(Fileless):
         """Whether that was looked at."""
         self._synced = False
         self._committed: Vector = {}
+        self._planned: Vector = {}
+        """How far the newest batch goes that is known to be planned."""
         self._clock = clock
         self._asked: tuple[Line, _Answer] | None = None
         """What was asked for a committed batch that is to be confirmed."""
@@ -699,6 +701,7 @@ class OpenKafka(Fileless):
         vector = vector_of(line)
         if back := below(vector, self._committed):
             raise CheckpointMismatch(_TRUNCATED.format(said=back))
+        self._planned = vector
         if line != NONE and self._source.inputs and not self._from_the_beginning:
             first = vector_of(lines_of(self._first.read_text(encoding="utf-8").lstrip("\0"))[-1])
             skipped = {place: at for place, at in first.items() if at}
@@ -870,18 +873,20 @@ class OpenKafka(Fileless):
         return one.ends == other.ends
 
     def missing(self, head: Ends, limit: int) -> list[str]:
-        """Return some of the partitions that are still to be read, and how far they were read."""
-        said = []
-        for place in unread(head.ends, self._committed)[:limit]:
-            read, stable = self._committed.get(place, 0), head.stable.get(place, head.ends[place])
-            why = ""
-            if read >= stable < head.ends[place]:
+        """Return some of the partitions that are still to be read, and how far they were read: those first in which a transaction is open."""
+        limits = ", ".join(name for name in _LIMITS if name.lower() in self._source.options)
+        held, others = [], []
+        for place in unread(head.ends, self._committed):
+            read, end = self._committed.get(place, 0), head.ends[place]
+            so_far, stable = f"{place} (read to {read} of {end}", head.stable.get(place, end)
+            if stable < end:
                 who = head.holders.get(place)
-                why = f": a transaction is open since {stable}" + (f", that of {who}" if who else "")
-            elif limits := [name for name in _LIMITS if name.lower() in self._source.options]:
-                why = f": {', '.join(limits)} may leave them to later batches"
-            said.append(f"{place} (read to {read} of {head.ends[place]}{why})")
-        return said
+                held.append(f"{so_far}: a transaction is open since {stable}{f', that of {who}' if who else ''})")
+            elif self._planned.get(place, 0) >= end:
+                others.append(f"{so_far}: the batch that runs reads the rest)")
+            else:
+                others.append(f"{so_far}: {limits} may leave them to later batches)" if limits else f"{so_far})")
+        return [*held, *others][:limit]
 
 
 class OpenInjected(OpenOpaque):

@@ -19,6 +19,7 @@ from typing import Final
 import lowwater
 from lowwater import errors
 from lowwater._core.calls import full_name
+from lowwater.views import NO_REMARKS
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.errors import AWAY
 from lowwater_spark.track.cut import Cut
@@ -77,6 +78,8 @@ class Registration:
     lateness_budgets: Sequence[float] = ()
     max_skew: timedelta | None = None
     """How far ahead of the clock it may be; None: as far as it was registered with, and as each of its inputs."""
+    sidecar: bool = False
+    """Whether it looks at a query of another process, which its worker's name says."""
 
 
 @dataclass(slots=True)
@@ -103,7 +106,9 @@ class Authority:
     _worker: lowwater.Worker | None = field(default=None, init=False)
     _probed: float = field(default=0.0, init=False)
     _finished: set[int] = field(default_factory=set, init=False)
-    _said: tuple[Reading, tuple[int, ...], float | None, tuple[str, ...]] | None = field(default=None, init=False)
+    _said: tuple[Reading, tuple[int, ...], float | None, tuple[str, ...], lowwater.Remarks] | None = field(
+        default=None, init=False
+    )
     _unsaid: str = field(default="", init=False)
     """Why an output may not say how far it is complete, as it was logged last; empty: it may."""
     _unproposed: str = field(default="", init=False)
@@ -222,7 +227,7 @@ class Authority:
         if self._worker is None:
             self._worker = self.client.worker(
                 asked.name,
-                name=f"{asked.name}-{asked.ordinal}",
+                name=f"{'sidecar ' if asked.sidecar else ''}{asked.name}-{asked.ordinal}",
                 identity=asked.identity,
                 generation=asked.generation,
                 ordinal=asked.ordinal,
@@ -423,6 +428,7 @@ class Authority:
         arrived: lowwater.Arrived | None = None,
         since: float | None = None,
         waiting_for: Sequence[str] = (),
+        remarks: lowwater.Remarks = NO_REMARKS,
     ) -> None:
         """Stage what the ranges are at for the reporter; costs nothing on the network. Raises what replaced the run.
 
@@ -432,19 +438,29 @@ class Authority:
         lease = self.lease
         assert lease is not None
         self._widen(lease.refused)
-        said = (reading, tuple(values), since, tuple(waiting_for))
+        said = (reading, tuple(values), since, tuple(waiting_for), remarks)
         if pending is None and arrived is None and said == self._said and not lease.lost:
             return
         self._said = None
         with self._noticing():
-            self._renew(lease, reading, values, pending, finished, arrived, since, in_short(waiting_for))
+            self._renew(lease, reading, values, pending, finished, arrived, since, in_short(waiting_for), remarks)
         self._said = said
 
     def tell(self, waiting_for: Sequence[str]) -> None:
         """Say the same as was said last, and that the stage waits for something else; nothing before the first report, and while away."""
         if self._said is not None and self.lease is not None and not self.problem:
-            reading, values, since, _ = self._said
-            self.renew(reading, values, since=since, waiting_for=waiting_for)
+            reading, values, since, _, remarks = self._said
+            self.renew(reading, values, since=since, waiting_for=waiting_for, remarks=remarks)
+
+    def end(self, failure: str) -> None:
+        """Tell that the run ends here: by an error, or, when ``failure`` is empty, in good order. Only for people: whoever cannot be told is not."""
+        if self._said is None or self.problem:
+            return
+        reading, values, _, _, remarks = self._said
+        try:
+            self.renew(reading, values, remarks=remarks._replace(ended=True, failure=in_short([failure])))
+        except errors.LowwaterError as refusal:
+            logger.debug("nobody is told that %s ends: %s", self.full_name, refusal)
 
     def _renew(
         self,
@@ -456,6 +472,7 @@ class Authority:
         arrived: lowwater.Arrived | None,
         since: float | None,
         waits: str,
+        remarks: lowwater.Remarks,
     ) -> None:
         shares = list(reading.heuristics.values())
         reference = max([t for t in (reading.low, *shares) if t != MAX], default=0)
@@ -471,6 +488,7 @@ class Authority:
                 arrived=arrived,
                 oldest_operation=operation,
                 waiting_for=waits,
+                remarks=remarks,
             )
             return
         if reading.low == MAX:
@@ -486,6 +504,7 @@ class Authority:
                 arrived=arrived,
                 oldest_operation=operation,
                 waiting_for=waits,
+                remarks=remarks,
             )
 
     def _finish(self, lease: lowwater.Lease, handles: Sequence[int]) -> None:

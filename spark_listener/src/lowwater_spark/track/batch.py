@@ -200,6 +200,8 @@ class Outcome:
     """How many tasks it has at most."""
     arrived: lowwater.Arrived | None = None
     """How late the rows were that it has read, those of an injector with state that it has emitted; None when nobody asks."""
+    untimed: int = 0
+    """Number of the rows that had no event time."""
 
 
 class Batch:
@@ -688,6 +690,7 @@ class Batch:
             fixed(update, [each for each in manifest.ranges if each.state or each.segmented]),
             partitions,
             manifest.arrived,
+            manifest.untimed,
         )
         emitted = rows_of(frame.sparkSession, store, manifest, columns)
         # A replay may find all that it emits in the sink already, and read nothing.
@@ -817,4 +820,5 @@ class Batch:
             late=counted.late,
             late_example=counted.late_example,
             late_handle=counted.late_handle,
+            untimed=counted.untimed,
         )

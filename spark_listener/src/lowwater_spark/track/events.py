@@ -7,6 +7,7 @@ event comes after its batch's entry in the commit log, any time after, and tells
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,10 +17,13 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["BatchEvent", "Events", "observe_oldest"]
+__all__ = ["BatchEvent", "Events", "observe_oldest", "observe_untimed"]
 
 _NAME: Final = "lowwater.oldest"
 """What the observation is called in the events."""
+
+_UNTIMED: Final = "lowwater.untimed."
+"""What the observations of driven frames begin with: a query may have several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +37,26 @@ class BatchEvent:
     """Rows that Spark dropped for being below its own watermark."""
     ran: bool = True
     """Whether there was a batch: Spark also says that there was none, with the number of the next one."""
+    untimed: int = 0
+    """Number of rows without an event time among those that the query reads under drive(), or else writes."""
 
 
 def observe_oldest(frame: DataFrame, event_time: str | Column) -> DataFrame:
-    """Return the stream with an observation of the least event time of each batch. It rides on the batch's own job."""
+    """Return the stream with an observation of the least event time of each batch, and of rows without one. It rides on the batch's own job."""
     from pyspark.sql import functions as sf
 
     time = column_of(frame, event_time)
-    return frame.observe(_NAME, sf.unix_micros(sf.min(time)).alias("oldest"))
+    return frame.observe(
+        _NAME, sf.unix_micros(sf.min(time)).alias("oldest"), sf.count_if(time.isNull()).alias("untimed")
+    )
+
+
+def observe_untimed(frame: DataFrame, event_time: str) -> DataFrame:
+    """Return a stream that is to be driven with an observation of its rows without an event time, which no window takes."""
+    from pyspark.sql import functions as sf
+
+    time = column_of(frame, event_time)
+    return frame.observe(f"{_UNTIMED}{uuid.uuid4().hex}", sf.count_if(time.isNull()).alias("untimed"))
 
 
 class Events:
@@ -71,7 +87,11 @@ def _key(event: Any) -> tuple[int, str]:
 
 
 def _event(event: Any) -> BatchEvent:
-    row = event.observedMetrics().get(_NAME)
+    metrics = event.observedMetrics()
+    row = metrics.get(_NAME)
+    driven = [metrics.get(name).getLong(0) for name in metrics if name.startswith(_UNTIMED)]
+    untimed = sum(driven) if driven else 0 if row is None else row.getLong(1)
     dropped = sum(operator.numRowsDroppedByWatermark() for operator in event.stateOperators())
     ran = event.durationMs().containsKey("addBatch")
-    return BatchEvent(event.batchId(), None if row is None or row.isNullAt(0) else row.getLong(0), dropped, ran)
+    oldest = None if row is None or row.isNullAt(0) else row.getLong(0)
+    return BatchEvent(event.batchId(), oldest, dropped, ran, untimed)

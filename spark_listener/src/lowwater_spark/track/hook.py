@@ -424,6 +424,10 @@ class Hook:
             )
             ended[part.name] = (state, outcome, holding)
             part.count_late(batch.id, outcome)
+            if (
+                not self.run.checked.controls
+            ):  # of driven frames Spark's events tell, before windows leave such rows out
+                part.count_untimed(batch.id, outcome.untimed)
         return list(ended.values())
 
     def _logged(self, part: Part, number: int) -> Layout | None:

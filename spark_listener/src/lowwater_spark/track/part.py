@@ -13,6 +13,7 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Final
 
 import lowwater
@@ -88,6 +89,10 @@ class Part:
     """The newest of them, and its batch."""
     seen: Seen | None = field(default=None, init=False)
     """What an injector knows of its source after the newest batch; None when nobody looks."""
+    untimed_rows: int = field(default=0, init=False)
+    """Number of rows of this run that had no event time."""
+    driven_holdback: int = field(default=0, init=False)
+    """Event time by which Spark's own operators stay below the inputs by design, of a driven query, microseconds."""
     unsent: Sequence[Unsent] = field(default=(), init=False)
     """What its last batch keeps until another store has taken it. Not known before the first batch of the run, which is asked for at once when there is some."""
     _unreported: tuple[tuple[Sequence[int], Sequence[int]], int] | None = field(default=None, init=False)
@@ -385,7 +390,14 @@ class Part:
             arrived=arrived,
             since=since,
             waiting_for=waiting_for,
+            remarks=lowwater.Remarks(self._holdback, untimed_rows=self.untimed_rows),
         )
+
+    @property
+    def _holdback(self) -> int:
+        """Event time by which its watermark stays below the inputs by design, microseconds."""
+        window = self.keyed.window
+        return self.driven_holdback + (0 if window is None else window // timedelta(microseconds=1))
 
     def count_seen(self, batch: int, seen: Seen) -> None:
         """Count the rows of an injector's batch that break what was declared of its source, and say so."""
@@ -419,6 +431,17 @@ class Part:
         bounds = self.keyed.bounds
         parts = [] if bounds is None or self.seen is None else bounds.holding(self.seen)
         return [*map(str, self.unsent), *parts]
+
+    def count_untimed(self, batch: int, rows: int) -> None:
+        """Count the rows of a batch that had no event time, and say so once."""
+        if rows and not self.untimed_rows:
+            logger.warning(
+                "batch %d of %s has %d rows without an event time, which hold no watermark and are in no window; later ones are counted",
+                batch,
+                self.name,
+                rows,
+            )
+        self.untimed_rows += rows
 
     def count_late(self, batch: int, outcome: Outcome) -> None:
         """Count the rows of a batch that were below what had been promised, and say so."""

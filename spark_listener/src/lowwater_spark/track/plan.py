@@ -233,7 +233,11 @@ class Checked:
             return MIN
         if self.controls and is_end(plan.watermark):
             return MAX
-        watermark, bound = plan.watermark * 1000, MAX
+        return self.bound_at(plan.watermark * 1000)
+
+    def bound_at(self, watermark: int) -> int:
+        """Return the same, when Spark's watermark stands at a time; microseconds both. Of a plan that holds something."""
+        bound = MAX
         if self.stamps:
             bound = lowest_stamp(self.stamps, watermark)
         if self.declared or not self.stamps:

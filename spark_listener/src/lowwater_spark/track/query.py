@@ -18,7 +18,7 @@ from lowwater_spark.track.authority import REPLACED
 from lowwater_spark.track.events import Events
 from lowwater_spark.track.hook import GLANCE, PATIENCE, QUIET
 from lowwater_spark.track.run import Controls, Run
-from lowwater_spark.track.status import Status
+from lowwater_spark.track.status import Status, first_line
 
 if TYPE_CHECKING:
     from pyspark.errors import StreamingQueryException
@@ -98,6 +98,10 @@ class Tracked:
 
     def _end(self) -> None:
         """End the query, if that is ours to do."""
+
+    def _failed(self) -> BaseException | None:
+        """Return the error that ended it; None: there is none."""
+        return self._run.failure
 
     def _look_back(self) -> None:
         """Take what is said of the batches afterwards. Nothing depends on it but what is shown."""
@@ -208,6 +212,7 @@ class Tracked:
             self._driving.silence()
         if self._run.failure is not None and self._active():
             self._end()
+        self._run.end(first_line(self._failed()))
         # Only now: a frame that is free again may be told of values that are another query's.
         if self._driving is not None:
             self._driving.close()
@@ -292,6 +297,14 @@ class TrackedQuery(Tracked):
 
     def _end(self) -> None:
         self.query.stop()
+
+    def _failed(self) -> BaseException | None:
+        if self._run.failure is not None or self._run.stopping:
+            return self._run.failure
+        try:
+            return self.query.exception()
+        except Exception as failure:  # noqa: BLE001 - whatever py4j raises when the JVM is gone
+            return failure
 
     def _look_back(self) -> None:
         """Take what Spark says of its batches afterwards. Nothing depends on it but what is shown."""

@@ -66,6 +66,8 @@ class Counted:
     """Its key range."""
     arrived: Arrived | None = None
     """How late they were; None when nobody asks, or nothing is known that lateness counts from."""
+    untimed: int = 0
+    """Number of them that had no event time."""
 
 
 _GROWTH: Final = math.log(1.05)
@@ -159,7 +161,7 @@ class Rows:
     def _measures(self) -> list[Column]:
         from pyspark.sql import functions as sf
 
-        measures = [self._actions.all_rows()]
+        measures = [self._actions.all_rows(), self._actions.untimed(self._frame, self._keyed.event_time)]
         if self._promised != MIN:
             measures.append(self._actions.oldest(self._frame, self._keyed.event_time))
         if self._reference != MIN:
@@ -176,7 +178,7 @@ class Rows:
             found = _measured(row.asDict())
         late = found.oldest is not None and found.oldest < self._promised
         counted = self._find_late(found.rows) if late else Counted(found.rows)
-        return dataclasses.replace(counted, arrived=self._arrived(found.arrived))
+        return dataclasses.replace(counted, arrived=self._arrived(found.arrived), untimed=found.untimed)
 
     def _arrived(self, found: str | None) -> Arrived | None:
         if found is None:
@@ -218,10 +220,12 @@ class _Measured(NamedTuple):
     """The least event time, microseconds; None when no row has one, or none can be late."""
     arrived: str | None
     """The buckets of lateness, as JSON; None when nobody asks."""
+    untimed: int = 0
+    """Number of rows without an event time."""
 
 
 def _measured(values: Mapping[str, Any]) -> _Measured:
-    return _Measured(values["rows"], values.get("oldest"), values.get("arrived"))
+    return _Measured(values["rows"], values.get("oldest"), values.get("arrived"), values["untimed"])
 
 
 class Actions:
@@ -250,6 +254,7 @@ class Actions:
         self._listener: Any = None
         self._all_rows: Column | None = None
         self._oldest: Column | None = None
+        self._untimed: Column | None = None
 
     def all_rows(self) -> Column:
         """Return the measure of all rows: the same for all batches."""
@@ -266,6 +271,14 @@ class Actions:
         if self._oldest is None:
             self._oldest = sf.min(event_micros(frame, event_time)).alias("oldest")
         return self._oldest
+
+    def untimed(self, frame: DataFrame, event_time: str | Column) -> Column:
+        """Return the measure of rows without an event time: the same for all batches, as :meth:`oldest` is. Raises as :func:`event_micros`."""
+        from pyspark.sql import functions as sf
+
+        if self._untimed is None:
+            self._untimed = sf.count_if(event_micros(frame, event_time).isNull()).alias("untimed")
+        return self._untimed
 
     def expect(self, frame: DataFrame) -> str:
         """Return the name of the metric to put on a batch's frame; empty when nobody would hear of it."""
@@ -327,7 +340,7 @@ class Actions:
         # Each by itself: the late row may be one that only the smaller of two actions has read.
         most = max(found, key=lambda each: each.rows)
         oldest = min((each.oldest for each in found if each.oldest is not None), default=None)
-        return _Measured(most.rows, oldest, most.arrived)
+        return _Measured(most.rows, oldest, most.arrived, most.untimed)
 
     def _drained(self, frame: DataFrame) -> bool:
         """Wait until Spark has handed out its events; False when that takes too long."""

@@ -272,8 +272,15 @@ class Run:
     def waiting_for(self) -> tuple[str, ...]:
         """Return what the query waits for, in words."""
         waiting = () if self.reader is None else self.reader.progress.waiting_for()
+        if self.batches.elsewhere:
+            batch = self.progress.committed.batch
+            last = f"the last batch of which is {batch}" if batch != NOTHING else "which has committed no batch"
+            waiting = [f"the job that this sidecar follows, {last}, to read {name}" for name in waiting]
         held = [name for part in self.parts for name in part.held_by()]
-        return (*filter(None, [self.unread, self.heads.lost, self._held_by_spark()]), *held, *waiting)
+        # What is waited for, and then the error: an error by itself is nothing that anybody waits for.
+        unread = self.unread and f"a checkpoint that answers: {self.unread}"
+        lost = self.heads.lost and f"sources that can be listed: {self.heads.lost}"
+        return (*filter(None, [unread, lost, self._held_by_spark()]), *held, *waiting)
 
     def _held_by_spark(self) -> str:
         """Return why what Spark holds keeps the watermark below that of the inputs; empty: it does not."""
@@ -311,7 +318,17 @@ class Run:
 
     def take(self, events: Iterable[BatchEvent]) -> None:
         """Take notice of what Spark says of its batches afterwards. Nothing depends on it but what is shown."""
-        self.batches.take(events)
+        told = list(events)
+        with self.lock:
+            for event in told:
+                self.parts[0].count_untimed(event.batch, event.untimed)
+        self.batches.take(told)
+
+    def end(self, failure: str) -> None:
+        """Tell the authority that the run ends, and by which error; empty: in good order."""
+        with self.lock:
+            for part in self.parts:
+                part.authority.end(failure)
 
     def close(self) -> None:
         """Stop reporting; the ranges hold where they stand."""
@@ -345,6 +362,7 @@ class Run:
                 holding=holding,
                 waiting_for=self.waiting_for(),
                 late_rows=part.late_rows,
+                untimed_rows=part.untimed_rows,
                 late_example=""
                 if late is None
                 else f"{late.where or lowwater.Watermark(late.micros)} in batch {late.batch}",

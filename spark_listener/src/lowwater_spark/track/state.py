@@ -108,6 +108,8 @@ class Version:
     """How the key space is cut; version 0: into equal parts."""
     arrived: Arrived | None = None
     """How late its rows were; None when nobody asked."""
+    untimed: int = 0
+    """Number of its rows that had no event time."""
 
     @property
     def held(self) -> list[int | None]:
@@ -348,6 +350,7 @@ def _entry(manifest: Version) -> dict[str, Any]:
         "late": manifest.late,
         "late_example": manifest.late_example,
         "late_handle": manifest.late_handle,
+        **({"untimed": manifest.untimed} if manifest.untimed else {}),
         **({} if manifest.arrived is None else {"arrived": _counted(manifest.arrived)}),
     }
 
@@ -367,6 +370,7 @@ def _manifest(entry: Mapping[str, Any]) -> Version:
         late=entry["late"],
         late_example=entry["late_example"],
         late_handle=entry.get("late_handle"),
+        untimed=entry.get("untimed", 0),
         layout=layout_from_json(entry["layout"]) if "layout" in entry else EQUAL,
         arrived=_arrived(*entry["arrived"]) if "arrived" in entry else None,
     )

@@ -11,13 +11,16 @@ import lowwater
 from lowwater._core.text import on_one_line
 from lowwater_spark.track.cut import Cut
 
-__all__ = ["KeyRange", "Status", "in_short"]
+__all__ = ["KeyRange", "Status", "first_line", "in_short"]
 
 _MOST: Final = 200
 """Bytes of UTF-8 that the authority takes of what a worker waits for."""
 
 _LEADING_FOLDERS: Final = re.compile(r"\S*/(?=[^\s/]+/[^\s/]+)")
 """All of a path but its last two names, which say most."""
+
+_SPARKS_OWN: Final = re.compile(r"^\[STREAM_FAILED\] .*? terminated with exception: ")
+"""What Spark puts before the error that ended a query."""
 
 
 def in_short(waiting_for: Sequence[str]) -> str:
@@ -26,7 +29,7 @@ def in_short(waiting_for: Sequence[str]) -> str:
     >>> in_short([]), in_short(["/in/a.json"]), in_short(["/in/a.json", "/in/b.json"])
     ('', '/in/a.json', '/in/a.json, and 1 more')
     """
-    if not waiting_for:
+    if not any(waiting_for):
         return ""
     first = on_one_line(waiting_for[0])
     more = f", and {len(waiting_for) - 1} more" if waiting_for[1:] else ""
@@ -39,6 +42,19 @@ def in_short(waiting_for: Sequence[str]) -> str:
         head = said[: room // 3]
         first = f"{head.decode(errors='ignore')}...{said[len(head) + 3 - room :].decode(errors='ignore')}"
     return first + more
+
+
+def first_line(failure: BaseException | None) -> str:
+    r"""Return the first line of an error, for people; empty for none. Of Spark's error, without the ids of the query that it begins with.
+
+    >>> first_line(None), first_line(OSError("no space left")), first_line(KeyError())
+    ('', 'no space left', 'KeyError')
+    >>> first_line(ValueError("[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [SCHEMA] no\nat"))
+    '[SCHEMA] no'
+    """
+    if failure is None:
+        return ""
+    return _SPARKS_OWN.sub("", str(failure)).strip().partition("\n")[0] or type(failure).__name__
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +104,9 @@ class Status:
     """The oldest of them: its batch and event time."""
     ticks: int
     """Empty batches that this run has asked for."""
+    untimed_rows: int = 0
+    """Rows of this run that had no event time: they hold no watermark, and are in no window. Of a driven query that is told by
+    batches, those are counted that Spark has read."""
     late_range: KeyRange | None = None
     """The key range of the oldest late row; None without one, and where it is not known."""
     dropped_rows: int = 0

@@ -82,7 +82,7 @@ _PLACE: Final = "__lowwater_place"
 _SEED: Final = "__lowwater_seed"
 _ROW_GROUP: Final = 64 << 20
 """Bytes of rows that are emitted before they are written."""
-_DETAIL: Final = ("finished", "late")
+_DETAIL: Final = ("finished", "late", "untimed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,6 +382,7 @@ def _manifest_of(receipts: Sequence[Receipt], job: _Job, digest: str, cut: Cut) 
         pending=(starts, [pending[start] for start in starts]),
         finished=totals["finished"],
         late=totals["late"],
+        untimed=totals["untimed"],
         late_example=late_example,
         late_handle=late_handle,
         layout=cut.layout,
@@ -401,7 +402,7 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
     out = _Emitted(job, f"{attempt}.parquet")
     pending = lowwater.Histogram(job.reference)
     made: dict[int, RangeEntry] = {}
-    rows_in = late = emitted_rows = 0
+    rows_in = late = untimed = emitted_rows = 0
     examples: list[tuple[int, int]] = []
     loads: list[list[int]] = []
     early: list[tuple[int, int, int]] = []
@@ -413,6 +414,7 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
         if low_time is not None and low_time < job.promised:
             late += pc.sum(pc.less(times, job.promised)).as_py()
             examples.append((low_time, handle))
+        untimed += times.null_count
         rows_in += data.num_rows
         bare = data.drop_columns([name for name in (_TIME, _PLACE, _SEED) if name in data.column_names])
         if isinstance(job.update, RelaidUpdate):
@@ -454,6 +456,7 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
         "arrived": [np.flatnonzero(arrived).tolist(), arrived[arrived > 0].tolist()],
         "finished": part.finished,
         "late": late,
+        "untimed": untimed,
         "late_example": min(examples, default=None),
         "loads": loads,
         "early": early,

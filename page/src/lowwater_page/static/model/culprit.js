@@ -9,7 +9,7 @@ const UNKNOWN = { micros: null, state: "unknown" };
 
 /** Seconds that an operation runs until it is called long. */
 export const RUNNING_SECONDS = 60;
-/** Event time that a stage which rounds down may be behind its input: the usual step, as `lowwater why` has it. */
+/** Event time that a stage which rounds down may be behind its input: the usual step, for a stage whose worker does not tell its own. */
 const STEP_MICROS = 3600 * 1e6;
 /** How many times as far behind something upstream has to be to be named before a worker that is at one long operation. */
 const OUTWEIGHS = 10;
@@ -39,7 +39,7 @@ export function order(watermark) {
  * For every computation the one that holds it, as `find_way` of the client has it, which says the rule in full. One that has come as far as the
  * least of its inputs is held by that input. One that has not is behind by its own doing, as far as it is behind them; a source, as far as it is
  * behind the clock. The one that adds most is to blame, but what is in trouble comes first, and one at a long operation before an input that is
- * less than ten times as far behind. An input that is not registered holds by its name. One that is cut into slices waits for the slowest of them,
+ * less than ten times as far behind. One that is behind by less than it holds back by design adds nothing. An input that is not registered holds by its name. One that is cut into slices waits for the slowest of them,
  * and these for its inputs.
  *
  * Whoever leads to somebody leads to the same end whoever asks, so one end for each is enough: O(computations + edges) for all of
@@ -65,7 +65,7 @@ export function culprits(computations, now) {
         continue;
       }
       const each = computations.get(here);
-      const { lowest, ahead, lag } = inputsOf(each, slices.get(here), computations, start(here));
+      const { lowest, ahead, held, lag } = inputsOf(each, slices.get(here), computations, start(here));
       if (!begun.has(here)) {
         begun.add(here);
         const missing = lowest.filter((input) => !begun.has(input));
@@ -74,10 +74,12 @@ export function culprits(computations, now) {
       }
       const why = keeps(each, now);
       const own = { guilty: here, by: "", trouble: TROUBLE.has(why), lag };
+      const behind = lag > 0 || (own.trouble && held);
       let end = own;
       for (const input of ahead ? [] : lowest) {
         const other = found.get(input);
-        if (other === undefined || (lag > 0 && !goesOn(own, why === "busy" && !slices.has(here), other))) continue;
+        const rounding = each?.holder?.holdback_micros ? 0 : STEP_MICROS;
+        if (other === undefined || (behind && !goesOn(own, why === "busy" && !slices.has(here), other, rounding))) continue;
         if (end === own || heavier(other, end)) end = { ...other, by: input };
       }
       found.set(here, end);
@@ -103,12 +105,13 @@ function heavier(a, b) {
  * @param {Culprit} own
  * @param {boolean} longOperation
  * @param {Culprit} end
+ * @param {number} rounding How much of its lag its rounding may explain; 0 where that is known and left out already.
  * @returns {boolean}
  */
-function goesOn(own, longOperation, end) {
+function goesOn(own, longOperation, end, rounding) {
   if (own.trouble) return false;
   if (end.lag > own.lag * (longOperation ? OUTWEIGHS : 1)) return true;
-  return end.trouble && !longOperation && own.lag <= STEP_MICROS;
+  return end.trouble && !longOperation && own.lag <= rounding;
 }
 
 /**
@@ -156,11 +159,12 @@ function starts(computations, now) {
  * @param {string[] | undefined} slices Its own, where it is cut.
  * @param {Map<string, import("./types.js").Computation>} computations
  * @param {number} start What a source is compared with.
- * @returns {{lowest: string[], ahead: boolean, lag: number}} `ahead`: an estimate that does not wait for them. `lag` in microseconds.
+ * @returns {{lowest: string[], ahead: boolean, held: boolean, lag: number}} `ahead`: an estimate that does not wait for them. `held`: whether it is
+ *   below them. `lag` in microseconds: 0 for one that is behind by less than its worker holds back by design.
  */
 function inputsOf(each, slices, computations, start) {
-  if (each === undefined || !each.registered) return { lowest: [], ahead: false, lag: Infinity };
-  if (each.low.state === "finished") return { lowest: [], ahead: false, lag: 0 };
+  if (each === undefined || !each.registered) return { lowest: [], ahead: false, held: true, lag: Infinity };
+  if (each.low.state === "finished") return { lowest: [], ahead: false, held: false, lag: 0 };
   const waited = slices ?? each.inputs;
   const lows = waited.map((name) => has(computations.get(name), slices && each));
   const least = lows.reduce((a, b) => Math.min(a, b), Infinity);
@@ -168,7 +172,8 @@ function inputsOf(each, slices, computations, start) {
   const lowest = waited.filter((_, index) => lows[index] === least);
   const ahead = each.estimated && slices === undefined && lowest.length > 0 && own > least;
   const allowed = ahead || lowest.length === 0 ? start : least;
-  return { lowest, ahead, lag: own >= allowed ? 0 : allowed - own };
+  const held = own < allowed;
+  return { lowest, ahead, held, lag: held && allowed - own >= (each.holder?.holdback_micros ?? 0) ? allowed - own : 0 };
 }
 
 /**
@@ -188,12 +193,12 @@ function has(each, whole) {
 /**
  * What keeps a computation where it is, as `cause_of` of the client has it, which `lowwater status` shows: one decision for both.
  *
- * @typedef {"finished" | "not registered" | "never claimed" | "unowned" | "silent" | "not heard of" | "busy" | "waiting" | "moving" |
- *   "moved on"} Keeps
+ * @typedef {"finished" | "not registered" | "never claimed" | "unowned" | "silent" | "stopped" | "failed" | "not heard of" | "busy" |
+ *   "waiting" | "moving" | "moved on"} Keeps
  */
 
 /** Of these, those after which somebody has to act: nobody that is alive works on it. */
-const TROUBLE = new Set(["not registered", "never claimed", "unowned", "silent"]);
+const TROUBLE = new Set(["not registered", "never claimed", "unowned", "silent", "stopped", "failed"]);
 
 /**
  * @param {import("./types.js").Computation | undefined} each
@@ -207,6 +212,7 @@ export function keeps(each, now) {
   if (holder === null) return "moved on";
   if (holder.state === "never claimed" || holder.state === "unowned") return holder.state;
   if (holder.state !== "owned") return "moved on";
+  if (holder.ended) return holder.failure ? "failed" : "stopped";
   if (!holder.last_report_micros) return "not heard of";
   if (silent(holder, now)) return "silent";
   if (oldest && now - oldest > RUNNING_SECONDS * 1e6) return "busy";
@@ -242,6 +248,10 @@ export function doing(range, now) {
       break;
     default:
       return range.state;
+  }
+  if (range.ended) {
+    const ago = `${since(range.last_report_micros)} ago`;
+    return range.failure ? `which failed ${ago}: ${range.failure}` : `which stopped ${ago}`;
   }
   if (!range.last_report_micros) return "of which the authority has not heard yet";
   if (silent(range, now)) return `silent for ${since(range.last_report_micros)}`;

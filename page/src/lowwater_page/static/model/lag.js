@@ -113,13 +113,25 @@ export function unheard(range) {
 }
 
 /**
- * Whether an owner has not been heard of for too long, by the authority's clock. Of one never heard of nobody knows.
+ * Whether an owner has not been heard of for too long, by the authority's clock. Of one never heard of nobody knows. One that has ended has said so.
  *
  * @param {import("./types.js").Range} range
  * @param {number} now
  * @returns {boolean}
  */
 export function silent(range, now) {
-  const { state, last_report_micros: last } = range;
-  return state === "owned" && last !== 0 && now - last > SILENT_SECONDS * 1e6;
+  const { state, ended, last_report_micros: last } = range;
+  return state === "owned" && !ended && last !== 0 && now - last > SILENT_SECONDS * 1e6;
+}
+
+/**
+ * What is wrong with an owner, in a word.
+ *
+ * @param {import("./types.js").Range} range
+ * @param {number} now
+ * @returns {"" | "silent" | "stopped" | "failed"} Empty: nothing, or it has no owner.
+ */
+export function trouble(range, now) {
+  if (range.ended) return range.failure ? "failed" : "stopped";
+  return silent(range, now) ? "silent" : "";
 }

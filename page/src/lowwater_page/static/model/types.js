@@ -15,6 +15,10 @@
  * @property {number} since_micros Since when it has stood at this watermark; 0 when nobody knows.
  * @property {number} last_report_micros 0 when there was none.
  * @property {string} waiting_for What its worker says that it waits for: text that others chose. Empty: nothing.
+ * @property {number} holdback_micros Event time by which its worker stays below its inputs by design; 0: none, or not known.
+ * @property {boolean} ended Whether its worker has ended, as its last report says.
+ * @property {string} failure First line of the error that ended it: text that others chose. Empty: it was stopped in good order.
+ * @property {number} untimed_rows Number of rows without an event time that its worker has read.
  *
  * @typedef {object} Computation
  * @property {string} name

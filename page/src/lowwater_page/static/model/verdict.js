@@ -10,10 +10,10 @@ const STUCK_SECONDS = 15;
 
 /**
  * Why a computation stands where it stands. `waits`: for an input. `stuck`: nobody works on what holds it. `long`: at one operation for more
- * than a minute. `source`: an injector at work, whose data is that old. `behind`: at work on data that old. `above`: it is cut, and its slices
+ * than a minute. `stopped`: its worker was stopped in good order. `failed`: its worker ended by an error. `source`: an injector at work, whose data is that old. `behind`: at work on data that old. `above`: it is cut, and its slices
  * are further. `unclaimed`: it never began.
  *
- * @typedef {"" | "waits" | "stuck" | "long" | "source" | "behind" | "above" | "unclaimed"} Cause
+ * @typedef {"" | "waits" | "stuck" | "stopped" | "failed" | "long" | "source" | "behind" | "above" | "unclaimed"} Cause
  */
 
 /**
@@ -102,6 +102,7 @@ function cause(computation, guilty, at, now, cut) {
   const why = keeps(computation, now);
   if (why === "never claimed") return "unclaimed";
   if (why === "silent" || (why === "unowned" && now - since_micros > STUCK_SECONDS * 1e6)) return "stuck";
+  if (why === "stopped" || why === "failed") return why;
   if (cut) return at === "ontime" ? "" : "above";
   if (why === "busy") return "long";
   if (at === "ontime") return "";
@@ -119,7 +120,9 @@ export function because({ cause: why, guilty }) {
     case "waits":
       return `waits for ${guilty}`;
     case "stuck":
-      return "stuck";
+    case "stopped":
+    case "failed":
+      return why;
     case "source":
       return "its data is old";
     case "long":
@@ -152,7 +155,7 @@ export function ranked(verdicts) {
  */
 export function badness({ level: at, lag, cause: why, trouble }) {
   if (at === "finished") return -Infinity;
-  return (lag ?? 0) + (isLate(at) ? (trouble ? 3e12 : 2e12) : at === "unknown" ? 1e12 : why === "stuck" ? 1e11 : 0);
+  return (lag ?? 0) + (isLate(at) ? (trouble ? 3e12 : 2e12) : at === "unknown" ? 1e12 : isStuck(why) ? 1e11 : 0);
 }
 
 /**
@@ -172,7 +175,17 @@ function isLate(at) {
 export function kind({ level: at, cause: why }) {
   if (isLate(at)) return "late";
   if (at === "unknown" || at === "finished") return at;
-  return why === "stuck" ? "stuck" : "ontime";
+  return isStuck(why) ? "stuck" : "ontime";
+}
+
+/**
+ * Whether a cause is a worker that should be there and is not. One that was stopped in good order need not be.
+ *
+ * @param {Cause} why
+ * @returns {boolean}
+ */
+export function isStuck(why) {
+  return why === "stuck" || why === "failed";
 }
 
 /**
@@ -219,7 +232,7 @@ export function summary(verdicts, now, all = verdicts) {
     return { ...about, tone: "unknown", text, held };
   }
   if (counts.stuck > 0) {
-    const text = `Nothing is late yet, but ${name} is stuck, ${far} behind`;
+    const text = `Nothing is late yet, but ${name} ${worst.cause === "failed" ? "has failed" : "is stuck"}, ${far} behind`;
     return { ...about, tone: "stuck", text, held };
   }
   if (worst.level === "slow") {

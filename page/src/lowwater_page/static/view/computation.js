@@ -9,7 +9,7 @@ import { format } from "../model/route.js";
 import { sliceOf, slicesOf, wholes } from "../model/slices.js";
 import { same } from "../model/strip.js";
 import { ago, duration, lag, parted } from "../model/time.js";
-import { heldBy, percent } from "../model/verdict.js";
+import { heldBy, isStuck, percent } from "../model/verdict.js";
 import { Chart } from "./chart.js";
 import { Completions } from "./completions.js";
 import { Budgets } from "./budgets.js";
@@ -50,7 +50,7 @@ export function Computation({ verdict, verdicts, route, go, now, changes }) {
       <a href=${format({ ...route, name: "" })}>← All computations</a>
       ${verdicts.has(root) && html` / <a href=${format({ ...route, name: root })}>${root}</a>, of which this is a slice`}
     </p>
-    <section class="lead tone-${verdict.cause === "stuck" ? "stuck" : verdict.level}" aria-label="Summary">
+    <section class="lead tone-${isStuck(verdict.cause) ? "stuck" : verdict.level}" aria-label="Summary">
       <${Symbol} level=${verdict.level} />
       <div>
         <h1><${Name} name=${name} /></h1>

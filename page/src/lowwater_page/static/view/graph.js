@@ -9,7 +9,7 @@ import { layered } from "../model/layers.js";
 import { format } from "../model/route.js";
 import { sliceOf } from "../model/slices.js";
 import { brief, mark } from "../model/time.js";
-import { because, way } from "../model/verdict.js";
+import { because, isStuck, way } from "../model/verdict.js";
 import { Bar } from "./bar.js";
 import { useMedia, useWidth, useZone } from "./hooks.js";
 import { Symbol, far } from "./parts.js";
@@ -337,7 +337,7 @@ function Node({ verdict, slices, place, route, now, blamed, dimmed, flat, brief:
             <span>${mark(computation.low, now, zone)}</span>
             <span class="node-most" title=${most === null ? "" : `${mostName} of the records lately seen`}>${most !== null && `${mostName} ${brief(Math.max(0, most))}`}</span>
           </span>`}
-          <span class="node-why ${verdict.cause === "stuck" ? "ink-stuck strong" : ""}">${[slices > 0 && `${slices.toLocaleString("en")} slices`, why || about(computation)].filter(Boolean).join(" · ")}</span>`}
+          <span class="node-why ${isStuck(verdict.cause) ? "ink-stuck strong" : ""}">${[slices > 0 && `${slices.toLocaleString("en")} slices`, why || about(computation)].filter(Boolean).join(" · ")}</span>`}
   </a>`;
 }
 

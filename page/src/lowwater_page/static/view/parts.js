@@ -3,7 +3,7 @@
 import { html } from "../html.js";
 import { WORDS } from "../model/lag.js";
 import { clock, iso, lag, stamp } from "../model/time.js";
-import { because } from "../model/verdict.js";
+import { because, isStuck } from "../model/verdict.js";
 import { useZone } from "./hooks.js";
 
 /** @typedef {import("../model/verdict.js").Verdict} Verdict */
@@ -69,7 +69,7 @@ export function State({ verdict }) {
   return html`<span class="state">
     <${Symbol} level=${verdict.level} />
     <span class="ink-${verdict.level}">${WORDS[verdict.level]}</span>
-    ${why && html`<span class="why ${verdict.cause === "stuck" ? "ink-stuck strong" : "quiet"}">${why}</span>`}
+    ${why && html`<span class="why ${isStuck(verdict.cause) ? "ink-stuck strong" : "quiet"}">${why}</span>`}
   </span>`;
 }
 

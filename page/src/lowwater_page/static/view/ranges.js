@@ -2,7 +2,7 @@
 
 import { html } from "../html.js";
 import { useState } from "../vendor/preact-hooks.js";
-import { WORDS, behind, level, silent, unheard } from "../model/lag.js";
+import { WORDS, behind, level, trouble, unheard } from "../model/lag.js";
 import { same } from "../model/strip.js";
 import { ago, lag } from "../model/time.js";
 import { Logs } from "./contacts.js";
@@ -50,7 +50,7 @@ export function RangeTable({ ranges, total, guilty, promise, from, late, now }) 
                 ? html`<${Time} micros=${range.last_report_micros} now=${now} text=${ago(range.last_report_micros, now)} />`
                 : unheard(range)}
             </td>
-            <td class="wide">${range.state}${silent(range, now) && html`, <b class="ink-stuck">silent</b>`}</td>
+            <td class="wide">${range.state}${trouble(range, now) && html`, <b class=${range.ended && !range.failure ? "" : "ink-stuck"}>${trouble(range, now)}</b>`}</td>
           </tr>`;
         })}
       </tbody>

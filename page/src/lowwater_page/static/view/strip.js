@@ -3,7 +3,7 @@
 import { html } from "../html.js";
 import { useRef, useState } from "../vendor/preact-hooks.js";
 import { doing, owner } from "../model/culprit.js";
-import { WORDS, behind, level, silent, unheard } from "../model/lag.js";
+import { WORDS, behind, level, silent, trouble, unheard } from "../model/lag.js";
 import { cells, moved, same } from "../model/strip.js";
 import { ago, lag } from "../model/time.js";
 import { Logs } from "./contacts.js";
@@ -31,6 +31,7 @@ const CELL = 7;
  * @returns {string}
  */
 function pattern(range, now) {
+  if (range.ended) return "unowned";
   if (range.state === "owned") return silent(range, now) ? "silent" : "alive";
   return range.state.replace(" ", "-");
 }
@@ -126,12 +127,14 @@ export function Facts({ range, promise, seconds, now }) {
         ? html`<${Time} micros=${range.last_report_micros} now=${now} text=${ago(range.last_report_micros, now)} />`
         : unheard(range)}
     </dd></div>
-    <div><dt>State</dt><dd>${range.state}${silent(range, now) ? ", silent" : ""}</dd></div>
+    <div><dt>State</dt><dd>${[range.state, trouble(range, now)].filter(Boolean).join(", ")}</dd></div>
     <div><dt>Watermark</dt><dd><${Mark} watermark=${range.watermark} now=${now} />${seconds !== null && html`<span class="quiet">, ${lag(seconds)} behind</span>`}</dd></div>
     <div><dt>Stands there since</dt><dd>
       ${range.since_micros ? html`<${Time} micros=${range.since_micros} now=${now} /> <span class="quiet">${ago(range.since_micros, now)}</span>` : "–"}
     </dd></div>
     <div><dt>Sequencer</dt><dd class="mono">${String(range.sequencer)}</dd></div>
-    ${range.waiting_for && !silent(range, now) && html`<div class="waits"><dt>Waits for</dt><dd>${range.waiting_for}</dd></div>`}
+    ${range.failure && html`<div class="waits"><dt>Failed by</dt><dd>${range.failure}</dd></div>`}
+    ${range.untimed_rows > 0 && html`<div><dt>Rows without a time</dt><dd>${range.untimed_rows.toLocaleString("en")}, in no window</dd></div>`}
+    ${range.waiting_for && !trouble(range, now) && html`<div class="waits"><dt>Waits for</dt><dd>${range.waiting_for}</dd></div>`}
   </dl>`;
 }

@@ -215,6 +215,7 @@ class Range(google.protobuf.message.Message):
     SINCE_MICROS_FIELD_NUMBER: builtins.int
     LAST_REPORT_MICROS_FIELD_NUMBER: builtins.int
     WAITING_FOR_FIELD_NUMBER: builtins.int
+    REMARKS_FIELD_NUMBER: builtins.int
     start: builtins.bytes
     """First key of the range."""
     end: builtins.bytes
@@ -242,6 +243,12 @@ class Range(google.protobuf.message.Message):
     """What its worker waits for, in the worker's own words: text that others chose,
     at most 200 bytes. Empty when it told none, or nobody owns the range.
     """
+    @property
+    def remarks(self) -> Global___Remarks:
+        """What its worker tells of itself; absent when it told nothing, or nobody owns
+        the range.
+        """
+
     def __init__(
         self,
         *,
@@ -255,10 +262,49 @@ class Range(google.protobuf.message.Message):
         since_micros: builtins.int = ...,
         last_report_micros: builtins.int = ...,
         waiting_for: builtins.str = ...,
+        remarks: Global___Remarks | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["end", b"end", "host", b"host", "last_report_micros", b"last_report_micros", "sequencer", b"sequencer", "since_micros", b"since_micros", "start", b"start", "state", b"state", "waiting_for", b"waiting_for", "watermark_micros", b"watermark_micros", "worker", b"worker"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["remarks", b"remarks"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["end", b"end", "host", b"host", "last_report_micros", b"last_report_micros", "remarks", b"remarks", "sequencer", b"sequencer", "since_micros", b"since_micros", "start", b"start", "state", b"state", "waiting_for", b"waiting_for", "watermark_micros", b"watermark_micros", "worker", b"worker"]) -> None: ...
 
 Global___Range: typing_extensions.TypeAlias = Range
+
+@typing.final
+class Remarks(google.protobuf.message.Message):
+    """What a worker tells of itself, for people. Part of no watermark."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HOLDBACK_MICROS_FIELD_NUMBER: builtins.int
+    ENDED_FIELD_NUMBER: builtins.int
+    FAILURE_FIELD_NUMBER: builtins.int
+    UNTIMED_ROWS_FIELD_NUMBER: builtins.int
+    holdback_micros: builtins.int
+    """Event time by which the worker's watermarks stay below those of its inputs by
+    design, microseconds: a window, or how long rows are kept. A worker that is
+    behind by less has nothing left to do. 0: none, or not known.
+    """
+    ended: builtins.bool
+    """True when the worker has ended: this was its last report."""
+    failure: builtins.str
+    """First line of the error that ended it: text that others chose, at most 200
+    bytes of UTF-8 without control characters. Empty: it was stopped in good order.
+    """
+    untimed_rows: builtins.int
+    """Number of rows without an event time that it has read since it began. They
+    hold no watermark, and are in no window.
+    """
+    def __init__(
+        self,
+        *,
+        holdback_micros: builtins.int = ...,
+        ended: builtins.bool = ...,
+        failure: builtins.str = ...,
+        untimed_rows: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ended", b"ended", "failure", b"failure", "holdback_micros", b"holdback_micros", "untimed_rows", b"untimed_rows"]) -> None: ...
+
+Global___Remarks: typing_extensions.TypeAlias = Remarks
 
 @typing.final
 class Watermark(google.protobuf.message.Message):

@@ -445,6 +445,7 @@ class GroupReport(google.protobuf.message.Message):
     TURN_FIELD_NUMBER: builtins.int
     WAITING_FOR_FIELD_NUMBER: builtins.int
     LATENESS_FIELD_NUMBER: builtins.int
+    REMARKS_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """The computation."""
     sequencer: builtins.int
@@ -498,6 +499,12 @@ class GroupReport(google.protobuf.message.Message):
     def lateness(self) -> Global___Lateness:
         """How late its records were; absent leaves what was told."""
 
+    @property
+    def remarks(self) -> lowwater._pb.lowwater.v1.types_pb2.Remarks:
+        """What the worker tells of itself, for people. A state like waiting_for: absent
+        takes it back. Kept in memory only, shown in Range.remarks.
+        """
+
     def __init__(
         self,
         *,
@@ -513,9 +520,10 @@ class GroupReport(google.protobuf.message.Message):
         turn: builtins.int = ...,
         waiting_for: builtins.str = ...,
         lateness: Global___Lateness | None = ...,
+        remarks: lowwater._pb.lowwater.v1.types_pb2.Remarks | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["lateness", b"lateness", "mass", b"mass"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["computation", b"computation", "finish", b"finish", "handles", b"handles", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "lateness", b"lateness", "mass", b"mass", "oldest_operation_micros", b"oldest_operation_micros", "sequencer", b"sequencer", "turn", b"turn", "waiting_for", b"waiting_for", "watermarks_micros", b"watermarks_micros"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["lateness", b"lateness", "mass", b"mass", "remarks", b"remarks"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["computation", b"computation", "finish", b"finish", "handles", b"handles", "input_incarnations", b"input_incarnations", "input_version", b"input_version", "lateness", b"lateness", "mass", b"mass", "oldest_operation_micros", b"oldest_operation_micros", "remarks", b"remarks", "sequencer", b"sequencer", "turn", b"turn", "waiting_for", b"waiting_for", "watermarks_micros", b"watermarks_micros"]) -> None: ...
 
 Global___GroupReport: typing_extensions.TypeAlias = GroupReport
 
