@@ -43,7 +43,7 @@ class ControlDataSource(DataSource):
 
     def schema(self) -> str:
         """Return the one column."""
-        return "value timestamp"
+        return "value timestamp_ltz"  # whatever spark.sql.timestampType says
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's names
         """Return the reader."""
