@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowwater_spark.drive.plan import Steps, holdback_of, steps_of
-from lowwater_spark.track.bounds import Stamp, Window, least_retention, lowest_stamp
+from lowwater_spark.track.bounds import Stamp, Truncated, Window, least_retention, lowest_stamp
 from lowwater_spark.track.plan import Checked
 
 MILLI = 1_000
@@ -218,3 +218,31 @@ def test_where_a_watermark_stands_at_ends_windows_without_gaps_need_no_retention
         <= stamp.retention(at_ends=True)
         == max(micros(0), micros(length - slide))
     )
+
+
+@dataclass
+class Clocks:
+    """A zone whose clocks are ``before`` ahead of UTC, and ``after`` from a transition on. Hours."""
+
+    transition: int
+    before: int
+    after: int
+
+    def day(self, moment: int) -> int:
+        """Return when the local day of a moment begins: the first time that the clocks show its midnight, or the next they can."""
+        clock = moment + (self.after if moment >= self.transition else self.before)
+        midnight = clock - clock % 24
+        early = midnight - self.before
+        return early if early < self.transition else max(self.transition, midnight - self.after)
+
+
+@given(st.integers(90, 150), st.integers(-12, 12), st.integers(-12, 12), st.integers(40, 200))
+def test_no_day_from_a_moment_on_begins_below_the_bound(transition: int, before: int, after: int, moment: int) -> None:
+    clocks, hour = Clocks(transition, before, after), 3_600_000_000
+
+    def transitions(since: int, until: int) -> Sequence[int]:
+        return [transition * hour] if since < transition * hour <= until else []
+
+    day = Truncated("day", "made up", lambda micros: clocks.day(micros // hour) * hour, transitions)
+    days = [clocks.day(each) for each in range(moment, moment + 24 * 4)]
+    assert day.after(moment * hour) == min(days) * hour

@@ -200,11 +200,20 @@ def test_rule_9_a_reset_input_ends_the_query_and_keeps_it_from_starting(
     authority.close()
 
 
-def _plan(driven: Driven) -> tuple[DataFrame, Any]:
+def _plan(driven: Driven, read: DataFrame | None = None) -> tuple[DataFrame, Any]:
     from lowwater_spark.track.plan import check_plan
 
-    frame = driven.hourly(driven.drive())
+    frame = driven.hourly(driven.drive(read))
     return frame, check_plan(driven.spark, frame, event_time="t")
+
+
+def test_a_session_in_which_timestamps_have_no_zone_is_driven(driven: Driven) -> None:
+    """The control's time is a moment whatever ``timestamp`` means in the session."""
+    driven.spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    try:
+        _plan(driven, driven.read(schema="key string, t timestamp_ltz"))
+    finally:
+        driven.spark.conf.unset("spark.sql.timestampType")
 
 
 def test_filters_of_the_user_stay_above_the_watermark(driven: Driven, upstream: Upstream) -> None:

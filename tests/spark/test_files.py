@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -20,6 +21,7 @@ from lowwater_spark.checkpoint import durable
 from lowwater_spark.checkpoint.durable import write_once
 from lowwater_spark.checkpoint.identity import identity, new_ordinal
 from lowwater_spark.checkpoint.log import Plan
+from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, StateLost
 from lowwater_spark.sources.head import Candidates
 from lowwater_spark.sources.source_log import File, SourceLog, Taken
@@ -30,7 +32,7 @@ from lowwater_spark.track.handover import publish_directory, sweep
 from lowwater_spark.track.hook import Hook
 from lowwater_spark.track.inputs import Reading
 from lowwater_spark.track.segments import Due, FreshSegment, NextSegments, Segment, Segments, write_segments
-from lowwater_spark.track.state import RangeEntry, StateStore, Version
+from lowwater_spark.track.state import Place, RangeEntry, StateStore, Version
 from lowwater_spark.track.tables import read_table, split_table
 from tests.kit.times import SECOND
 from tests.spark.support import place
@@ -298,6 +300,21 @@ def version(batch: int) -> Version:
 
 def made(batch: int, _: Path) -> Version:
     return version(batch)
+
+
+def test_the_state_of_a_checkpoint_that_was_copied_is_its_own(tmp_path: Path) -> None:
+    """The manifest names it by the old place, which may still be there, of the checkpoint that was copied."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    inside, elsewhere = old / "lowwater/state", tmp_path / "lowwater/state"
+    StateStore.opened(place(old), inside, 2, batch=0, ordinal=1).build(0, "digest0", lambda _: version(0))
+    shutil.copytree(old, new)
+    for copy, root in ((old, inside), (new, new / "lowwater/state")):
+        assert StateStore.opened(Place(Manifest(copy), copy), root, 2, batch=1, ordinal=2).before(1) == version(0)
+    StateStore.opened(place(tmp_path / "other"), elsewhere, 2, batch=0, ordinal=1)
+    shutil.copytree(tmp_path / "other", tmp_path / "another")
+    kept = StateStore.existing(Place(Manifest(tmp_path / "another"), tmp_path / "another"))
+    assert kept is not None
+    assert kept.root == elsewhere, "the user has named it"
 
 
 def test_state_versions_build_on_each_other_and_are_never_changed(tmp_path: Path) -> None:

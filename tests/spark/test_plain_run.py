@@ -708,12 +708,17 @@ def test_a_checkpoint_keeps_what_its_query_holds(tmp_path: Path) -> None:
     for kind, other in (
         ("function", HELD),
         ("plain", PLAIN),
-        ("plain", Checked(FILES, [window()], retention=2 * HOUR)),
+        ("plain", Checked(FILES, [window()], retention=HOUR / 2)),
+        ("plain", Checked(FILES, [window()], retention=2 * HOUR, declared=False)),
         ("plain", Checked(FILES, [window("join of two streams")], retention=HOUR)),
         ("plain", Checked([ControlSource("/told"), *FILES], [window()], retention=HOUR)),
     ):
         with pytest.raises(CheckpointMismatch, match=said):
             check_shape(tmp_path, kind, other)  # type: ignore[arg-type]
+    # What Spark holds comes out within a larger one, too. From then on it is the one of the checkpoint.
+    check_shape(tmp_path, "plain", Checked(FILES, [window()], retention=2 * HOUR))
+    with pytest.raises(CheckpointMismatch, match=r"within the larger retention: declare .*seconds=7200, days=0"):
+        check_shape(tmp_path, "plain", HELD)
     (tmp_path / "lowwater/query.json").write_text(json.dumps({"format": 3}))
     with pytest.raises(CheckpointMismatch, match="of format 3"):
         check_shape(tmp_path, "plain", HELD)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from lowwater_pipeline.dedup.sieve import Counts
 from lowwater_pipeline.dedup.stage import Deduplication
 from lowwater_spark.checkpoint.log import CheckpointLog, Plan
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.track.bounds import Stamp, Window, lowest_stamp
+from lowwater_spark.track.bounds import Stamp, Truncated, Window, lowest_stamp
 from lowwater_spark.track.inputs import Reading
 from lowwater_spark.track.operators import stamps_of
 from lowwater_spark.track.plan import check_plan
@@ -304,7 +304,7 @@ def test_what_spark_holds_must_be_declared_and_have_an_end(flow: PlainFlow) -> N
     assert check_plan(flow.spark, outer, event_time=start).retention == 3 * HOUR
     for frame, stamp in (
         (Undeclared.windows_and_sessions(flow.read()), sf.col("session_window.start")),
-        (windows.select(sf.date_trunc("day", start).alias("t")), "t"),
+        (windows.select((start - sf.expr("INTERVAL 7 DAYS")).alias("t")), "t"),
         (flow.read().withWatermark("t", DELAY).groupBy(sf.window("t", "1 hour")).agg(sf.min("t").alias("u")), "u"),
         (windows, None),
     ):
@@ -339,6 +339,11 @@ class Stamped:
     def joined(self, condition: str, how: str = "inner") -> DataFrame:
         return self.left.join(self.right, sf.expr(condition), how)
 
+    @staticmethod
+    def truncated(unit: str) -> tuple[Truncated, ...]:
+        zone = SparkSession.active().conf.get("spark.sql.session.timeZone")
+        return (Truncated(unit, str(zone), int, lambda _after, _until: ()),)
+
     def cases(self) -> Iterator[tuple[DataFrame, Any, list[Stamp] | None]]:
         hour = Window(HOUR, HOUR, timedelta())
         start, end = sf.col("window.start"), sf.col("window.end")
@@ -347,7 +352,11 @@ class Stamped:
         yield self.hours, start, [Stamp("start", hour)]
         yield self.hours, end, [Stamp("end", hour)]
         yield self.hours, sf.window_time("window"), [Stamp("end", hour, shift=-timedelta(microseconds=1))]
-        yield self.hours, sf.date_trunc("day", start), [Stamp("start", hour, exact=False)]
+        day = self.truncated("day")
+        yield self.hours, sf.date_trunc("day", start), [Stamp("start", hour, truncated=day)]
+        twice = (*self.truncated("hour"), *self.truncated("week"))
+        yield self.hours, sf.date_trunc("week", sf.date_trunc("hour", end)), [Stamp("end", hour, truncated=twice)]
+        yield self.hours, sf.date_trunc("dey", start), None
         yield self.hours, start - sf.expr("INTERVAL 7 DAYS"), None
         yield self.left.groupBy("t", "key").count(), "t", [Stamp("time")]
         sessions = self.left.groupBy(sf.session_window("t", "1 hour"), "key").count()
@@ -357,6 +366,20 @@ class Stamped:
         yield self.joined(within), "u", [Stamp("time", lag=timedelta(milliseconds=1))]
         yield self.joined(within, "leftOuter"), "t", [Stamp("time", lag=lag)]
         yield self.joined("key = other AND t = u"), "t", [Stamp("time")]
+        # A bound above an inner join is a part of its condition. An outer one is an inner one, where the bound drops rows without a match.
+        both, times = "key = other", within.removeprefix("key = other AND ")
+        yield self.joined(both).where(times), "t", [Stamp("time", lag=lag)]
+        yield self.joined(both).select("t", "u").where(times), "u", [Stamp("time", lag=timedelta(milliseconds=1))]
+        yield self.joined(both, "leftOuter").where(times), "t", [Stamp("time", lag=lag)]
+        # By another name, of the window and of the columns that it goes through.
+        named = (
+            self.left.select("key", sf.window("t", "1 hour").alias("w"))
+            .withColumn("v", sf.col("w"))
+            .where("v IS NOT NULL")
+        )
+        yield named.groupBy("v").count(), sf.col("v.end"), [Stamp("end", hour)]
+        sliding = self.left.withColumn("w", sf.window("t", "1 hour", "20 minutes")).groupBy("w", "key").count()
+        yield sliding, sf.col("w.start"), [Stamp("start", Window(HOUR, HOUR / 3, timedelta()))]
         ten = Window(HOUR / 6, HOUR / 6, timedelta())
         above = self.joined(within).groupBy(sf.window("t", "10 minutes"), "key").count()
         yield above, start, [Stamp("start", ten, lag)]
@@ -381,7 +404,7 @@ def test_a_declaration_below_what_the_plan_says_is_refused(flow: PlainFlow) -> N
     with pytest.raises(Unsupported, match=r"aggregation above join of two streams.*1:10:00 below.*seconds=4200\)"):
         check_plan(flow.spark, above, retention=HOUR, event_time=start)
     assert check_plan(flow.spark, above, retention=70 * minute, event_time=start).retention == 70 * minute
-    for stamp in (start, sf.date_trunc("day", start)):
+    for stamp in (start, sf.date_trunc("day", start)):  # what the day is below the start counts beside any declaration
         with pytest.raises(Unsupported, match="The retention 0:00:00 of a query with aggregation"):
             check_plan(flow.spark, stamped.hours, retention=timedelta(0), event_time=stamp)
     assert check_plan(flow.spark, stamped.hours, retention=timedelta(0), event_time=sf.col("window.end")).stamps
@@ -391,11 +414,63 @@ def test_a_declaration_below_what_the_plan_says_is_refused(flow: PlainFlow) -> N
 def test_a_join_by_key_alone_is_refused(flow: PlainFlow) -> None:
     """Spark keeps its rows for ever, so a match of any age can come out; with a bound one way only as well."""
     stamped = Stamped(flow)
-    for condition in ("key = other", "key = other AND u >= t"):
+    for frame in (stamped.joined("key = other"), stamped.joined("key = other AND u >= t")):
         with pytest.raises(Unsupported, match="without a bound on the times of both"):
-            check_plan(flow.spark, stamped.joined(condition), retention=HOUR, event_time="t")
+            check_plan(flow.spark, frame, retention=HOUR, event_time="t")
     between = stamped.joined("key = other AND u BETWEEN t AND t + INTERVAL 1 HOUR")
     assert check_plan(flow.spark, between, retention=HOUR, event_time="t").retention == HOUR
+
+
+def test_a_join_that_spark_bounds_by_another_column_is_refused(flow: PlainFlow) -> None:
+    """Of ``u <= h`` Spark waits for h, and lets go of a row by its event time, which is an hour lower: its matches are lost."""
+    stamped = Stamped(flow)
+    named = stamped.left.withColumn("h", sf.expr("t + INTERVAL 1 HOUR"))
+    condition = "key = other AND u >= t AND u <= h"
+    with pytest.raises(Unsupported, match="it lets go too early, and loses matches"):
+        check_plan(flow.spark, named.join(stamped.right, sf.expr(condition)), retention=HOUR, event_time="t")
+    longer = named.join(stamped.right, sf.expr(condition + " AND u <= t + INTERVAL 2 HOURS"))
+    assert check_plan(flow.spark, longer, retention=2 * HOUR, event_time="t").retention == 2 * HOUR, "as long as t says"
+
+
+def test_every_stage_of_a_query_is_stamped_as_the_plan_says(flow: PlainFlow) -> None:
+    """The stages of a query have one bound: the least of all. A stamp that a function makes must be declared, as that of a query's first stage."""
+    hours = Stamped(flow).hours
+    start, end = sf.col("window.start"), sf.col("window.end")
+    checked = check_plan(flow.spark, hours, event_time=end, also=[start])
+    assert [stamp.kind for stamp in checked.stamps] == ["end", "start"]
+    week = start - sf.expr("INTERVAL 7 DAYS")
+    for also in (week, "made_by_a_function"):
+        with pytest.raises(
+            Unsupported, match=r"The stamp .* of one of the query's stages .* in all stages of the query"
+        ):
+            check_plan(flow.spark, hours, event_time=end, also=[also])
+        checked = check_plan(flow.spark, hours, retention=8 * 24 * HOUR, event_time=end, also=[also])
+        assert checked.spark_bound(Plan(0, (), "", watermark=10**12)) == 10**15 - 8 * 24 * HOUR // timedelta(
+            microseconds=1
+        )
+    stage, other = flow.stage(stamp=end), flow.stage("other", stamp=week)
+    windows = stage.drive(flow.read()).groupBy(sf.window("t", "1 hour"), "key").count()
+    with pytest.raises(Unsupported, match="of one of the query's stages"):
+        stage.foreach_batch(windows, lambda _rows, _batch: None, checkpoint=flow.folder / "ck", also=[other])
+
+
+def test_a_day_of_a_calendar_begins_where_spark_says(flow: PlainFlow) -> None:
+    """In St. John's clocks were put back at a minute past midnight: the day before began again."""
+    hours = Stamped(flow).hours
+    flow.spark.conf.set("spark.sql.session.timeZone", "America/St_Johns")
+    try:
+        [stamp] = stamps_of(hours, sf.date_trunc("day", sf.col("window.start"))) or []
+    finally:
+        flow.spark.conf.set("spark.sql.session.timeZone", "UTC")
+    [day] = stamp.truncated
+
+    def begin(moment: str) -> str:
+        micros = lowwater.Watermark.of(datetime.fromisoformat(moment + "Z")).micros
+        return str(lowwater.Watermark(day.after(micros)))[:16]
+
+    assert begin("2010-11-07T02:29:00") == "2010-11-06T02:30"
+    assert begin("2010-11-07T02:30:30") == "2010-11-06T02:30", "the seventh has begun, and the sixth begins again"
+    assert begin("2010-11-07T03:31:00") == "2010-11-07T03:30"
 
 
 def test_an_outer_join_keeps_rows_a_millisecond_longer_than_declared(flow: PlainFlow) -> None:

@@ -160,14 +160,14 @@ def test_windows_of_spark_need_their_retention_and_hold(
         assert "of windows their length" in refused.value.fix
         with pytest.raises(Unsupported, match="does not say in which output mode"):
             flow.follow("history", retention="1h")
-        sidecar = flow.follow("history", retention="1h", stamp="1h", output_mode="append")
+        sidecar = flow.follow("history", windows="1h", output_mode="append")
         flow.feed.put([row("a", 11)])
         upstream.at(11, 30)
         # The watermark of 10:40 has closed the hour of nine, and that of ten is open.
-        flow.eventually(lambda: low(lw, "stage") == mark(9), "Spark's watermark less the hour, and the window of that")
+        flow.eventually(lambda: low(lw, "stage") == mark(10), "the first window that ends above Spark's watermark")
         flow.feed.put([row("a", 13)])
         upstream.at(13)
-        flow.eventually(lambda: low(lw, "stage") == mark(11), "it goes on")
+        flow.eventually(lambda: low(lw, "stage") == mark(12), "it goes on")
         sidecar.stop()
     assert oracle.broken() == []
     assert len(oracle.values()) >= 2
@@ -611,6 +611,8 @@ SAID: dict[str, Any] = {
         ({"heuristics": [1]}, "heuristics is a list of shares"),
         ({"heuristics": [1.5]}, "shares between 0 and 1"),
         ({"stamp": "0s"}, "stamp is the length of the windows, above 0"),
+        ({"windows": "1h", "stamp": "1h"}, "stands for retention and stamp; leave those two out"),
+        ({"windows": "0s"}, "windows is the length of tumbling windows, above 0"),
         ({"adopt": "false"}, "adopt is true or false"),
         ({"output": "out"}, "output is the absolute directory"),
         ({"sources": [7]}, "7 is no source"),
@@ -696,6 +698,10 @@ def test_what_a_checkpoint_says_of_sparks_state(
     Operator(tmp_path).put(0, operator, *schemas)
     retention = {} if operator.startswith("dedupe") else {"retention": "1h"}
     declared = Declaration.parse({**SAID, **retention, "output_mode": "append"})
+    tumbling = Declaration.parse({**SAID, "windows": "1h", "output_mode": "append"})
+    if operator != "stateStoreSave":
+        with pytest.raises(Unsupported, match=r"windows are declared to be all|nothing in it"):
+            evidence.Evidence(tmp_path, None, tumbling, [])._check_operators(0)  # type: ignore[arg-type]
     looked: Any = evidence.Evidence(tmp_path, None, declared, [])  # type: ignore[arg-type]
     assert evidence.operators(tmp_path) == {"0": operator}
     if refused:

@@ -10,6 +10,7 @@ from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
+from lowwater_spark.errors import Unsupported
 from tests.kit.times import mark
 from tests.spark.flow import PlainFlow
 from tests.spark.support import Upstream, low, row
@@ -66,3 +67,19 @@ def test_what_is_no_stamp_and_no_event_time_is_refused(flow: PlainFlow) -> None:
         flow.stage(stamp="window.start")
     with pytest.raises(TypeError, match="is an expression; declare it by a column's name"):
         flow.stage(event_time=sf.col("t")).drive(flow.read())
+
+
+def test_a_truncated_event_time_is_no_stamp_of_rows_that_arrive(flow: PlainFlow) -> None:
+    """A row of 14:25 would be stamped with midnight, when 14:00 is published."""
+    days, day = flow.read().withColumn("day", sf.date_trunc("day", "t")), sf.date_trunc("day", "t")
+    for frame, stamp in (
+        (days, sf.col("day")),
+        (flow.read(), day),
+        (days.union(flow.read().withColumn("day", sf.col("t"))), sf.col("day")),
+    ):
+        with pytest.raises(Unsupported, match="which date_trunc"):
+            flow.start(frame, stage=flow.stage(event_time="t", stamp=stamp))
+    with pytest.raises(Unsupported, match="which date_trunc"):
+        flow.stage().foreach_batch(
+            flow.read(), lambda _rows, _batch: None, checkpoint=flow.folder / "ck", also=[flow.stage("days", stamp=day)]
+        )

@@ -207,10 +207,11 @@ async def test_what_is_refused_is_freed_at_once(access: bool) -> None:
     reader = Principal("reader", (Allowance("*", {Action.READ: ("*",)}),), digests=(digest("right"),))
     guard = Guard(Access([reader]), observer=Observer(), audit=Audit(lambda: 0.0), insiders=[], monotonic=lambda: 0.0)
     server = grpc.aio.server(interceptors=[Decoding(Observer()), *([guard] if access else [])])
-    for service, method, handler in (
+    handlers: tuple[tuple[str, str, Any], ...] = (
         ("lowwater.v1.ClusterService", "ListShards", grpc.unary_unary_rpc_method_handler(refused, Request)),
         ("lowwater.v1.WatermarkService", "Watch", grpc.unary_stream_rpc_method_handler(refused_stream, Request)),
-    ):
+    )
+    for service, method, handler in handlers:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -163,3 +163,30 @@ def test_a_tick_is_never_older_than_the_newest_one(tmp_path: Path) -> None:
     ticks.read_to(offset(0))
     assert ticks.force(offset(0))
     assert Path(str(tick_directory(tmp_path)), "1-1").stat().st_mtime_ns == ahead * 1_000_000
+
+
+def test_a_tick_that_spark_passes_over_is_written_again(tmp_path: Path) -> None:
+    """Its file system's clock was put back, and Spark finds it too old. The second one counts, and takes the first with it."""
+    spark, folder, clock = Log(tmp_path / "sources/1"), Path(str(tick_directory(tmp_path))), [0.0]
+    ticks = Ticks(tmp_path, 1, 1, elapsed=lambda: clock[0])
+    assert ticks.force(offset(-1))
+    clock[0] = 59
+    assert not ticks.force(offset(-1))
+    clock[0] = 60
+    assert ticks.force(offset(-1))
+    planned = offset(spark.write(str(folder / "1-2")))
+    ticks.read_to(planned)
+    clock[0] = 600
+    assert not ticks.force(offset(-1)), "its batch takes long"
+    ticks.clean(planned)
+    assert [path.name for path in folder.iterdir()] == ["1-2"]
+    assert ticks.force(planned)
+
+
+def test_ticks_of_a_checkpoint_that_was_moved_are_known(tmp_path: Path) -> None:
+    (tmp_path / "sources/1").mkdir(parents=True)
+    (tmp_path / "sources/1/0").write_text(f"v1\n{line_of('/old/ck/lowwater/ticks/1-1', 0)}", encoding="utf-8")
+    ticks = Ticks(tmp_path, 1, 2)
+    ticks.read_to(offset(0))
+    assert not ticks.outstanding(offset(0))
+    assert ticks.force(offset(0))

@@ -39,6 +39,7 @@ from lowwater_spark.track.plain import Plain
 from lowwater_spark.track.plan import (
     Checked,
     absolute,
+    check_arriving,
     check_output_mode,
     check_plan,
     check_session,
@@ -107,12 +108,12 @@ def stage(
             ``batch.stateful`` raises ValueError when a range holds a stamp below it; what is written without state is not checked.
         retention: For a query with Spark's own stateful operators and ``withWatermark``: how far below Spark's watermark what they
             still hold can be stamped when it comes out. Nothing has to be declared where the plan says it: ``stamp`` is the start or
-            end of a window, the end of a session, the event time by which rows are grouped, or an event time of a join that is
-            bounded both ways; and for dropDuplicatesWithinWatermark. Otherwise: of what is made of a window, such as its day, the
-            window's length and what the stamp is below its start; of a join of two streams how long a row waits for its match; of a
+            end of a window, the end of a session, the event time by which rows are grouped, an event time of a join that is bounded
+            both ways, or a ``date_trunc`` of one of these; and for dropDuplicatesWithinWatermark. Otherwise: of what else is made of a
+            window its length and what the stamp is below its start; of a join of two streams how long a row waits for its match; of a
             stateful function what it keeps; of several of them, one above the other, the sum. The stage then reports the lesser of
-            what it reports otherwise and Spark's watermark minus this. A declaration below what the plan says is refused. Where the
-            plan says nothing, one that is too small leads.
+            what it reports otherwise and Spark's watermark minus this. A declaration below what the plan says is refused, and so is one
+            below that of the checkpoint; a larger one is taken. Where the plan says nothing, one that is too small leads.
         max_skew: How far ahead of the authority's clock its watermark may be, where event times are rightly in the future, as of bookings. By default
             as it was registered, else a day, and not less than that of any input. It may grow with a later start.
         balance: Whether the driver asks for another layout of its key ranges when some of them take much longer than others, as an operator can with `lowwater split`
@@ -324,7 +325,7 @@ class Stage:
             checkpoint: Directory on a local or NFS file system, on HDFS, or on S3 (``s3a://``) with ``single_driver``, of this query alone, and the stage's from its first batch on.
             also: Further stages that the query runs, with outputs, keys, ranges, stamps and states of their own. Each reads the
                 inputs that this one reads, or earlier stages of the query, by what they have emitted in the same batch.
-                ``batch.of(name)`` is the batch of one. All declare the same ``retention``. A checkpoint keeps its stages.
+                ``batch.of(name)`` is the batch of one. All declare the same ``retention``, which is needed if the plan does not say of each stamp how low it can be. A checkpoint keeps its stages.
             output_mode: Spark's: ``append`` by default, or ``update``, where each batch has the windows that it has changed, complete or not. Those stamped
                 below ``batch.low`` do not come again.
             trigger: Arguments of Spark's ``trigger``; by default batch after batch, and where the checkpoint is on S3 one a second at most.
@@ -360,8 +361,16 @@ class Stage:
             frame,
             retention=self.retention,
             event_time=self.keyed.event_time,
-            several=len(stages) > 1,
+            # A later stage that stamps by the times of what it reads of an earlier one is bounded by that one. An injector says itself how far it is.
+            also=[
+                stage.keyed.event_time
+                for stage, inner in zip(also, earlier[1:], strict=True)
+                if stage.inputs and not (inner and stage.keyed.event_time is stage.event_time)
+            ],
         )
+        for stage in stages:
+            if stage.inputs and checked.retention is None:
+                check_arriving(frame, stage.keyed.event_time)
         check_output_mode(checked, asked.output_mode, function=True)
         _check_columns(frame, self.keyed)
         self._warn_of_windows(frame, checked)
@@ -463,6 +472,8 @@ class Stage:
         asked.check_sink()
         self._check_time(frame)
         checked = check_plan(frame.sparkSession, frame, retention=self.retention, event_time=self.keyed.event_time)
+        if checked.retention is None:
+            check_arriving(frame, self.keyed.event_time)
         check_output_mode(checked, asked.output_mode)
         _check_columns(frame, self.keyed)
         self._warn_of_windows(frame, checked)

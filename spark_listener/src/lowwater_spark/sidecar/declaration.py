@@ -112,6 +112,9 @@ class Declaration:
     """How far below Spark's watermark can come out what its operators hold, as in :func:`~lowwater_spark.stage`."""
     stamp: timedelta | None = None
     """Length of the windows by whose start the output is stamped; None: by event time."""
+    windows: timedelta | None = None
+    """Length of tumbling windows of Spark's, stamped by their start, where these are all that the query holds. It stands for ``retention`` and ``stamp``, and
+    is more: that the windows do not slide is told by no checkpoint. None: there is something else, or nobody says so."""
     output_mode: str = ""
     """Needed where there is an aggregation."""
     output: str = ""
@@ -163,18 +166,13 @@ class Declaration:
         if not isinstance(adopt, bool):
             msg = f"{where}: adopt is true or false, not {adopt!r}"
             raise ValueError(msg)  # noqa: TRY004 - a value in a file
-        stamp = _duration(said, "stamp", where)
-        if stamp is not None and not stamp:
-            msg = f"{where}: stamp is the length of the windows, above 0; leave it out where the output is stamped by event time"
-            raise ValueError(msg)
         return cls(
             name,
             checkpoint,
             inputs,
             tuple(source_of(source) for source in sources),
             promises,
-            _duration(said, "retention", where),
-            stamp,
+            *_held(said, where),
             mode,
             output,
             tuple(heuristics),
@@ -304,6 +302,20 @@ def _duration(said: Mapping[str, Any], key: str, where: str) -> timedelta | None
         raise ValueError(msg) from None
 
 
+def _held(said: Mapping[str, Any], where: str) -> tuple[timedelta | None, timedelta | None, timedelta | None]:
+    """Return retention, stamp and windows."""
+    retention, stamp, windows = (_duration(said, key, where) for key in ("retention", "stamp", "windows"))
+    if stamp is not None and not stamp:
+        msg = f"{where}: stamp is the length of the windows, above 0; leave it out where the output is stamped by event time"
+        raise ValueError(msg)
+    if windows is None:
+        return retention, stamp, None
+    if not windows or stamp is not None or retention is not None:
+        msg = f"{where}: windows is the length of tumbling windows, above 0, and stands for retention and stamp; leave those two out"
+        raise ValueError(msg)
+    return windows, windows, windows
+
+
 BLANK: Final = """\
 # One table for each query. Delete what does not apply; what stays in <> is to be filled in.
 [[query]]
@@ -318,6 +330,8 @@ sources = [
 {retention}retention = "<1h>"
 # Of windows stamped by their start: their length.
 # stamp = "<1h>"
+# Instead of these two, of tumbling windows stamped by their start, where nothing else is held:
+# windows = "<1h>"
 {mode}output_mode = "<append or update>"
 # Of Spark's file sink: its directory.
 # output = "</data/out>"

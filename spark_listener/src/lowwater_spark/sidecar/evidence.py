@@ -29,7 +29,9 @@ __all__ = ["ON_ARRIVAL", "Evidence", "operators", "query_id"]
 ON_ARRIVAL: Final = frozenset({"dedupe", "dedupeWithinWatermark", "globalLimit"})
 """Operators, by the names that Spark keeps, that emit a row when it arrives, or never."""
 
-_AGGREGATIONS: Final = frozenset({"sessionWindowStateStoreSaveExec", "stateStoreSave"})
+_WINDOWS: Final = "stateStoreSave"
+
+_AGGREGATIONS: Final = frozenset({"sessionWindowStateStoreSaveExec", _WINDOWS})
 
 _FUNCTIONS: Final = frozenset(
     {
@@ -223,6 +225,13 @@ class Evidence:
                 f"{self._checkpoint}",
                 "a retention is declared, and Spark holds nothing in it: the query would wait for a watermark of Spark's for ever",
                 "Leave the retention out.",
+            )
+        held = sorted(operator for operator in found.values() if operator not in ON_ARRIVAL)
+        if self._declared.windows is not None and held != [_WINDOWS]:
+            raise Unsupported(
+                f"{self._checkpoint}",
+                f"windows are declared to be all that Spark holds in it, and it holds {', '.join(held) or 'nothing'}",
+                "Declare retention and stamp instead.",
             )
         for folder, operator in sorted(found.items()):
             self._check_operator(self._checkpoint / "state" / folder, operator)

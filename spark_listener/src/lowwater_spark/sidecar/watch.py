@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -35,6 +36,7 @@ from lowwater_spark.sources.sink_log import SINK_LOG, list_sink
 from lowwater_spark.sources.source_log import log_offset
 from lowwater_spark.track.authority import Authority, Registration
 from lowwater_spark.track.batch import Keyed
+from lowwater_spark.track.bounds import Stamp, Window
 from lowwater_spark.track.part import Part
 from lowwater_spark.track.plain import Plain
 from lowwater_spark.track.plan import Checked
@@ -106,7 +108,7 @@ def track(
             ``LOWWATER_CA``, ``LOWWATER_CERT`` and ``LOWWATER_KEY``.
         client: Instead of an address: a client of your own.
         interval: Seconds between two looks at most.
-        declared: ``retention``, ``stamp``, ``output_mode``, ``output``, ``heuristics`` and ``adopt``, as :class:`~lowwater_spark.sidecar.declaration.Declaration` has them.
+        declared: ``retention``, ``stamp``, ``windows``, ``output_mode``, ``output``, ``heuristics`` and ``adopt``, as :class:`~lowwater_spark.sidecar.declaration.Declaration` has them.
 
     Raises ValueError, and Unsupported for what is not declared or cannot be tracked exactly; CheckpointMismatch, OSError (FileNotFoundError before the query's first
     start), and what the authority refuses.
@@ -146,7 +148,7 @@ class _Beginning:
             output = None if not self.declared.output else Path(self.declared.output)
             run = Run(
                 checkpoint,
-                Checked(sources, retention=self.declared.retention),
+                self._checked(sources),
                 [Part(authority, keyed, checkpoint)],
                 Plain(output, witness=evidence),
                 elsewhere=manifest,
@@ -159,6 +161,12 @@ class _Beginning:
                 used.close()
             raise
         return Sidecar(run, interval=interval, owned=used if client is None else None)
+
+    def _checked(self, sources: Sequence[Source]) -> Checked:
+        """Return what the query reads and holds. Of tumbling windows nothing that is still to come ends at or before Spark's watermark."""
+        windows = self.declared.windows
+        stamps = () if windows is None else (Stamp("start", Window(windows, windows, timedelta())),)
+        return Checked(sources, retention=self.declared.retention, stamps=stamps, declared=windows is None)
 
     def _session(self, what: str) -> SparkSession:
         if self.spark is None:

@@ -105,7 +105,7 @@ class SourceLog:
     """The files that one file source has taken, with the entry that took each.
 
     ``root`` is the directory that the source reads: an entry from elsewhere raises CheckpointMismatch, since then the query's sources
-    are not those of the checkpoint, or not in its order. ``max_age`` is the source's maxFileAge, milliseconds.
+    are not those of the checkpoint, or not in its order; None: it may be from anywhere. ``max_age`` is the source's maxFileAge, milliseconds.
     ``columns`` are those of its Hive partitions; None: Spark does not go by them. An entry of a file that does not have them raises
     CheckpointMismatch: Spark logs it, and reads no rows from it, or from those that came with it.
 
@@ -117,13 +117,13 @@ class SourceLog:
     """Paths that are held without a look at whether they are still there."""
 
     def __init__(
-        self, log: Location, root: str = "/", max_age: int = FOR_EVER, columns: tuple[str, ...] | None = None
+        self, log: Location, root: str | None = "/", max_age: int = FOR_EVER, columns: tuple[str, ...] | None = None
     ) -> None:
         self._log = log
         self._columns = columns
         self._max_age = max_age
         self._newest = 0
-        self._root = root.rstrip("/") + "/"
+        self._root = "" if root is None else root.rstrip("/") + "/"
         self._taken: dict[str, Taken] = {}
         self.read = NOTHING
         self._before = NOTHING

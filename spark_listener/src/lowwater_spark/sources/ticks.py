@@ -14,6 +14,8 @@ each tenth batch.
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["Ticks", "tick_directory", "with_ticks"]
+
+_PATIENCE: Final = 60.0
+"""Seconds after which another tick is written for one that Spark has not taken. Where the clock of a file system was put back, and the time of a file cannot be
+set, Spark passes over each tick that is older than the newest one by more than an hour, until the clock is there again."""
 
 _MANY: Final = 500
 """Number of committed ticks after which the log is looked at: up to so many may stand in it beside the newest ones."""
@@ -55,14 +61,22 @@ class Ticks(Rowless):
     ``number`` is its place among the query's sources, ``ordinal`` the run's: names are never used twice, since Spark takes each path once.
     """
 
-    def __init__(self, checkpoint: Location, number: int, ordinal: int) -> None:
+    def __init__(
+        self, checkpoint: Location, number: int, ordinal: int, *, elapsed: Callable[[], float] = time.monotonic
+    ) -> None:
         self._folder = tick_directory(checkpoint)
         make_directory(self._folder)
         self._ordinal = ordinal
         self._entries = checkpoint / "sources" / str(number)
-        self._log = SourceLog(self._entries, str(self._folder), columns=())
+        # Of a checkpoint that was moved, the log names ticks by their old place. It is this source's all the same, and no row of it is read.
+        self._log = SourceLog(self._entries, None, columns=None)
         self._count = 0
         self._outstanding = ""
+        self._elapsed = elapsed
+        self._since = 0.0
+        """When the outstanding tick was written, in seconds of a clock that does not go back."""
+        self._passed_over: list[Location] = []
+        """Ticks that Spark did not take in time, and that others stand in for."""
         self._forgotten = _MANY
         """Number of ticks that were forgotten since the log was looked at. A new run looks at once."""
 
@@ -81,9 +95,14 @@ class Ticks(Rowless):
         return bool(self._outstanding)
 
     def force(self, line: Line) -> bool:
-        """Make Spark run a batch, unless one was asked for and is not committed yet; return whether a tick was written."""
+        """Make Spark run a batch, unless one was asked for and is not committed yet; return whether a tick was written.
+
+        One that Spark has not taken for a minute is written again, under another name.
+        """
         if self.outstanding(line):
-            return False
+            if self._outstanding in self._log.taken or self._elapsed() - self._since < _PATIENCE:
+                return False
+            self._passed_over.append(self._folder / self._outstanding.rpartition("/")[2])
         self._count += 1
         path = self._folder / f"{self._ordinal}-{self._count}"
         write_over(path, b"", durable=False)
@@ -91,7 +110,7 @@ class Ticks(Rowless):
         newest = self._log.newest * 1_000_000
         if isinstance(path, Path) and path.stat().st_mtime_ns < newest:
             os.utime(path, ns=(newest, newest))
-        self._outstanding = str(path)
+        self._outstanding, self._since = str(path), self._elapsed()
         return True
 
     def clean(self, line: Line) -> None:
@@ -104,6 +123,10 @@ class Ticks(Rowless):
         old = [path for path, tick in self._log.taken.items() if tick.batch < committed]
         there = {str(path): path for path in self._folder.iterdir()} if old else {}
         deleted = [there[path] for path in old if path in there]
+        if not self._outstanding:
+            # Spark has taken a later one, so these are too old for it for ever.
+            deleted += self._passed_over
+            self._passed_over = []
         for path in deleted:
             path.unlink(missing_ok=True)
         if deleted:

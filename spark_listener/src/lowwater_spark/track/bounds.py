@@ -12,16 +12,19 @@ Spark's rule, of PySpark 4.x. Batch N runs with the watermark R(N), whole millis
 
 Windows end at ``start + length``, whole slides apart. So the least end above R and its window's start are bounds that Spark reaches: the
 next row may fall into that very window.
+
+A stamp that ``date_trunc()`` makes of one of these is at or above the lowest that the function gives for anything from its bound on
+(:class:`Truncated`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final, Literal
 
-__all__ = ["MILLISECOND", "Stamp", "Window", "least_retention", "lowest_stamp"]
+__all__ = ["MILLISECOND", "Stamp", "Truncated", "Window", "least_retention", "lowest_stamp"]
 
 MILLISECOND: Final = timedelta(milliseconds=1)
 """The precision of Spark's watermark."""
@@ -40,6 +43,28 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
+class Truncated:
+    """``date_trunc()`` to a unit of a time zone's calendar, such as the day.
+
+    A later moment has a later beginning or the same one, except where the zone's clocks are put back in between: past midnight, the day
+    before begins again. That can undo no more than the clocks are put back by, which is less than two days. So the least beginning from a
+    moment on is its own, or that of a transition in the two days after it.
+    """
+
+    unit: str
+    zone: str
+    beginning: Callable[[int], int] = field(compare=False, repr=False)
+    """Returns where the unit that a moment is in begins, by Spark's own function. Microseconds both."""
+    transitions: Callable[[int, int], Iterable[int]] = field(compare=False, repr=False)
+    """Returns the transitions of the zone's clocks after one moment and not after another, microseconds."""
+
+    def after(self, micros: int) -> int:
+        """Return the earliest beginning of any moment from this one on, microseconds."""
+        until = micros + timedelta(days=2) // _MICRO
+        return min(self.beginning(each) for each in (micros, *self.transitions(micros, until)))
+
+
+@dataclass(frozen=True, slots=True)
 class Stamp:
     """What the rows that one stateful operator lets go of are stamped with."""
 
@@ -49,10 +74,10 @@ class Stamp:
     """Of ``start`` and ``end``."""
     lag: timedelta = timedelta()
     """How far the operator's watermark, or the time down to which it keeps rows, is below the query's."""
-    exact: bool = True
-    """False: the stamp is made of this, and is this or lower, such as the day of a window's start."""
     shift: timedelta = timedelta()
     """What is added to it, such as the microsecond that ``window_time()`` takes off the end."""
+    truncated: tuple[Truncated, ...] = ()
+    """What is then made of it, one after the other, such as the day of a window's start. Empty: it is the stamp."""
 
     def after(self, watermark: int) -> int:
         """Return the lowest stamp that can come out once a batch that ran with a watermark is committed. Microseconds both.
@@ -68,22 +93,26 @@ class Stamp:
         >>> at(Stamp("start", tumbling, lag=hour), ten), at(Stamp("time", lag=twenty), ten)
         ('9:00:00', '9:40:00')
         """
-        floor = watermark - self.lag // _MICRO
-        if self.window is None:
-            return floor + self.shift // _MICRO
-        length, slide, start = (each // _MICRO for each in (self.window.length, self.window.slide, self.window.start))
-        # The least end above the watermark.
-        end = floor - (floor - start - length) % slide + slide
-        return (end if self.kind == "end" else end - length) + self.shift // _MICRO
+        lowest = watermark - self.lag // _MICRO
+        if self.window is not None:
+            parts = (self.window.length, self.window.slide, self.window.start)
+            length, slide, start = (each // _MICRO for each in parts)
+            # The least end above the watermark.
+            end = lowest - (lowest - start - length) % slide + slide
+            lowest = end if self.kind == "end" else end - length
+        lowest += self.shift // _MICRO
+        for each in self.truncated:
+            lowest = each.after(lowest)
+        return lowest
 
     def retention(self, *, at_ends: bool) -> timedelta:
         """Return how far below the query's watermark it can be, at the least that a declaration may say. Not negative.
 
-        ``at_ends``: the watermark stands nowhere but where windows of this kind end, as in a driven query of nothing else.
+        What is made of it is left out: :meth:`after` counts beside a declaration in any case. ``at_ends``: the watermark stands nowhere but where windows of this kind end, as in a driven query of nothing else.
         """
         lowest = self.lag - self.shift
         if self.kind == "start" and self.window is not None:
-            lowest += self.window.length - (self.window.slide if at_ends and self.exact else MILLISECOND)
+            lowest += self.window.length - (self.window.slide if at_ends else MILLISECOND)
         if self.kind == "end":
             lowest -= _MICRO  # an end that is still to come is above the watermark, and never at it
         return max(timedelta(), lowest)

@@ -266,7 +266,7 @@ class KafkaOut:
                 f"slots={kept['slots']}, or start from a new checkpoint, with adopt=True."
             )
             raise CheckpointMismatch(msg)
-        if kept["folder"] != os.fspath(self.folder):
+        if kept["folder"] != os.fspath(self.folder) and not self.place.is_moved(kept["folder"], self.folder):
             msg = f"the batches for {self.topic} are staged in {kept['folder']}, not in {self.folder}; pass the same path in every batch"
             raise CheckpointMismatch(msg)
         marks = self._describe(marks_topic(self.topic))

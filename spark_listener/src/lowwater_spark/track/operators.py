@@ -8,6 +8,7 @@ Aggregate, ``conversion(...(t - start) % slide ... + length)``; a column under `
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from lowwater_spark.columns import column_of
-from lowwater_spark.track.bounds import Stamp, Window
+from lowwater_spark.track.bounds import Stamp, Truncated, Window
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -131,18 +132,28 @@ def _lags(join: Any) -> tuple[timedelta | None, timedelta | None]:
 
     Spark's own function says it of a condition on times: of ``u <= t + 1 hour`` an hour and a millisecond. Where the times, or
     windows, of both sides must be equal, they are part of the join's key, and go by the watermark itself.
+
+    Of ``u <= h``, where h is made of t, the function tells how long Spark has to wait for h. Spark then lets go by t all the same, too
+    early by what is between them, and loses matches. So only what it says of the event time counts, and nothing where the two differ.
     """
     if _time_keys(join):
         return timedelta(), timedelta()
     left, right = join.left(), join.right()
-    jvm = _jvm_of(join)
-    helper = jvm.org.apache.spark.sql.catalyst.analysis.StreamingJoinHelper
+    catalyst = _jvm_of(join).org.apache.spark.sql.catalyst
     watermark = 1 << 42  # any value that Java takes for a long
 
+    def told(columns: Any, other: Any) -> int | None:
+        given = _jvm_of(join).scala.Option.apply(watermark)
+        helper = catalyst.analysis.StreamingJoinHelper
+        found = helper.getStateValueWatermark(columns, other.outputSet(), join.condition(), given)
+        return watermark - found.get() if found.isDefined() else None
+
     def lag(side: Any, other: Any) -> timedelta | None:
-        given = jvm.scala.Option.apply(watermark)
-        found = helper.getStateValueWatermark(side.outputSet(), other.outputSet(), join.condition(), given)
-        return timedelta(milliseconds=watermark - found.get()) if found.isDefined() else None
+        times = [catalyst.expressions.AttributeSet.apply(a) for a in items(side.output()) if _is_watermarked(a)]
+        if not times:
+            return None
+        millis = told(functools.reduce(lambda one, more: getattr(one, "$plus$plus")(more), times), other)
+        return None if millis is None or millis != told(side.outputSet(), other) else timedelta(milliseconds=millis)
 
     return lag(left, right), lag(right, left)
 
@@ -202,6 +213,8 @@ def _window(aggregate: Any, key: Any) -> tuple[str, Window] | None:
         return None
     for definition in _definitions(aggregate, key.exprId().id()):
         fields = items(definition.children())
+        if definition.getClass().getSimpleName() == "AttributeReference":
+            continue  # a window under another name
         if len(fields) != 4 or definition.getClass().getSimpleName() != "CreateNamedStruct":
             return None
         end = _only(fields[3], "Add")
@@ -216,13 +229,16 @@ def _window(aggregate: Any, key: Any) -> tuple[str, Window] | None:
 
 
 def _definitions(aggregate: Any, expression_id: int) -> Iterator[Any]:
-    """Yield the expressions by which the nodes below define an attribute: one for each, of an Expand its last."""
+    """Yield the expressions by which the nodes below define an attribute, under any of its names: one for each, of an Expand its last."""
     for node in nodes(items(aggregate.children())[0]):
         name = node.getClass().getSimpleName()
         if name == "Project":
             for column in items(node.projectList()):
                 if column.exprId().id() == expression_id and column.getClass().getSimpleName() == "Alias":
                     yield column.child()
+                    if column.child().getClass().getSimpleName() == "AttributeReference":
+                        expression_id = column.child().exprId().id()
+                    break
         elif name == "Expand":
             ids = [attribute.exprId().id() for attribute in items(node.output())]
             if expression_id in ids:
@@ -251,24 +267,44 @@ def reach(operators: Sequence[Operator]) -> timedelta | None:
 def is_windows(frame: DataFrame, column: str | Column) -> bool:
     """Return whether a column of a frame is the start or the end of a ``window()``, and nothing that was made of it."""
     stamps = stamps_of(frame, column)
-    return bool(stamps) and all(each.window is not None and each.exact and not each.shift for each in stamps or ())
+    return bool(stamps) and all(each.window and not each.truncated and not each.shift for each in stamps or ())
 
 
 def stamps_of(frame: DataFrame, column: str | Column) -> list[Stamp] | None:
     """Return what a column of a frame is, of all that Spark's operators still let go of; None: the plan does not say it.
 
-    Every branch of a union is followed. A branch that keeps nothing has no part in it: its rows come out when they arrive.
+    Every branch of a union is followed. A branch that keeps nothing has no part in it: its rows come out when they arrive. If it has truncated times,
+    nothing is said, since they are below the times by which the rows are promised.
     """
     plan: Any = frame.select(column_of(frame, column))._jdf.queryExecution().analyzed()
     return _stamps(inlined(plan), _Followed(items(plan.output())[0].exprId().id()))
 
 
 def inlined(plan: Any) -> Any:
-    """Return a plan with the relations of its WITH clauses where they are used, as Spark's optimiser puts them."""
-    if all(node.getClass().getSimpleName() != "WithCTE" for node in nodes(plan)):
-        return plan
-    inline = _jvm_of(plan).org.apache.spark.sql.catalyst.optimizer.InlineCTE(True, False)  # noqa: FBT003 - Java's
-    return inline.apply(plan)
+    """Return a plan with the relations of its WITH clauses where they are used, and what bounds a join in its condition, as Spark's optimiser puts them.
+
+    A ``where`` above an inner join is a part of its condition, and so is the value of a column that is constant. That is sound whatever the optimiser of a
+    batch does: a row that comes out meets the ``where``, and one of the two that it is made of is new, and above the watermark. So the other one is no
+    further below than the ``where`` allows. An outer join is changed only if the ``where`` takes all rows without a match away: it is an inner one then.
+    """
+    rules = _jvm_of(plan).org.apache.spark.sql.catalyst
+    if any(node.getClass().getSimpleName() == "WithCTE" for node in nodes(plan)):
+        plan = rules.optimizer.InlineCTE(True, False).apply(plan)  # noqa: FBT003 - Java's
+    if any(_is_join_of_streams(node) for node in nodes(plan)):
+        plan = rules.analysis.EliminateSubqueryAliases.apply(plan)
+        optimizer = rules.optimizer
+        for rule in (
+            optimizer.FoldablePropagation,
+            optimizer.ConstantFolding,
+            optimizer.EliminateOuterJoin,
+            optimizer.PushDownPredicates,
+        ):
+            plan = rule.apply(plan)
+    return plan
+
+
+def _is_join_of_streams(node: Any) -> bool:
+    return node.getClass().getSimpleName() == "Join" and all(child.isStreaming() for child in items(node.children()))
 
 
 Field = Literal["start", "end"]
@@ -282,8 +318,8 @@ class _Followed:
     """Of the attribute."""
     field: Field | None = None
     """Of the window that the attribute is."""
-    exact: bool = True
     shift: timedelta = timedelta()
+    truncated: tuple[Truncated, ...] = ()
 
 
 _PASSING: Final = frozenset(
@@ -294,6 +330,7 @@ _PASSING: Final = frozenset(
         "EventTimeWatermark",
         "Filter",
         "Generate",
+        "RebalancePartitions",
         "Repartition",
         "RepartitionByExpression",
         "ResolvedHint",
@@ -306,9 +343,9 @@ _PASSING: Final = frozenset(
 
 
 def _stamps(node: Any, followed: _Followed | None) -> list[Stamp] | None:
-    """Return what a column of a node's output is; an empty list: nothing below holds rows back."""
+    """Return what a column of a node's output is; an empty list: nothing below holds rows back, and it is no truncated time."""
     if not _holds(node):
-        return []
+        return None if followed is not None and _is_truncated(node, followed) else []
     if followed is None:
         return None
     name = node.getClass().getSimpleName()
@@ -333,6 +370,20 @@ def _stamps(node: Any, followed: _Followed | None) -> list[Stamp] | None:
         [child] = streaming
         return _stamps(child, followed) if followed.id in _ids(child) else None
     return None
+
+
+def _is_truncated(node: Any, followed: _Followed) -> bool:
+    """Return whether ``date_trunc()`` makes a column of rows that come out when they arrive: it is then below the time by which they are promised."""
+    name, children = node.getClass().getSimpleName(), items(node.children())
+    if followed.truncated:
+        return True
+    if name == "Project":
+        below = _through(node.projectList(), followed)
+        return below is not None and _is_truncated(children[0], below)
+    place = _ids(node).index(followed.id)
+    if name == "Union":
+        return any(_is_truncated(child, dataclasses.replace(followed, id=_ids(child)[place])) for child in children)
+    return any(_is_truncated(child, followed) for child in children if followed.id in _ids(child))
 
 
 def _ids(node: Any) -> list[int]:
@@ -371,8 +422,11 @@ def _inside(expression: Any, followed: _Followed) -> _Followed | None:
         if not metadata or not (metadata.get("spark.timeWindow") or metadata.get("spark.sessionWindow")):
             return None
         return _inside(children[0], dataclasses.replace(followed, field=fields[expression.ordinal()]))
-    if name == "TruncTimestamp":  # date_trunc(): not later than what it is made of
-        return _inside(children[1], dataclasses.replace(followed, exact=False))
+    if name == "TruncTimestamp":  # date_trunc()
+        truncated = _truncated(expression)
+        if truncated is None or followed.shift:
+            return None
+        return _inside(children[1], dataclasses.replace(followed, truncated=(truncated, *followed.truncated)))
     if name == "Subtract" and children[0].getClass().getSimpleName() == "PreciseTimestampConversion":  # window_time()
         if children[1].getClass().getSimpleName() != "Literal":
             return None
@@ -380,12 +434,37 @@ def _inside(expression: Any, followed: _Followed) -> _Followed | None:
     return None
 
 
+def _truncated(expression: Any) -> Truncated | None:
+    """Return what a date_trunc() makes of a moment; None where its unit is no literal that Spark knows."""
+    unit, zone, jvm = items(expression.children())[0], expression.timeZoneId(), _jvm_of(expression)
+    dates = jvm.org.apache.spark.sql.catalyst.util.DateTimeUtils
+    if unit.getClass().getSimpleName() != "Literal" or zone.isEmpty() or unit.value() is None:
+        return None
+    level = dates.parseTruncLevel(unit.value())
+    if level < 0:  # no unit
+        return None
+    clocks = dates.getZoneId(zone.get())
+
+    def transitions(after: int, until: int) -> Iterator[int]:
+        found = clocks.getRules().nextTransition(dates.microsToInstant(after))
+        while found is not None and (at := dates.instantToMicros(found.getInstant())) <= until:
+            yield at
+            found = clocks.getRules().nextTransition(found.getInstant())
+
+    return Truncated(
+        str(unit.value()).lower(),
+        str(zone.get()),
+        lambda micros: dates.truncTimestamp(micros, level, clocks),
+        transitions,
+    )
+
+
 def _stamps_of_aggregate(aggregate: Any, followed: _Followed | None) -> list[Stamp] | None:
     keys = [key for key in items(aggregate.groupingExpressions()) if _is_watermarked(key)]
     lag = _lag(items(aggregate.children())[0])
     if followed is None or lag is None or [key.exprId().id() for key in keys] != [followed.id]:
         return None
-    stamp = Stamp("time", None, lag, followed.exact, followed.shift)
+    stamp = Stamp("time", None, lag, followed.shift, followed.truncated)
     found = _window(aggregate, keys[0])
     if found is not None and followed.field is not None:
         return [dataclasses.replace(stamp, kind=followed.field, window=found[1])]
@@ -411,7 +490,7 @@ def _stamps_of_join(join: Any, followed: _Followed) -> list[Stamp] | None:
     times = [a.exprId().id() for a in items(sides[side].output()) if _is_watermarked(a)]
     if followed.field is not None or times != [followed.id] or below is None or lag is None:
         return None
-    return [Stamp("time", None, below + max(lag, timedelta()), followed.exact, followed.shift)]
+    return [Stamp("time", None, below + max(lag, timedelta()), followed.shift, followed.truncated)]
 
 
 def _lag_of_all(plans: Sequence[Any]) -> timedelta | None:

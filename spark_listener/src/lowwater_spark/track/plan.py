@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Checked",
     "absolute",
+    "check_arriving",
     "check_options",
     "check_output_mode",
     "check_plan",
@@ -78,6 +79,7 @@ _STATELESS: Final = frozenset(
         "MapInArrow",
         "MapInPandas",
         "Project",
+        "RebalancePartitions",
         "Repartition",
         "RepartitionByExpression",
         "ResolvedHint",
@@ -263,13 +265,13 @@ def check_plan(
     *,
     retention: timedelta | None = None,
     event_time: str | Column | None = None,
-    several: bool = False,
+    also: Sequence[str | Column] = (),
 ) -> Checked:
     """Return what a streaming DataFrame reads and holds.
 
     ``retention`` is what the stage has declared, and ``event_time`` by what its output is stamped. Where the plan says what that is (the start or end of a window, the
-    end of a session, a time by which Spark lets go), nothing has to be declared. ``several``: other stages of the query stamp the same rows otherwise, by the
-    windows' starts at the lowest. Raises Unsupported, naming the first thing that cannot be tracked exactly.
+    end of a session, a time by which Spark lets go), nothing has to be declared. ``also`` are the stamps of the query's other stages, which all of this goes for, too: the stages
+    have one bound. Raises Unsupported, naming the first thing that cannot be tracked exactly.
     """
     if not frame.isStreaming:
         raise Unsupported("A DataFrame that is not streaming", "it has no batches", "Read it with spark.readStream.")
@@ -296,16 +298,20 @@ def check_plan(
             "Load it twice with spark.readStream, or split the rows after one use.",
         )
     holding = [operator for operator in operators if operator.holds]
-    stamps: Sequence[Stamp] = (stamps_of(frame, event_time) or ()) if holding and event_time is not None else ()
-    if several:
-        stamps = _by_start(stamps)
-    kept = retention
+    stamps, kept = list[Stamp](), retention
     if holding:
+        own = () if event_time is None else (event_time,)
+        found = {str(column): _stamps_of(frame, column) for column in (*own, *also)}
+        stamps = [stamp for each in found.values() for stamp in each or ()]
         if retention is not None:
             _check_retention(retention, stamps, holding)
-        # What is made of a window, such as its day, may be anywhere below it.
-        stamps = stamps if all(stamp.exact for stamp in stamps) else ()
-        if retention is None and stamps:
+        elif stamps and (unknown := [column for column, each in found.items() if each is None]):
+            raise Unsupported(
+                f"The stamp {unknown[0]} of one of the query's stages",
+                "the plan does not say how far below Spark's watermark it can come out",
+                "Say so in all stages of the query: " + _DECLARE,
+            )
+        elif stamps:
             longest = reach(holding)
             kept = least_retention(stamps, at_ends=False) if longest is None else longest
     _check_state(operators, watermarks, declared=kept is not None)
@@ -315,11 +321,30 @@ def check_plan(
     return Checked(sources, operators, watermarks, kept, stamps, retention is not None)
 
 
-def _by_start(stamps: Sequence[Stamp]) -> Sequence[Stamp]:
-    """Return windows as stamped by their start; nothing where there is anything else."""
-    if any(stamp.window is None for stamp in stamps):
-        return ()
-    return [dataclasses.replace(stamp, kind="start", shift=timedelta()) for stamp in stamps]
+def check_arriving(frame: DataFrame, column: str | Column) -> None:
+    """Raise Unsupported for a query that keeps nothing, and stamps rows below the event times that its inputs promise."""
+    from pyspark.errors import AnalysisException
+
+    try:
+        found = stamps_of(frame, column)
+    except AnalysisException:
+        return  # a function makes it of a batch
+    if found is None:
+        raise Unsupported(
+            f"The stamp {column}, which date_trunc() makes of the event time",
+            "rows that arrive after the watermark has passed the beginning of a day are stamped with that beginning, below what is published",
+            "Stamp the rows with their event time, and keep the truncated one in a column beside it; or group them by window().",
+        )
+
+
+def _stamps_of(frame: DataFrame, column: str | Column) -> list[Stamp] | None:
+    """The same as stamps_of(), for a column that a function may make of a batch only: nothing is known of that one."""
+    from pyspark.errors import AnalysisException
+
+    try:
+        return stamps_of(frame, column)
+    except AnalysisException:
+        return None
 
 
 def _check_retention(declared: timedelta, stamps: Sequence[Stamp], holding: Sequence[Operator]) -> None:
@@ -328,13 +353,11 @@ def _check_retention(declared: timedelta, stamps: Sequence[Stamp], holding: Sequ
     at_ends = len(windows) == 1 and None not in windows and all(operator.driven for operator in holding)
     least = least_retention(stamps, at_ends=at_ends)
     if declared + _added(holding) < least:
-        exact = all(stamp.exact for stamp in stamps)
         raise Unsupported(
             f"The retention {declared} of a query with {' above '.join(operator.kind for operator in holding)}",
             f"Spark's state can still give rows that are stamped {least} below its watermark, which would come out below what is published: of several operators "
             "one above the other, each holds a row for its own time, so the least retention is the sum",
-            f"Declare at least retention=timedelta(seconds={least.total_seconds():g})"
-            + (", or none: the plan says it." if exact else ", and what the stamp is below the start of its window."),
+            f"Declare at least retention=timedelta(seconds={least.total_seconds():g}), or none: the plan says it.",
         )
 
 
@@ -385,8 +408,9 @@ def _check_state(operators: Sequence[Operator], watermarks: Sequence[Watermark],
         if not operator.bounded:
             raise Unsupported(
                 f"{what} without a bound on the times of both",
-                "Spark never lets go of rows that no time rules out, so a match of any age could come out",
-                "Add to its condition how far the event times of a match can be apart, both ways, such as u >= t AND u <= t + INTERVAL 1 HOUR.",
+                "Spark never lets go of rows that no time rules out, so a match of any age could come out; and by a column that is made of an event time, such as h of "
+                "u <= h, it lets go too early, and loses matches",
+                "Add to its condition how far the event times themselves can be apart, both ways, such as u >= t AND u <= t + INTERVAL 1 HOUR.",
             )
 
 
@@ -416,7 +440,7 @@ def _check_driven_state(operator: Operator, *, declared: bool) -> None:
 
 _DECLARE: Final = (
     "declare with retention= how far below Spark's watermark its output can be stamped. Nothing has to be declared where the stamp is the start or end of a window, the end of a "
-    "session, or an event time of a join that is bounded both ways. Otherwise: of what is made of a window, such as its day, the window's length and what it is below its start; of a join "
+    "session, an event time of a join that is bounded both ways, or a date_trunc() of one of these. Otherwise: of what else is made of a window its length and what it is below its start; of a join "
     "how long a row waits for its match; of a stateful function what it keeps; of several of them, one above the other, the sum."
 )
 
@@ -516,7 +540,7 @@ def _file_source(spark: SparkSession, relation: Any) -> FileSource:
     kind = str(source.className()).lower()
     options = {str(key).lower(): str(value) for key, value in _map(spark, source.options()).items()}
     for option, why in _OPTIONS.items():
-        if option in options and options[option].lower() != "false":
+        if option in options and options[option].lower() not in ("false", "off"):
             raise Unsupported(f"The option {option} of a {kind} source", why, "Remove the option; filter rows instead.")
     path = options.get("path", "")
     refuse_pattern(path, "The path")

@@ -7,6 +7,7 @@ before the first claim, and compared before every later one.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Final, Literal, Self
@@ -20,6 +21,8 @@ from lowwater_spark.sources.files import FILES
 from lowwater_spark.track.plan import Checked
 
 __all__ = ["check_shape"]
+
+logger = logging.getLogger("lowwater.spark")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,10 @@ def check_shape(checkpoint: Location, kind: Literal["plain", "function"], checke
 
     A checkpoint of a release that kept none is of the kind that its files show, and else as the query is now; what Spark has held in it counts
     as held. Durable when it returns. Raises CheckpointMismatch.
+
+    A retention that is declared larger than before is taken: what Spark holds comes out within the old one, and so within the new one. A smaller
+    one is not: Spark may hold what comes out only within the old one. Neither is one that the plan says, since it speaks of windows that are cut as
+    they are now, and others may be held.
     """
     shape = _Shape.of(kind, checked)
     manifest = Manifest(checkpoint)
@@ -79,9 +86,17 @@ def check_shape(checkpoint: Location, kind: Literal["plain", "function"], checke
                 )
         else:
             begun = _Shape(**kept)
-            if begun != shape.as_kept_by(begun):
+            now = shape.as_kept_by(begun)
+            if begun == now:
+                return
+            if begun != replace(now, retention=begun.retention) or begun.retention is None or shape.retention is None:
                 raise CheckpointMismatch(_OTHER.format(checkpoint=checkpoint, begun=begun, shape=shape))
-            return
+            if shape.retention < begun.retention or not checked.declared:
+                least = timedelta(microseconds=begun.retention)
+                raise CheckpointMismatch(_SMALLER.format(checkpoint=checkpoint, begun=begun, shape=shape, least=least))
+            logger.warning(
+                _LARGER, checkpoint, *(timedelta(microseconds=each.retention or 0) for each in (begun, shape))
+            )
     manifest.take_over()
     manifest.keep("query", asdict(shape))
 
@@ -89,6 +104,16 @@ def check_shape(checkpoint: Location, kind: Literal["plain", "function"], checke
 def _any(folder: Location) -> bool:
     return folder.is_dir() and any(folder.iterdir())
 
+
+_LARGER: Final = (
+    "%s was begun with a retention of %s, and goes on with %s: the stage reports less than before, and its watermark holds until that has come up to what was "
+    "published. What came out below that in the meantime was counted as late"
+)
+
+_SMALLER: Final = (
+    "{checkpoint} was begun with {begun}, and the query has {shape}. Spark may hold rows in it that come out only within the larger retention: declare "
+    "retention=timedelta(seconds={least.seconds}, days={least.days}) or more, or start from a new checkpoint, with adopt=True."
+)
 
 _OTHER: Final = (
     "{checkpoint} was begun with {begun}, and the query has {shape}. What is held in the one would not be counted by the other, and would come "

@@ -138,6 +138,16 @@ class Place:
         """What the stage goes by in the checkpoint's files: where its home is, and not the computation's name, which may be changed."""
         return way(self.manifest.checkpoint, self.home)
 
+    def is_moved(self, kept: str, now: Path) -> bool:
+        """Return whether a directory of the checkpoint was kept by a path at which the checkpoint stood before it was moved or copied.
+
+        ``now`` is where that directory is by now. One that the user has named stays where it is, and is not in the checkpoint.
+        """
+        checkpoint = self.manifest.checkpoint
+        if not isinstance(checkpoint, Path) or not now.is_relative_to(checkpoint) or kept == os.fspath(now):
+            return False
+        return kept.endswith(f"/{way(checkpoint, now)}") and now.is_dir()
+
     def read(self) -> Mapping[str, Any] | None:
         """Return what is kept, None when the stage has no state."""
         states: Mapping[str, Any] | None = self.manifest["state"]
@@ -171,7 +181,10 @@ class StateStore:
         entry = place.read()
         if entry is None:
             return None
-        store = cls(place, Path(entry["root"]), int(entry["ranges"]))
+        own, root = place.home / "lowwater" / "state", Path(entry["root"])
+        if isinstance(own, Path) and place.is_moved(entry["root"], own):
+            root = own
+        store = cls(place, root, int(entry["ranges"]))
         store.first = int(entry["first"])
         store.made = entry.get("made")
         return store
