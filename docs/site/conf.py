@@ -54,6 +54,7 @@ PAGES: Final = {
         "docs/scale",
         "docs/benchmarks",
         "CONTRIBUTING",
+        "SECURITY",
         "CHANGELOG",
     ),
 }
@@ -66,6 +67,7 @@ root_doc = "README"
 include_patterns = [
     "README.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
     "CHANGELOG.md",
     "docs/*.md",
     "monitoring/runbooks/*.md",

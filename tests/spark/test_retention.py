@@ -386,8 +386,8 @@ class Stamped:
         moved = self.hours.select("key", (start - sf.expr("INTERVAL 7 DAYS")).alias("s"))
         # Each child of a union counts, not the first alone.
         yield self.hours.select("key", start.alias("s")).union(moved), "s", None
-        both = self.hours.select("key", start.alias("s")).union(self.hours.select("key", end.alias("e")))
-        yield both, "s", [Stamp("start", hour), Stamp("end", hour)]
+        united = self.hours.select("key", start.alias("s")).union(self.hours.select("key", end.alias("e")))
+        yield united, "s", [Stamp("start", hour), Stamp("end", hour)]
 
 
 def test_the_plan_says_what_the_output_is_stamped_with(flow: PlainFlow) -> None:
