@@ -10,6 +10,7 @@ import asyncio
 import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -84,7 +85,8 @@ class Local:
             if (found := self.computations.get(name)) is not None
         }
 
-    async def register(self, name: str) -> Any:
+    async def register(self, name: str, max_skew: timedelta) -> Any:
+        assert max_skew > timedelta(days=10_000), "the region of the owner may have any max_skew"
         return SimpleNamespace(incarnation=self.computations.setdefault(name, [1, MIN])[0])
 
     async def reset(self, name: str) -> Any:

@@ -12,15 +12,16 @@ ROOT = Path(__file__).parents[2]
 
 SPARK = {
     "errors": set[str](),
+    "columns": set[str](),
     "settings": set[str](),
     "checkpoint": {"errors"},
     "sources": {"checkpoint", "errors"},
     "complete": {"checkpoint", "errors", "sources"},
-    "track": {"checkpoint", "complete", "errors", "settings", "sources"},
-    "drive": {"checkpoint", "errors", "settings", "sources", "track"},
+    "track": {"checkpoint", "columns", "complete", "errors", "settings", "sources"},
+    "drive": {"checkpoint", "columns", "errors", "settings", "sources", "track"},
     "attach": {"errors", "settings"},
     "sidecar": {"checkpoint", "errors", "settings", "sources", "track"},
-    "stages": {"checkpoint", "drive", "errors", "settings", "sources", "track"},
+    "stages": {"checkpoint", "columns", "drive", "errors", "settings", "sources", "track"},
     "prometheus": {"attach", "track"},
 }
 """Every part but the front: a new one gets its place here."""

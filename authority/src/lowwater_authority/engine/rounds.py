@@ -141,9 +141,9 @@ class _Work(Generic[T]):
             self.done.set_result(result)
 
     def fail(self, error: Exception) -> None:
-        """Refuse with a copy of an error that others may hear too: whoever raises it adds its own traceback and context."""
+        """Refuse with a copy of the error. Several callers may get one error, and each raise adds to its traceback and context."""
         if not self.done.done():
-            own = copy(error)
+            own = copy(error).with_traceback(error.__traceback__)
             own.__cause__ = error.__cause__
             self.done.set_exception(own)
 
