@@ -338,11 +338,11 @@ def test_rule7_streams_of_one_principal_keep_no_neighbour_away(tmp_path: Path) -
         greedy, neighbour = bearer(changing.tokens["greedy"]), bearer(changing.tokens["neighbour"])
         watches = [
             wire.stubs.watermarks.Watch(watermarks_pb2.WatchRequest(), metadata=greedy, timeout=PATIENCE)
-            for _ in range(4)
+            for _ in range(6)
         ]
         for each in watches:
             next(iter(each))
-        assert "greedy has 4 of 8" in overloaded(wire.attempt("Watch", greedy, "a"), "watch_streams").message
+        assert "greedy has 6 of 8" in overloaded(wire.attempt("Watch", greedy, "a"), "watch_streams").message
         assert wire.attempt("Watch", neighbour, "a") is None
         over = threading.Event()
 
@@ -350,10 +350,10 @@ def test_rule7_streams_of_one_principal_keep_no_neighbour_away(tmp_path: Path) -
             yield workers_pb2.ReportRequest(open=workers_pb2.ReportOpen(sender=bytes([sender]) * 16, stream=1))
             over.wait(PATIENCE)
 
-        reports = [wire.stubs.workers.Report(opened(sender), metadata=greedy, timeout=PATIENCE) for sender in range(4)]
+        reports = [wire.stubs.workers.Report(opened(sender), metadata=greedy, timeout=PATIENCE) for sender in range(6)]
         for each in reports:
             next(iter(each))
-        assert "greedy has 4 of 8" in overloaded(wire.attempt("Report", greedy, "a"), "report_streams").message
+        assert "greedy has 6 of 8" in overloaded(wire.attempt("Report", greedy, "a"), "report_streams").message
         assert not isinstance(wire.attempt("Report", neighbour, "a"), errors.Overloaded)
         over.set()
         refused = wire.attempt("Watch", bearer(changing.tokens["scraper"]))

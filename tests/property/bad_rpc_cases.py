@@ -210,10 +210,6 @@ CASES: Final[dict[str, Case]] = {
         "Register", put(name="b", inputs=["a"], heuristics_ppm=[990_000], key_hash=""), "REGISTRATION_CONFLICT"
     ),
     "another key hash": Case("Register", put(name="a", inputs=[], heuristics_ppm=[990_000]), "REGISTRATION_CONFLICT"),
-    "another max skew": Case(
-        "Register", put(name="spare", inputs=[], heuristics_ppm=[990_000], key_hash="", max_skew_micros=5),
-        "REGISTRATION_CONFLICT",
-    ),
     "new inputs that are no names": Case("SetInputs", put(inputs=lambda r, p: [BAD_NAMES(r, p)]), field="inputs[0]"),
     "new inputs twice": Case("SetInputs", put(inputs=["b", "b"]), field="inputs"),
     "new inputs that close a cycle": Case("SetInputs", put(computation="a", inputs=["n/c"]), "CYCLE", "inputs"),

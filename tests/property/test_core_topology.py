@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lowwater import errors
 from lowwater_authority.core.requests import NO_FOLD, Fold
-from lowwater_authority.core.times import DAY
+from lowwater_authority.core.times import ANY_SKEW, DAY
 from lowwater_authority.core.topology import MAX_HEURISTICS, MAX_INPUTS, Spec, Topology
 
 NAMES = "abcdefgh"
@@ -158,7 +158,7 @@ def test_registering_again_changes_nothing_or_is_refused() -> None:
     assert later.register(Spec("b", ("a",))) is later, (
         "its incarnation and its input version are not the caller's to name"
     )
-    for other in (Spec("b"), Spec("b", ("a",), (1,)), Spec("b", ("a",), key_hash="h"), Spec("b", ("a",), max_skew=1)):
+    for other in (Spec("b"), Spec("b", ("a",), (1,)), Spec("b", ("a",), key_hash="h")):
         with pytest.raises(errors.RegistrationConflict):
             found.register(other)
     with pytest.raises(errors.UnknownComputation):
@@ -180,6 +180,11 @@ def test_a_reader_may_follow_its_inputs_as_far_as_they_go() -> None:
         assert found.register(unsaid) is found
     assert found.register(Spec("close", ("near",), max_skew=0)).computations["close"].max_skew == DAY
     assert found.register(Spec("near", max_skew=0)) is found, "as it was registered"
+    assert found.register(Spec("forecast", max_skew=DAY)) is found, "workers of 0.1 always ask for a day"
+    relayed = found.register(Spec("global/far", max_skew=ANY_SKEW)).register(
+        Spec("reader", ("global/far",), max_skew=0)
+    )
+    assert relayed.computations["reader"].max_skew == DAY
     assert found.register(Spec("near", max_skew=year)).computations["near"] == Spec("near", max_skew=year)
 
 

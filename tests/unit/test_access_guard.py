@@ -187,17 +187,19 @@ def test_rule7_what_is_registered_is_bounded_by_namespace_and_deployment_and_eac
         room("n/cut", 4, of_server)(["n/cut", *(f"n/{each}" for each in "abcdefgh")])
         room("n/b", 0, of_server)([f"n/a~{number}" for number in range(5)])
         with pytest.raises(
-            errors.Overloaded, match="may have 6 computations, counting slices; it has 2, and n/cut would be 5 more"
+            errors.LimitReached, match="may have 6 computations, counting slices; it has 2, and n/cut would be 5 more"
         ) as refused:
             room("n/cut", 4, of_server)(["n/a", "n/b"])
         assert "raised: computations of [limits] in the access file, or `lowwater serve --limit" in str(refused.value)
         full = ["n/a", *(f"n/a~{number}" for number in range(5))]
-        with pytest.raises(errors.Overloaded, match="it has 6, and n/b would be 1 more"):
+        with pytest.raises(errors.LimitReached, match="it has 6, and n/b would be 1 more"):
             room("n/b", 0, of_server)(full)
-        with pytest.raises(errors.Overloaded, match="it has 6, and a slice of n/a would be 1 more"):
+        with pytest.raises(errors.LimitReached, match="it has 6, and a slice of n/a would be 1 more"):
             room_for_slice("n/a", of_server)(full)
         room("m/b", 2, of_server)(full)  # a neighbour's namespace has its own room
-        with pytest.raises(errors.Overloaded, match=r"the deployment may have 9 .* it has 6, and m/b would be 4 more"):
+        with pytest.raises(
+            errors.LimitReached, match=r"the deployment may have 9 .* it has 6, and m/b would be 4 more"
+        ):
             room("m/b", 3, of_server)(full)
 
 

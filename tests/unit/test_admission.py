@@ -63,10 +63,10 @@ class Herd:
 
 def test_rule7_a_principal_that_takes_all_it_may_keeps_no_neighbour_away() -> None:
     gate = Gate[int]("watch_streams", 64, 0)
-    for number in range(32):
+    for number in range(48):
         assert gate.enter(number, 0.0, "greedy")
     with pytest.raises(
-        errors.Overloaded, match=r"greedy has 32 of 64 watch streams, .* add a shard; try again"
+        errors.Overloaded, match=r"greedy has 48 of 64 watch streams, .* add a shard; try again"
     ) as refused:
         gate.enter(99, 0.0, "greedy")
     assert (gate.refused, gate.saturated, refused.value.metadata) == (
@@ -74,7 +74,7 @@ def test_rule7_a_principal_that_takes_all_it_may_keeps_no_neighbour_away() -> No
         False,
         {"bound": "watch_streams", "limit": "64"},
     )
-    others = [f"principal {number}" for number in range(5)]
+    others = [f"principal {number}" for number in range(4)]
     for each in others:
         while gate._places.get(each, 0) < gate.bound - gate.inside:
             assert gate.enter(0, 0.0, each)

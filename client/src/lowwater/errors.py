@@ -14,7 +14,7 @@ Who must react:
   :class:`StaleAdoption`;
 * whoever keeps the access file must look: :class:`Unauthenticated`, :class:`PermissionDenied`;
 * an operator must look: :class:`ServerTokenMismatch`, :class:`StaleEpoch`, :class:`OwnedRanges`, :class:`WouldRegress`,
-  :class:`JournalFailed`, :class:`SecondAgent`, :class:`RegionRefused`, :class:`Recovering`;
+  :class:`JournalFailed`, :class:`LimitReached`, :class:`SecondAgent`, :class:`RegionRefused`, :class:`Recovering`;
 * later is better: :class:`Unavailable`, :class:`Timeout`, :class:`Overloaded`, :class:`ShuttingDown`, :class:`OldStream`,
   :class:`Unconfirmed`;
 * nobody, the client does: :class:`Moved`, :class:`OtherSlice` (but of keys that lie in several slices).
@@ -38,6 +38,7 @@ __all__ = [
     "InvalidArgument",
     "JournalFailed",
     "LayoutConflict",
+    "LimitReached",
     "LowwaterError",
     "Moved",
     "NotPrepared",
@@ -269,6 +270,13 @@ class PermissionDenied(LowwaterError):
 
 class Overloaded(LowwaterError):
     """The authority's admission bound, or a limit of its access file, is reached. Nothing was changed; try later."""
+
+
+class LimitReached(LowwaterError):
+    """A namespace or the deployment has all the computations or dropped names that it may have. Nothing was changed.
+
+    Waiting does not help, so the client does not repeat the call. ``metadata`` has ``bound`` and ``limit``.
+    """
 
 
 class JournalFailed(LowwaterError):

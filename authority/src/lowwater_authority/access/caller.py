@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from lowwater import errors
 from lowwater._core.events import shortened
 from lowwater._server.audit import Actor
-from lowwater_authority.access.limits import overloaded
+from lowwater_authority.access.limits import limit_reached, overloaded
 from lowwater_authority.access.policy import BUILT_IN, Action
 from lowwater_authority.core.topology import NAME, whole
 
@@ -249,7 +249,7 @@ def holder() -> str:
 
 
 def room(name: str, slices: int, limits: Limits) -> Callable[[Collection[str]], None]:
-    """Return what refuses a new computation with so many slices, once it is known which others there are. Raises Overloaded.
+    """Return what refuses a new computation with so many slices, once it is known which others there are. Raises LimitReached.
 
     ``limits`` count where there is no access control; who calls is looked up now. Each slice counts: it has a log of its own, and is kept in memory by itself.
     """
@@ -258,7 +258,7 @@ def room(name: str, slices: int, limits: Limits) -> Callable[[Collection[str]], 
 
 
 def room_for_slice(name: str, limits: Limits) -> Callable[[Collection[str]], None]:
-    """Return what refuses one more slice of a computation, once it is known which others there are. Raises Overloaded. As :func:`room`."""
+    """Return what refuses one more slice of a computation, once it is known which others there are. Raises LimitReached. As :func:`room`."""
     limits = _limits_in_force(limits)
     return lambda known: _check_computations(limits, name, f"a slice of {name}", 1, known)
 
@@ -282,14 +282,14 @@ def _limits_in_force(limits: Limits) -> Limits:
 
 
 def _check_computations(limits: Limits, name: str, what: str, more: int, known: Collection[str]) -> None:
-    """Raise Overloaded when so many more computations are too many for a namespace, or for the deployment.
+    """Raise LimitReached when so many more computations are too many for a namespace, or for the deployment.
 
     O(computations) where the deployment has as many as one namespace may have, else O(1).
     """
     most = limits.all_computations
     if most is not None and len(known) + more > most:
         msg = f"the deployment may have {most} computations, counting slices; it has {len(known)}, and {what} would be {more} more"
-        raise overloaded("all_computations", msg, str(most))
+        raise limit_reached("all_computations", msg, str(most))
     most = limits.computations
     if most is None or len(known) + more <= most:
         return
@@ -297,7 +297,7 @@ def _check_computations(limits: Limits, name: str, what: str, more: int, known: 
     there = sum(parted(each)[0] == namespace for each in known)
     if there + more > most:
         msg = f"the namespace {namespace!r} may have {most} computations, counting slices; it has {there}, and {what} would be {more} more"
-        raise overloaded("computations", msg, str(most))
+        raise limit_reached("computations", msg, str(most))
 
 
 def visible(names: Sequence[str]) -> Sequence[str]:

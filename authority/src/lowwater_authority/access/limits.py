@@ -90,3 +90,9 @@ def overloaded(limit: str, what: str, value: str, delay: float = 0.0, *, fixed: 
     error = errors.Overloaded(f"{what}; {', or '.join(fixes)}", metadata={"bound": limit, "limit": value})
     error.retry_after = delay
     return error
+
+
+def limit_reached(limit: str, what: str, value: str) -> errors.LimitReached:
+    """Return the refusal of a new computation for which a limit leaves no room."""
+    told = overloaded(limit, what, value)
+    return errors.LimitReached(told.message, metadata=told.metadata)

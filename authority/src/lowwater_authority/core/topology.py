@@ -21,7 +21,7 @@ from lowwater_authority.core.budget import LEAST, MOST
 from lowwater_authority.core.heuristics import PPM
 from lowwater_authority.core.history import HOUR, LARGEST_STEP, LEAST_STEP
 from lowwater_authority.core.requests import NO_FOLD, Fold
-from lowwater_authority.core.times import DAY
+from lowwater_authority.core.times import ANY_SKEW, DAY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -345,8 +345,9 @@ class Topology:
         ``unused``: nobody has ever claimed the one that is known, and no intervals of tasks rely on it. If that one is exact, and no exact
         one reads it, it becomes estimated when that is all that is asked to change: authorities of 0.1 keep estimated ones as exact.
 
-        ``max_skew`` may grow. Where it is left out, it is what was registered, else a day, and not less than that of any input:
-        what an input publishes was compared with the clock before, so a smaller one would only keep the reader from following.
+        ``max_skew`` may grow, and a smaller one than registered changes nothing. Where it is left out, it is what was registered,
+        else a day, and not less than that of any input: what an input publishes was compared with the clock before, so a smaller
+        one would only keep the reader from following. ANY_SKEW of an input is not taken over: nothing here compares such an input.
 
         Raises InvalidArgument, RegistrationConflict, Cycle, EstimatedInput.
         """
@@ -355,14 +356,13 @@ class Topology:
             spec = replace(spec, history_step=known.history_step if known else HOUR)
         if not spec.max_skew:
             inputs = [self.computations[name].max_skew for name in spec.inputs if name in self.computations]
-            spec = replace(spec, max_skew=max([known.max_skew if known else DAY, *inputs]))
+            least = known.max_skew if known else DAY
+            spec = replace(spec, max_skew=max([least, *(skew for skew in inputs if skew < ANY_SKEW)]))
         _validate(spec)
         if known is not None:
-            if known.same_registration(spec):
-                return self
-            wider = replace(known, max_skew=max(known.max_skew, spec.max_skew))
-            if wider.same_registration(spec):
-                return self._with(wider)
+            spec = replace(spec, max_skew=max(known.max_skew, spec.max_skew))
+            if replace(known, max_skew=spec.max_skew).same_registration(spec):
+                return self if spec.max_skew == known.max_skew else self._with(replace(known, max_skew=spec.max_skew))
             if unused and replace(known, estimated=True).same_registration(spec):
                 return self._with(replace(known, estimated=True))
             if known.slices != spec.slices:
@@ -402,23 +402,32 @@ class Topology:
         return Topology(self.version + 1, self.computations, kept, max(self.forgotten, *numbers))
 
     def _refuse_tombstones(self, name: str, ended: Iterable[str]) -> None:
-        """Raise Overloaded when the namespace would have more bytes of tombstones than it leaves free. One that has none yet may have all that are free."""
+        """Raise LimitReached when the namespace would have more bytes of tombstones than it leaves free. One without any may have all that are free.
+
+        O(tombstones).
+        """
         namespace, more = namespace_of(name), sum(map(_tombstone_bytes, ended))
-        has = sum(_tombstone_bytes(each) for each in self.dropped if namespace_of(each) == namespace)
-        free = TOMBSTONE_BYTES - self.tombstone_bytes - more
-        if free >= 0 and (not has or has + more <= free):
+        own = others = 0
+        prefix = f"{namespace}/" if namespace else ""
+        for dropped in self.dropped:
+            if dropped.startswith(prefix) and namespace_of(dropped) == namespace:
+                own += _tombstone_bytes(dropped)
+            else:
+                others += _tombstone_bytes(dropped)
+        free = TOMBSTONE_BYTES - own - others - more
+        if free >= 0 and (not own or own + more <= free):
             return
         msg = (
-            f"the dropped computations of the namespace {namespace!r} take {has} bytes, {name} takes {more} more, and no namespace may have more than are free of "
+            f"the dropped computations of the namespace {namespace!r} take {own} bytes, {name} takes {more} more, and no namespace may have more than are free of "
             f"{TOMBSTONE_BYTES}: each keeps its name from beginning again with values that were shown before. Register some of them again, give a job one name "
             "for all of its runs, or have an operator forget them with `lowwater journal copy --forget-dropped`."
         )
-        raise errors.Overloaded(
+        raise errors.LimitReached(
             msg, metadata={"computation": name, "bound": "tombstones", "limit": str(TOMBSTONE_BYTES)}
         )
 
     def drop(self, name: str) -> Topology:
-        """Return the graph without a computation, but with its tombstone. Raises UnknownComputation, StillRead, Overloaded. O(graph)."""
+        """Return the graph without a computation, but with its tombstone. Raises UnknownComputation, StillRead, LimitReached. O(graph)."""
         known = self._own(name)
         readers = sorted(each.name for each in self.computations.values() if name in each.inputs)
         if readers:

@@ -65,7 +65,7 @@ def bounded(delay: float) -> float:
 class Gate(Generic[Ticket]):
     """Lets in at most ``bound`` at once. Up to ``line`` more wait in the order in which they came, others are to come again.
 
-    Whoever comes has a ticket, which says whom to call when it is its turn, and is ``who``: a principal, or empty where nobody tells callers apart. The rate is measured only while the gate is more than half
+    Whoever comes has a ticket, which says whom to call when it is its turn, and is ``who``: a principal, or empty where nobody tells callers apart. The rate is measured only while the gate is at least half
     full: at other times it would be the rate of arrivals. All costs are O(1).
     """
 
@@ -171,9 +171,13 @@ class Gate(Generic[Ticket]):
             self._places.pop(who, None)
 
     def _check_share(self, who: str, now: float) -> None:
-        """Raise Overloaded for a principal that has as many places as it leaves free, and one at least."""
+        """Raise Overloaded for a principal that has as many places as it leaves free, and one at least.
+
+        A lone principal may have three quarters of the places: a second one finds the rest.
+        """
         has, limit = self._places.get(who, 0), self.bound + self.line
-        if not has or has < limit - self.inside - len(self.waiting):
+        free = limit - self.inside - len(self.waiting)
+        if not has or has < free or (len(self._places) == 1 and 4 * free > limit):
             return
         self.refused += 1
         if count := self._quiet.count(who, now):
@@ -202,7 +206,7 @@ class Gate(Generic[Ticket]):
 
     @property
     def _busy(self) -> bool:
-        return self.inside > self.bound // 2
+        return 2 * self.inside >= self.bound
 
     def _look(self, now: float) -> None:
         """Measure until now."""

@@ -354,9 +354,24 @@ class Shard:
                 round_.topology = changed
             return changed.get(spec.name)
 
-        known = spec.name in self.topology.computations
+        known = self.topology.computations.get(spec.name)
         registered = await self._write(stage, alone=True, together=True, first=partial(self._until_ended, spec.name))
-        if not known:
+        if known is not None and registered.max_skew > known.max_skew:
+            log.warning(
+                "%s may now be %d s ahead of the clock, and not %d s as before: %s has registered it so",
+                spec.name,
+                registered.max_skew // 1_000_000,
+                known.max_skew // 1_000_000,
+                principal or "a caller",
+                extra=event(
+                    "max_skew_raised",
+                    computation=spec.name,
+                    max_skew_micros=registered.max_skew,
+                    before_micros=known.max_skew,
+                    principal=principal,
+                ),
+            )
+        if known is None:
             inputs = list(registered.inputs)
             reads = f"reads {', '.join(inputs)}" if inputs else "is an injector"
             log.info(

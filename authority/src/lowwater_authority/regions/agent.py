@@ -32,14 +32,11 @@ from lowwater._core.events import event
 from lowwater._core.text import duration
 from lowwater._pb.lowwater.v1 import regions_pb2 as pb
 from lowwater.aio import Client, Lease
-from lowwater_authority.core.times import MAX, MIN
+from lowwater_authority.core.times import ANY_SKEW, MAX, MIN
 from lowwater_authority.regions.config import Kept, StateFolder, registration
 from lowwater_authority.regions.references import MOST_NUMBER, relayed_name
 
 RELAY_IDENTITY: Final = "lowwater-region"
-
-_ANY_SKEW: Final = timedelta(microseconds=2**62 - 1)
-"""The longest max_skew there is."""
 
 FATAL: Final = (errors.SecondAgent,)
 """What waiting does not cure: the agent says why, hands out nothing more, and ends."""
@@ -597,7 +594,7 @@ class RegionAgent:
         relay = self._relays.get(name)
         if relay is None or told.incarnation != known:
             # The owner's authority has compared it with the clock, by a max_skew that is not known here.
-            await self.local.register(name, max_skew=_ANY_SKEW)
+            await self.local.register(name, max_skew=timedelta(microseconds=ANY_SKEW))
             if known is None:  # the file is new; what stands there may be of another life
                 afresh = not (await self.local.get(name))[name].low.unknown
             else:

@@ -39,6 +39,7 @@ CODES: Final[dict[str, grpc.StatusCode]] = {
     errors.UnknownReference.reason: grpc.StatusCode.NOT_FOUND,
     errors.RegistrationConflict.reason: grpc.StatusCode.ALREADY_EXISTS,
     errors.Overloaded.reason: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.LimitReached.reason: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.Unauthenticated.reason: grpc.StatusCode.UNAUTHENTICATED,
     errors.PermissionDenied.reason: grpc.StatusCode.PERMISSION_DENIED,
     errors.JournalFailed.reason: grpc.StatusCode.UNAVAILABLE,

@@ -130,6 +130,7 @@ class ErrorInfo(google.protobuf.message.Message):
       FINISH_REQUIRED        MAX was reported without finish
       INVALID_ARGUMENT       metadata has field, its path, and fix
       LAYOUT_CONFLICT        another layout is wanted by now: look at it first
+      LIMIT_REACHED          no room for one more computation or dropped name
       NOT_PREPARED           a batch was committed that was never prepared whole
       OWNED_RANGES           workers own part of what should be retired
       PERMISSION_DENIED      the access file does not allow it
