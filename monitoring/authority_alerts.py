@@ -227,8 +227,9 @@ def alerts(settings: Settings) -> Group:
                 "min by (job, principal) (lowwater_token_expires_timestamp_seconds) - time() < 604800",
                 "5m",
                 "warning",
-                "The last token of {{ $labels.principal }} expires in {{ $value | humanizeDuration }}",
-                "From then on the authority refuses all that it calls, and ends its streams. Each of its tokens has a date in the access file.",
+                "The last token of {{ $labels.principal }} expires, or has expired",
+                "From its date on the authority refuses every call of this principal, and ends its streams. Each of its tokens has a date in the access file. "
+                "Time left: {{ $value | humanizeDuration }}; below 0, the date has passed.",
             ),
             Alert(
                 "LowwaterCertificateRefused",

@@ -24,7 +24,7 @@ from lowwater import Watermark, WatermarkView, errors
 from lowwater._pb.lowwater.v1 import regions_pb2 as pb
 from lowwater_authority.core.times import MIN
 from lowwater_authority.regions import agent as agents
-from lowwater_authority.regions.agent import RegionAgent, Told
+from lowwater_authority.regions.agent import PipelineReport, RegionAgent
 from lowwater_authority.regions.config import Kept, StateFolder
 from lowwater_authority.regions.references import ENROLLING, LOCAL, SERVING, Sink
 from lowwater_authority.regions.registry import LOG, Registry
@@ -177,9 +177,9 @@ class Site:
         """The pipeline stops where the agent says so; where it is to go on, it has the state at once."""
         view = self.agent.views.get(NAME)
         if view is not None and view.moving_to == self.name:
-            self.agent.arrived(NAME, Told(batch=view.batch, digest=view.digest))
+            self.agent.arrived(NAME, PipelineReport(batch=view.batch, digest=view.digest))
         elif view is not None and view.moving_to and (number := self.number()):
-            self.agent.committed(NAME, Told(number, 0, f"of {number}", stopped=True))
+            self.agent.committed(NAME, PipelineReport(number, 0, f"of {number}", stopped=True))
 
 
 class World:

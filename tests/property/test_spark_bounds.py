@@ -134,7 +134,10 @@ def test_a_row_can_still_open_the_window_at_the_bound(cut: tuple[int, int, int],
 
 
 def checked_and_steps(stamps: Sequence[Stamp], step: timedelta | None) -> tuple[Checked, Steps]:
-    """A driven query whose output has these stamps; without any, as a join of times, by what is declared."""
+    """Return a driven query with these stamps, and its steps.
+
+    Without stamps: a join with a declared retention of 7 ms.
+    """
     windows = [stamp.window for stamp in stamps if stamp.window is not None]
     retention = least_retention(stamps, at_ends=False) if stamps else micros(7 * MILLI)
     steps = steps_of(windows, step=step, before=not windows)

@@ -175,7 +175,7 @@ def test_every_input_is_named_twice(refused: Driven) -> None:
     [
         ({"inputs": []}, "inputs is a list"),
         ({"inputs": "source"}, "inputs is a list"),
-        ({"event_time": "u"}, "there is none called 'u': it has key, t"),
+        ({"event_time": "u"}, "event_time is 'u', and the frame has no such column; its columns are key, t"),
         ({"step": timedelta(microseconds=1_500)}, "step is a whole number of milliseconds"),
         ({"step": timedelta(0)}, "step is a whole number of milliseconds"),
         ({"within": timedelta(-1)}, "within is a whole number"),

@@ -280,7 +280,10 @@ def test_the_control_comes_first(driven: Driven, monkeypatch: pytest.MonkeyPatch
     [(0, "at or before 1970-01-01"), pytest.param(2**61, "of the year 75,042 or later", marks=pytest.mark.long)],
 )
 def test_rows_that_no_watermark_serves_end_the_query(micros: int, why: str, driven: Driven) -> None:
-    """Spark's watermark begins at 1970 and would drop the first silently; the one that stands for MAX would never close the window of the second."""
+    """Spark would drop a row of 1970 as late without a word.
+
+    The watermark for MAX would never close the window of a row of 75,042.
+    """
     driven.feed().put([{"key": "a", "t": micros}])
     rows = driven.read(schema="key string, t bigint").withColumn("t", sf.timestamp_micros("t"))
     query = driven.start(driven.hourly(driven.drive(rows)), stamp=HOUR)

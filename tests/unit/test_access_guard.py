@@ -190,7 +190,7 @@ def test_rule7_what_is_registered_is_bounded_by_namespace_and_deployment_and_eac
             errors.LimitReached, match="may have 6 computations, counting slices; it has 2, and n/cut would be 5 more"
         ) as refused:
             room("n/cut", 4, of_server)(["n/a", "n/b"])
-        assert "raised: computations of [limits] in the access file, or `lowwater serve --limit" in str(refused.value)
+        assert "computations of [limits] in the access file, or the authority's option --limit" in str(refused.value)
         full = ["n/a", *(f"n/a~{number}" for number in range(5))]
         with pytest.raises(errors.LimitReached, match="it has 6, and n/b would be 1 more"):
             room("n/b", 0, of_server)(full)

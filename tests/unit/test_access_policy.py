@@ -181,7 +181,7 @@ BAD = {
     "a date as a text": (token(f"sha256='{OPS}'\nexpires='2027-01-31'"), "token[1].expires is '2027", "without quotes"),
     "a time of any day": (token(f"sha256='{OPS}'\nexpires=12:00:00"), "token[1].expires is datetime.time", "a date"),
     "no such time": (token(f"sha256='{OPS}'\nexpires=0001-01-01T00:00:00+10:00"), "token[1].expires is", "a date"),
-    "one token in both": (token(f"sha256 = '{ETL}'"), "principal[1].token has a digest that stands there twice", "out"),
+    "one token in both": (token(f"sha256 = '{ETL}'"), "principal[1].token repeats a digest of this", "remove one"),
     "a token for its digest": (
         principal(tokens="['hush-hush']"),
         "principal[1].token_sha256[1] is malformed",

@@ -75,7 +75,7 @@ def test_rule7_tombstones_of_one_namespace_keep_no_neighbour_from_dropping(monke
     )
     assert full.tombstone_bytes == 68
     with pytest.raises(
-        errors.LimitReached, match="of the namespace 'greedy' take 68 bytes, greedy/c23 takes 34 more"
+        errors.LimitReached, match="of the namespace 'greedy' take 68 bytes, greedy/c23 would add 34"
     ) as refused:
         full.drop("greedy/c23")
     assert refused.value.metadata == {"computation": "greedy/c23", "bound": "tombstones", "limit": "136"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,19 @@ def test_a_token_counts_as_soon_as_its_file_has_it(tmp_path: Path) -> None:
     assert settings.metadata == (("authorization", "Bearer second"),)
     for unusable in ("", "two\nlines", "\xff"):
         file.write_text(unusable, encoding="latin-1")
-        assert settings.metadata == (("authorization", "Bearer first"),), "what was read at the start"
+        assert settings.metadata == (("authorization", "Bearer second"),), "the last token read, not that of the start"
     file.unlink()
-    assert settings.metadata == (("authorization", "Bearer first"),)
-    assert "first" not in repr(settings)
+    assert settings.metadata == (("authorization", "Bearer second"),)
+    assert not {"first", "second"} & set(repr(settings).replace("'", " ").split())
+    file.write_text("third\n")
+    assert settings.metadata == (("authorization", "Bearer third"),)
+
+
+def test_a_token_file_that_was_never_read_leaves_the_token_of_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    settings = FileSettings("localhost", token="start", token_file=str(file))
+    assert settings.metadata == (("authorization", "Bearer start"),)
+    file.write_text("file")
+    assert settings.metadata == (("authorization", "Bearer file"),), "the file wins over the variable"
+    assert settings.read().token == "file"
+    assert pickle.loads(pickle.dumps(settings)).metadata == (("authorization", "Bearer file"),)

@@ -232,7 +232,10 @@ async def test_rule1_a_log_behind_the_inputs_of_its_graph_follows_before_anythin
 async def test_rule4_the_owners_of_a_log_behind_its_graph_are_refused(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever holds the log, as whoever takes it over: an owner has not waited for the new input. The log line comes once, with the record."""
+    """If an owner's log is older than the graph, its reports are refused: it has not waited for the new input.
+
+    The line in the log comes once, when the new version is in the journal.
+    """
     grants = await world.begin()
     await put_back_alone(world.other, world.other.shard.topology.set_inputs("a", ["x", "y"]))
     await world.serving.shard.refresh()

@@ -145,7 +145,7 @@ async def test_rule8_an_adoption_that_was_executed_is_repeated(one: One) -> None
 
 
 async def test_a_late_drain_or_pin_does_not_undo_what_was_decided_since(deployment: Deployment) -> None:
-    """Also when it comes behind its opposite, which had nothing to take back."""
+    """A late pin is refused also when the newer call was an unpin that found no pin."""
     one, _ = await two(deployment)
     address, name = "other:1", NAMES[0]
     drain, keep = (partial(pb.DrainRequest, address=address, cancel=cancel) for cancel in (False, True))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lowwater_authority.commands.serve_arguments import parser
+from lowwater_authority.commands.serve_arguments import limits_given, parser
 from lowwater_authority.regions.serve import parser as global_parser
 from lowwater_authority.serve import CannotServe, choose_places
 
@@ -30,6 +30,16 @@ def test_only_this_machine_may_call_unless_somebody_says_otherwise(flags: list[s
     args = parser().parse_args(flags)
     choose_places(args)
     assert (args.listen, args.http) == (listen, http)
+
+
+def test_a_global_authority_takes_the_limits_that_count_there(capsys: pytest.CaptureFixture[str]) -> None:
+    """A refusal names --limit, so both processes have it. One without computations refuses their limits."""
+    args = global_parser().parse_args(["--limit", "streams=7", "--limit", "calls_per_second=9"])
+    limits = limits_given(args.limit)
+    assert (limits.streams, limits.calls_per_second, limits.message_bytes) == (7, 9.0, None)
+    with pytest.raises(SystemExit):
+        global_parser().parse_args(["--limit", "computations=7"])
+    assert "computations is unknown; write one of streams, calls_per_second, message_bytes" in capsys.readouterr().err
 
 
 def test_a_shard_that_others_could_not_reach_does_not_start() -> None:

@@ -17,7 +17,7 @@ from lowwater import Watermark, WatermarkView, errors
 from lowwater._pb.lowwater.v1 import regions_pb2 as pb
 from lowwater_authority.regions import agent as agents
 from lowwater_authority.regions import questions
-from lowwater_authority.regions.agent import RegionAgent, Told, _goes_on
+from lowwater_authority.regions.agent import PipelineReport, RegionAgent, _goes_on
 from lowwater_authority.regions.config import BadConfig, Kept, StateFolder, positive_duration, read_config
 from lowwater_authority.regions.references import relayed_name
 
@@ -360,12 +360,12 @@ async def test_a_local_authority_that_cannot_be_read_is_told_of(world: World) ->
 async def test_a_pipeline_that_has_stopped_gets_no_number_before_the_move_is_cancelled(world: World) -> None:
     world.center.own("hourly", 1, moving_to="B", step="wanted")
     await world.agent.once()
-    stopped = Told(1, 7, "d", [], stopped=True)
+    stopped = PipelineReport(1, 7, "d", [], stopped=True)
     for _ in range(2):
         world.agent.committed("hourly:clicks", stopped)  # may be said again
     assert world.reason() == "REGION_REFUSED"
     with pytest.raises(errors.RegionRefused):
-        world.agent.committed("hourly:clicks", Told(1, 8, "e"))
+        world.agent.committed("hourly:clicks", PipelineReport(1, 8, "e"))
     world.center.own("hourly", 1)  # cancelled
     await world.agent.once()
     assert world.reason() == ""
@@ -379,14 +379,14 @@ async def test_a_pipeline_that_has_stopped_gets_no_number_before_the_move_is_can
 async def test_state_that_has_arrived_for_one_move_counts_for_no_other(world: World) -> None:
     world.center.own("hourly", 1, owner="B", moving_to="A", step="wanted")
     await world.agent.once()
-    world.agent.arrived("hourly:clicks", Told(batch=7, digest="d"))
+    world.agent.arrived("hourly:clicks", PipelineReport(batch=7, digest="d"))
     world.center.own("hourly", 1, owner="B")
     await world.agent.once()
     world.center.own("hourly", 1, owner="B", moving_to="A", step="stopped")
     for _ in range(2):
         await world.agent.once()
     assert "Arrive" not in [method for method, _ in world.center.asked]
-    world.agent.arrived("hourly:clicks", Told(batch=7, digest="d"))
+    world.agent.arrived("hourly:clicks", PipelineReport(batch=7, digest="d"))
     await world.agent.once()
     assert "Arrive" in [method for method, _ in world.center.asked]
 
@@ -440,8 +440,8 @@ async def test_what_a_pipeline_says_is_refused_where_it_would_end_every_report(b
     async def read() -> Any:
         return body if isinstance(body, list) else {"reference": "hourly:clicks", "number": 1, **body}
 
-    with pytest.raises(errors.InvalidArgument, match="makes no sense"):
-        await questions._told(SimpleNamespace(json=read))  # type: ignore[arg-type]
+    with pytest.raises(errors.InvalidArgument, match="is malformed"):
+        await questions._report_in(SimpleNamespace(json=read))  # type: ignore[arg-type]
 
 
 def test_a_mirror_of_what_is_not_in_the_file_is_refused(world: World) -> None:

@@ -160,7 +160,7 @@ async def test_a_unix_socket_is_for_its_own_user(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tokens", "place", "what"),
     [
-        ("", "0.0.0.0:0", "is reached from other machines"),
+        ("", "0.0.0.0:0", "other machines can reach --listen 0.0.0.0:0"),
         ("short", "127.0.0.1:0", "less than 32 characters"),
         (f"{TOKEN},short", "0.0.0.0:0", "less than 32 characters"),
         (TOKEN, "7440", "takes HOST:PORT or unix:PATH"),

@@ -101,7 +101,7 @@ class Remarks(NamedTuple):
 
 
 NO_REMARKS: Final = Remarks()
-"""What a worker tells that tells nothing."""
+"""Remarks of a worker that reports none."""
 
 
 @dataclass(frozen=True, slots=True)

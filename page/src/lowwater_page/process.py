@@ -124,7 +124,7 @@ def parser() -> CommandParser:
     parse = CommandParser(
         prog="lowwater-page",
         description="Serve the status page of an authority, as a client of it.",
-        epilog='The token that it presents is the environment\'s LOWWATER_TOKEN, or stands in the file LOWWATER_TOKEN_FILE, which may change. Its principal needs read = ["*"] on the namespace "*".',
+        epilog='The token that it presents is the environment\'s LOWWATER_TOKEN, or stands in the file LOWWATER_TOKEN_FILE, which may change and wins if both are set. Its principal needs read = ["*"] on the namespace "*".',
     )
     parse.add_argument(
         "--address",

@@ -77,9 +77,7 @@ def check_column(frame: DataFrame, text: str | Column, argument: str) -> None:
     except AnalysisException as failure:
         if "AMBIGUOUS" in (failure.getCondition() or ""):
             raise
-        msg = (
-            f"{argument} names no column of the frame: there is none called {text!r}: it has {', '.join(frame.columns)}"
-        )
+        msg = f"{argument} is {text!r}, and the frame has no such column; its columns are {', '.join(frame.columns)}"
         raise ValueError(msg) from failure
 
 

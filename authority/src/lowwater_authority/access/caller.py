@@ -236,7 +236,10 @@ def anything(*asked: object) -> None:
 
 
 def demand_some_read() -> None:
-    """Raise PermissionDenied for a caller who may read nothing at all, and so would follow nothing, in a place that others could have."""
+    """Raise PermissionDenied for a caller without any right to read.
+
+    Its watch would stay empty, and would take a place that another caller could use.
+    """
     caller = CALLER.get()
     if caller is not None:
         caller.demand_some(Action.READ)
@@ -249,22 +252,30 @@ def holder() -> str:
 
 
 def room(name: str, slices: int, limits: Limits) -> Callable[[Collection[str]], None]:
-    """Return what refuses a new computation with so many slices, once it is known which others there are. Raises LimitReached.
+    """Return a check that raises LimitReached when a new computation would exceed a limit.
 
-    ``limits`` count where there is no access control; who calls is looked up now. Each slice counts: it has a log of its own, and is kept in memory by itself.
+    The check takes the names of all computations. A cut computation counts as one more for each of
+    its ``slices``, because each slice has a log and memory of its own. The limits are those of the
+    caller at this moment; ``limits`` where there is no access control.
     """
     limits = _limits_in_force(limits)
     return lambda known: None if name in known else _check_computations(limits, name, name, 1 + slices, known)
 
 
 def room_for_slice(name: str, limits: Limits) -> Callable[[Collection[str]], None]:
-    """Return what refuses one more slice of a computation, once it is known which others there are. Raises LimitReached. As :func:`room`."""
+    """Return a check that raises LimitReached when one more slice of a computation would exceed a limit.
+
+    The check takes the names of all computations. ``limits`` count as in :func:`room`.
+    """
     limits = _limits_in_force(limits)
     return lambda known: _check_computations(limits, name, f"a slice of {name}", 1, known)
 
 
 def room_for_ranges(name: str, limits: Limits) -> Callable[[int], None]:
-    """Return what refuses a claim, once it is known into how many ranges it would divide a computation. Raises Overloaded. As :func:`room`."""
+    """Return a check that raises Overloaded when a claim would make more key ranges than the limit.
+
+    The check takes the number of ranges that the computation would have. ``limits`` count as in :func:`room`.
+    """
     caller = CALLER.get()
     most = _limits_in_force(limits).ranges if caller is None or not caller.principal.shard else None
 

@@ -46,8 +46,9 @@ class AccessFile(FollowedFile[Access]):
         self._clock = clock
         self._decided_at = clock()
         """When it was last decided which tokens have expired."""
-        self._told: set[tuple[str, float, bool]] = set()
-        """Lines about the ends of principals that this process has logged: the principal, when it ends, and whether that was over."""
+        self._expiry_warnings: set[tuple[str, float, bool]] = set()
+        """Warnings about expiry that this process has logged: principal, time of expiry in seconds
+        since the Unix epoch, and whether that time had passed."""
         self._limits = limits or Limits()
         super().__init__(path, monotonic=monotonic)
 
@@ -74,9 +75,9 @@ class AccessFile(FollowedFile[Access]):
         return access
 
     def _tell_end(self, principal: str, ends: float, *, over: bool) -> None:
-        if (principal, ends, over) in self._told:
+        if (principal, ends, over) in self._expiry_warnings:
             return
-        self._told.add((principal, ends, over))
+        self._expiry_warnings.add((principal, ends, over))
         at = date_text(ends)
         log.warning(
             "the last token of %s %s (%s): add the hash of a new one to the access file",
@@ -88,8 +89,11 @@ class AccessFile(FollowedFile[Access]):
 
     def _tell_read(self) -> None:
         principals = len(self.value.principals)
-        told = event("access_read", file=str(self.path), principals=principals)
-        log.info("the access file was read again: %s", counted(principals, "principal"), extra=told)
+        log.info(
+            "the access file was read again: %s",
+            counted(principals, "principal"),
+            extra=event("access_read", file=str(self.path), principals=principals),
+        )
 
     def _tell_refused(self, error: BadFile) -> None:
         log.error(
@@ -99,5 +103,7 @@ class AccessFile(FollowedFile[Access]):
         )
 
     def _tell_failed(self, error: Exception, count: int) -> None:
-        told = event("access_failed", file=str(self.path), error=str(error), count=count)
-        log.exception("the access file cannot be followed, which is tried again", extra=told)
+        log.exception(
+            "the access file cannot be followed, which is tried again",
+            extra=event("access_failed", file=str(self.path), error=str(error), count=count),
+        )

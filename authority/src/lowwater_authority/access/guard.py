@@ -369,9 +369,10 @@ class Guard(grpc.aio.ServerInterceptor):
 
 
 def paced_by_host(limits: Limits, monotonic: Callable[[], float]) -> Callable[[str, str], None]:
-    """Return what counts a call, by the path of its method and the caller's address, where there are no access rules. It raises Overloaded.
+    """Return a function that counts a call by its path and the caller's address. It raises Overloaded.
 
-    Nobody knows there who calls, but each host has calls of its own, so that one that calls without end keeps no other away.
+    It is for a server without access rules, which cannot tell callers apart. So each host has ``calls_per_second`` of its own: a
+    host that calls without end slows down no other host.
     """
     usage = Usage()
 

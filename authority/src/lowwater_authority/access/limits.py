@@ -78,14 +78,14 @@ class Usage:
 
 
 def overloaded(limit: str, what: str, value: str, delay: float = 0.0, *, fixed: bool = False) -> errors.Overloaded:
-    """Return the refusal of what a limit leaves no room for.
+    """Return the error for a caller that has reached a limit.
 
     ``delay`` is after how many seconds there is room; 0.0: waiting does not help. ``fixed``: no operator can raise the limit.
     """
     fixes = [f"try again in {delay:.2f} s" if delay else "use less"]
     if not fixed:
         fixes.append(
-            f"have it raised: {limit} of [limits] in the access file, or `lowwater serve --limit {limit}=NUMBER`"
+            f"have it raised: {limit} of [limits] in the access file, or the authority's option --limit {limit}=NUMBER"
         )
     error = errors.Overloaded(f"{what}; {', or '.join(fixes)}", metadata={"bound": limit, "limit": value})
     error.retry_after = delay

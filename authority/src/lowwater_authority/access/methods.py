@@ -222,4 +222,5 @@ OPEN: Final = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health
 and whoever calls it would have gRPC log a traceback each time.)"""
 
 OF_SHARDS: Final = frozenset({"/lowwater.v1.WorkerService/Vouch"})
-"""Methods that a shard with many slices calls all the time, and hardly anybody else."""
+"""Methods that shards call for their slices, again and again: ``calls_per_second`` of a host does
+not count them where there are no access rules."""

@@ -75,7 +75,10 @@ class Principal:
 
     @property
     def ends(self) -> float | None:
-        """Second since the Unix epoch from which nobody is this principal any more; None: never."""
+        """Second since the Unix epoch at which the last token of this principal expires.
+
+        None when a token or a certificate counts for ever.
+        """
         if self.certificates or len(self.expires) < len(self.digests):
             return None
         return max(self.expires.values(), default=None)
@@ -120,7 +123,8 @@ class Limits:
 
 
 DEFAULT_LIMITS: Final = Limits(streams=8192, calls_per_second=2000.0, computations=1000, all_computations=10_000)
-"""Limits of whatever neither the access file nor ``--limit`` sets. Each new computation makes the next start and the next stop longer. One process serves some
+"""Limits that count where neither the access file nor ``--limit`` sets one. ``computations``: each
+computation makes the next start and stop longer. ``calls_per_second``: one process serves some
 thousand calls a second."""
 
 
@@ -222,7 +226,7 @@ def _principal(table: Table) -> Principal:
     expires = {token.text("sha256", SHA256, fix, secret=True): token.moment("expires") for token in tokens}
     digests = (*listed, *expires)
     if len(set(digests)) < len(listed) + len(tokens):
-        raise table.bad("token", "has a digest that stands there twice", "leave one of the two out")
+        raise table.bad("token", "repeats a digest of this principal", "remove one of the two")
     if EMPTY in digests:
         raise table.bad("token_sha256", "has the digest of an empty token", "make one with `lowwater access token`")
     certificates = table.texts("certificates", CERTIFICATE, "names of certificates, without wildcards")

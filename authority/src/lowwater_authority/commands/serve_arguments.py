@@ -6,7 +6,7 @@ import argparse
 import math
 import re
 from dataclasses import asdict
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
@@ -107,16 +107,7 @@ def parser() -> CommandParser:
         type=Path,
         help="who may do what, and how much of it: everything else is refused; read again when it changes (docs/security.md)",
     )
-    defaults = ", ".join(f"{name} {value:g}" for name, value in asdict(DEFAULT_LIMITS).items() if value is not None)
-    parse.add_argument(
-        "--limit",
-        metavar="NAME=NUMBER",
-        type=_limit,
-        action="append",
-        default=[],
-        help="a limit that counts where --access sets none, as often as you like: "
-        f"{', '.join(LIMITS)} (docs/security.md; default: {defaults}, and no others)",
-    )
+    add_limit(parse, LIMITS)
     parse.add_argument(
         "--promises",
         metavar="FILE",
@@ -147,6 +138,21 @@ def add_listen(parse: argparse.ArgumentParser, port: int) -> None:
         help=f"for /metrics and /healthz, or 'off' (default: port {port + 1} of the host of --listen)",
     )
     parse.set_defaults(port=port)
+
+
+def add_limit(parse: argparse.ArgumentParser, names: Sequence[str]) -> None:
+    """Add ``--limit``, for the limits that a process has."""
+    values = asdict(DEFAULT_LIMITS)
+    defaults = ", ".join(f"{name} {values[name]:g}" for name in names if values[name] is not None)
+    parse.add_argument(
+        "--limit",
+        metavar="NAME=NUMBER",
+        type=partial(_limit, names),
+        action="append",
+        default=[],
+        help="a limit that counts where --access sets none, as often as you like: "
+        f"{', '.join(names)} (docs/security.md; default: {defaults}, and no others)",
+    )
 
 
 def add_expect_deployment(parse: argparse.ArgumentParser) -> None:
@@ -180,7 +186,7 @@ def limits_given(limits: Sequence[Limits]) -> Limits:
     return reduce(lambda before, limit: limit.over(before), limits, DEFAULT_LIMITS)
 
 
-def _limit(text: str) -> Limits:
+def _limit(names: Sequence[str], text: str) -> Limits:
     name, _, value = text.partition("=")
     try:
         number: float | str = int(value)
@@ -190,7 +196,7 @@ def _limit(text: str) -> Limits:
         except ValueError:
             number = value
     try:
-        return limits_of(Table("", {name: number}, LIMITS))
+        return limits_of(Table("", {name: number}, names))
     except BadFile as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -681,7 +681,10 @@ class Computation:
         else:
             self._check_cut(start, end, "retire")
         if newest_claim is not None and not self._newest_claim(start, end) <= newest_claim <= self.last_sequencer:
-            msg = f"a worker has claimed some of these keys of {self.spec.name} since this was asked for: nothing was retired, look at it again"
+            msg = (
+                f"a worker has claimed some of these keys of {self.spec.name} after you listed its "
+                "ranges, so nothing was retired; list the ranges again, then repeat"
+            )
             raise errors.StaleSequencer(msg, metadata=self._about(newest_claim=self.last_sequencer))
         owners = {
             group.worker or "unnamed"
@@ -703,10 +706,11 @@ class Computation:
         return ranges, list(self._fenced(taken, "an operator retired it"))
 
     def _newest_claim(self, start: bytes, end: bytes) -> int:
-        """Return the newest claim that any of these keys may be of; 0: none that counts. O(claims there).
+        """Return the newest claim among those of these keys; 0: no claim counts. O(ranges there).
 
-        What is left of a range that a claim has cut names no claim: it counts as of the newest one of all. What is retired already may be
-        retired by anybody.
+        A new claim may cut an owned range, and what remains of that range is unowned and names no
+        claim. So unowned keys count as those of the newest claim of the computation. Retired keys
+        count as 0: retiring them again changes nothing.
         """
         return max(
             group.sequencer or (self.last_sequencer if group.state is GroupState.UNOWNED else 0)

@@ -148,7 +148,8 @@ class Group:
     waiting_for: str = ""
     """What its worker said last that it waits for, for people. Never journaled: the worker's next report says it again."""
     ahead: str = ""
-    """Which of its values was refused last for being too far ahead of the clock, in words; empty once values are taken. As ``waiting_for``."""
+    """Message about the last value that was refused for leading the clock by more than max_skew.
+    Empty after the next accepted value. Not journaled."""
     remarks: Remarks = NO_REMARKS
     """What its worker told of itself last, for people. Never journaled either."""
     mass: Mass | None = None

@@ -66,9 +66,9 @@ class Owner(NamedTuple):
     host: str
     last_report: int
     waiting_for: str = ""
-    """As its worker told it; empty once it is no owner any more."""
+    """What its worker reports that it waits for, for people; empty once it owns the range no more."""
     remarks: Remarks = NO_REMARKS
-    """Likewise."""
+    """What its worker reports about itself, for people; empty once it owns the range no more."""
 
 
 class Range(NamedTuple):

@@ -418,9 +418,12 @@ class Topology:
         if free >= 0 and (not own or own + more <= free):
             return
         msg = (
-            f"the dropped computations of the namespace {namespace!r} take {own} bytes, {name} takes {more} more, and no namespace may have more than are free of "
-            f"{TOMBSTONE_BYTES}: each keeps its name from beginning again with values that were shown before. Register some of them again, give a job one name "
-            "for all of its runs, or have an operator forget them with `lowwater journal copy --forget-dropped`."
+            f"{name} cannot be dropped: dropped names of the namespace {namespace!r} take {own} "
+            f"bytes, {name} would add {more}, and a namespace may take at most as many bytes as "
+            f"are free of {TOMBSTONE_BYTES}. The authority remembers a dropped name so that it "
+            "never begins again with older values. Register some of these names again, give a job "
+            "one name for all of its runs, or let an operator run `lowwater journal copy "
+            "--forget-dropped`."
         )
         raise errors.LimitReached(
             msg, metadata={"computation": name, "bound": "tombstones", "limit": str(TOMBSTONE_BYTES)}

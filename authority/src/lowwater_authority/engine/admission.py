@@ -79,11 +79,11 @@ class Gate(Generic[Ticket]):
         self.peak = 0
         """The most that ever were."""
         self.waiting: dict[Ticket, str] = {}
-        """Tickets that wait, in order, and whose each is."""
+        """Principal of each waiting ticket, in the order in which the tickets came."""
         self._lines: dict[str, dict[Ticket, None]] = {}
-        """The same tickets by principal. The first principal is the next."""
+        """Waiting tickets of each principal. The principal that comes first has the next turn."""
         self._places: dict[str, int] = {}
-        """Places of each principal, inside and waiting. Callers that nobody tells apart are not counted."""
+        """Number of places that each principal takes, inside and waiting. ``""`` is not counted."""
         self._quiet = Limited()
         self.longest = 0
         """The most that ever waited."""
@@ -181,9 +181,16 @@ class Gate(Generic[Ticket]):
             return
         self.refused += 1
         if count := self._quiet.count(who, now):
-            told = event("share_reached", gate=self.name, principal=who, inside=has, bound=limit, count=count)
-            log.warning("%s has its share of %s: more are told to come again", who, self._called, extra=told)
-        what = f"{who} has {has} of {limit} {self._called}, and no principal has more than are free; use fewer, or add a shard"
+            log.warning(
+                "%s has used up its share of %s: the authority refuses more from it for now",
+                who,
+                self._called,
+                extra=event("share_reached", gate=self.name, principal=who, inside=has, bound=limit, count=count),
+            )
+        what = (
+            f"{who} has {has} of {limit} {self._called}, and no principal may have more than are "
+            "free; use fewer, or add a shard"
+        )
         raise self._overloaded(what, limit, now)
 
     def _admit(self) -> None:

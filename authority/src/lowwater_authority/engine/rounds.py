@@ -96,7 +96,8 @@ class Round:
     asked: set[str] = field(default_factory=set)
     """What the request that is being staged has touched so far."""
     behind: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Versions of the inputs in the log and in the graph, of computations whose log was behind and follows in this round."""
+    """Computations whose log had older inputs than the graph until this round, by name: the version
+    of the inputs in the log, and the one in the graph."""
     readings: dict[Log, int] = field(default_factory=dict)
     """The readings of the logs of what was touched, as the memory is that it was staged on."""
 

@@ -238,7 +238,8 @@ class Shard:
         """
         if unheard := self.unheard_slices:
             log.warning(
-                "%s could not tell their computations how far they are before this process stopped; whoever serves them next tells it",
+                "this process stops with %s whose newest values no root has acknowledged; the shard "
+                "that takes over reports these values again",
                 counted(unheard, "slice"),
                 extra=event("slices_not_told", slices=unheard),
             )
@@ -1461,8 +1462,9 @@ class Shard:
         for name in round_.behind.keys() & kept:
             known, version = round_.behind[name]
             log.error(
-                "the log of %s had version %d of its inputs and the graph %d: the store has lost records of it. Its claims are revoked, and no "
-                "range stands beyond what is published",
+                "the log of %s had version %d of its inputs and the graph had version %d: the store "
+                "has lost records of that log. The claims are revoked, and no range is above what "
+                "is published",
                 name,
                 known,
                 version,

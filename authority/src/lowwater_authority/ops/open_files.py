@@ -62,7 +62,9 @@ class FileWatch:
         if share >= MOST_SHARE and not self._logged:
             self._logged = True
             log.error(
-                "%.0f %% of the files that this process may open are open, and then nobody can connect: raise the limit (ulimit -n), or keep strangers out",
+                "%.0f %% of the files that this process may open are open. When none is left, the "
+                "process refuses every new connection: raise the limit (ulimit -n), or let a "
+                "firewall stop hosts that open connections and send nothing",
                 100 * share,
                 extra=event("files_run_out", share=round(share, 3)),
             )

@@ -50,8 +50,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Told:
-    """What the region's own pipeline has said of a reference, by the number that it had."""
+class PipelineReport:
+    """Last report of the region's own pipeline about a reference, and the adoption number it had."""
 
     number: int = 0
     batch: int = -1
@@ -106,9 +106,10 @@ class RegionAgent:
         """Whether the last request was answered; if not, the next one is Confirm."""
         self.heard: float | None = None
         """When it was, by the monotonic clock."""
-        self.told: dict[str, Told] = {}
+        self.pipeline_reports: dict[str, PipelineReport] = {}
+        """Last report of the pipeline of each reference. Not kept over a restart."""
         self.mirrored: dict[str, list[pb.SourcePosition]] = {}
-        self.arrivals: dict[str, Told] = {}
+        self.arrivals: dict[str, PipelineReport] = {}
         self.refusals: dict[str, str] = {}
         self._stub, self._where, self._metadata = stub, where, metadata
         self._monotonic = monotonic
@@ -159,8 +160,8 @@ class RegionAgent:
             raise errors.RegionRefused(
                 f"{reference} has stopped to be moved to {view.moving_to}: {fix}", metadata={**metadata, "fix": fix}
             )
-        told = self.told.get(reference)
-        if view.moving_to and told is not None and told.stopped and told.number == view.number:
+        report = self.pipeline_reports.get(reference)
+        if view.moving_to and report is not None and report.stopped and report.number == view.number:
             fix = "commit nothing more; the move may still be cancelled"
             raise errors.RegionRefused(
                 f"the pipeline of {reference} has said that it has stopped: {fix}", metadata={**metadata, "fix": fix}
@@ -180,22 +181,22 @@ class RegionAgent:
                 await self._talk()
         return self.owned(reference)
 
-    def committed(self, reference: str, told: Told) -> None:
+    def committed(self, reference: str, report: PipelineReport) -> None:
         """Take what a pipeline has committed. Raises as owned; StaleAdoption for another number."""
-        before = self.told.get(reference)
-        if before is not None and before.stopped and before == told:
+        before = self.pipeline_reports.get(reference)
+        if before is not None and before.stopped and before == report:
             return  # said again
         view = self.owned(reference)
-        if told.number != view.number:
-            msg = f"{reference} is owned by number {view.number}, not {told.number}"
+        if report.number != view.number:
+            msg = f"{reference} is owned by number {view.number}, not {report.number}"
             raise errors.StaleAdoption(msg, metadata={"reference": reference, "number": str(view.number)})
-        self.told[reference] = told
+        self.pipeline_reports[reference] = report
 
-    def arrived(self, reference: str, told: Told) -> None:
+    def arrived(self, reference: str, report: PipelineReport) -> None:
         """Take that the state of a batch is here, to be gone on from. Raises UnknownReference."""
         if reference not in self.kept:
             raise errors.UnknownReference(f"{reference!r} is not in the file of region {self.name}")
-        self.arrivals[reference] = told
+        self.arrivals[reference] = report
 
     def mirrors(self, reference: str, positions: list[pb.SourcePosition]) -> None:
         """Take how far the sources are mirrored here. Raises UnknownReference."""
@@ -357,10 +358,10 @@ class RegionAgent:
         made = pb.ReferenceProgress(
             reference=each.name, number=view.number, life=low.incarnation, low_micros=low.low.micros, batch=-1
         )
-        told = self.told.get(each.name)
-        if told is not None and told.number == view.number:
-            made.batch, made.digest = told.batch, told.digest
-            made.positions.extend(told.positions)
+        report = self.pipeline_reports.get(each.name)
+        if report is not None and report.number == view.number:
+            made.batch, made.digest = report.batch, report.digest
+            made.positions.extend(report.positions)
         return made
 
     def _replica(self, each: Kept) -> pb.ReferenceReplica | None:
@@ -385,14 +386,14 @@ class RegionAgent:
     async def _move(self) -> None:
         """Do the next step of planned moves that is this region's."""
         for name, view in list(self.views.items()):
-            told, arrival = self.told.get(name), self.arrivals.get(name)
+            report, arrival = self.pipeline_reports.get(name), self.arrivals.get(name)
             try:
                 if (
                     view.owner == self.name
                     and view.move_step == "wanted"
-                    and told
-                    and told.stopped
-                    and told.number == view.number
+                    and report
+                    and report.stopped
+                    and report.number == view.number
                 ):
                     low = self._values.get(self.kept[name].low)
                     if low is not None:
@@ -485,8 +486,8 @@ class RegionAgent:
     def _over(self, name: str, view: pb.ReferenceView) -> None:
         """What was said for a move that is over says nothing about the next one."""
         before = self.views.get(name)
-        if not view.moving_to and name in self.told:
-            self.told[name].stopped = False
+        if not view.moving_to and name in self.pipeline_reports:
+            self.pipeline_reports[name].stopped = False
         if before is not None and before.moving_to == self.name != view.moving_to:
             self.arrivals.pop(name, None)
         if before is not None and before.number != view.number:

@@ -18,7 +18,7 @@ from lowwater._pb.lowwater.v1 import regions_pb2 as pb
 from lowwater._server.http import answer
 from lowwater._server.tokens import digest
 from lowwater._server.visitors import Denied, KnownVisitors
-from lowwater_authority.regions.agent import Told
+from lowwater_authority.regions.agent import PipelineReport
 from lowwater_authority.regions.references import MOST_POSITIONS, MOST_TEXT
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class _Tokens:
         self._digests = frozenset(map(digest, tokens))
 
     async def controlled(self) -> bool:
-        """See Rights."""
+        """Return whether callers need a token: whether any is configured."""
         return bool(self._digests)
 
     async def whose(self, token_sha256: str) -> Identity:
@@ -159,53 +159,54 @@ class Questions:
 
     @_answering
     async def _committed(self, request: web.Request) -> dict[str, Any]:
-        reference, told, _ = await _told(request)
+        reference, report, _ = await _report_in(request)
 
         async def ask() -> None:
-            self._agent.committed(reference, told)
+            self._agent.committed(reference, report)
 
         await self._there(ask)
         return {}
 
     @_answering
     async def _arrived(self, request: web.Request) -> dict[str, Any]:
-        reference, told, _ = await _told(request)
+        reference, report, _ = await _report_in(request)
 
         async def ask() -> None:
-            self._agent.arrived(reference, told)
+            self._agent.arrived(reference, report)
 
         await self._there(ask)
         return {}
 
     @_answering
     async def _mirrored(self, request: web.Request) -> dict[str, Any]:
-        reference, told, _ = await _told(request)
+        reference, report, _ = await _report_in(request)
 
         async def ask() -> None:
-            self._agent.mirrors(reference, told.positions)
+            self._agent.mirrors(reference, report.positions)
 
         await self._there(ask)
         return {}
 
     @_answering
     async def _raised(self, request: web.Request) -> dict[str, Any]:
-        reference, told, body = await _told(request)
+        reference, report, body = await _report_in(request)
         sink, cut = body.get("sink"), body.get("cut", "")
         if not isinstance(sink, str) or not isinstance(cut, str) or len(cut) > MOST_TEXT:
-            msg = "the request makes no sense: give sink, and cut, as short texts"
+            msg = f"sink and cut must be texts, and cut has at most {MOST_TEXT} characters"
             raise errors.InvalidArgument(msg)
-        await self._there(lambda: self._agent.raised(reference, told.number, sink, cut))
+        await self._there(lambda: self._agent.raised(reference, report.number, sink, cut))
         return {}
 
 
-async def _told(request: web.Request) -> tuple[str, Told, dict[str, Any]]:
+async def _report_in(request: web.Request) -> tuple[str, PipelineReport, dict[str, Any]]:
+    """Return the reference that a request names, its report, and its whole body. Raises InvalidArgument."""
     try:
         body = await request.json()
         positions = [
             pb.SourcePosition(cluster=cluster, topic=topic, partition=partition, offset=offset)
             for cluster, topic, partition, offset in body.get("positions", ())
         ]
-        told = Told(
+        report = PipelineReport(
             int(body.get("number", 0)),
             int(body.get("batch", -1)),
             str(body.get("digest", "")),
@@ -213,13 +214,13 @@ async def _told(request: web.Request) -> tuple[str, Told, dict[str, Any]]:
             bool(body.get("stopped")),
         )
         # What does not fit would end the reports of all references.
-        pb.ReferenceProgress(number=told.number, batch=told.batch, digest=told.digest)
-        texts = [told.digest, *(text for place in positions for text in (place.cluster, place.topic))]
+        pb.ReferenceProgress(number=report.number, batch=report.batch, digest=report.digest)
+        texts = [report.digest, *(text for place in positions for text in (place.cluster, place.topic))]
         if len(positions) > MOST_POSITIONS or max(map(len, texts)) > MOST_TEXT:
             raise ValueError(f"more than {MOST_POSITIONS} positions, or a text of more than {MOST_TEXT} characters")
         if not isinstance(body["reference"], str):
             raise TypeError("reference is no text")
-        return body["reference"], told, body
+        return body["reference"], report, body
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-        msg = f"the request makes no sense ({error!r})"
+        msg = f"the body of the request is malformed ({error!r})"
         raise errors.InvalidArgument(msg) from None

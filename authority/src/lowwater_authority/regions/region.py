@@ -151,8 +151,9 @@ def _open(args: argparse.Namespace) -> _Door:
         raise BadConfig(msg)
     if not tokens and not is_loopback(host):
         msg = (
-            f"--listen {args.listen} is reached from other machines, whose word about commits would count: set {TOKENS} to what "
-            "`lowwater access token` prints, here and for pipelines, or listen on 127.0.0.1 or unix:PATH"
+            f"other machines can reach --listen {args.listen}, and the agent would believe the "
+            f"commits that they report: set {TOKENS} to what `lowwater access token` prints, here "
+            "and for pipelines, or listen on 127.0.0.1 or unix:PATH"
         )
         raise BadConfig(msg)
     if certificates is None and not is_loopback(host):

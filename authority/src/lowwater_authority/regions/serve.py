@@ -24,7 +24,7 @@ from lowwater._pb.lowwater.v1 import regions_pb2_grpc
 from lowwater._server.logging import FORMATS, set_up
 from lowwater.cli.arguments import CommandParser, parse_duration
 from lowwater_authority import serve as local
-from lowwater_authority.commands.serve_arguments import add_expect_deployment, add_listen
+from lowwater_authority.commands.serve_arguments import add_expect_deployment, add_limit, add_listen, limits_given
 from lowwater_authority.engine.writes import StoreState
 from lowwater_authority.journal import Journal, JournalError
 from lowwater_authority.ops.metrics import Metrics
@@ -38,6 +38,9 @@ from lowwater_authority.rpc.interceptors import Decoding, Timing
 from lowwater_authority.rpc.regions import RegionServicer
 
 SERVICE: Final = "lowwater.v1.RegionService"
+
+LIMITS: Final = ("streams", "calls_per_second", "message_bytes")
+"""Names of the limits that count at a global authority, which has neither computations nor key ranges."""
 
 EXAMPLES: Final = """\
 It says which region makes what, and how far that is published for all. It is asked
@@ -103,6 +106,7 @@ def parser() -> CommandParser:
         type=Path,
         help="who may do what (docs/security.md): regions need their name in `regions`, operators `operate` on all",
     )
+    add_limit(parse, LIMITS)
     parse.add_argument(
         "--log-format", choices=FORMATS, help="how to log to standard error (default: text on a terminal, else json)"
     )
@@ -150,7 +154,7 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     metrics = Metrics(version("lowwater-authority"), BUILD)
     leaving.enter_context(metrics.counting_log())
     certificates = local.certificates_of(args)
-    door = local.door_of(args, host, shared=False)
+    door = local.door_of(args, host, shared=False, limits=limits_given(args.limit))
     registry = Registry(
         _journal(args),
         clock=local.clock,

@@ -361,8 +361,11 @@ class Outbox:
         """Ends the wait for the first report."""
         self.starting = True
         """Whether it is among those that start."""
-        self.who = self.place_of = ""
-        """The principals whose place among the streams that start, and among the open ones, it has."""
+        self.who = ""
+        """Principal whose place among the starting streams this stream takes; empty: none."""
+        self.place_of = ""
+        """Principal whose place among the open streams it takes. It differs from ``who`` when the
+        stream replaced one that another principal had opened for the same sender."""
         self.claims: set[tuple[str, int]] = set()
         """What it speaks for, and maybe some that another stream speaks for since."""
         self._ack: Acknowledgement | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,15 +29,21 @@ class FileSettings(Settings):
     key: str = ""
     """PEM of this client's key, beside them."""
     token_file: str = ""
-    """File with the token in place of ``token``. It is read for every call, so that a new token counts at once."""
+    """File with the token; it wins over ``token``. It is read for every call, so a new token counts at once."""
+    _newest_token: list[str | None] = field(default_factory=list, init=False, repr=False, compare=False)
+    """The last token that a call has read, as the one element; empty: ``token`` counts. A list, because
+    the dataclass is frozen."""
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """See Settings. While the file of the token cannot be read, or has no token, the one read before is used."""
-        settings = self
+        """See Settings. While the file has no usable token, the last one that was read is used.
+
+        The token of the start would be wrong: after a rotation it may be revoked.
+        """
         with suppress(OSError, ValueError, errors.InvalidArgument):
-            settings = replace(self, token=self._token(), token_file="")
-        return (("authorization", f"Bearer {settings.token}"),) if settings.token else ()
+            self._newest_token[:] = [replace(self, token=self._token(), token_file="").token]
+        token = self._newest_token[0] if self._newest_token else self.token
+        return (("authorization", f"Bearer {token}"),) if token else ()
 
     @property
     def encrypted(self) -> bool:

@@ -417,9 +417,10 @@ def _answers(guilty: Hop, promise: Promise) -> str:
 
 
 def _goes_on(own: _End, cause: Cause, end: _End, rounding: int) -> bool:
-    """Whether one that is behind its inputs is where it is, most of all, for what holds them.
+    """Whether the search for the root cause goes on upstream of a computation.
 
-    ``rounding``: how much of its lag its rounding may explain; 0 where that is known and left out already.
+    True when its inputs add more to the delay than the computation itself. ``rounding``: part of
+    its lag, in microseconds, that rounding down may explain; 0 when the worker reports that part.
     """
     if cause.trouble:
         return False

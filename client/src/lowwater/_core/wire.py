@@ -279,17 +279,20 @@ def range_view(message: types_pb2.Range) -> RangeView:
 
 
 def remarks(message: types_pb2.Remarks) -> Remarks:
-    """Return what a worker tells of itself."""
+    """Return the remarks of a protobuf message."""
     found = Remarks(message.holdback_micros, message.ended, message.failure, message.untimed_rows)
     return NO_REMARKS if found == NO_REMARKS else found
 
 
-def remarks_message(told: Remarks) -> types_pb2.Remarks | None:
-    """Return the message of it; None when nothing is told."""
-    if told == NO_REMARKS:
+def remarks_message(remarks: Remarks) -> types_pb2.Remarks | None:
+    """Return the protobuf message of remarks; None for NO_REMARKS."""
+    if remarks == NO_REMARKS:
         return None
     return types_pb2.Remarks(
-        holdback_micros=told.holdback_micros, ended=told.ended, failure=told.failure, untimed_rows=told.untimed_rows
+        holdback_micros=remarks.holdback_micros,
+        ended=remarks.ended,
+        failure=remarks.failure,
+        untimed_rows=remarks.untimed_rows,
     )
 
 

@@ -67,7 +67,7 @@ def most_connections() -> int:
 
 
 def _host(peer: Any) -> str:
-    """Return the address at the other end of a connection; of a Unix socket, whose other end has none, this machine's name for itself."""
+    """Return the address of the peer; `localhost` for a Unix socket, whose peer has no address."""
     return "localhost" if isinstance(peer, str | bytes) else str(peer[0])
 
 

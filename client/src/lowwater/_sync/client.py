@@ -48,7 +48,8 @@ from lowwater.watermark import EventTime
 __all__ = ["Client"]
 
 CHANGES: Final = 5
-"""How often a change is sent that names what it was decided on, while that changes in between. Each refusal says for sure that nothing was changed."""
+"""Number of attempts for a change that names the version it was decided on. Another attempt is
+safe: the authority refuses an outdated version before it changes anything."""
 
 
 class Client:

@@ -117,6 +117,7 @@ complete -c lowwater -n '_shtab_lowwater_using global' -l tls-cert -xka "(__fish
 complete -c lowwater -n '_shtab_lowwater_using global' -l tls-key -xka "(__fish_complete_path (commandline -ct))" -d 'its key, without a passphrase'
 complete -c lowwater -n '_shtab_lowwater_using global' -l tls-client-ca -xka "(__fish_complete_path (commandline -ct))" -d 'take only clients with a certificate signed by one of these (mutual TLS)'
 complete -c lowwater -n '_shtab_lowwater_using global' -l access -xka "(__fish_complete_path (commandline -ct))" -d 'who may do what (docs/security.md): regions need their name in `regions`, operators `operate` on all'
+complete -c lowwater -n '_shtab_lowwater_using global' -l limit -x -d 'a limit that counts where --access sets none, as often as you like: streams, calls_per_second, message_bytes (docs/security.md; default: streams 8192, calls_per_second 2000, and no others)'
 complete -c lowwater -n '_shtab_lowwater_using global' -l log-format -xka "text json" -d 'how to log to standard error (default: text on a terminal, else json)'
 complete -c lowwater -n '_shtab_lowwater_using global' -l verbose -d 'log more'
 complete -c lowwater -n '_shtab_lowwater_using; and test $_shtab_lowwater_npos -eq 0' -a region -d 'Speak for a region: report its progress, hand out adoption numbers, and relay global watermarks.'

@@ -215,6 +215,7 @@ _shtab_lowwater_global_options=(
   "--tls-key[its key, without a passphrase]:PEM:_files"
   "--tls-client-ca[take only clients with a certificate signed by one of these (mutual TLS)]:PEM:_files"
   "--access[who may do what (docs\/security.md)\: regions need their name in \`regions\`, operators \`operate\` on all]:FILE:_files"
+  "*--limit[a limit that counts where --access sets none, as often as you like\: streams, calls_per_second, message_bytes (docs\/security.md\; default\: streams 8192, calls_per_second 2000, and no others)]:NAME=NUMBER:"
   "--log-format[how to log to standard error (default\: text on a terminal, else json)]:log_format:(text json)"
   "--verbose[log more]"
 )

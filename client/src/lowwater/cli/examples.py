@@ -25,7 +25,8 @@ examples:
 The authority's address comes from --address, else from LOWWATER_ADDRESS, else
 it is localhost:7420; of many shards name one or more, with commas between. An
 address without a port means 7420. An access token comes from LOWWATER_TOKEN,
-or from the file LOWWATER_TOKEN_FILE, which may change while a command runs;
+or from the file LOWWATER_TOKEN_FILE, which may change while a command runs, and
+wins if both are set;
 certificates from --ca, --cert and --key, or from the files that LOWWATER_CA,
 LOWWATER_CERT and LOWWATER_KEY name. Times are ISO 8601 with a time
 zone. "unknown" means that nothing was promised yet, "finished" that nothing will

@@ -100,7 +100,7 @@ class Webhook:
         self._url = url
         self._token = token
         self._key = key
-        """By which the receiver knows that an interval comes from here, unchanged; empty: nothing is signed."""
+        """Key of the signature (HMAC-SHA256) in each POST; empty: POSTs are not signed."""
         parts = urlsplit(url)
         self._host = f"{parts.scheme}://{parts.netloc}"
         """Without the path, which may be a secret."""
@@ -148,7 +148,7 @@ def target_of(text: str, every: timedelta, start: Watermark, token: str, key: st
             raise _refused("token", "LOWWATER_PUBLISH_TOKEN: pass text of printable ASCII, without line breaks")
         parts = urlsplit(_url(text))
         if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
-            words = "the network reads the token and each interval, and may change it: use https"
+            words = "the network can read the token, and read and change each interval: use https"
             say("publish", f"http://{parts.netloc} is not encrypted; {words}")
         return Webhook(text, token, key)
     if not text.startswith("file:"):

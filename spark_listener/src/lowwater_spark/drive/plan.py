@@ -173,7 +173,11 @@ def steps_for(checked: Checked, drive: Drive) -> Steps:
 
 
 def holdback_of(checked: Checked, steps: Steps) -> int:
-    """Return by how much a driven stage stays below its inputs at most, microseconds: until the next step, and what Spark holds at this one."""
+    """Return how far below its inputs a healthy driven stage can be at most, microseconds.
+
+    That is the distance to the next step of its control row, and how far below this step the rows
+    are that Spark still holds. 0 for a query that holds nothing.
+    """
     if checked.retention is None:
         return 0
     windows = [stamp.window for stamp in checked.stamps if stamp.window is not None]

@@ -113,8 +113,9 @@ class Declaration:
     stamp: timedelta | None = None
     """Length of the windows by whose start the output is stamped; None: by event time."""
     windows: timedelta | None = None
-    """Length of tumbling windows of Spark's, stamped by their start, where these are all that the query holds. It stands for ``retention`` and ``stamp``, and
-    is more: that the windows do not slide is told by no checkpoint. None: there is something else, or nobody says so."""
+    """Length of the tumbling windows, where Spark holds nothing else and the output is stamped by
+    their start. Takes the place of ``retention`` and ``stamp``. It has to be declared, because a
+    checkpoint does not show whether windows slide. None: not declared."""
     output_mode: str = ""
     """Needed where there is an aggregation."""
     output: str = ""

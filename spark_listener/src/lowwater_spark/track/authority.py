@@ -106,9 +106,11 @@ class Authority:
     _worker: lowwater.Worker | None = field(default=None, init=False)
     _probed: float = field(default=0.0, init=False)
     _finished: set[int] = field(default_factory=set, init=False)
-    _said: tuple[Reading, tuple[int, ...], float | None, tuple[str, ...], lowwater.Remarks] | None = field(
+    _last_report: tuple[Reading, tuple[int, ...], float | None, tuple[str, ...], lowwater.Remarks] | None = field(
         default=None, init=False
     )
+    """Arguments of the last renewal that the authority acknowledged: what was read of the inputs, a
+    value for each range, when the oldest operation began, what the stage waits for, and remarks."""
     _unsaid: str = field(default="", init=False)
     """Why an output may not say how far it is complete, as it was logged last; empty: it may."""
     _unproposed: str = field(default="", init=False)
@@ -215,7 +217,7 @@ class Authority:
         When it is not known whether that was granted, the lease is given up: it may be fenced by now. Then the stage is claimed anew, as at the start.
         """
         before, self.lease = self.lease, None
-        self._said, self._finished = None, set()
+        self._last_report, self._finished = None, set()
         assert before is not None
         self.registration = dataclasses.replace(self.registration, generation=batch, digest=bytes.fromhex(digest))
         self.lease = self._claim(cut, values, before.sequencer)
@@ -439,24 +441,27 @@ class Authority:
         assert lease is not None
         self._widen(lease.refused)
         said = (reading, tuple(values), since, tuple(waiting_for), remarks)
-        if pending is None and arrived is None and said == self._said and not lease.lost:
+        if pending is None and arrived is None and said == self._last_report and not lease.lost:
             return
-        self._said = None
+        self._last_report = None
         with self._noticing():
             self._renew(lease, reading, values, pending, finished, arrived, since, in_short(waiting_for), remarks)
-        self._said = said
+        self._last_report = said
 
     def tell(self, waiting_for: Sequence[str]) -> None:
         """Say the same as was said last, and that the stage waits for something else; nothing before the first report, and while away."""
-        if self._said is not None and self.lease is not None and not self.problem:
-            reading, values, since, _, remarks = self._said
+        if self._last_report is not None and self.lease is not None and not self.problem:
+            reading, values, since, _, remarks = self._last_report
             self.renew(reading, values, since=since, waiting_for=waiting_for, remarks=remarks)
 
     def end(self, failure: str) -> None:
-        """Tell that the run ends here: by an error, or, when ``failure`` is empty, in good order. Only for people: whoever cannot be told is not."""
-        if self._said is None or self.problem:
+        """Report that the run ends. ``failure``: first line of its error; empty: in good order.
+
+        The report is for people alone. If the authority cannot be reached, it is left out.
+        """
+        if self._last_report is None or self.problem:
             return
-        reading, values, _, _, remarks = self._said
+        reading, values, _, _, remarks = self._last_report
         try:
             self.renew(reading, values, remarks=remarks._replace(ended=True, failure=in_short([failure])))
         except errors.LowwaterError as refusal:

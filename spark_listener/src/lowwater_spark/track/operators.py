@@ -133,8 +133,9 @@ def _lags(join: Any) -> tuple[timedelta | None, timedelta | None]:
     Spark's own function says it of a condition on times: of ``u <= t + 1 hour`` an hour and a millisecond. Where the times, or
     windows, of both sides must be equal, they are part of the join's key, and go by the watermark itself.
 
-    Of ``u <= h``, where h is made of t, the function tells how long Spark has to wait for h. Spark then lets go by t all the same, too
-    early by what is between them, and loses matches. So only what it says of the event time counts, and nothing where the two differ.
+    For ``u <= h``, with h made of t, Spark's function returns how long Spark should wait for h. But
+    Spark drops rows by t, which may be lower than h, and then loses matches. Therefore this
+    function returns None when the answers for the event time and for all columns differ.
     """
     if _time_keys(join):
         return timedelta(), timedelta()
@@ -142,7 +143,7 @@ def _lags(join: Any) -> tuple[timedelta | None, timedelta | None]:
     catalyst = _jvm_of(join).org.apache.spark.sql.catalyst
     watermark = 1 << 42  # any value that Java takes for a long
 
-    def told(columns: Any, other: Any) -> int | None:
+    def state_lag_millis(columns: Any, other: Any) -> int | None:
         given = _jvm_of(join).scala.Option.apply(watermark)
         helper = catalyst.analysis.StreamingJoinHelper
         found = helper.getStateValueWatermark(columns, other.outputSet(), join.condition(), given)
@@ -152,8 +153,10 @@ def _lags(join: Any) -> tuple[timedelta | None, timedelta | None]:
         times = [catalyst.expressions.AttributeSet.apply(a) for a in items(side.output()) if _is_watermarked(a)]
         if not times:
             return None
-        millis = told(functools.reduce(lambda one, more: getattr(one, "$plus$plus")(more), times), other)
-        return None if millis is None or millis != told(side.outputSet(), other) else timedelta(milliseconds=millis)
+        millis = state_lag_millis(functools.reduce(lambda one, more: getattr(one, "$plus$plus")(more), times), other)
+        if millis is None or millis != state_lag_millis(side.outputSet(), other):
+            return None
+        return timedelta(milliseconds=millis)
 
     return lag(left, right), lag(right, left)
 
@@ -273,8 +276,9 @@ def is_windows(frame: DataFrame, column: str | Column) -> bool:
 def stamps_of(frame: DataFrame, column: str | Column) -> list[Stamp] | None:
     """Return what a column of a frame is, of all that Spark's operators still let go of; None: the plan does not say it.
 
-    Every branch of a union is followed. A branch that keeps nothing has no part in it: its rows come out when they arrive. If it has truncated times,
-    nothing is said, since they are below the times by which the rows are promised.
+    Every branch of a union is followed. A branch without a stateful operator adds no stamp, because
+    its rows come out when they arrive. Returns None when such a branch stamps rows by
+    ``date_trunc()`` of their event time: those stamps are below what the inputs promise.
     """
     plan: Any = frame.select(column_of(frame, column))._jdf.queryExecution().analyzed()
     return _stamps(inlined(plan), _Followed(items(plan.output())[0].exprId().id()))

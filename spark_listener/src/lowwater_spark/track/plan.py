@@ -328,7 +328,7 @@ def check_arriving(frame: DataFrame, column: str | Column) -> None:
     try:
         found = stamps_of(frame, column)
     except AnalysisException:
-        return  # a function makes it of a batch
+        return  # the function of foreach_batch() adds this column: the frame lacks it
     if found is None:
         raise Unsupported(
             f"The stamp {column}, which date_trunc() makes of the event time",

@@ -106,8 +106,9 @@ def _any(folder: Location) -> bool:
 
 
 _LARGER: Final = (
-    "%s was begun with a retention of %s, and goes on with %s: the stage reports less than before, and its watermark holds until that has come up to what was "
-    "published. What came out below that in the meantime was counted as late"
+    "%s began with a retention of %s and goes on with %s. The stage now reports lower values, so "
+    "its watermark stands still until they reach what is published. Rows below the published "
+    "value were counted as late under the old retention"
 )
 
 _SMALLER: Final = (
