@@ -64,6 +64,9 @@ class Failing:
     def cannot_read(self, failure: str) -> None:
         """It reads no files."""
 
+    def end(self, failure: str) -> None:
+        """Nobody hears of the end."""
+
     def close(self) -> None:
         """Nothing is open."""
 
