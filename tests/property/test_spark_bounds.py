@@ -173,7 +173,10 @@ def test_a_driven_stage_stays_below_its_inputs_by_less_than_it_says(
 def test_an_hour_is_held_back_by_windows_of_an_hour_and_not_two(
     stamp: Stamp, step: timedelta | None, expected: timedelta
 ) -> None:
-    assert holdback_of(*checked_and_steps([stamp], step)) == expected // timedelta(microseconds=1)
+    checked, steps = checked_and_steps([stamp], step)
+    assert holdback_of(checked, steps) == expected // timedelta(microseconds=1)
+    if stamp == Stamp("start", Window(HOUR, HOUR, 0 * HOUR)):
+        assert holdback_of(checked, steps, HOUR) == HOUR // timedelta(microseconds=1), "the bound is a start already"
 
 
 @given(cuts(), cuts(), runs())

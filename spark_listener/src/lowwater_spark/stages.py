@@ -511,7 +511,7 @@ class Stage:
             if driving is not None:
                 driving.reserve(run.authority.registration, run.heads)
                 if run.reader is not None:
-                    run.reader.driven_holdback = driving.holdback
+                    run.reader.driven_holdback = driving.holdback(run.reader.keyed.window)
             run.start()
             if driving is not None:
                 driving.open(run.authority)

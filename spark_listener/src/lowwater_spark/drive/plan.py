@@ -18,6 +18,7 @@ from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import NONE, Source
 from lowwater_spark.sources.control import END, NOTHING_GIVEN, ControlSource, Drive, Offset, is_control
 from lowwater_spark.track.bounds import Window
+from lowwater_spark.track.inputs import floor_stamp
 from lowwater_spark.track.operators import KINDS, items, nodes
 from lowwater_spark.track.plan import Checked
 
@@ -172,23 +173,27 @@ def steps_for(checked: Checked, drive: Drive) -> Steps:
     return steps_of(known, step=drive.step, before=not known or len(known) < len(windows))
 
 
-def holdback_of(checked: Checked, steps: Steps) -> int:
+def holdback_of(checked: Checked, steps: Steps, window: timedelta | None = None) -> int:
     """Return how far below its inputs a healthy driven stage can be at most, microseconds.
 
     That is the distance to the next step of its control row, and how far below this step the rows
-    are that Spark still holds. 0 for a query that holds nothing.
+    are that Spark still holds. ``window``: width to which the stage rounds its stamps down. 0 for a
+    query that holds nothing.
     """
     if checked.retention is None:
         return 0
     windows = [stamp.window for stamp in checked.stamps if stamp.window is not None]
-    ends = [_ANY_TIME + _micros(each.start + each.length + n * each.slide) for each in windows for n in range(_ENDS)]
+    firsts = [_ANY_TIME - (_ANY_TIME - _micros(each.start + each.length)) % _micros(each.slide) for each in windows]
+    ends = [end + n * _micros(each.slide) for each, end in zip(windows, firsts, strict=True) for n in range(1, _ENDS)]
     # Spark holds most at the last step before an end.
     at = [end - ((end - steps.origin) % steps.length or steps.length) for end in [*ends, _ANY_TIME]]
-    return max(0, steps.length + max(low - checked.bound_at(steps.value(low) * 1000) for low in at))
+    return max(
+        0, steps.length + max(low - floor_stamp(checked.bound_at(steps.value(low) * 1000), window) for low in at)
+    )
 
 
 _ANY_TIME: Final = 30_000 * 86_400_000_000
-"""Event time, microseconds, after which windows are tried. Each day, and so each usual window, begins anew there."""
+"""Event time, microseconds, after which windows are tried: in 2052."""
 
 _ENDS: Final = 100
 """Number of ends of each kind of windows that are tried: they fall on steps differently, and repeat."""

@@ -49,6 +49,8 @@ from lowwater_spark.track.plan import Checked
 from lowwater_spark.track.progress import RELIST
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["Driving", "WatermarkLost", "is_approximate"]
@@ -218,10 +220,12 @@ class Driving:
         if self._reader is not None:
             self._reader.close()
 
-    @property
-    def holdback(self) -> int:
-        """Event time by which the query stays below its inputs by design, microseconds. From :meth:`reserve` on."""
-        return max(holdback_of(self.checked, each.steps) for each in self._driven.values())
+    def holdback(self, window: timedelta | None) -> int:
+        """Return the event time by which a stage stays below its inputs by design, microseconds. From :meth:`reserve` on.
+
+        ``window``: width to which the stage rounds its stamps down.
+        """
+        return max(holdback_of(self.checked, each.steps, window) for each in self._driven.values())
 
     # -- the clock --------------------------------------------------------------------------------------------------
 

@@ -397,7 +397,7 @@ class Part:
     def _holdback(self) -> int:
         """Event time by which its watermark stays below the inputs by design, microseconds."""
         window = self.keyed.window
-        return self.driven_holdback + (0 if window is None else window // timedelta(microseconds=1))
+        return max(self.driven_holdback, 0 if window is None else window // timedelta(microseconds=1))
 
     def count_seen(self, batch: int, seen: Seen) -> None:
         """Count the rows of an injector's batch that break what was declared of its source, and say so."""
