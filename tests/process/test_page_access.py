@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import re
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -301,8 +303,9 @@ def test_another_site_can_sign_nobody_in_or_out(guarded: Guarded, headers: dict[
         assert refused(answer, 403)
 
 
-def test_a_page_answers_only_under_its_own_names(guarded: Guarded) -> None:
+def test_a_page_answers_only_under_its_own_names(guarded: Guarded, caplog: pytest.LogCaptureFixture) -> None:
     """Else a site whose name is made to lead here would read the page by its viewer's browser."""
+    caplog.set_level(logging.WARNING, sessions.__name__)
     cookie = guarded.cookie()
     for path in ("", "api/snapshot", "static/app.js", "session"):
         refused = guarded.ask(path, cookie=cookie, Host="evil.example")
@@ -312,6 +315,8 @@ def test_a_page_answers_only_under_its_own_names(guarded: Guarded) -> None:
     assert (signing_in.status, signing_in.headers["Set-Cookie"]) == (421, None)
     assert guarded.ask("healthz", Host="evil.example").status == 200, "a probe knows no name"
     assert guarded.ask("api/snapshot", cookie=cookie, Host="localhost:8080").status == 200
+    [line] = [each for each in caplog.records if each.name == sessions.__name__]
+    assert "the name 'evil.example': if" in line.getMessage(), "one line for all of them"
 
 
 @pytest.mark.parametrize(
@@ -339,6 +344,22 @@ def test_the_names_of_a_page(host: str, taken: bool) -> None:
     assert Hosts(["*"]).take([host])
     assert hosts.take([]), "no browser"
     assert not hosts.take([host, "localhost"])
+
+
+def test_a_page_learns_the_full_name_of_its_machine_while_it_serves() -> None:
+    """The name service may take long to answer; until then the page knows the short name only."""
+    answered = threading.Event()
+
+    def look_up() -> str:
+        assert answered.wait(60)
+        return "Box.corp.example."
+
+    hosts = Hosts(machine="box")
+    looking_up = hosts.look_up_machine(look_up)
+    assert (hosts.take(["box:7422"]), hosts.take(["box.corp.example:7422"])) == (True, False)
+    answered.set()
+    looking_up.join(60)
+    assert hosts.take(["box.corp.example:7422"])
 
 
 def test_a_stream_of_a_right_token_does_not_end_by_the_wrong_ones_of_others(

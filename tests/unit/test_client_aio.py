@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import grpc.aio
@@ -13,7 +14,10 @@ import pytest
 
 import lowwater
 import lowwater.aio
+from lowwater import errors
 from lowwater._drive.tasks.signal import Signal
+from lowwater.views import Shards
+from tests.kit.client import OfflineClient
 
 PAIRS = [
     (lowwater.Batches, lowwater.aio.Batches),
@@ -253,3 +257,24 @@ async def test_a_signal_wakes_all_that_wait_and_nobody_later() -> None:
     late.cancel()
     with pytest.raises(asyncio.CancelledError):
         await late
+
+
+@pytest.mark.parametrize(("metadata", "tries"), [({}, 1), ({"field": "address"}, 1), ({"field": "version"}, 5)])
+async def test_a_change_of_the_shards_is_repeated_while_another_one_comes_between(
+    metadata: dict[str, str], tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also an authority that does not name the field is told of as it refuses."""
+    requests: list[str] = []
+
+    async def call(wanted: Any) -> Any:
+        requests.append(wanted.request.DESCRIPTOR.name)
+        if requests[-1] == "ListShardsRequest":
+            return Shards(1, (), {}, ())
+        raise errors.InvalidArgument("no", metadata=metadata)
+
+    async with lowwater.aio.connect("home:1") as lw:
+        runtime = SimpleNamespace(calls=OfflineClient().calls, call=call)
+        monkeypatch.setattr(lw, "_runtime", lambda: runtime)
+        with pytest.raises(errors.InvalidArgument):
+            await lw.drain("there:1")
+    assert requests == ["ListShardsRequest", "DrainRequest"] * tries

@@ -2,6 +2,7 @@
 
 import pickle
 import re
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ from lowwater import errors
 from lowwater._core import wire
 from lowwater._core.attempts import AGAIN, error_of_call
 from lowwater._core.backoff import CAP, FIRST, Backoff
+from lowwater._core.raising import own_copy
 from lowwater._pb.lowwater.v1 import errors_pb2
 
 INFO = "type.googleapis.com/google.rpc.ErrorInfo"
@@ -164,3 +166,39 @@ def test_the_contract_lists_every_reason_and_which_may_be_repeated() -> None:
     own = {errors.Closed.reason, errors.Timeout.reason, errors.StaleEpoch.reason}
     assert sorted(reason for some in listed for reason in some) == sorted(errors.BY_REASON.keys() - own)
     assert sorted(listed[0]) == sorted(error.reason for error in AGAIN)
+
+
+def test_callers_who_get_one_error_do_not_lengthen_the_traceback_of_each_other() -> None:
+    class TwoArguments(Exception):
+        def __init__(self, one: str, two: str) -> None:
+            super().__init__(one + two)
+
+    def fail(error: Exception) -> Exception:
+        try:
+            try:
+                raise OSError("why")
+            except OSError as cause:
+                raise error from cause
+        except type(error) as caught:
+            return caught
+
+    error = fail(errors.Unavailable("gone", metadata={"computation": "a"}))
+    before = error.__traceback__
+    own = [fail_again(own_copy(error)) for _ in range(2)]
+    assert error.__traceback__ is before
+    for each in own:
+        assert each is not error
+        assert isinstance(each, errors.Unavailable)
+        assert each.metadata == {"computation": "a"}
+        assert each.__cause__ is error.__cause__
+        assert [frame.name for frame in traceback.extract_tb(each.__traceback__)] == ["fail_again", "fail"]
+    other = fail(TwoArguments("not", " copied"))
+    assert own_copy(other) is other
+
+
+def fail_again(error: Exception) -> Exception:
+    """Raise an error anew, as each of its callers does."""
+    try:
+        raise error
+    except type(error) as caught:
+        return caught

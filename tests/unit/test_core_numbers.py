@@ -405,6 +405,25 @@ def test_the_wall_clock_alone_decides_what_is_too_far_ahead() -> None:
     assert waits() == ""
 
 
+def test_only_ranges_whose_own_values_are_refused_wait_for_the_clock() -> None:
+    """Not those that another claim owns, nor the others of the claim. Reports of the others do not end the wait."""
+    d = Driver()
+    owner, ahead = d.claim(b"", b"g", b"m", b"").sequencer, d.now + 2000 * SECOND
+    d.claim(b"", b"g")
+
+    def waiting() -> list[bytes]:
+        ranges, _ = d.core.map.all_ranges(10)
+        return sorted(each.start for each in ranges if each.owner.waiting_for.startswith("the clock: "))
+
+    assert d.report(owner, ahead, 5, 5) == {("STALE_SEQUENCER", 0)}
+    assert waiting() == []
+    for value, handle, starts in ((ahead, 1, [b"g"]), (7, 2, [b"g"]), (ahead, 2, [b"g", b"m"]), (8, 1, [b"m"])):
+        assert d.report(owner, value, handles=[handle]) == ({("TOO_FAR_AHEAD", handle)} if value == ahead else set())
+        assert waiting() == starts
+    d.report(owner, 9)
+    assert waiting() == []
+
+
 def lowered_while_the_clock_is_back(made: type[Computation]) -> None:
     """The clock is an hour behind for a while. What was accepted before may stand ahead of it, and an owner has to go back."""
     d = Driver(made=made)

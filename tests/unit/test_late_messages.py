@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import grpc.aio
@@ -12,14 +13,17 @@ import pytest
 
 import lowwater.aio
 from lowwater import errors
+from lowwater._async.tasks import Tasks
+from lowwater._core.call import Gather
 from lowwater._pb.lowwater.v1 import cluster_pb2 as pb
-from lowwater._pb.lowwater.v1 import cluster_pb2_grpc
+from lowwater._pb.lowwater.v1 import cluster_pb2_grpc, types_pb2, watermarks_pb2
 from lowwater_authority.core.requests import ClaimRequest, Grant
 from lowwater_authority.core.tasks import NewTask, TaskGroup, TaskKey
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.admission import Gate
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.engine.task_master import TaskMaster
+from tests.kit.client import OfflineClient
 from tests.kit.memory_journal import MemoryDisk
 from tests.kit.shards import NAMES, Deployment, reached, two
 from tests.kit.times import HOUR
@@ -168,3 +172,26 @@ async def test_a_late_drain_or_pin_does_not_undo_what_was_decided_since(deployme
             assert await lw.drain(address) > 0
             await lw.pin(name, None)
         assert (one.cluster.view.members[1].draining, one.cluster.view.pins) == (True, {})
+
+
+@pytest.mark.parametrize(("readable", "meant"), [(True, 7), (False, 0)])
+async def test_a_group_names_its_incarnation_and_reads_no_whole_graph(readable: bool, meant: int) -> None:
+    """One who may report, and not read, names none: the group is created all the same."""
+    client = OfflineClient()
+    requests: list[Any] = []
+
+    async def call(wanted: Any) -> Any:
+        if not isinstance(wanted, Gather):
+            requests.append(wanted.request)
+            return None
+        requests.append(wanted.request(wanted.names))
+        if not readable:
+            raise errors.PermissionDenied("you may not read a")
+        view = types_pb2.Watermark(computation="a", registered=True, incarnation=7)
+        return wanted.take([watermarks_pb2.GetWatermarksResponse(watermarks=[view])])
+
+    runtime = SimpleNamespace(calls=client.calls, call=call)
+    group: Any = Tasks(SimpleNamespace(get=lambda: runtime), "a", client.surroundings)  # type: ignore[arg-type]
+    await group.create_group("repairs")
+    assert [each.DESCRIPTOR.name for each in requests] == ["GetWatermarksRequest", "CreateGroupRequest"]
+    assert (list(requests[0].computations), requests[1].incarnation) == (["a"], meant)

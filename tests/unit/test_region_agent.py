@@ -196,6 +196,7 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.local, self.center = Local(), Center()
+        self.now = 0.0
         self.folder = StateFolder(folder, 0)
         kept = [Kept(name, ("clicks",), ("A", "B"), "A", low=name, replicated="mirror") for name in ("hourly", "daily")]
         self.agent = RegionAgent(
@@ -206,7 +207,7 @@ class World:
             self.center,
             where="global",
             metadata=(),
-            monotonic=lambda: 0.0,
+            monotonic=lambda: self.now,
         )
 
     def reason(self, name: str = "hourly:clicks") -> str:
@@ -447,3 +448,20 @@ async def test_what_a_pipeline_says_is_refused_where_it_would_end_every_report(b
 def test_a_mirror_of_what_is_not_in_the_file_is_refused(world: World) -> None:
     with pytest.raises(errors.UnknownReference):
         world.agent.mirrors("other:clicks", [])
+
+
+async def test_an_agent_that_waits_for_an_authority_is_not_idle(world: World) -> None:
+    """A restart for that would stop the region: after one it has no number until the global authority answers."""
+    world.center.away = True
+    world.now = 100.0
+    assert world.agent.idle_seconds == 100.0
+    await world.agent.once()
+    assert world.agent.idle_seconds == 0.0
+    world.center.away = False
+    await world.agent.once()
+    world.center.away = True
+    world.now = 200.0
+    with pytest.raises(errors.Unavailable):
+        await world.agent.asked("hourly:clicks")
+    assert world.agent.idle_seconds == 0.0, "pipelines that ask keep the next round waiting"
+    await world.agent.close()

@@ -21,6 +21,7 @@ from lowwater._server.http import HttpServer, listen, listen_at
 from lowwater._server.tls import Certificates, Files
 from lowwater.regions import Token
 from lowwater_authority.regions import region
+from lowwater_authority.regions.agent import RegionAgent
 from lowwater_authority.regions.config import BadConfig
 from lowwater_authority.regions.questions import Pipelines, Questions
 
@@ -37,6 +38,7 @@ class Asked:
         self.told: list[tuple[str, Any]] = []
         self.stale = 0.0
         self.linked = True
+        self.idle_seconds = 0.0
 
     def status(self) -> dict[str, Any]:
         return {"store": "secret"}
@@ -66,18 +68,35 @@ async def asked(
         await asyncio.to_thread(server.close)
 
 
-async def status_of(place: str, headers: dict[str, str], body: bytes | None = BODY) -> int:
-    """What a raw request is answered."""
+async def answer_of(
+    place: str, headers: dict[str, str], body: bytes | None = None, path: str = "/"
+) -> tuple[int, bytes]:
+    """Status and body of the answer to a raw request."""
 
-    def ask() -> int:
+    def ask() -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(place, timeout=60)
         try:
-            connection.request("POST" if body else "GET", "/committed" if body else "/", body, headers)
-            return connection.getresponse().status
+            connection.request("POST" if body else "GET", path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
         finally:
             connection.close()
 
     return await asyncio.to_thread(ask)
+
+
+async def status_of(place: str, headers: dict[str, str], body: bytes | None = BODY) -> int:
+    """What a raw request is answered."""
+    return (await answer_of(place, headers, body, "/committed" if body else "/"))[0]
+
+
+async def test_an_agent_that_hangs_is_not_healthy() -> None:
+    """The server answers in a thread of its own, so only the agent's age tells."""
+    async with asked(TOKEN) as (agent, place):
+        for idle, status, says in ((60.0, 200, b'"idle_seconds": 60.0'), (62.0, 503, b"for 62 s: it hangs")):
+            agent.idle_seconds = idle
+            answer, body = await answer_of(place, {}, path="/healthz")
+            assert (answer, says in body) == (status, True), body
 
 
 def say(token: Token, batch: int) -> None:
@@ -172,3 +191,28 @@ def test_the_agent_does_not_start_open_to_others(
     monkeypatch.setenv(region.TOKENS, tokens)
     with pytest.raises(BadConfig, match=what):
         region._open(SimpleNamespace(listen=place, tls_cert=None, tls_key=None))  # type: ignore[arg-type]
+
+
+def test_the_process_fails_when_pipelines_can_no_longer_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An exit code of 0 would say that somebody asked for the stop, and then nobody may start it again."""
+
+    class Failing(HttpServer):
+        async def _serve(self) -> None:
+            raise OSError("no descriptor left")
+
+    async def once(_: Any) -> None:
+        """Report nothing."""
+
+    monkeypatch.setattr(region, "HttpServer", Failing)
+    monkeypatch.setattr(RegionAgent, "once", once)
+    monkeypatch.setattr(region, "set_up", lambda *_, **__: None)
+    config = tmp_path / "region.toml"
+    config.write_text(
+        '[[reference]]\ncomputation = "hourly"\ninputs = ["clicks"]\nregions = ["eu"]\nhome = "eu"\npolicy = "local"\n'
+    )
+    here = ("--authority=127.0.0.1:9", "--global=127.0.0.1:9", "--listen=127.0.0.1:0")
+    assert region.main(["--name=eu", f"--config={config}", f"--state={tmp_path / 'state'}", *here]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("lowwater region: the server at 127.0.0.1:")

@@ -7,12 +7,14 @@ page with the rights of its viewer. Only the Host header tells: it has the name 
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
+import threading
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 __all__ = ["EVERY_NAME", "Hosts"]
 
@@ -30,6 +32,21 @@ class Hosts:
     def __init__(self, names: Iterable[str] = (), machine: str | None = None) -> None:
         own = socket.gethostname() if machine is None else machine
         self._names = frozenset(map(_plain, ("localhost", "*.localhost", own, own.partition(".")[0], *names)))
+
+    def look_up_machine(self, look_up: Callable[[], str] = socket.getfqdn) -> threading.Thread:
+        """Also take the machine's full name, as soon as ``look_up`` returns it.
+
+        The look-up asks the name service, and may take many seconds. Only the thread that this
+        method starts and returns waits for it, so the page starts at once.
+        """
+
+        def add() -> None:
+            with contextlib.suppress(UnicodeError):  # the name is none that the name service can look up
+                self._names |= {_plain(look_up())}
+
+        thread = threading.Thread(target=add, name="lowwater-machine-name", daemon=True)
+        thread.start()
+        return thread
 
     def take(self, headers: Sequence[str]) -> bool:
         """Whether a request with these Host headers may be answered. What has none is no browser."""

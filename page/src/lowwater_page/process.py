@@ -193,7 +193,9 @@ def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.
         os.nice(NICE)
         threading.Thread(target=_end_with_input, daemon=True).start()
     names = [name for name in (*args.page_host.split(","), args.listen) if name.strip()]
-    page = PageProcess(listening, settings, certificates, alone=args.alone, hosts=Hosts(names))
+    hosts = Hosts(names)
+    hosts.look_up_machine()
+    page = PageProcess(listening, settings, certificates, alone=args.alone, hosts=hosts)
     page.start()
     print(f"lowwater: page {page.url}", flush=True)  # noqa: T201 - what callers wait for
     signal.sigwait(STOPS)

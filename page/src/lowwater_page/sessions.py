@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import logging
 import secrets
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -19,6 +20,7 @@ from urllib.parse import urlsplit
 from aiohttp import hdrs, web
 
 from lowwater import errors
+from lowwater._core.events import Limited, event, shortened
 from lowwater._server.tokens import is_token
 from lowwater._server.visitors import HEALTH, Denied, KnownVisitors, actor, lacks
 from lowwater_page.hosts import Hosts
@@ -43,6 +45,8 @@ MOST_TOKEN_BYTES: Final = 4096
 
 TOKEN_SECONDS: Final = 10.0
 """How long it may take to arrive: a connection that is being answered is cut off by nobody else."""
+
+log = logging.getLogger(__name__)
 
 
 class _Session(NamedTuple):
@@ -79,6 +83,7 @@ class SignedIn(KnownVisitors):
     ) -> None:
         super().__init__(rights, monotonic=monotonic)
         self._hosts = hosts or Hosts()
+        self._refused_hosts = Limited()
         self._secure = secure
         self._cookie = f"lowwater_{port}"
         self._clock = clock
@@ -91,10 +96,20 @@ class SignedIn(KnownVisitors):
         """See Visitors. Names count without access rules above all: then the page is for whoever reaches it."""
         given = request.headers.getall(hdrs.HOST, ())
         if request.path != HEALTH and not self._hosts.take(given):
+            self._log_refused_host(shortened(", ".join(given)))
             raise Denied(
                 421, "the page is not served under this name; if it is one of its own, start it with --page-host NAME"
             )
         await super().check(request)
+
+    def _log_refused_host(self, host: str) -> None:
+        """Log a refused name. All names share one limit, because anybody can make names up."""
+        if count := self._refused_hosts.count("", self._monotonic()):
+            log.warning(
+                "the page refuses requests for the name %r: if it is one of its own, start it with --page-host NAME",
+                host,
+                extra=event("page_host_refused", host=host, count=count),
+            )
 
     def routes(self) -> list[web.RouteDef]:
         """See Visitors."""

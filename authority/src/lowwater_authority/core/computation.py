@@ -940,8 +940,6 @@ class Computation:
     ) -> list[Refused]:
         """Store what may be stored of new values and return the rest."""
         limit = wall + self.spec.max_skew
-        if len(values):
-            group.ahead = ""
         named = None if handles is None else handles.astype(np.intp)
         wrong = np.zeros(0, dtype=np.bool_)
         refused: list[Refused] = []
@@ -953,10 +951,13 @@ class Computation:
             finished = values == MAX
             # What goes no further than it stands poisons nothing, and a lowering must never be lost: the clock may be wrong.
             ahead = (values > limit) & ~finished & (values > self._standing(group, named))
+            if len(wrong):
+                ahead &= ~wrong  # another claim owns those ranges, and the clock does not hold them
             if ahead.any():
                 least = Watermark(int(np.broadcast_to(values, len(ahead))[ahead].min()))
                 skew = duration(self.spec.max_skew / 1_000_000)
-                group.ahead = f"the clock: {least} is ahead of it by more than its max_skew of {skew}"
+                words = f"the clock: {least} is ahead of it by more than its max_skew of {skew}"
+                group.refuse_ahead(np.flatnonzero(ahead) if named is None else named[ahead], words)
             for mask, reason, text in (
                 (ahead, errors.TooFarAhead.reason, f"more than {self.spec.max_skew // 1_000_000} s ahead of the clock"),
                 (
@@ -976,6 +977,8 @@ class Computation:
             named = np.arange(group.granted) if named is None else named
             values = np.broadcast_to(values, len(named))[~wrong]
             named = named[~wrong]
+        if len(values):
+            group.accept(named)
         self._store(group, None if named is None else group.places_of(named), values, now)
         return refused
 

@@ -149,7 +149,10 @@ class Group:
     """What its worker said last that it waits for, for people. Never journaled: the worker's next report says it again."""
     ahead: str = ""
     """Message about the last value that was refused for leading the clock by more than max_skew.
-    Empty after the next accepted value. Not journaled."""
+    Empty once such a value is accepted. Not journaled."""
+    ahead_handles: npt.NDArray[np.intp] | None = None
+    """Handles, ascending, of the ranges whose values were refused as too far ahead of the clock and
+    not accepted since. None: there are none."""
     remarks: Remarks = NO_REMARKS
     """What its worker told of itself last, for people. Never journaled either."""
     mass: Mass | None = None
@@ -232,6 +235,30 @@ class Group:
         lost = np.ones(self.granted, dtype=np.bool_)
         lost[self.handles_of(self.live_places())] = False
         return lost
+
+    def refuse_ahead(self, handles: npt.NDArray[np.intp], words: str) -> None:
+        """Note that values of some handles are refused as too far ahead of the clock. O(n log n)."""
+        self.ahead = words
+        before = handles[:0] if self.ahead_handles is None else self.ahead_handles
+        self.ahead_handles = np.union1d(handles, before)
+
+    def accept(self, handles: npt.NDArray[np.intp] | None) -> None:
+        """Note that values of some handles are accepted, None: of all. O(n log n).
+
+        The refusal of any other handle stays noted.
+        """
+        refused = self.ahead_handles
+        if refused is not None:
+            refused = refused[:0] if handles is None else np.setdiff1d(refused, handles)
+            self.ahead, self.ahead_handles = (self.ahead, refused) if len(refused) else ("", None)
+
+    def ahead_at(self, place: int) -> str:
+        """Return why the clock holds the range in a live place, in words; empty: it does not. O(log n)."""
+        if self.ahead_handles is None:
+            return ""
+        handle = place if self.handles is None else self.handles[place]
+        at = np.searchsorted(self.ahead_handles, handle)
+        return self.ahead if at < len(self.ahead_handles) and self.ahead_handles[at] == handle else ""
 
     def shrink(self) -> npt.NDArray[np.intp] | None:
         """Leave one place for each stretch of places that are not live; returns the places that stay, as they were numbered. O(n).

@@ -176,7 +176,7 @@ class IntervalMap:
                 group.worker,
                 group.host,
                 group.last_report,
-                (group.ahead or group.waiting_for) if owned else "",
+                (group.ahead_at(place) or group.waiting_for) if owned else "",
                 group.remarks if owned else NO_REMARKS,
             ),
         )

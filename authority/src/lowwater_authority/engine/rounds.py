@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from lowwater import errors
 from lowwater._core.events import event
+from lowwater._core.raising import own_copy
 from lowwater_authority.engine.admission import Gate
 from lowwater_authority.journal import GRAPH, JournalError, JournalFailed, JournalFenced, JournalPosition
 
@@ -142,11 +142,9 @@ class _Work(Generic[T]):
             self.done.set_result(result)
 
     def fail(self, error: Exception) -> None:
-        """Refuse with a copy of the error. Several callers may get one error, and each raise adds to its traceback and context."""
+        """Refuse with a copy of the error, which other callers may get too."""
         if not self.done.done():
-            own = copy(error).with_traceback(error.__traceback__)
-            own.__cause__ = error.__cause__
-            self.done.set_exception(own)
+            self.done.set_exception(own_copy(error))
 
 
 class CommitLoop:

@@ -113,6 +113,9 @@ class RegionAgent:
         self.refusals: dict[str, str] = {}
         self._stub, self._where, self._metadata = stub, where, metadata
         self._monotonic = monotonic
+        self._stepped_at = monotonic()
+        """Time, on the monotonic clock, when the agent last ended a round, or a call to the global
+        authority with or without an answer."""
         self._nonce = secrets.token_hex(8)
         self._turn = 0
         self._values: dict[str, WatermarkView] = {}
@@ -170,6 +173,15 @@ class RegionAgent:
             msg = f"the local computation of {reference} is not reset yet for number {view.number}"
             raise errors.Unconfirmed(msg, metadata=metadata)
         return view
+
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds since the agent last ended a round or a call to the global authority. Read from any thread.
+
+        Calls count besides rounds: a round waits for the calls of pipelines, and while the global
+        authority is away each of those takes its whole timeout.
+        """
+        return self._monotonic() - self._stepped_at
 
     async def asked(self, reference: str) -> pb.ReferenceView:
         """Return as owned, but ask the global authority first: for what cannot be fenced later. Raises also what keeps it from being asked."""
@@ -233,6 +245,7 @@ class RegionAgent:
         # Beside: a local authority that is slow keeps no sign of life from the global one.
         if self._relaying is None or self._relaying.done():
             self._relaying = asyncio.create_task(self._relay())
+        self._stepped_at = self._monotonic()
 
     async def close(self) -> None:
         """Let go of what goes on beside."""
@@ -649,6 +662,8 @@ class RegionAgent:
                     pb.ReferenceView(name=said["reference"], owner=said["owner"], number=int(said["number"]))
                 )
             raise error from None
+        finally:
+            self._stepped_at = self._monotonic()
         return answer
 
     def status(self) -> dict[str, Any]:

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 ACT: Final = "region"
 """What the audit calls a question."""
 
+STALLED_SECONDS: Final = 60.0
+"""Seconds without a step of the agent, beyond the time between two reports, after which it counts as
+hung. A step takes less than 10 s, also while both authorities are away."""
+
 FETCH_SITE: Final = "Sec-Fetch-Site"
 
 
@@ -91,8 +95,9 @@ def _answering(handler: Callable[..., Awaitable[dict[str, Any]]]) -> Callable[..
 class Questions:
     """The questions as a part of a server: see Part. Made in the event loop of the agent."""
 
-    def __init__(self, agent: RegionAgent) -> None:
+    def __init__(self, agent: RegionAgent, every: float = 1.0) -> None:
         self._agent = agent
+        self._longest_idle = every + STALLED_SECONDS
         self._loop = asyncio.get_running_loop()
 
     def begin(self, visitors: Visitors) -> None:
@@ -102,8 +107,12 @@ class Questions:
         """See Part."""
 
     def health(self) -> Mapping[str, Any]:
-        """See Part."""
-        return {}
+        """See Part. Raises Unavailable when the agent hangs: this thread would still answer."""
+        idle = self._agent.idle_seconds
+        if idle > self._longest_idle:
+            msg = f"the agent has ended no round and no call for {idle:.0f} s: it hangs; restart it"
+            raise errors.Unavailable(msg)
+        return {"idle_seconds": round(idle, 1)}
 
     def routes(self) -> list[web.RouteDef]:
         """See Part."""

@@ -115,9 +115,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             return asyncio.run(_run(args, kept, folder, _open(args)))
         finally:
             folder.close()
-    except (BadConfig, BadCertificate, errors.LowwaterError, OSError) as error:
+    except (BadConfig, BadCertificate, HttpFailed, errors.LowwaterError, OSError) as error:
         print(f"lowwater region: {error}", file=sys.stderr)  # noqa: T201 - the answer to a command
         return 2
+
+
+class HttpFailed(Exception):
+    """The server that pipelines ask has ended by itself; the log says why."""
 
 
 class _Door(NamedTuple):
@@ -167,9 +171,19 @@ def _open(args: argparse.Namespace) -> _Door:
 
 
 async def _run(args: argparse.Namespace, kept: list[Any], folder: StateFolder, door: _Door) -> int:
-    stopping = asyncio.Event()
+    stopping, http_failed = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+        loop.add_signal_handler(number, stopping.set)
+
+    def stop_failed() -> None:
+        http_failed.set()
+        stopping.set()
+
+    def on_http_failed() -> None:
+        """Stop this loop. The server calls it in its own thread."""
+        loop.call_soon_threadsafe(stop_failed)
+
     tls = {"ca": args.ca, "certificate": args.cert, "key": args.key}
     own = FileSettings(args.authority, token=os.environ.get("LOWWATER_TOKEN"), timeout=5.0, **tls)
     other_token = os.environ.get("LOWWATER_GLOBAL_TOKEN") or os.environ.get("LOWWATER_TOKEN")
@@ -187,10 +201,10 @@ async def _run(args: argparse.Namespace, kept: list[Any], folder: StateFolder, d
         )
         http = HttpServer(
             door.listening,
-            [Questions(agent)],
+            [Questions(agent, args.every)],
             certificates=door.certificates,
             visitors=Pipelines(door.tokens, monotonic=time.monotonic),
-            on_failed=lambda: os.kill(os.getpid(), signal.SIGTERM),
+            on_failed=on_http_failed,
         )
         http.start()
         print(f"lowwater region: serving on {door.place}", flush=True)  # noqa: T201 - what callers wait for
@@ -204,6 +218,10 @@ async def _run(args: argparse.Namespace, kept: list[Any], folder: StateFolder, d
                     log.error("%s", error, extra=event("stopped", reason=str(error)))
                     raise
                 await asyncio.wait([asked], timeout=args.every)
+            if http_failed.is_set():
+                msg = f"the server at {door.place} has failed, so no pipeline can ask: start the agent again"
+                log.error("%s", msg, extra=event("stopped", reason=msg))
+                raise HttpFailed(msg)
         finally:
             asked.cancel()
             await agent.close()

@@ -190,7 +190,9 @@ class Client:
         """Retire keys as they are claimed now. A message that comes late is refused: it would take out what a worker has claimed since."""
         runtime = self._runtime()
         call = runtime.calls.retire(name, start, end, force=force)
-        for left in reversed(range(CHANGES)):
+        left = CHANGES
+        while True:
+            left -= 1
             with suppress(errors.PermissionDenied):  # one who may operate, and not read
                 incarnation, newest = await runtime.call(runtime.calls.newest_claim(name))
                 call.request.incarnation = call.request.incarnation or incarnation
@@ -201,7 +203,6 @@ class Client:
             except errors.StaleSequencer:
                 if not left:
                     raise
-        raise AssertionError
 
     async def layout(self, name: str) -> LayoutView:
         """Return how the key space of a computation is to be cut, how its owner cuts it, and what its hottest ranges cost. Raises UnknownComputation."""
@@ -492,14 +493,15 @@ class Client:
     async def _change_shards(self, call: Call[int]) -> int:
         """Change the shards as they are now. A message that comes late is refused: it would undo what was changed since."""
         runtime = self._runtime()
-        for left in reversed(range(CHANGES)):
+        left = CHANGES
+        while True:
+            left -= 1
             call.request.version = (await runtime.call(runtime.calls.shards())).version
             try:
                 return await runtime.call(call)
             except errors.InvalidArgument as error:
-                if not left or error.metadata["field"] != "version":
+                if not left or error.metadata.get("field") != "version":
                     raise
-        raise AssertionError
 
     async def identify(self, token_sha256: str = "") -> Identity:
         """Tell whose a token is, and what they may see over HTTP; empty: the token or certificate of this client.

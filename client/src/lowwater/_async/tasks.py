@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import timedelta
 
+from lowwater import errors
 from lowwater._async.runtime import Runtime
 from lowwater._core import checks, tasks
-from lowwater._core.calls import decided_on
 from lowwater._core.surroundings import Surroundings
 from lowwater._drive.tasks.runtimes import Runtimes
 from lowwater.views import NewTask, TaskGroup, TaskList, TaskState, TaskView
@@ -93,7 +94,9 @@ class Tasks:
         """
         runtime = self._runtimes.get()
         call = self._calls(runtime).create_group(group, every, start, lease, configuration)
-        return await runtime.call(decided_on(call, await runtime.call(runtime.calls.seen(self.computation))))
+        with suppress(errors.PermissionDenied):  # one who may report, and not read
+            call.request.incarnation = await runtime.call(runtime.calls.incarnation(self.computation))
+        return await runtime.call(call)
 
     async def configure(self, group: str, configuration: bytes, version: int, *, incarnation: int = 0) -> TaskGroup:
         """Give a group another configuration in place of that of ``version``. All leases of it end: nothing made with the old one counts any more.

@@ -333,6 +333,21 @@ class Calls:
 
         return Gather(lambda stubs: stubs.watermarks.GetWatermarks, tuple(full.values()), request, take)
 
+    def incarnation(self, name: str) -> Gather[int]:
+        """Read the incarnation of a computation; 0: the computation is not registered.
+
+        Unlike ``seen`` this call does not read the whole graph.
+        """
+        full = self.full(name)
+        whole = slice_of(full) or full
+        read = self.get((whole,))
+
+        def take(answers: Sequence[watermarks_pb2.GetWatermarksResponse]) -> int:
+            view = read.take(answers).views[whole]
+            return view.incarnation if view.registered else 0
+
+        return Gather(read.method, read.names, read.request, take)
+
     def complete(self, name: str, until: EventTime) -> Call[Completeness]:
         """Ask whether everything before a time is here."""
         target = Watermark.of(until)

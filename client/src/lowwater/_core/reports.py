@@ -23,7 +23,6 @@ import logging
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import astuple, dataclass, field, replace
 from typing import Final
 
@@ -35,6 +34,7 @@ from lowwater._core.attempts import BUSY, DENIED, error_of_call, words_of
 from lowwater._core.backoff import CAP, Backoff
 from lowwater._core.columns import Handles
 from lowwater._core.lease import GroupState, LeaseState, Report
+from lowwater._core.raising import own_copy
 from lowwater._core.router import HOME, MOST_HOPS, Router
 from lowwater._core.search import Search, Sought
 from lowwater._core.settings import Settings
@@ -685,7 +685,7 @@ class Reporting:
     def check(self) -> None:
         """Raise what ended the reporting, if something did."""
         if self.failure is not None:
-            raise copy(self.failure)  # a traceback of its own for each caller
+            raise own_copy(self.failure)
 
     def answered(self, lease: LeaseState, version: int) -> bool:
         """Whether a state of a lease was answered. Raises StaleSequencer when the claim is lost, and what the state was refused for."""

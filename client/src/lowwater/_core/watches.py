@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
-from copy import copy
 from dataclasses import dataclass
 
 import grpc
@@ -28,6 +27,7 @@ from lowwater._core.backoff import CAP, FIRST, Backoff
 from lowwater._core.denials import Denials
 from lowwater._core.fold import Reading, fold_inputs
 from lowwater._core.followed import Followed
+from lowwater._core.raising import own_copy
 from lowwater._core.ratchet import Ratchet
 from lowwater._core.router import HOME, MOST_HOPS, MOST_NAMES, Router
 from lowwater._core.search import Search
@@ -525,7 +525,7 @@ class WatchState:
     def check(self) -> None:
         """Raise what ended the watching, if something did."""
         if self.failure is not None:
-            raise copy(self.failure)  # a traceback of its own for each caller
+            raise own_copy(self.failure)
 
     @property
     def server_token(self) -> str:
@@ -931,7 +931,7 @@ def _check_allowed(known: WatchState, names: Collection[str]) -> None:
     """Raise what the authority refuses the caller for, if it does."""
     denied = known.denied(names)
     if denied is not None:
-        raise copy(denied)
+        raise own_copy(denied)
 
 
 def check_followed(names: Sequence[str]) -> None:

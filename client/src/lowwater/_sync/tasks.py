@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import timedelta
 
+from lowwater import errors
 from lowwater._core import checks, tasks
-from lowwater._core.calls import decided_on
 from lowwater._core.surroundings import Surroundings
 from lowwater._drive.threads.runtimes import Runtimes
 from lowwater._sync.runtime import Runtime
@@ -91,7 +92,9 @@ class Tasks:
         """
         runtime = self._runtimes.get()
         call = self._calls(runtime).create_group(group, every, start, lease, configuration)
-        return runtime.call(decided_on(call, runtime.call(runtime.calls.seen(self.computation))))
+        with suppress(errors.PermissionDenied):  # one who may report, and not read
+            call.request.incarnation = runtime.call(runtime.calls.incarnation(self.computation))
+        return runtime.call(call)
 
     def configure(self, group: str, configuration: bytes, version: int, *, incarnation: int = 0) -> TaskGroup:
         """Give a group another configuration in place of that of ``version``. All leases of it end: nothing made with the old one counts any more.
