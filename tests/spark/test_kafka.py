@@ -192,7 +192,7 @@ def test_a_stage_follows_its_inputs_through_a_topic(topic: Topic, lw: lowwater.C
     topic.put(("c", 10))
     upstream.at(11)
     topic.flow.eventually(
-        waits(query, f"partition 0 of {topic.name} (read to 2 of 3)"), "the row is planned, not committed"
+        waits(query, f"partition 0 of {topic.name} (read to 2 of 3"), "the row is planned, not committed"
     )
     assert low(lw, "stage") == mark(10)
     going.set()
