@@ -448,6 +448,12 @@ def test_every_stage_of_a_query_is_stamped_as_the_plan_says(flow: PlainFlow) -> 
         assert checked.spark_bound(Plan(0, (), "", watermark=10**12)) == 10**15 - 8 * 24 * HOUR // timedelta(
             microseconds=1
         )
+    right = Stamped(flow).left.withColumnRenamed("key", "other")
+    left = Stamped(flow).left
+    within = (left["key"] == right["other"]) & right["t"].between(left["t"], left["t"] + sf.expr("INTERVAL 1 HOUR"))
+    for event_time, also in ((left["t"], right["t"]), (right["t"], left["t"])):  # both print as t
+        checked = check_plan(flow.spark, left.join(right, within), event_time=event_time, also=[also])
+        assert {stamp.lag for stamp in checked.stamps} == {HOUR + timedelta(milliseconds=1), timedelta(milliseconds=1)}
     stage, other = flow.stage(stamp=end), flow.stage("other", stamp=week)
     windows = stage.drive(flow.read()).groupBy(sf.window("t", "1 hour"), "key").count()
     with pytest.raises(Unsupported, match="of one of the query's stages"):

@@ -301,11 +301,12 @@ def check_plan(
     stamps, kept = list[Stamp](), retention
     if holding:
         own = () if event_time is None else (event_time,)
-        found = {str(column): _stamps_of(frame, column) for column in (*own, *also)}
-        stamps = [stamp for each in found.values() for stamp in each or ()]
+        # Pairs, because different columns may print alike: the t of either side of a join.
+        declared_stamps = [(column, _stamps_of(frame, column)) for column in (*own, *also)]
+        stamps = [stamp for _, column_stamps in declared_stamps for stamp in column_stamps or ()]
         if retention is not None:
             _check_retention(retention, stamps, holding)
-        elif stamps and (unknown := [column for column, each in found.items() if each is None]):
+        elif stamps and (unknown := [column for column, column_stamps in declared_stamps if column_stamps is None]):
             raise Unsupported(
                 f"The stamp {unknown[0]} of one of the query's stages",
                 "the plan does not say how far below Spark's watermark it can come out",
