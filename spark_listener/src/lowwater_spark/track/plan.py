@@ -32,12 +32,13 @@ from lowwater_spark.sources.opaque import OpaqueSource
 from lowwater_spark.sources.paced import FORMAT
 from lowwater_spark.sources.sink_log import SINK_LOG, list_sink
 from lowwater_spark.sources.source_log import FOR_EVER
-from lowwater_spark.track.bounds import MILLISECOND, Stamp, least_retention, lowest_stamp
+from lowwater_spark.track.bounds import MILLISECOND, Stamp, in_python, least_retention, lowest_stamp
 from lowwater_spark.track.operators import (
     KINDS,
     Operator,
     Watermark,
     inlined,
+    is_lowered,
     items,
     nodes,
     operator_of,
@@ -327,14 +328,14 @@ def check_arriving(frame: DataFrame, column: str | Column) -> None:
     from pyspark.errors import AnalysisException
 
     try:
-        found = stamps_of(frame, column)
+        lowered = is_lowered(frame, column)
     except AnalysisException:
         return  # a function makes it of a batch
-    if found is None:
+    if lowered:
         raise Unsupported(
-            f"The stamp {column}, which date_trunc() makes of the event time",
+            f"The stamp {column}, which date_trunc(), a date or the start of a window() makes of the event time",
             "rows that arrive after the watermark has passed the beginning of a day are stamped with that beginning, below what is published",
-            "Stamp the rows with their event time, and keep the truncated one in a column beside it; or group them by window().",
+            "Stamp the rows with their event time or the end of the window, and keep the truncated one in a column beside it; or group them by window().",
         )
 
 
