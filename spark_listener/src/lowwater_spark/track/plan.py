@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Checked",
     "absolute",
+    "added",
     "check_arriving",
     "check_options",
     "check_output_mode",
@@ -251,13 +252,12 @@ class Checked:
     def _retained(self) -> timedelta:
         """The declared retention, and what Spark adds to it."""
         assert self.retention is not None
-        return self.retention + _added(self.operators)
+        return self.retention + added(operator.kind for operator in self.operators if operator.holds)
 
 
-def _added(operators: Iterable[Operator]) -> timedelta:
-    """Return how much longer Spark holds rows than a query says: of a join on times a millisecond."""
-    joins = any(operator.kind == KINDS["Join"] for operator in operators if operator.holds)
-    return MILLISECOND if joins else timedelta()
+def added(kinds: Iterable[str]) -> timedelta:
+    """Return how much longer Spark holds rows than a query says, by the kinds of its operators that hold rows: of a join on times a millisecond."""
+    return MILLISECOND if KINDS["Join"] in kinds else timedelta()
 
 
 def check_plan(
@@ -354,12 +354,12 @@ def _check_retention(declared: timedelta, stamps: Sequence[Stamp], holding: Sequ
     windows = {operator.window for operator in holding}
     at_ends = len(windows) == 1 and None not in windows and all(operator.driven for operator in holding)
     least = least_retention(stamps, at_ends=at_ends)
-    if declared + _added(holding) < least:
+    if declared + added(operator.kind for operator in holding) < least:
         raise Unsupported(
             f"The retention {declared} of a query with {' above '.join(operator.kind for operator in holding)}",
             f"Spark's state can still give rows that are stamped {least} below its watermark, which would come out below what is published: of several operators "
             "one above the other, each holds a row for its own time, so the least retention is the sum",
-            f"Declare at least retention=timedelta(seconds={least.total_seconds():g}), or none: the plan says it.",
+            f"Declare at least retention={in_python(least)}, or none: the plan says it.",
         )
 
 
