@@ -225,6 +225,9 @@ def test_an_event_time_that_is_no_moment(refused: Driven) -> None:
     for kind in ("timestamp_ntz", "long"):
         with pytest.raises(TypeError, match="it must be a timestamp"):
             refused.drive(refused.read(schema=f"key string, t {kind}"))
+    for cut in (sf.date_trunc("day", "t"), sf.to_timestamp(sf.to_date("t")), sf.window("t", "1 hour").start):
+        with pytest.raises(Unsupported, match="The event time t of a driven frame, which date_trunc"):
+            refused.drive(refused.read().select("key", cut.alias("t")))
     with pytest.raises(Unsupported, match="not streaming"):
         refused.drive(refused.spark.createDataFrame([("a", at(9))], "key string, t timestamp"))
 

@@ -47,6 +47,8 @@ def test_the_least_record_is_in_what_is_pending_or_in_the_state() -> None:
     assert least_record([-2], state, "t") == -2
     assert [least_record([], state, name) for name in ("plain", "missing", "")] == [MAX] * 3
     assert least_record([], state.slice(2, 1), "t") == MAX, "null is nothing"
+    assert least_record([], state, "`T`") == -1, "the rule for names of columns holds in the state as well"
+    assert least_record([], state.rename_columns(["Event Time", "t", "u"]), "event time") == -1
 
 
 def test_the_event_times_are_taken_from_the_rows_own_column_where_that_is_surely_meant() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -27,6 +28,7 @@ from lowwater_spark.sources.sink_log import check_sink, list_sink
 from lowwater_spark.track import plain
 from lowwater_spark.track.authority import Authority, Registration
 from lowwater_spark.track.batch import Keyed
+from lowwater_spark.track.bounds import Stamp, Truncated, Window
 from lowwater_spark.track.operators import Operator
 from lowwater_spark.track.part import Part
 from lowwater_spark.track.plain import Plain
@@ -717,11 +719,55 @@ def test_a_checkpoint_keeps_what_its_query_holds(tmp_path: Path) -> None:
             check_shape(tmp_path, kind, other)  # type: ignore[arg-type]
     # What Spark holds comes out within a larger one, too. From then on it is the one of the checkpoint.
     check_shape(tmp_path, "plain", Checked(FILES, [window()], retention=2 * HOUR))
-    with pytest.raises(CheckpointMismatch, match=r"within the larger retention: declare .*seconds=7200, days=0"):
+    with pytest.raises(
+        CheckpointMismatch, match=r"within the larger retention, .*: declare retention=timedelta\(seconds=7200\)"
+    ):
         check_shape(tmp_path, "plain", HELD)
     (tmp_path / "lowwater/query.json").write_text(json.dumps({"format": 3}))
     with pytest.raises(CheckpointMismatch, match="of format 3"):
         check_shape(tmp_path, "plain", HELD)
+
+
+def test_a_retention_that_the_plan_says_has_the_millisecond_of_a_join_in_it(tmp_path: Path) -> None:
+    """Declared it has not: lowwater adds it. So an hour that is declared is no smaller than the hour and a millisecond of the plan."""
+    begun(tmp_path)
+    join, millisecond = [window("join of two streams")], timedelta(milliseconds=1)
+    for retention, declared in ((HOUR + millisecond, False), (HOUR, True), (HOUR + millisecond, False)):
+        check_shape(tmp_path, "plain", Checked(FILES, join, retention=retention, declared=declared))
+    for smaller in (HOUR - millisecond, HOUR - timedelta(microseconds=1)):
+        with pytest.raises(CheckpointMismatch, match=r"declare retention=timedelta\(seconds=3600\)"):
+            check_shape(tmp_path, "plain", Checked(FILES, join, retention=smaller))
+
+
+def stamped(kind: Literal["start", "end"] = "start", slide: timedelta = HOUR, zone: str = "UTC") -> Stamp:
+    day = Truncated("day", zone, int, lambda _after, _until: ())
+    return Stamp(kind, Window(HOUR, slide, timedelta()), truncated=(day,))
+
+
+def test_another_stamp_of_a_checkpoint_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What Spark holds comes out with it. Windows that are cut otherwise are refused: the plan says nothing of those that Spark holds."""
+
+    def check(*stamps: Stamp, declared: bool = False) -> list[str]:
+        caplog.clear()
+        check_shape(tmp_path, "plain", Checked(FILES, [window()], retention=HOUR, stamps=stamps, declared=declared))
+        return [record.getMessage() for record in caplog.records]
+
+    begun(tmp_path)
+    assert check(stamped()) == check(stamped()) == []
+    [told] = check(stamped("end"))
+    assert "stamped by the day in UTC of the start of windows of 1:00:00 every 1:00:00 from 0:00:00, and goes" in told
+    [told] = check(stamped("end", zone="America/New_York"))
+    assert "goes on with the day in America/New_York of the end of" in told
+    with pytest.raises(CheckpointMismatch, match=r"windows that are cut as they were: declare .*seconds=3600\)"):
+        check(stamped("end", HOUR / 3))
+    assert len(check(stamped("end", HOUR / 3), declared=True)) == 1
+    # A release that kept no stamps left a shape without them. From now on they are kept.
+    manifest = Manifest(tmp_path)
+    shape = dict(manifest["query"])
+    del shape["stamps"], shape["declared"]
+    manifest.keep("query", shape)
+    assert check(stamped(), declared=True) == []
+    assert len(check(stamped("end"), declared=True)) == 1
 
 
 def test_a_checkpoint_of_a_release_that_kept_no_shape_is_known_by_its_files(tmp_path: Path) -> None:

@@ -404,6 +404,9 @@ def test_a_declaration_below_what_the_plan_says_is_refused(flow: PlainFlow) -> N
     with pytest.raises(Unsupported, match=r"aggregation above join of two streams.*1:10:00 below.*seconds=4200\)"):
         check_plan(flow.spark, above, retention=HOUR, event_time=start)
     assert check_plan(flow.spark, above, retention=70 * minute, event_time=start).retention == 70 * minute
+    micros = stamped.left.groupBy(sf.window("t", "15 days 7 seconds 3 milliseconds"), "key").count()
+    with pytest.raises(Unsupported, match=r"retention=timedelta\(days=15, seconds=7, microseconds=2000\)"):
+        check_plan(flow.spark, micros, retention=HOUR, event_time=start)
     for stamp in (start, sf.date_trunc("day", start)):  # what the day is below the start counts beside any declaration
         with pytest.raises(Unsupported, match="The retention 0:00:00 of a query with aggregation"):
             check_plan(flow.spark, stamped.hours, retention=timedelta(0), event_time=stamp)
@@ -448,6 +451,12 @@ def test_every_stage_of_a_query_is_stamped_as_the_plan_says(flow: PlainFlow) -> 
         assert checked.spark_bound(Plan(0, (), "", watermark=10**12)) == 10**15 - 8 * 24 * HOUR // timedelta(
             microseconds=1
         )
+    right = Stamped(flow).left.withColumnRenamed("key", "other")
+    left = Stamped(flow).left
+    within = (left["key"] == right["other"]) & right["t"].between(left["t"], left["t"] + sf.expr("INTERVAL 1 HOUR"))
+    for event_time, also in ((left["t"], right["t"]), (right["t"], left["t"])):  # both print as t
+        checked = check_plan(flow.spark, left.join(right, within), event_time=event_time, also=[also])
+        assert {stamp.lag for stamp in checked.stamps} == {HOUR + timedelta(milliseconds=1), timedelta(milliseconds=1)}
     stage, other = flow.stage(stamp=end), flow.stage("other", stamp=week)
     windows = stage.drive(flow.read()).groupBy(sf.window("t", "1 hour"), "key").count()
     with pytest.raises(Unsupported, match="of one of the query's stages"):

@@ -11,6 +11,7 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.errors import Unsupported
+from lowwater_spark.track.plan import check_arriving
 from tests.kit.times import mark
 from tests.spark.flow import PlainFlow
 from tests.spark.support import Upstream, low, row
@@ -82,4 +83,59 @@ def test_a_truncated_event_time_is_no_stamp_of_rows_that_arrive(flow: PlainFlow)
     with pytest.raises(Unsupported, match="which date_trunc"):
         flow.stage().foreach_batch(
             flow.read(), lambda _rows, _batch: None, checkpoint=flow.folder / "ck", also=[flow.stage("days", stamp=day)]
+        )
+
+
+def test_every_way_to_lower_an_event_time_is_found(flow: PlainFlow) -> None:
+    """By a date_trunc, a cast to a date or the start of a window, anywhere in what defines the column."""
+    rows = flow.read().withColumn("struct", sf.struct(sf.col("t").alias("own"), sf.date_trunc("day", "t").alias("day")))
+    hours = rows.select("*", sf.window("t", "1 hour").alias("w"))
+    sliding = rows.select(sf.window("t", "1 hour", "20 minutes").alias("w")).withColumnRenamed("w", "v")
+    lowered: list[tuple[DataFrame, Any]] = [
+        (rows, sf.date_trunc("day", sf.to_timestamp("t"))),
+        (rows, sf.date_trunc("day", sf.coalesce("t", sf.current_timestamp()))),
+        (rows, sf.to_timestamp(sf.to_date("t"))),
+        (rows, sf.expr("timestamp(last_day(t))")),
+        (rows.withColumn("d", sf.to_date("t")).withColumn("s", sf.col("d").cast("timestamp")), "s"),
+        (rows, sf.col("struct.day")),
+        (rows.select(sf.explode(sf.array(sf.date_trunc("day", "t"))).alias("s")), "s"),
+        (hours, sf.col("w.start")),
+        (hours.withColumn("v", sf.col("w")), sf.coalesce("v.start", "t")),
+        (sliding, sf.col("v.start")),
+        (rows.select("t").union(hours.select("w.start")), "t"),
+        (hours.dropDuplicates(["key"]), sf.col("w.start")),
+    ]
+    for frame, stamp in lowered:
+        with pytest.raises(Unsupported, match="which date_trunc"):
+            check_arriving(frame, stamp)
+    texts = flow.read().withColumn("s", sf.to_timestamp(sf.to_date("key")))
+    for frame, stamp in (
+        (hours, sf.col("w.end")),
+        (hours, sf.window_time("w")),
+        (sliding, sf.col("v.end")),
+        (rows, sf.col("struct.own")),
+        (rows, sf.to_timestamp("t")),
+        (rows.select(sf.session_window("t", "1 hour").alias("w")), sf.col("w.start")),
+        (texts, sf.col("s")),  # the day is what the source has, and so what its inputs promise by
+        (rows, sf.col("made_by_a_function")),
+    ):
+        check_arriving(frame, stamp)
+
+
+def test_a_later_stage_that_reads_an_earlier_one_has_that_ones_times(
+    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """Its rows come from the earlier stage, and not from the frame, whose column of that name is a day."""
+    frame = flow.read().withColumn("day", sf.date_trunc("day", "t"))
+    later = flow.stage("later", "stage", event_time="day")
+    query = flow.stage().foreach_batch(
+        frame, lambda _rows, _batch: None, checkpoint=flow.folder / "ck", also=[later], name="both"
+    )
+    flow.queries.append(query)
+    with pytest.raises(Unsupported, match="which date_trunc"):
+        flow.stage("other").foreach_batch(
+            frame,
+            lambda _rows, _batch: None,
+            checkpoint=flow.folder / "other",
+            also=[flow.stage("late", "other", event_time="t", stamp=sf.col("day"))],
         )

@@ -356,20 +356,22 @@ class Stage:
         check_session(self.spark)
         check_session(frame.sparkSession)  # the query runs with its settings
         self._check_time(frame)
+        # The stages that the frame's plan bounds. A later stage that stamps by the times of what it reads of an earlier one is bounded by
+        # that one, and an injector says itself how far it is.
+        stamped = [
+            stage
+            for stage, inner in zip(stages, earlier, strict=True)
+            if stage.inputs and not (inner and stage.keyed.event_time is stage.event_time)
+        ]
         checked = check_plan(
             frame.sparkSession,
             frame,
             retention=self.retention,
             event_time=self.keyed.event_time,
-            # A later stage that stamps by the times of what it reads of an earlier one is bounded by that one. An injector says itself how far it is.
-            also=[
-                stage.keyed.event_time
-                for stage, inner in zip(also, earlier[1:], strict=True)
-                if stage.inputs and not (inner and stage.keyed.event_time is stage.event_time)
-            ],
+            also=[stage.keyed.event_time for stage in stamped if stage is not self],
         )
-        for stage in stages:
-            if stage.inputs and checked.retention is None:
+        if checked.retention is None:
+            for stage in stamped:
                 check_arriving(frame, stage.keyed.event_time)
         check_output_mode(checked, asked.output_mode, function=True)
         _check_columns(frame, self.keyed)

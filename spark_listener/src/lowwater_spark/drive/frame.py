@@ -34,6 +34,7 @@ from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.control import DIRECTORY, FORMAT, LAST, Drive, check_version
 from lowwater_spark.sources.nulls import nulls_of
 from lowwater_spark.track.events import observe_untimed
+from lowwater_spark.track.operators import is_lowered
 from lowwater_spark.track.plan import check_classic
 
 if TYPE_CHECKING:
@@ -227,4 +228,10 @@ def _event_time(df: DataFrame, event_time: str) -> str:
     if kinds[name].typeName() != "timestamp":
         msg = f"event_time {name} is of type {kinds[name].simpleString()}; it must be a timestamp, which is a moment in UTC"
         raise TypeError(msg)
+    if is_lowered(df, name):
+        raise Unsupported(
+            f"The event time {name} of a driven frame, which date_trunc(), a date or the start of a window() makes of a time",
+            "rows that arrive after the watermark has passed the beginning of a day have that beginning, and Spark would drop them as late",
+            f"Drive the frame by the time itself, keep {name} in a column beside it, and group by window() of the time.",
+        )
     return name

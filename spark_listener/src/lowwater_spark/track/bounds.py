@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final, Literal
 
-__all__ = ["MILLISECOND", "Stamp", "Truncated", "Window", "least_retention", "lowest_stamp"]
+__all__ = ["MILLISECOND", "Stamp", "Truncated", "Window", "in_python", "least_retention", "lowest_stamp"]
 
 MILLISECOND: Final = timedelta(milliseconds=1)
 """The precision of Spark's watermark."""
@@ -126,3 +126,12 @@ def lowest_stamp(stamps: Iterable[Stamp], watermark: int) -> int:
 def least_retention(stamps: Iterable[Stamp], *, at_ends: bool) -> timedelta:
     """Return the least retention that covers all of them."""
     return max((stamp.retention(at_ends=at_ends) for stamp in stamps), default=timedelta())
+
+
+def in_python(length: timedelta) -> str:
+    """Return a length as a user writes it in a program, to the microsecond.
+
+    >>> in_python(timedelta(hours=1, milliseconds=1))
+    'timedelta(seconds=3600, microseconds=1000)'
+    """
+    return repr(length).removeprefix("datetime.")

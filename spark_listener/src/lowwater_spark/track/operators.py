@@ -28,6 +28,7 @@ __all__ = [
     "inlined",
     "items",
     "nodes",
+    "is_lowered",
     "is_windows",
     "operator_of",
     "reach",
@@ -277,8 +278,8 @@ def stamps_of(frame: DataFrame, column: str | Column) -> list[Stamp] | None:
     """Return what a column of a frame is, of all that Spark's operators still let go of; None: the plan does not say it.
 
     Every branch of a union is followed. A branch without a stateful operator adds no stamp, because
-    its rows come out when they arrive. Returns None when such a branch stamps rows by
-    ``date_trunc()`` of their event time: those stamps are below what the inputs promise.
+    its rows come out when they arrive. Returns None when such a branch lowers its event time
+    (:func:`is_lowered`): those stamps are below what the inputs promise.
     """
     plan: Any = frame.select(column_of(frame, column))._jdf.queryExecution().analyzed()
     return _stamps(inlined(plan), _Followed(items(plan.output())[0].exprId().id()))
@@ -312,6 +313,9 @@ def _is_join_of_streams(node: Any) -> bool:
 
 
 Field = Literal["start", "end"]
+
+_FIELDS: Final[tuple[Field, Field]] = ("start", "end")
+"""Fields of the struct that ``window()`` or ``session_window()`` makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,9 +351,12 @@ _PASSING: Final = frozenset(
 
 
 def _stamps(node: Any, followed: _Followed | None) -> list[Stamp] | None:
-    """Return what a column of a node's output is; an empty list: nothing below holds rows back, and it is no truncated time."""
+    """Return what a column of a node's output is; an empty list: nothing below holds rows back, and the plan cuts no time off to make the column."""
     if not _holds(node):
-        return None if followed is not None and _is_truncated(node, followed) else []
+        if followed is None:
+            return []
+        path = () if followed.field is None else (_FIELDS.index(followed.field),)
+        return None if followed.truncated or _is_lowered(node, followed.id, path, set()) else []
     if followed is None:
         return None
     name = node.getClass().getSimpleName()
@@ -376,18 +383,71 @@ def _stamps(node: Any, followed: _Followed | None) -> list[Stamp] | None:
     return None
 
 
-def _is_truncated(node: Any, followed: _Followed) -> bool:
-    """Return whether ``date_trunc()`` makes a column of rows that come out when they arrive: it is then below the time by which they are promised."""
+def is_lowered(frame: DataFrame, column: str | Column) -> bool:
+    """Return whether the plan cuts a time off to make a column of a frame: by ``date_trunc()``, a cast to a date, or the start of a ``window()``.
+
+    The expressions that define the column are searched, down to the sources and to the aggregations. Such a column can be below the event time of its row.
+    """
+    plan: Any = frame.select(column_of(frame, column))._jdf.queryExecution().analyzed()
+    return _is_lowered(inlined(plan), items(plan.output())[0].exprId().id(), (), set())
+
+
+_Path = tuple[int, ...]
+"""Places of the fields, outer before inner, that are taken of a struct."""
+
+
+def _is_lowered(node: Any, attribute: int, path: _Path, searched: set[tuple[int, _Path]]) -> bool:
+    """The same of an attribute of a node's output. ``searched``: what other expressions have led to."""
     name, children = node.getClass().getSimpleName(), items(node.children())
-    if followed.truncated:
-        return True
     if name == "Project":
-        below = _through(node.projectList(), followed)
-        return below is not None and _is_truncated(children[0], below)
-    place = _ids(node).index(followed.id)
+        made = [column for column in items(node.projectList()) if column.exprId().id() == attribute]
+        return any(_defines(column, children[0], path, searched) for column in made)
+    place = _ids(node).index(attribute)
+    if name == "Expand":  # sliding windows: a projection for each
+        return any(_defines(items(each)[place], children[0], path, searched) for each in items(node.projections()))
     if name == "Union":
-        return any(_is_truncated(child, dataclasses.replace(followed, id=_ids(child)[place])) for child in children)
-    return any(_is_truncated(child, followed) for child in children if followed.id in _ids(child))
+        return any(_is_lowered(child, _ids(child)[place], path, searched) for child in children)
+    sources = [child for child in children if attribute in _ids(child)]
+    if name == "Generate" and not sources:
+        return _lowers(node.generator(), children[0], (), searched)
+    return any(_is_lowered(child, attribute, path, searched) for child in sources)
+
+
+def _defines(column: Any, below: Any, path: _Path, searched: set[tuple[int, _Path]]) -> bool:
+    """The same of a column over the output of the node below."""
+    if column.getClass().getSimpleName() == "AttributeReference":
+        return _is_lowered(below, column.exprId().id(), path, searched)
+    return _lowers(column, below, path, searched)
+
+
+def _lowers(expression: Any, below: Any, path: _Path, searched: set[tuple[int, _Path]]) -> bool:
+    """The same of an expression over the output of the node below. An attribute that stands in it many times is followed once."""
+    name, children = expression.getClass().getSimpleName(), items(expression.children())
+    if name == "AttributeReference":
+        attribute = expression.exprId().id()
+        if (attribute, path) in searched or attribute not in _ids(below):
+            return False
+        searched.add((attribute, path))
+        return _is_lowered(below, attribute, path, searched)
+    if name == "TruncTimestamp":  # date_trunc()
+        return True
+    if name in ("Cast", "ParseToDate") and _type(expression) == "date" and _type(children[0]).startswith("timestamp"):
+        return True  # a date of a text is whatever the source has
+    if name == "GetStructField":
+        return _lowers(children[0], below, (expression.ordinal(), *path), searched)
+    if name == "CreateNamedStruct" and path:
+        value = children[2 * path[0] + 1]
+        return (path[0] == 0 and _is_window_start(value)) or _lowers(value, below, path[1:], searched)
+    return any(_lowers(child, below, path, searched) for child in children)
+
+
+def _is_window_start(value: Any) -> bool:
+    """Return whether the first field of a struct is the start of a ``window()``; that of a session is the time itself."""
+    return all(_only(value, name) is not None for name in ("PreciseTimestampConversion", "Remainder"))
+
+
+def _type(expression: Any) -> str:
+    return str(expression.dataType().typeName())
 
 
 def _ids(node: Any) -> list[int]:
@@ -421,11 +481,10 @@ def _inside(expression: Any, followed: _Followed) -> _Followed | None:
     if name in ("Alias", "KnownNullable", "PreciseTimestampConversion"):
         return _inside(children[0], followed)
     if name == "GetStructField" and followed.field is None:
-        fields: tuple[Field, Field] = ("start", "end")
         metadata = children[0].getClass().getSimpleName() in _NAMED and json.loads(children[0].metadata().json())
         if not metadata or not (metadata.get("spark.timeWindow") or metadata.get("spark.sessionWindow")):
             return None
-        return _inside(children[0], dataclasses.replace(followed, field=fields[expression.ordinal()]))
+        return _inside(children[0], dataclasses.replace(followed, field=_FIELDS[expression.ordinal()]))
     if name == "TruncTimestamp":  # date_trunc()
         truncated = _truncated(expression)
         if truncated is None or followed.shift:

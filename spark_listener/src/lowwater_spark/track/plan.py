@@ -32,12 +32,13 @@ from lowwater_spark.sources.opaque import OpaqueSource
 from lowwater_spark.sources.paced import FORMAT
 from lowwater_spark.sources.sink_log import SINK_LOG, list_sink
 from lowwater_spark.sources.source_log import FOR_EVER
-from lowwater_spark.track.bounds import MILLISECOND, Stamp, least_retention, lowest_stamp
+from lowwater_spark.track.bounds import MILLISECOND, Stamp, in_python, least_retention, lowest_stamp
 from lowwater_spark.track.operators import (
     KINDS,
     Operator,
     Watermark,
     inlined,
+    is_lowered,
     items,
     nodes,
     operator_of,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Checked",
     "absolute",
+    "added",
     "check_arriving",
     "check_options",
     "check_output_mode",
@@ -250,13 +252,12 @@ class Checked:
     def _retained(self) -> timedelta:
         """The declared retention, and what Spark adds to it."""
         assert self.retention is not None
-        return self.retention + _added(self.operators)
+        return self.retention + added(operator.kind for operator in self.operators if operator.holds)
 
 
-def _added(operators: Iterable[Operator]) -> timedelta:
-    """Return how much longer Spark holds rows than a query says: of a join on times a millisecond."""
-    joins = any(operator.kind == KINDS["Join"] for operator in operators if operator.holds)
-    return MILLISECOND if joins else timedelta()
+def added(kinds: Iterable[str]) -> timedelta:
+    """Return how much longer Spark holds rows than a query says, by the kinds of its operators that hold rows: of a join on times a millisecond."""
+    return MILLISECOND if KINDS["Join"] in kinds else timedelta()
 
 
 def check_plan(
@@ -301,11 +302,12 @@ def check_plan(
     stamps, kept = list[Stamp](), retention
     if holding:
         own = () if event_time is None else (event_time,)
-        found = {str(column): _stamps_of(frame, column) for column in (*own, *also)}
-        stamps = [stamp for each in found.values() for stamp in each or ()]
+        # Pairs, because different columns may print alike: the t of either side of a join.
+        declared_stamps = [(column, _stamps_of(frame, column)) for column in (*own, *also)]
+        stamps = [stamp for _, column_stamps in declared_stamps for stamp in column_stamps or ()]
         if retention is not None:
             _check_retention(retention, stamps, holding)
-        elif stamps and (unknown := [column for column, each in found.items() if each is None]):
+        elif stamps and (unknown := [column for column, column_stamps in declared_stamps if column_stamps is None]):
             raise Unsupported(
                 f"The stamp {unknown[0]} of one of the query's stages",
                 "the plan does not say how far below Spark's watermark it can come out",
@@ -326,14 +328,14 @@ def check_arriving(frame: DataFrame, column: str | Column) -> None:
     from pyspark.errors import AnalysisException
 
     try:
-        found = stamps_of(frame, column)
+        lowered = is_lowered(frame, column)
     except AnalysisException:
         return  # the function of foreach_batch() adds this column: the frame lacks it
-    if found is None:
+    if lowered:
         raise Unsupported(
-            f"The stamp {column}, which date_trunc() makes of the event time",
+            f"The stamp {column}, which date_trunc(), a date or the start of a window() makes of the event time",
             "rows that arrive after the watermark has passed the beginning of a day are stamped with that beginning, below what is published",
-            "Stamp the rows with their event time, and keep the truncated one in a column beside it; or group them by window().",
+            "Stamp the rows with their event time or the end of the window, and keep the truncated one in a column beside it; or group them by window().",
         )
 
 
@@ -352,12 +354,12 @@ def _check_retention(declared: timedelta, stamps: Sequence[Stamp], holding: Sequ
     windows = {operator.window for operator in holding}
     at_ends = len(windows) == 1 and None not in windows and all(operator.driven for operator in holding)
     least = least_retention(stamps, at_ends=at_ends)
-    if declared + _added(holding) < least:
+    if declared + added(operator.kind for operator in holding) < least:
         raise Unsupported(
             f"The retention {declared} of a query with {' above '.join(operator.kind for operator in holding)}",
             f"Spark's state can still give rows that are stamped {least} below its watermark, which would come out below what is published: of several operators "
             "one above the other, each holds a row for its own time, so the least retention is the sum",
-            f"Declare at least retention=timedelta(seconds={least.total_seconds():g}), or none: the plan says it.",
+            f"Declare at least retention={in_python(least)}, or none: the plan says it.",
         )
 
 

@@ -125,7 +125,9 @@ class _Job:
     injector: bool
     window: timedelta | None
     event_time: str
-    """Name of the rows' event time; empty when it is an expression."""
+    """Name of the stage's event time, as declared; empty when it is an expression."""
+    emitted_time: str
+    """Name of the timestamp among the emitted columns that is the event time; empty when no emitted column is."""
     times: str
     """Name of the column that has it."""
 
@@ -168,9 +170,10 @@ def build_version(
     if before is not None and before.layout != cut.layout:
         store.check_layout(before, logged(batch - 1))
     start = _before(store, before, cut, update)
+    declared_time = event_time if isinstance(event_time, str) else ""
     moments = [each.name for each in schema.fields if each.dataType.typeName() == "timestamp"]
-    held_time = (own_name(moments, event_time) if isinstance(event_time, str) else None) or ""
-    if budgeted and injector and not held_time:
+    emitted_time = own_name(moments, declared_time) or ""
+    if budgeted and injector and not emitted_time:
         msg = (
             f"an injector with a lateness budget counts the rows that it emits by their event time, of which those of batch.stateful() have none: name the timestamp {event_time} "
             f"in its schema, which has {', '.join(schema.names)}, declare the event time by a column's name, or leave lateness_budget out"
@@ -193,7 +196,8 @@ def build_version(
             budgeted=budgeted and reference != MIN,
             injector=injector,
             window=window,
-            event_time=held_time,
+            event_time=declared_time,
+            emitted_time=emitted_time,
             times=times_in(frame, event_time),
         )
         receipts.extend(_run(job, frame, key, event_time, cut))
@@ -485,7 +489,7 @@ def _times_of(job: _Job, emitted: pa.Table | None) -> pa.ChunkedArray | None:
 
     if emitted is None:
         return None
-    return emitted.column(job.event_time).cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+    return emitted.column(job.emitted_time).cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
 
 
 class _Emitted:
@@ -544,14 +548,16 @@ def least_record(pending: Sequence[int], state: pa.Table | None, event_time: str
     """Return the least event time of the records that a range holds, MAX when it holds none. Micros. O(pending + state).
 
     Held are those that it says are pending, and the rows of its state that have the stage's event time in a timestamp of that name.
+    The name is looked up in the state, because a function may emit no event time at all.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
     least = min(pending, default=MAX)
-    if state is None or event_time not in state.column_names:
+    name = None if state is None or not event_time else own_name(state.column_names, event_time)
+    if state is None or name is None:
         return least
-    column = state.column(event_time)
+    column = state.column(name)
     if not pa.types.is_timestamp(column.type):
         return least
     micros = pc.min(column.cast(pa.timestamp("us", column.type.tz), safe=False).cast(pa.int64())).as_py()
