@@ -183,6 +183,10 @@ class Hook:
     def take(self, events: Iterable[BatchEvent]) -> None:
         """Look for nothing in what Spark says of its batches: late rows are counted in them."""
 
+    def triggered_every(self, seconds: float) -> None:
+        """Have patience with ticks for as long as the query's trigger asks for."""
+        self.ticks.trigger = seconds
+
     @property
     def removals(self) -> list[Removal]:
         """What was removed from its outputs."""

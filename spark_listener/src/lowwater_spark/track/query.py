@@ -20,6 +20,7 @@ from lowwater_spark.track.events import Events
 from lowwater_spark.track.hook import GLANCE, PATIENCE, QUIET
 from lowwater_spark.track.run import Controls, Run
 from lowwater_spark.track.status import Status, first_line
+from lowwater_spark.track.writer import interval_of
 
 if TYPE_CHECKING:
     from pyspark.errors import StreamingQueryException
@@ -263,6 +264,8 @@ class TrackedQuery(Tracked):
         super().__init__(run, interval=interval, owned=owned, driving=driving)
         self.query = query
         """Spark's own handle."""
+        if (interval := interval_of(query)) > 0:
+            run.triggered_every(interval)
         self._events = Events(query) if run.listens else None
         self._query_failure: BaseException | None = None
         """Spark's error of a query that had failed before :meth:`stop`; None: there was none."""

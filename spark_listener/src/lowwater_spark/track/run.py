@@ -313,6 +313,10 @@ class Run:
                 for part in self.parts:
                     part.authority.tell(self.waiting_for())
 
+    def triggered_every(self, seconds: float) -> None:
+        """Learn how long Spark waits from one batch to the next by the query's trigger. Without the lock, which a batch may hold for long."""
+        self.batches.triggered_every(seconds)
+
     @property
     def listens(self) -> bool:
         """Whether what Spark says of the batches afterwards is worth asking for."""
