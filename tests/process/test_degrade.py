@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,17 @@ def batch_without_authority(made: type[Authority], server: Serving) -> str:
 
 def test_rule11_a_batch_ends_without_the_authority_and_the_stage_holds(server: Serving) -> None:
     assert "UNAVAILABLE" in batch_without_authority(Authority, server)
+
+
+def test_a_run_ends_while_it_has_given_up_its_lease(server: Serving) -> None:
+    """A layout that nobody has granted leaves a stage without a lease, until it is claimed anew. A run may end in between."""
+    registration = Registration("stage", [], [0.99], 4, "identity", 0, 1, b"", adopt=False)
+    with lowwater.connect(server.address) as client, closing(Authority(client, registration)) as authority:
+        authority.register()
+        authority.claim([0] * 4)
+        authority.renew(Reading(0), [0] * 4)
+        authority.lease = None
+        authority.end("it failed")
 
 
 @pytest.mark.xfail(strict=True, raises=lowwater.LowwaterError, reason="breaks when rule 11 is switched off")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from lowwater._core import causes
 from lowwater._pb.lowwater.v1 import workers_pb2, workers_pb2_grpc
 from lowwater.cli import main
 from lowwater.watermark import MIN
-from lowwater_spark.track.authority import Authority, Registration
+from lowwater_spark.track.authority import WIDEN_INTERVAL, Authority, Registration
 from tests.kit.eventually import eventually
 from tests.process.browsing import ask
 from tests.process.serving import serving
@@ -219,8 +220,10 @@ def test_every_way_to_ask_blames_the_late_source_and_not_its_reader(tmp_path: Pa
 def test_a_stage_goes_as_far_ahead_of_the_clock_as_its_inputs(tmp_path: Path) -> None:
     """Bookings are rightly in the future. The stage was registered before its input, whose values it is refused at first: why says so."""
     ahead = lowwater.Watermark.of(datetime.now(UTC) + timedelta(days=10))
+    asked = Registration("stage", ["forecast"], [0.99], 1, "here", 0, 1, b"", adopt=False)
+    now = 0.0
     with serving(tmp_path) as server, lowwater.connect(server.address) as lw:
-        stage = Authority(lw, Registration("stage", ["forecast"], [0.99], 1, "here", 0, 1, b"", adopt=False))
+        stage = Authority(lw, asked, clock=lambda: now)
         stage.register()
         lw.register("forecast", max_skew=timedelta(days=400))
         lease = lw.worker("forecast").claim()
@@ -235,7 +238,16 @@ def test_a_stage_goes_as_far_ahead_of_the_clock_as_its_inputs(tmp_path: Path) ->
             held = f"has not moved yet: it waits for the clock: {ahead} is ahead of it by more than its max_skew of 1 d"
             eventually(lambda: held in lw.why("stage").sentence)
             eventually(lambda: stage.lease is not None and stage.lease.refused is not None)
-            stage.renew(reading, [reading.low])
+            stage.registration = replace(asked, inputs=["forecast", "other"])
+            stage.widen()
+            assert (stage.problem, lw.get("stage")["stage"].inputs) == ("", ("forecast",)), "a conflict ends nothing"
+            stage.registration, now = asked, now + WIDEN_INTERVAL
+            server.freeze()
+            stage.widen()
+            assert stage.problem == "", "a call that nobody answers does not mark the stage away"
+            server.signal(signal.SIGCONT)
+            now += WIDEN_INTERVAL
+            stage.widen()
             eventually(lambda: lw.get("stage")["stage"].low == ahead)
         finally:
             stage.close()

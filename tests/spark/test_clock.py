@@ -45,6 +45,7 @@ class Failing:
     wake: threading.Event = field(default_factory=threading.Event)
     looks: list[tuple[float, float]] = field(default_factory=list)
     enough: threading.Event = field(default_factory=threading.Event)
+    closed: threading.Event = field(default_factory=threading.Event)
 
     def news(self) -> bool:
         return True
@@ -68,7 +69,14 @@ class Failing:
         """Nobody hears of the end."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        self.closed.set()
+
+
+class Speechless(Failing):
+    """A run that cannot tell of its end."""
+
+    def end(self, failure: str) -> None:
+        raise ValueError(failure)
 
 
 @pytest.fixture
@@ -84,6 +92,17 @@ def test_the_clock_rests_after_a_look_that_failed(tmp_path: Path, away: Authorit
     query.stop()
     for (_, ended), (begun, _) in zip(run.looks[:4], run.looks[1:4], strict=False):
         assert begun - ended >= 0.9 * _REST * TAKES, "looks take a fifth of the time"
+
+
+def test_a_run_is_closed_also_when_it_cannot_tell_of_its_end(
+    tmp_path: Path, away: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    run = Speechless(tmp_path, away)
+    TrackedQuery(cast("Run", run), cast("StreamingQuery", Query()), interval=60.0, owned=None).stop()
+    assert run.closed.is_set()
+    assert [found.exc_type for found in raised] == [ValueError]
 
 
 def test_the_pause_between_two_probes_begins_when_the_first_has_failed(

@@ -5,11 +5,13 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.drive import watermark as watermark_module
+from lowwater_spark.drive.frame import _control_time
 from lowwater_spark.drive.plan import Steps
 from lowwater_spark.sources.control import END
 from tests.kit.times import at
@@ -119,6 +121,19 @@ def test_duplicates_are_known_until_the_watermark_is_beyond_them(
     driven.feed().put([record("a", at(10)), record("a", at(10, 1))])
     driven.await_read(3)
     assert sorted(key for key, _ in driven.rows) == ["a", "a", "b"]
+
+
+def test_the_control_row_is_later_by_its_delay_when_the_clocks_change(spark: SparkSession) -> None:
+    """Berlin puts its clocks back on 25 October 2026: those two days of the calendar have 49 hours."""
+    value, delay = millis(datetime(2026, 10, 24, 12, tzinfo=UTC)), 2 * 86_400_000
+    zone = "spark.sql.session.timeZone"
+    spark.conf.set(zone, "Europe/Berlin")
+    try:
+        time = _control_time(sf.col("id"), delay)
+        found = spark.range(value, value + 1).select(sf.unix_millis(time)).collect()
+    finally:
+        spark.conf.set(zone, "UTC")
+    assert found[0][0] == value + delay
 
 
 @pytest.mark.parametrize("how", [pytest.param("inner", marks=pytest.mark.long), "leftOuter"])

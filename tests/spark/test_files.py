@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -30,7 +30,9 @@ from lowwater_spark.track.batch_log import BatchEntry, BatchLog
 from lowwater_spark.track.cut import EQUAL
 from lowwater_spark.track.handover import publish_directory, sweep
 from lowwater_spark.track.hook import Hook
-from lowwater_spark.track.inputs import Reading
+from lowwater_spark.track.inputs import UNREAD, Reading
+from lowwater_spark.track.progress import Committed, Progress
+from lowwater_spark.track.run import Run
 from lowwater_spark.track.segments import Due, FreshSegment, NextSegments, Segment, Segments, write_segments
 from lowwater_spark.track.state import Place, RangeEntry, StateStore, Version
 from lowwater_spark.track.tables import read_table, split_table
@@ -139,6 +141,43 @@ def test_the_clock_of_batches_goes_on_where_that_of_the_driver_has_gone_back() -
         told.append(hook._clock() // SECOND)
         hook._note(BatchEntry(0, "", READING, promised=0, now=hook._clock()))
     assert told == [100, 110, 115, 120, 121]
+
+
+def lows_of(log: BatchLog, number: int, reading: Reading, spark_bound: int, before: int) -> tuple[int, int]:
+    """Begin a batch in a run of its own; return its low and its promised. ``before``: Spark's bound after the batch before."""
+    progress = Progress(1, None, [], Committed(reading=reading, spark_bound=before))
+    part: Any = SimpleNamespace(
+        entries=log,
+        name="stage",
+        keyed=SimpleNamespace(layout=EQUAL),
+        authority=SimpleNamespace(wanted=None),
+        follow_logged=lambda *_: None,
+        progress=progress,
+    )
+    hook = Hook(lambda *_: None, lambda *_: None)
+    hook.run = cast(
+        "Run",
+        SimpleNamespace(
+            lock=nullcontext(),
+            reader=part,
+            heads=SimpleNamespace(counted=lambda *_: []),
+            lines=[],
+            checked=SimpleNamespace(spark_bound=lambda _: spark_bound),
+            parts=[part],
+        ),
+    )
+    entry = hook._choose(Plan(number, [], "aa", 0)).entry
+    return entry.reading.low, entry.promised
+
+
+def test_a_batch_is_not_behind_the_one_before_when_the_retention_is_larger(tmp_path: Path) -> None:
+    """Spark's bounds go back by the difference. What the last batch has closed would be opened, and written twice."""
+    log, inputs = BatchLog(tmp_path), Reading(25)
+    assert lows_of(log, 0, inputs, spark_bound=10, before=MIN) == (10, MIN)
+    assert lows_of(log, 1, inputs, spark_bound=14, before=10) == (14, 10)
+    assert lows_of(log, 2, inputs, spark_bound=6, before=4) == (14, 10), "a retention that is larger by ten"
+    assert lows_of(log, 3, inputs, spark_bound=30, before=6) == (25, 10)
+    assert lows_of(log, 4, UNREAD, spark_bound=30, before=30) == (MIN, MIN), "of other inputs nothing is known"
 
 
 @pytest.mark.xfail(strict=True, reason="breaks when the batch before is not asked")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
@@ -135,6 +136,22 @@ def test_a_query_that_ends_by_itself_has_reported_and_has_not_finished(
     assert query.await_termination(60)
     assert low(lw, "stage").finished
     assert flow.out() == ["a", "b"]
+
+
+def test_a_query_that_fails_is_told_as_failed(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
+    """Whoever waits for its end hears of the error first, and stops the query before its clock has looked again."""
+    upstream.at(10)
+    query = flow.start(flow.read().where("key = 'a' OR raise_error('no such key') IS NULL"))
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "it runs")
+    flow.feed.put([row("b", 10)])
+    with pytest.raises(StreamingQueryException, match="no such key"):
+        query.await_termination(60)
+
+    def remarks() -> lowwater.Remarks:
+        return lw.ranges("stage").ranges[0].remarks
+
+    flow.eventually(lambda: remarks().ended, "the authority is told of the end")
+    assert "no such key" in remarks().failure
 
 
 def test_what_came_after_the_plan_of_a_one_shot_holds_the_watermark(

@@ -8,7 +8,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
@@ -171,6 +171,27 @@ def test_an_input_that_is_registered_while_a_batch_runs_ends_no_query(
     assert not run.progress.holding
     later.at(12)
     eventually(ticks(run, lambda: low(lw, "out").micros == micros(12)), "both inputs are known")
+
+
+def test_a_look_registers_a_stage_once_more_whose_input_may_go_further(
+    checkpoint: Checkpoint, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its values are ahead of the clock, and refused at first. The call is made without the run's lock, for which a batch may wait."""
+    widen, locked = Authority.widen, set[bool]()
+
+    def watched(self: Authority) -> None:
+        locked.add(run.lock._is_owned())  # type: ignore[attr-defined]
+        widen(self)
+
+    run = checkpoint.start()
+    monkeypatch.setattr(Authority, "widen", watched)
+    lw.register("source", max_skew=timedelta(days=400))
+    checkpoint.plan(0, [checkpoint.put("a.json")])
+    checkpoint.commit(0)
+    ahead = lowwater.Watermark.of(datetime.now(UTC) + timedelta(days=10))
+    upstream.lease.advance(None, oldest=None, frontier=ahead)
+    eventually(ticks(run, lambda: low(lw, "out") == ahead), "it goes as far as its input")
+    assert locked == {False}
 
 
 def test_head_of_w_a_source_file_written_anew_holds_until_it_has_another_name(

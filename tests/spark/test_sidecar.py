@@ -27,8 +27,10 @@ from lowwater_spark.settings import connection
 from lowwater_spark.sidecar import evidence
 from lowwater_spark.sidecar.command import describe, main
 from lowwater_spark.sidecar.declaration import PROMISES, Declaration, source_of
-from lowwater_spark.sidecar.watch import from_environment
+from lowwater_spark.sidecar.watch import _Beginning, from_environment
+from lowwater_spark.track.inputs import Reading
 from lowwater_spark.track.plain import Plain
+from lowwater_spark.track.progress import Committed, Progress
 from lowwater_spark.track.run import Run
 from tests.kit.eventually import eventually
 from tests.kit.times import mark
@@ -171,8 +173,13 @@ def test_windows_of_spark_need_their_retention_and_hold(
         sidecar.stop()
     assert oracle.broken() == []
     assert len(oracle.values()) >= 2
-    with pytest.raises(CheckpointMismatch, match="other declarations"):
-        flow.follow(retention="0s", stamp="1h", output_mode="append")
+    for changed in (
+        {"retention": "0s", "stamp": "1h"},
+        {"retention": "1h", "stamp": "1h"},
+        {"windows": "1h", "windows_start": "15m"},
+    ):
+        with pytest.raises(CheckpointMismatch, match="other declarations"):
+            flow.follow(output_mode="append", **changed)
 
 
 def test_rule1_a_checkpoint_that_was_begun_anew_is_not_the_one_that_was_looked_at(
@@ -613,6 +620,8 @@ SAID: dict[str, Any] = {
         ({"stamp": "0s"}, "stamp is the length of the windows, above 0"),
         ({"windows": "1h", "stamp": "1h"}, "stands for retention and stamp; leave those two out"),
         ({"windows": "0s"}, "windows is the length of tumbling windows, above 0"),
+        ({"windows": "1h", "windows_start": "1h"}, "windows_start is the startTime .* below that length"),
+        ({"windows_start": "15m"}, "windows_start is the startTime of the windows whose length windows or stamp"),
         ({"adopt": "false"}, "adopt is true or false"),
         ({"output": "out"}, "output is the absolute directory"),
         ({"sources": [7]}, "7 is no source"),
@@ -634,6 +643,34 @@ def test_what_is_declared_is_read_and_what_is_wrong_is_named(wrong: dict[str, An
         Declaration.parse({**SAID, **wrong})
     with pytest.raises(ValueError, match="a query is a table"):
         Declaration.parse("stage")
+
+
+@pytest.mark.parametrize(
+    ("declared", "lowest"),
+    [({}, mark(10)), ({"windows_start": "15m"}, mark(9, 15)), ({"windows_start": "59m"}, mark(9, 59))],
+)
+def test_rule1_shifted_windows_are_stamped_before_the_hour(
+    tmp_path: Path, declared: dict[str, Any], lowest: lowwater.Watermark
+) -> None:
+    """Spark's watermark is at 10:00. The window of 9:15 to 10:15 is still to come, and its rows are stamped 9:15."""
+    said = Declaration.parse({**SAID, "windows": "1h", **declared})
+    checked = _Beginning(said, tmp_path, None)._checked([])
+    state = Committed(spark_bound=checked.bound_at(mark(10).micros))
+    progress = Progress(1, said.stamp, [], state, said.windows_start)
+    assert progress.values(Reading(mark(12).micros)) == [lowest.micros]
+    assert progress.values(Reading(lowest.micros + 1)) == [lowest.micros], "a row of this time opens that window"
+
+
+def test_windows_belong_to_the_shape_and_an_older_release_kept_none() -> None:
+    tumbling = Declaration.parse({**SAID, "windows": "1h"})
+    shifted = Declaration.parse({**SAID, "windows": "1h", "windows_start": "15m"})
+    others = Declaration.parse({**SAID, "retention": "1h", "stamp": "1h"})
+    assert tumbling.has_shape(tumbling.shape())
+    assert not any(other.has_shape(tumbling.shape()) for other in (shifted, others))
+    older = {key: value for key, value in tumbling.shape().items() if not key.startswith("windows")}
+    assert tumbling.has_shape(older)
+    assert others.has_shape(older)
+    assert not shifted.has_shape(older), "what that release published of shifted windows may have led"
 
 
 def test_how_the_authority_is_reached_stands_in_the_environment(

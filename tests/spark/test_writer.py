@@ -13,6 +13,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 import lowwater
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.track import writer as writer_module
+from lowwater_spark.track.hook import Hook
 from lowwater_spark.track.times import check_times, exact_times
 from lowwater_spark.track.writer import Writer, writer_of
 from tests.kit.times import mark
@@ -87,6 +88,9 @@ def test_a_stage_with_a_function_takes_a_writer(flow: PlainFlow, lw: lowwater.Cl
     flow.queries.append(query)
     flow.eventually(lambda: low(lw, "stage") == mark(10), "it follows")
     assert (query.name, got[0]) == ("theirs", mark(10))
+    batches = query._run.batches
+    assert isinstance(batches, Hook)
+    assert batches.ticks.trigger == 0.1, "it has patience with Spark for as long as its trigger asks for"
 
 
 @pytest.mark.parametrize(

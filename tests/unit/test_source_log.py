@@ -183,6 +183,28 @@ def test_a_tick_that_spark_passes_over_is_written_again(tmp_path: Path) -> None:
     assert ticks.force(planned)
 
 
+def test_a_tick_has_two_triggers_of_time(tmp_path: Path) -> None:
+    """A trigger of ten minutes: Spark looks at the ticks once in that time."""
+    spark, folder, clock = Log(tmp_path / "sources/1"), Path(str(tick_directory(tmp_path))), [0.0]
+    ticks = Ticks(tmp_path, 1, 1, elapsed=lambda: clock[0])
+    ticks.trigger = 600.0
+    written = []
+    for minute in range(21):
+        clock[0] = 60.0 * minute
+        written.append(ticks.force(offset(-1)))
+    assert [minute for minute, new in enumerate(written) if new] == [0, 20]
+    # Spark has been away, and takes both in one batch. The files of its newest entry stay.
+    planned = offset(spark.write(str(folder / "1-1"), str(folder / "1-2")))
+    ticks.read_to(planned)
+    ticks.clean(planned)
+    assert {path.name for path in folder.iterdir()} == {"1-1", "1-2"}
+    assert ticks.force(planned)
+    following = offset(spark.write(str(folder / "1-3")))
+    ticks.read_to(following)
+    ticks.clean(following)
+    assert {path.name for path in folder.iterdir()} == {"1-3"}
+
+
 def test_ticks_of_a_checkpoint_that_was_moved_are_known(tmp_path: Path) -> None:
     (tmp_path / "sources/1").mkdir(parents=True)
     (tmp_path / "sources/1/0").write_text(f"v1\n{line_of('/old/ck/lowwater/ticks/1-1', 0)}", encoding="utf-8")

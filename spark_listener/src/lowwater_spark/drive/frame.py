@@ -106,7 +106,7 @@ def drive(
     data = data if declared.late is None else keep_late(data, declared)
     # Spark subtracts the delay again: its watermark is the value, and only the memory of duplicates is longer.
     control = spark.readStream.format(FORMAT).option(DIRECTORY, declared.directory).load()
-    value = sf.timestamp_millis(control["value"]) + sf.expr(f"INTERVAL {delay} MILLISECONDS")
+    value = _control_time(control["value"], delay)
     fields = df.schema.fields
     columns = [
         value.alias(field.name) if field.name == event_time else null
@@ -116,6 +116,17 @@ def drive(
     marked = control.select(*columns, mark).withWatermark(quoted(event_time), f"{delay} milliseconds")
     united = _unite(marked, data.withColumn(_MARK, sf.lit(col=False)))
     return united.where(_data_rows(event_time)).drop(_MARK)
+
+
+def _control_time(value: Column, delay: int) -> Column:
+    """Return the event time of the control row: its value, later by the delay, milliseconds both.
+
+    The sum is of numbers. Spark adds an interval of a day or more in the calendar of the session's time zone. Where the clocks change
+    in between, the watermark would be an hour beside the value, and WatermarkLost would end the query.
+    """
+    from pyspark.sql import functions as sf
+
+    return sf.timestamp_millis(value + sf.lit(delay))
 
 
 @functools.cache

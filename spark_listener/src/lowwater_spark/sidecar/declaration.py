@@ -116,6 +116,8 @@ class Declaration:
     """Length of the tumbling windows, where Spark holds nothing else and the output is stamped by
     their start. Takes the place of ``retention`` and ``stamp``. It has to be declared, because a
     checkpoint does not show whether windows slide. None: not declared."""
+    windows_start: timedelta = timedelta()
+    """Spark's ``startTime``: shift of the windows of ``windows`` or ``stamp``, from zero to below their length."""
     output_mode: str = ""
     """Needed where there is an aggregation."""
     output: str = ""
@@ -191,7 +193,17 @@ class Declaration:
             "sources": [[source.kind, source.path, list(source.topics)] for source in self.sources],
             "retention": None if self.retention is None else self.retention // timedelta(microseconds=1),
             "stamp": None if self.stamp is None else self.stamp // timedelta(microseconds=1),
+            "windows": None if self.windows is None else self.windows // timedelta(microseconds=1),
+            "windows_start": self.windows_start // timedelta(microseconds=1),
         }
+
+    def has_shape(self, kept: Mapping[str, Any]) -> bool:
+        """Return whether a shape that was kept is still the one declared.
+
+        A release before ``windows_start`` kept neither that nor ``windows``. It took every window for one without a shift.
+        """
+        shape = self.shape()
+        return {"windows": shape["windows"], "windows_start": 0, **kept} == shape
 
 
 def source_of(said: Any) -> SourceDeclared:
@@ -303,18 +315,28 @@ def _duration(said: Mapping[str, Any], key: str, where: str) -> timedelta | None
         raise ValueError(msg) from None
 
 
-def _held(said: Mapping[str, Any], where: str) -> tuple[timedelta | None, timedelta | None, timedelta | None]:
-    """Return retention, stamp and windows."""
+def _held(
+    said: Mapping[str, Any], where: str
+) -> tuple[timedelta | None, timedelta | None, timedelta | None, timedelta]:
+    """Return retention, stamp, windows and windows_start."""
     retention, stamp, windows = (_duration(said, key, where) for key in ("retention", "stamp", "windows"))
     if stamp is not None and not stamp:
         msg = f"{where}: stamp is the length of the windows, above 0; leave it out where the output is stamped by event time"
         raise ValueError(msg)
+    start = _duration(said, "windows_start", where) or timedelta()
+    length = stamp or windows or timedelta()
+    if start and not timedelta() < start < length:
+        msg = (
+            f"{where}: windows_start is the startTime of the windows whose length windows or stamp declares, and below that length: "
+            "of a negative startTime declare the length less the shift"
+        )
+        raise ValueError(msg)
     if windows is None:
-        return retention, stamp, None
+        return retention, stamp, None, start
     if not windows or stamp is not None or retention is not None:
         msg = f"{where}: windows is the length of tumbling windows, above 0, and stands for retention and stamp; leave those two out"
         raise ValueError(msg)
-    return windows, windows, windows
+    return windows, windows, windows, start
 
 
 BLANK: Final = """\
@@ -333,6 +355,8 @@ sources = [
 # stamp = "<1h>"
 # Instead of these two, of tumbling windows stamped by their start, where nothing else is held:
 # windows = "<1h>"
+# Where window() has a startTime, beside windows or stamp: that shift. Left out, windows begin at whole multiples of their length.
+# windows_start = "<15m>"
 {mode}output_mode = "<append or update>"
 # Of Spark's file sink: its directory.
 # output = "</data/out>"

@@ -126,9 +126,9 @@ class Evidence:
         watched = self._manifest["watched"]
         if watched is None:
             self._meet()
-        elif watched["shape"] != self._declared.shape() and watched["batch"] is not None:
+        elif not self._declared.has_shape(watched["shape"]) and watched["batch"] is not None:
             msg = (
-                f"{self._declared.name} was tracked with other declarations: sources, retention and stamp were {watched['shape']} and are {self._declared.shape()}. What was reported "
+                f"{self._declared.name} was tracked with other declarations: sources, retention, stamp and windows were {watched['shape']} and are {self._declared.shape()}. What was reported "
                 f"may not hold with these: put them back, or {_RESET.format(name=self._declared.name)}"
             )
             raise CheckpointMismatch(msg)

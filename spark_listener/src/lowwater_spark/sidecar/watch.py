@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -108,7 +107,7 @@ def track(
             ``LOWWATER_CA``, ``LOWWATER_CERT`` and ``LOWWATER_KEY``.
         client: Instead of an address: a client of your own.
         interval: Seconds between two looks at most.
-        declared: ``retention``, ``stamp``, ``windows``, ``output_mode``, ``output``, ``heuristics`` and ``adopt``, as :class:`~lowwater_spark.sidecar.declaration.Declaration` has them.
+        declared: ``retention``, ``stamp``, ``windows``, ``windows_start``, ``output_mode``, ``output``, ``heuristics`` and ``adopt``, as :class:`~lowwater_spark.sidecar.declaration.Declaration` has them.
 
     Raises ValueError, and Unsupported for what is not declared or cannot be tracked exactly; CheckpointMismatch, OSError (FileNotFoundError before the query's first
     start), and what the authority refuses.
@@ -144,7 +143,9 @@ class _Beginning:
             self._recognize(checkpoint, manifest, sources)
             _pin(manifest, sources, self.declared)
             authority = Authority(used, asked, as_of_now=lambda asked: _as_committed(asked, CheckpointLog(checkpoint)))
-            keyed = Keyed((), "", 1, injector=False, window=self.declared.stamp)
+            keyed = Keyed(
+                (), "", 1, injector=False, window=self.declared.stamp, window_start=self.declared.windows_start
+            )
             output = None if not self.declared.output else Path(self.declared.output)
             run = Run(
                 checkpoint,
@@ -165,7 +166,7 @@ class _Beginning:
     def _checked(self, sources: Sequence[Source]) -> Checked:
         """Return what the query reads and holds. Of tumbling windows nothing that is still to come ends at or before Spark's watermark."""
         windows = self.declared.windows
-        stamps = () if windows is None else (Stamp("start", Window(windows, windows, timedelta())),)
+        stamps = () if windows is None else (Stamp("start", Window(windows, windows, self.declared.windows_start)),)
         return Checked(sources, retention=self.declared.retention, stamps=stamps, declared=windows is None)
 
     def _session(self, what: str) -> SparkSession:

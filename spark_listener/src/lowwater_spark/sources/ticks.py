@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Ticks", "tick_directory", "with_ticks"]
 
 _PATIENCE: Final = 60.0
-"""Seconds after which another tick is written for one that Spark has not taken. Where the clock of a file system was put back, and the time of a file cannot be
+"""Seconds after which another tick is written for one that Spark has not taken, at the least. Where the clock of a file system was put back, and the time of a file cannot be
 set, Spark passes over each tick that is older than the newest one by more than an hour, until the clock is there again."""
 
 _MANY: Final = 500
@@ -73,6 +73,8 @@ class Ticks(Rowless):
         self._count = 0
         self._outstanding = ""
         self._elapsed = elapsed
+        self.trigger = 0.0
+        """Seconds from one batch of the query to the next by its trigger; 0.0: none, or not known."""
         self._since = 0.0
         """When the outstanding tick was written, in seconds of a clock that does not go back."""
         self._passed_over: list[Location] = []
@@ -97,10 +99,11 @@ class Ticks(Rowless):
     def force(self, line: Line) -> bool:
         """Make Spark run a batch, unless one was asked for and is not committed yet; return whether a tick was written.
 
-        One that Spark has not taken for a minute is written again, under another name.
+        One that Spark has not taken for a minute, and for two triggers, is written again, under another name.
         """
         if self.outstanding(line):
-            if self._outstanding in self._log.taken or self._elapsed() - self._since < _PATIENCE:
+            patience = max(_PATIENCE, 2 * self.trigger)
+            if self._outstanding in self._log.taken or self._elapsed() - self._since < patience:
                 return False
             self._passed_over.append(self._folder / self._outstanding.rpartition("/")[2])
         self._count += 1
@@ -124,8 +127,9 @@ class Ticks(Rowless):
         there = {str(path): path for path in self._folder.iterdir()} if old else {}
         deleted = [there[path] for path in old if path in there]
         if not self._outstanding:
-            # Spark has taken a later one, so these are too old for it for ever.
-            deleted += self._passed_over
+            # Spark has taken a later one, so those that it has not taken are too old for it for ever. One that it has taken with
+            # the later one is in the newest entry: a restarted query looks at that file, and it is deleted as the others are.
+            deleted += [path for path in self._passed_over if str(path) not in self._log.taken]
             self._passed_over = []
         for path in deleted:
             path.unlink(missing_ok=True)

@@ -145,39 +145,40 @@ class Authority:
 
     def register(self) -> lowwater.Computation:
         """Register the stage. Raises LowwaterError."""
-        self.registered = self._register()
+        with self._noticing():
+            try:
+                self.registered = self._register()
+            except errors.RegistrationConflict as refused:
+                raise _uncut(self.registration.name, refused) from None
         return self.registered
 
     def _register(self) -> lowwater.Computation:
         asked = self.registration
-        with self._noticing():
-            try:
-                return self._quick.register(
-                    asked.name,
-                    inputs=asked.inputs,
-                    heuristics=asked.heuristics,
-                    key_hash=KEY_HASH,
-                    max_skew=asked.max_skew,
-                    estimated=asked.estimated,
-                    lateness_budget=asked.lateness_budgets,
-                )
-            except errors.RegistrationConflict as refused:
-                raise _uncut(asked.name, refused) from None
+        return self._quick.register(
+            asked.name,
+            inputs=asked.inputs,
+            heuristics=asked.heuristics,
+            key_hash=KEY_HASH,
+            max_skew=asked.max_skew,
+            estimated=asked.estimated,
+            lateness_budget=asked.lateness_budgets,
+        )
 
-    def _widen(self, refused: lowwater.Refusal | None) -> None:
+    def widen(self) -> None:
         """Register once more where a value was refused for being ahead of the clock: an input that was registered later may go further.
 
-        At most once in :data:`WIDEN_INTERVAL`. The lease repeats by itself what was refused. Raises what replaced the run.
+        One call on the network, at most once in :data:`WIDEN_INTERVAL`; the caller holds no lock. The lease repeats by itself what was refused.
+        A failure of this call changes nothing: the reports say whether the run is replaced, and whether the authority is away.
         """
-        asked, far = self.registration, refused is not None and refused.reason == errors.TooFarAhead.reason
+        asked, lease = self.registration, self.lease
+        refused = None if lease is None or self.problem else lease.refused
+        far = refused is not None and refused.reason == errors.TooFarAhead.reason
         inherits = asked.inputs and asked.max_skew is None
         if not far or not inherits or self.clock() < self._widened + WIDEN_INTERVAL:
             return
         self._widened = self.clock()
         try:
             self._register()
-        except REPLACED:
-            raise
         except errors.LowwaterError as failure:
             logger.debug("%s cannot be registered once more: %s", self.full_name, failure)
 
@@ -439,7 +440,6 @@ class Authority:
         """
         lease = self.lease
         assert lease is not None
-        self._widen(lease.refused)
         said = (reading, tuple(values), since, tuple(waiting_for), remarks)
         if pending is None and arrived is None and said == self._last_report and not lease.lost:
             return
@@ -459,7 +459,7 @@ class Authority:
 
         The report is for people alone. If the authority cannot be reached, it is left out.
         """
-        if self._last_report is None or self.problem:
+        if self._last_report is None or self.lease is None or self.problem:
             return
         reading, values, _, _, remarks = self._last_report
         try:

@@ -141,6 +141,8 @@ class Keyed:
     """Whether it has a lateness budget, so that it is counted how late its rows are."""
     layout: lowwater.Layout = EQUAL
     """The layout that is followed; version 0: none, the key space is cut into equal parts."""
+    window_start: timedelta = timedelta()
+    """Time by which those windows are shifted, Spark's startTime. Only a sidecar declares one."""
 
     @property
     def cut(self) -> Cut:

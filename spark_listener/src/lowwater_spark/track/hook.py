@@ -105,8 +105,8 @@ class Hook:
     _running: _Running | None = field(default=None, init=False)
     _now: tuple[int, float] = field(default=(MIN, 0.0), init=False)
     """The clock of the newest batch, microseconds, and when that was by a clock that is never set, seconds."""
-    _noted: int = field(default=-1, init=False)
-    """The batch that this is the clock of."""
+    _newest: BatchEntry | None = field(default=None, init=False)
+    """Entry of the newest batch that this run knows to have begun; None before the first."""
     _swept: set[Location] = field(default_factory=set, init=False)
     _removals: dict[Path, Removal] = field(default_factory=dict, init=False)
     _topics: dict[Path, KafkaOut] = field(default_factory=dict, init=False)
@@ -182,6 +182,10 @@ class Hook:
 
     def take(self, events: Iterable[BatchEvent]) -> None:
         """Look for nothing in what Spark says of its batches: late rows are counted in them."""
+
+    def triggered_every(self, seconds: float) -> None:
+        """Have patience with ticks for as long as the query's trigger asks for."""
+        self.ticks.trigger = seconds
 
     @property
     def removals(self) -> list[Removal]:
@@ -448,7 +452,7 @@ class Hook:
         return max(int(self.wall() * 1_000_000), before + int(passed * 1_000_000))
 
     def _note(self, entry: BatchEntry) -> None:
-        self._now, self._noted = (max(self._now[0], entry.now), self.elapsed()), entry.batch
+        self._now, self._newest = (max(self._now[0], entry.now), self.elapsed()), entry
 
     def _begin(self, number: int) -> _Running:
         """Choose W for the batch and make it durable, together with the plan that it was chosen for."""
@@ -457,22 +461,30 @@ class Hook:
 
     def _choose(self, plan: Plan) -> _Running:
         with self.run.lock:
+            entries, number, digest = self.run.parts[0].entries, plan.batch, plan.digest
+            # Another run may have gone on between this one's first look and its first batch.
+            known = -1 if self._newest is None else self._newest.batch
+            if known < number - 1 and (before := entries.read(number - 1)) is not None:
+                self._note(before)
             chosen, promised = UNREAD, MIN
-            if self.run.reader is not None:
-                # Where a plan does not say which rows will be read, the batches before it do, which are confirmed by now.
-                chosen = self.run.reader.progress.choose(self.run.heads.counted(plan.lines, self.run.lines))
-                promised = self.run.reader.progress.promised
             # What Spark still holds after this batch is written by a later one.
             bound = self.run.checked.spark_bound(plan)
+            if self.run.reader is not None:
+                progress, held = self.run.reader.progress, self.run.reader.progress.committed.spark_bound
+                # Where a plan does not say which rows will be read, the batches before it do, which are confirmed by now.
+                chosen = progress.choose(self.run.heads.counted(plan.lines, self.run.lines))
+                if self._newest is not None:
+                    # A larger retention than before moves Spark's bounds back. What Spark held under the smaller one still comes out within
+                    # that one. So the bounds of the last batch hold, and windows that it has closed stay closed.
+                    bound = max(bound, self._newest.reading.low)
+                    held = max(held, self._newest.promised)
+                promised = min(progress.reading.low, held)
             chosen = dataclasses.replace(chosen, low=bound) if bound < chosen.low else chosen
-            entries, number, digest = self.run.parts[0].entries, plan.batch, plan.digest
             if any(part.authority.wanted for part in self.run.parts) and entries.read(number) is None:
                 for part in self.run.parts:
                     part.follow_wanted(number, digest)
                 self.probe("laid out", number)
             layouts = {part.place.name: part.keyed.layout for part in self.run.parts if part.keyed.layout.version}
-            if self._noted < number - 1 and (before := entries.read(number - 1)) is not None:
-                self._note(before)  # another run has gone on between this one's first look and its first batch
             entry, replayed = entries.begin(BatchEntry(number, digest, chosen, promised, layouts, self._clock()))
             for part in self.run.parts:
                 part.follow_logged(entry.layouts, number, digest)

@@ -135,15 +135,19 @@ def fold(readings: Sequence[Reading]) -> Reading:
     return Reading(min(reading.low for reading in readings), least)
 
 
-def floor_stamp(micros: int, window: timedelta | None) -> int:
+def floor_stamp(micros: int, window: timedelta | None, start: timedelta = timedelta()) -> int:
     """Return the lowest stamp that a record at or after ``micros`` can get.
 
     Records stamped by their own event time (``window`` None) keep it. Windows are stamped by their start, so a record at 14:25
     opens the hour and is written with 14:00. Windows start at whole multiples of their length since the epoch, as Spark's do.
+    ``start`` is Spark's startTime: the time by which all windows are shifted.
 
     >>> floor_stamp(14_250_000, timedelta(seconds=1))
     14000000
+    >>> floor_stamp(14_250_000, timedelta(seconds=1), timedelta(milliseconds=400))
+    13400000
     """
     if window is None or micros in (MIN, MAX):
         return micros
-    return max(MIN, micros - micros % (window // timedelta(microseconds=1)))
+    shifted = micros - start // timedelta(microseconds=1)
+    return max(MIN, micros - shifted % (window // timedelta(microseconds=1)))

@@ -193,7 +193,7 @@ class Part:
 
     def open(self, sources: Sequence[OpenSource], state: Committed) -> None:
         """Begin from the durable state."""
-        self.progress = Progress(len(self.keyed.cut), self.keyed.window, sources, state)
+        self.progress = Progress(len(self.keyed.cut), self.keyed.window, sources, state, self.keyed.window_start)
 
     def restart(self, state: Committed) -> None:
         """Begin again from a durable state, in the ranges that it is of: an older run may have made a batch since, and another layout with it."""

@@ -265,6 +265,9 @@ class Plain:
                 lowwater.Watermark(event.oldest),
             )
 
+    def triggered_every(self, seconds: float) -> None:
+        """Ask for no batches, whatever the trigger is."""
+
     def close(self) -> None:
         """Nothing of its own is open."""
 

@@ -55,17 +55,23 @@ class Progress:
     """The stage's side of the protocol, fed with what was read from files and from the authority.
 
     ``ranges`` is the number of key ranges; ``window`` the length of the windows by whose start the stage stamps what it emits, None when
-    it stamps by event time. Costs: O(ranges), beside what :class:`~lowwater_spark.sources.head.Candidates` says.
+    it stamps by event time; ``start`` the time by which those windows are shifted. Costs: O(ranges), beside what :class:`~lowwater_spark.sources.head.Candidates` says.
     """
 
     def __init__(
-        self, ranges: int, window: timedelta | None, sources: Sequence[Awaited[Any, Any]], committed: Committed
+        self,
+        ranges: int,
+        window: timedelta | None,
+        sources: Sequence[Awaited[Any, Any]],
+        committed: Committed,
+        start: timedelta = timedelta(),
     ) -> None:
         self.committed = committed
         self.holding = ""
         """Why the stage renews nothing: the last committed batch did not reach the authority whole. Empty: it does."""
         self._ranges = ranges
         self._window = window
+        self._start = start
         self.inputs: Origin | None = None
         """What is registered; None while it is unknown, and for an injector."""
         self._observed = UNREAD
@@ -141,11 +147,11 @@ class Progress:
 
     def bound(self, reading: Reading) -> int:
         """Return the lowest stamp that a range can still emit which holds nothing by itself, microseconds."""
-        return bound_of(self.committed, reading, self._window)
+        return bound_of(self.committed, reading, self._window, self._start)
 
     def stamped(self, reading: Reading) -> Reading:
         """Return a reading with its heuristic watermarks as those of what the stage emits."""
-        return stamped(self.committed, reading, self._window)
+        return stamped(self.committed, reading, self._window, self._start)
 
     def advance(self, reading: Reading) -> None:
         """Take a reading that counts for the committed state and that was found elsewhere: in another stage of the query."""
@@ -202,18 +208,19 @@ def passed_on(state: Committed, reading: Reading, window: timedelta | None) -> R
     return Reading(low, dict.fromkeys(reading.heuristics, low) if held else stamped(state, reading, window).heuristics)
 
 
-def bound_of(state: Committed, reading: Reading, window: timedelta | None) -> int:
+def bound_of(state: Committed, reading: Reading, window: timedelta | None, start: timedelta = timedelta()) -> int:
     """Return the lowest stamp that a stage can still emit when it stands so and holds nothing by itself, microseconds."""
-    return floor_stamp(min(reading.low, state.spark_bound), window)
+    return floor_stamp(min(reading.low, state.spark_bound), window, start)
 
 
-def stamped(state: Committed, reading: Reading, window: timedelta | None) -> Reading:
+def stamped(state: Committed, reading: Reading, window: timedelta | None, start: timedelta = timedelta()) -> Reading:
     """Return a reading with its heuristic watermarks as those of what a stage emits that stands so.
 
     Of the rows in Spark's state nobody knows the distribution, so no share of them is beyond the lowest stamp that they can have.
     """
     shares = {
-        share: floor_stamp(min(micros, state.spark_bound), window) for share, micros in reading.heuristics.items()
+        share: floor_stamp(min(micros, state.spark_bound), window, start)
+        for share, micros in reading.heuristics.items()
     }
     return dataclasses.replace(reading, heuristics=shares)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import threading
@@ -19,6 +20,7 @@ from lowwater_spark.track.events import Events
 from lowwater_spark.track.hook import GLANCE, PATIENCE, QUIET
 from lowwater_spark.track.run import Controls, Run
 from lowwater_spark.track.status import Status, first_line
+from lowwater_spark.track.writer import interval_of
 
 if TYPE_CHECKING:
     from pyspark.errors import StreamingQueryException
@@ -85,6 +87,7 @@ class Tracked:
     def stop(self) -> None:
         """End the reports; the ranges hold where they stand. What is committed by then is reported."""
         if not self._stopping.is_set():
+            self._note_failure()
             self._run.stopping = True
             self._end()
             self._stopping.set()
@@ -98,6 +101,9 @@ class Tracked:
 
     def _end(self) -> None:
         """End the query, if that is ours to do."""
+
+    def _note_failure(self) -> None:
+        """Remember the error of a query that has ended by itself, before the end that the user asks for hides it."""
 
     def _failed(self) -> BaseException | None:
         """Return the error that ended it; None: there is none."""
@@ -208,17 +214,18 @@ class Tracked:
                 # Whatever it is, the query must not go on unwatched.
                 self._run.fail(failure)
                 ended = True
-        if self._driving is not None:
-            self._driving.silence()
-        if self._run.failure is not None and self._active():
-            self._end()
-        self._run.end(first_line(self._failed()))
-        # Only now: a frame that is free again may be told of values that are another query's.
-        if self._driving is not None:
-            self._driving.close()
-        self._run.close()
-        if self._owned is not None:
-            self._owned.close()
+        # The stack closes in the reverse order, each of them also when what comes before it has failed.
+        with contextlib.ExitStack() as closing:
+            if self._owned is not None:
+                closing.callback(self._owned.close)
+            closing.callback(self._run.close)
+            if self._driving is not None:
+                # Only after the end: a frame that is free again may be told of values that are another query's.
+                closing.callback(self._driving.close)
+                self._driving.silence()
+            if self._run.failure is not None and self._active():
+                self._end()
+            self._run.end(first_line(self._failed()))
 
 
 class SparkStatus(dict[str, Any]):
@@ -257,7 +264,11 @@ class TrackedQuery(Tracked):
         super().__init__(run, interval=interval, owned=owned, driving=driving)
         self.query = query
         """Spark's own handle."""
+        if (interval := interval_of(query)) > 0:
+            run.triggered_every(interval)
         self._events = Events(query) if run.listens else None
+        self._query_failure: BaseException | None = None
+        """Spark's error of a query that had failed before :meth:`stop`; None: there was none."""
         self._dropped = 0
         self._shown = run.progress.committed.batch if run.listens else NOTHING
         """The newest committed batch that Spark has said something of; what it may still say of those before the run is of another one."""
@@ -298,9 +309,16 @@ class TrackedQuery(Tracked):
     def _end(self) -> None:
         self.query.stop()
 
+    def _note_failure(self) -> None:
+        if not self._active():
+            self._query_failure = self._spark_failure()
+
     def _failed(self) -> BaseException | None:
-        if self._run.failure is not None or self._run.stopping:
-            return self._run.failure
+        failure = self._query_failure if self._run.failure is None else self._run.failure
+        return failure if failure is not None or self._run.stopping else self._spark_failure()
+
+    def _spark_failure(self) -> BaseException | None:
+        """Return Spark's error of the query; None: there is none."""
         try:
             return self.query.exception()
         except Exception as failure:  # noqa: BLE001 - whatever py4j raises when the JVM is gone

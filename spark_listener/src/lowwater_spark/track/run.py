@@ -225,6 +225,8 @@ class Run:
                 self.drive.tick()
         if answering:
             self._look(reading, read, committed, last=last)
+            for part in () if last else self.parts:
+                part.authority.widen()  # without the lock: a batch does not wait for the call
         else:
             self.batches.report(last=last)  # timers that are due do not wait for the authority
         self.heads.let_go()
@@ -310,6 +312,10 @@ class Run:
             with self.lock:
                 for part in self.parts:
                     part.authority.tell(self.waiting_for())
+
+    def triggered_every(self, seconds: float) -> None:
+        """Learn how long Spark waits from one batch to the next by the query's trigger. Without the lock, which a batch may hold for long."""
+        self.batches.triggered_every(seconds)
 
     @property
     def listens(self) -> bool:

@@ -142,7 +142,7 @@ class Status:
     """Empty batches that this run has asked for."""
     untimed_rows: int = 0
     """Rows of this run that had no event time: they hold no watermark, and are in no window. Of a driven query that is told by
-    batches, those are counted that Spark has read."""
+    batches, those are counted that Spark has read: each once for each action of the function on its batch."""
     late_range: KeyRange | None = None
     """The key range of the oldest late row; None without one, and where it is not known."""
     dropped_rows: int = 0

@@ -19,11 +19,15 @@ from lowwater_spark.track.plan import check_options, check_session, check_trigge
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["Writer", "writer_of"]
+__all__ = ["Writer", "interval_of", "writer_of"]
 
 _EVERY_BATCH: Final[Mapping[str, Any]] = {"processingTime": "0 seconds"}
+
+_PROCESSING_TIME: Final = "ProcessingTimeTrigger"
+"""The class in the JVM of a trigger with an interval."""
 
 _FUNCTION: Final = "foreachbatch"
 """The format of a writer with a function."""
@@ -194,10 +198,25 @@ def _fields(jwrite: Any) -> dict[str, Any]:
     return found
 
 
+def interval_of(query: StreamingQuery) -> float:
+    """Return the seconds from one batch of a running query to the next by its trigger; 0.0: none, or this release of Spark does not tell."""
+    from py4j.protocol import Py4JError
+
+    try:
+        trigger = cast("Any", query)._jsq.streamingQuery().trigger()
+        return float(trigger.intervalMs()) / 1000 if _kind(trigger) == _PROCESSING_TIME else 0.0
+    except (AttributeError, Py4JError):
+        return 0.0
+
+
+def _kind(trigger: Any) -> str:
+    return str(trigger.getClass().getSimpleName()).rstrip("$")
+
+
 def _trigger(trigger: Any) -> Mapping[str, Any]:
     """Return the arguments that make a trigger. Raises Unsupported for one that has none."""
-    kind = str(trigger.getClass().getSimpleName()).rstrip("$")
-    if kind == "ProcessingTimeTrigger":
+    kind = _kind(trigger)
+    if kind == _PROCESSING_TIME:
         # A writer that was told none has one of no interval.
         return {"processingTime": f"{trigger.intervalMs()} milliseconds"} if trigger.intervalMs() else {}
     names = {
