@@ -30,6 +30,7 @@ NOT_HERE: Final = {
     "lowwater_spark_": "needs a driver: test_spark_panels.py",
     "lowwater_dedup_": "needs a deduplicator: test_dedup_panels.py, and test_spark_panels.py for stages",
     "lowwater_certificate_": "needs TLS, which this authority has not: tests/process/test_tls.py reads it",
+    "lowwater_token_expires_": "needs a token with a date: tests/unit/test_access_guard.py",
 }
 """Metrics that this pipeline has not, and why."""
 

@@ -52,7 +52,7 @@ class SparkSettings(FileSettings):
 
     def __reduce__(self) -> tuple[Any, ...]:
         bare = replace(self, root_certificates=None, private_key=None, certificate_chain=None)
-        return SparkSettings, tuple(getattr(bare, field.name) for field in fields(bare))
+        return SparkSettings, tuple(getattr(bare, field.name) for field in fields(bare) if field.init)
 
 
 def connection(conf: Callable[[str], str | None], address: str | None = None) -> SparkSettings:

@@ -171,7 +171,8 @@ def build_version(
         store.check_layout(before, logged(batch - 1))
     start = _before(store, before, cut, update)
     declared_time = event_time if isinstance(event_time, str) else ""
-    moments = [each.name for each in schema.fields if each.dataType.typeName() == "timestamp"]
+    columns = () if schema is None else schema.fields
+    moments = [column.name for column in columns if column.dataType.typeName() == "timestamp"]
     emitted_time = own_name(moments, declared_time) or ""
     if budgeted and injector and not emitted_time:
         msg = (
