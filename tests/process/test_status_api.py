@@ -265,7 +265,7 @@ def test_the_page_comes_from_here_alone(server: Serving) -> None:
 def test_nothing_but_the_page_can_be_asked_for(server: Serving, path: str) -> None:
     host, _, port = server.page.removeprefix("http://").removesuffix("/").partition(":")
     with socket.create_connection((host, int(port)), 10) as connection:  # urllib would tidy the path up
-        connection.sendall(f"GET /{path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        connection.sendall(f"GET /{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
         answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
     assert answer.startswith(b"HTTP/1.1 404")
     assert b'{"error"' in answer
@@ -386,7 +386,7 @@ def opened(server: Serving, buffer: int = 1 << 16) -> socket.socket:
     connection.settimeout(30)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
     connection.connect((place.hostname, place.port))
-    connection.sendall(b"GET /api/events HTTP/1.1\r\nHost: x\r\n\r\n")
+    connection.sendall(b"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
     return connection
 
 

@@ -520,7 +520,7 @@ class Encrypted(Sharded):
         self.access = folder / "access.toml"
         self.access.write_text(ACCESS)
         self.rotate(folder, OURS)
-        super().__init__(folder, shards, dead_after=4.0)
+        super().__init__(folder, shards, dead_after=4.0, flags=self.flags)
 
     def rotate(self, folder: Path, authority: Authority) -> None:
         """Give all of them, and the test, a certificate of an authority, and have them trust no other."""
