@@ -70,7 +70,9 @@ def test_a_wrong_token_is_told_and_another_may_be_typed(browser: Browser, server
     with watched(browser, server.page) as tab:
         page = tab.open()
         sign_in(page, "wrong")
-        expect(page.get_by_role("alert")).to_have_text("This token is nobody's: it is wrong, was removed, or has expired.")
+        expect(page.get_by_role("alert")).to_have_text(
+            "This token is nobody's: it is wrong, was removed, or has expired."
+        )
         sign_in(page, TOKEN)  # over the wrong one, which is selected
         expect(page.locator(".link")).to_contain_text("live")
         # A browser writes this to its console, whatever a page does about it.

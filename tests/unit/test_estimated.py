@@ -168,7 +168,7 @@ async def test_what_an_authority_that_does_not_know_estimates_has_kept_as_exact_
         with pytest.raises(refusal):
             await one.shard.register(Spec(name, estimated=True))
     with pytest.raises(errors.RegistrationConflict):
-        await one.shard.register(Spec("read", max_skew=1, estimated=True))
+        await one.shard.register(Spec("read", key_hash="h", estimated=True))
     await one.shard.reset("claimed")
     with pytest.raises(errors.RegistrationConflict):
         await one.shard.register(Spec("claimed", estimated=True))
