@@ -162,7 +162,7 @@ def test_a_slice_that_is_cut_in_two_takes_room(tmp_path: Path) -> None:
     with changing.server, changing.connect("admin") as lw:
         lw.register("n/cut", slices=[b"\x80"])
         lw.split_slice("n/cut~0", b"\x40")
-        with pytest.raises(errors.Overloaded, match="it has 4, and a slice of n/cut would be 1 more"):
+        with pytest.raises(errors.LimitReached, match="it has 4, and a slice of n/cut would be 1 more"):
             lw.split_slice("n/cut~1", b"\xc0")
 
 

@@ -284,8 +284,11 @@ def test_a_port_that_is_open_to_all_is_told_once(tmp_path: Path) -> None:
 # -- limits --------------------------------------------------------------------------------------------------------------
 
 
-def overloaded(refused: errors.LowwaterError | None, bound: str) -> errors.Overloaded:
-    assert isinstance(refused, errors.Overloaded), refused
+def overloaded(
+    refused: errors.LowwaterError | None, bound: str, kind: type[errors.LowwaterError] = errors.Overloaded
+) -> errors.LowwaterError:
+    assert refused is not None
+    assert type(refused) is kind, refused
     assert refused.metadata["bound"] == bound
     return refused
 
@@ -298,7 +301,7 @@ def test_what_one_principal_may_take_is_limited(tmp_path: Path) -> None:
         wire, metadata = Wire(channel, changing.server.address), bearer(changing.tokens["admin"])
         for name in ("n/a", "n/b", "m/a"):
             assert wire.attempt("Register", metadata, name) is None
-        overloaded(wire.attempt("Register", metadata, "n/c"), "computations")
+        overloaded(wire.attempt("Register", metadata, "n/c"), "computations", errors.LimitReached)
         assert wire.attempt("Register", metadata, "n/a") is None  # is there already
         assert wire.attempt("Register", metadata, "c") is None  # another namespace
 
