@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.types import StructType
 
 import lowwater
 from lowwater import Layout, RangeLoad
@@ -281,14 +282,14 @@ def test_a_state_of_another_layout_than_was_logged_starts_nothing(tmp_path: Path
 
 def built(store: StateStore, cut: Cut, logged: dict[int, Layout], batch: int = 5) -> Any:
     """Build a version where nothing may be run."""
-    asked: Any = dict.fromkeys(("frame", "update", "schema", "key", "event_time", "window", "destination"))
+    asked: Any = dict.fromkeys(("frame", "update", "key", "event_time", "window", "destination"))
     asked["destination"] = type("To", (), {"batch": batch})
     numbers: Any = {"low": 0, "promised": 0, "reference": 0, "budgeted": False, "injector": False, "digest": "aa"}
     return build_version(
         store,
         asked.pop("frame"),
         asked.pop("update"),
-        asked.pop("schema"),
+        StructType(),
         **asked,
         **numbers,
         cut=cut,

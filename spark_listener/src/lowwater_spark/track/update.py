@@ -171,8 +171,7 @@ def build_version(
         store.check_layout(before, logged(batch - 1))
     start = _before(store, before, cut, update)
     declared_time = event_time if isinstance(event_time, str) else ""
-    columns = () if schema is None else schema.fields
-    moments = [column.name for column in columns if column.dataType.typeName() == "timestamp"]
+    moments = [column.name for column in schema.fields if column.dataType.typeName() == "timestamp"]
     emitted_time = own_name(moments, declared_time) or ""
     if budgeted and injector and not emitted_time:
         msg = (
