@@ -45,7 +45,7 @@ class AccessFile(FollowedFile[Access]):
         self._check = check
         self._clock = clock
         self._decided_at = clock()
-        """When it was last decided which tokens have expired."""
+        """Time of the last check for expired tokens, seconds since the Unix epoch."""
         self._expiry_warnings: set[tuple[str, float, bool]] = set()
         """Warnings about expiry that this process has logged: principal, time of expiry in seconds
         since the Unix epoch, and whether that time had passed."""

@@ -37,7 +37,7 @@ class Credentials:
 
     @property
     def fingerprint(self) -> str:
-        """By which tokens are told apart in the log; empty without one."""
+        """First digits of the token's hash, by which the log tells tokens apart; empty: no token."""
         return fingerprint(self.token_digest or "")
 
     def principal(self, access: Access, now: float) -> Principal:

@@ -94,5 +94,5 @@ def overloaded(limit: str, what: str, value: str, delay: float = 0.0, *, fixed: 
 
 def limit_reached(limit: str, what: str, value: str) -> errors.LimitReached:
     """Return the refusal of a new computation for which a limit leaves no room."""
-    told = overloaded(limit, what, value)
-    return errors.LimitReached(told.message, metadata=told.metadata)
+    refusal = overloaded(limit, what, value)
+    return errors.LimitReached(refusal.message, metadata=refusal.metadata)

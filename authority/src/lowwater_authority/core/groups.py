@@ -154,7 +154,7 @@ class Group:
     """Handles, ascending, of the ranges whose values were refused as too far ahead of the clock and
     not accepted since. None: there are none."""
     remarks: Remarks = NO_REMARKS
-    """What its worker told of itself last, for people. Never journaled either."""
+    """Newest remarks that its worker reported about itself, for people. Not journaled."""
     mass: Mass | None = None
     mass_known: bool = False
     """Whether ``mass``, or the stand-ins for it, describe exactly the ranges that are live."""

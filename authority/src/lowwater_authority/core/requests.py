@@ -112,7 +112,7 @@ class GroupReport:
     waiting_for: str = ""
     """What its worker waits for, for people."""
     remarks: Remarks = NO_REMARKS
-    """What its worker tells of itself, for people."""
+    """Remarks that the worker reports about itself, for people."""
     lateness: Lateness | None = None
 
 
