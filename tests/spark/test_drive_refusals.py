@@ -203,7 +203,7 @@ def test_one_rule_says_which_column_a_text_names(text: str, name: str, refused: 
     assert watermark.eventTime().name() == name
     assert frame.select(event_micros(frame, text), *columns_of(frame, [text])).schema.names[1].lower() == name.lower()
     for wrong, why in (
-        ("Event  Time", "it has key, t, Event Time, a.b"),
+        ("Event  Time", "its columns are key, t, Event Time, a.b"),
         ("a.c", "none called"),
         ("`a", "none called"),
     ):
