@@ -87,7 +87,7 @@ def test_a_truncated_event_time_is_no_stamp_of_rows_that_arrive(flow: PlainFlow)
 
 
 def test_every_way_to_lower_an_event_time_is_found(flow: PlainFlow) -> None:
-    """By a date_trunc, a cast to a date or the start of a window, anywhere in what defines the column."""
+    """By a date_trunc, a date, number, text or interval, or the start of a window, anywhere in what defines the column."""
     rows = flow.read().withColumn("struct", sf.struct(sf.col("t").alias("own"), sf.date_trunc("day", "t").alias("day")))
     hours = rows.select("*", sf.window("t", "1 hour").alias("w"))
     sliding = rows.select(sf.window("t", "1 hour", "20 minutes").alias("w")).withColumnRenamed("w", "v")
@@ -97,6 +97,14 @@ def test_every_way_to_lower_an_event_time_is_found(flow: PlainFlow) -> None:
         (rows, sf.to_timestamp(sf.to_date("t"))),
         (rows, sf.expr("timestamp(last_day(t))")),
         (rows.withColumn("d", sf.to_date("t")).withColumn("s", sf.col("d").cast("timestamp")), "s"),
+        (rows, sf.timestamp_seconds(sf.floor(sf.unix_timestamp("t") / 3600) * 3600)),
+        (rows, (sf.col("t").cast("long") - sf.col("t").cast("long") % 3600).cast("timestamp")),
+        (rows, sf.timestamp_micros(sf.unix_micros("t") - 1)),
+        (rows, sf.to_timestamp(sf.date_format("t", "yyyy-MM-dd HH:00"))),
+        (rows, sf.make_timestamp(*(sf.lit(0) if n else sf.year("t") for n in range(6)))),
+        (rows, sf.expr("t - interval 1 hour")),
+        (rows, sf.expr("t + interval -1 month")),
+        (rows, sf.expr("t - make_interval(0, 0, 0, 0, length(key))")),
         (rows, sf.col("struct.day")),
         (rows.select(sf.explode(sf.array(sf.date_trunc("day", "t"))).alias("s")), "s"),
         (hours, sf.col("w.start")),
@@ -115,6 +123,11 @@ def test_every_way_to_lower_an_event_time_is_found(flow: PlainFlow) -> None:
         (sliding, sf.col("v.end")),
         (rows, sf.col("struct.own")),
         (rows, sf.to_timestamp("t")),
+        (rows, sf.when(sf.hour("t") > 5, sf.col("t")).otherwise(sf.col("struct.own"))),
+        (rows, sf.expr("t + interval 1 hour")),
+        (rows, sf.expr("t + interval 1 month")),
+        (rows, sf.expr("timestamp_seconds(length(key))")),
+        (rows.select(sf.session_window("t", "1 hour").alias("w")), sf.col("w.end")),
         (rows.select(sf.session_window("t", "1 hour").alias("w")), sf.col("w.start")),
         (texts, sf.col("s")),  # the day is what the source has, and so what its inputs promise by
         (rows, sf.col("made_by_a_function")),

@@ -384,7 +384,9 @@ def _stamps(node: Any, followed: _Followed | None) -> list[Stamp] | None:
 
 
 def is_lowered(frame: DataFrame, column: str | Column) -> bool:
-    """Return whether the plan cuts a time off to make a column of a frame: by ``date_trunc()``, a cast to a date, or the start of a ``window()``.
+    """Return whether the plan cuts a time off to make a column of a frame.
+
+    It does so by ``date_trunc()``, the start of a ``window()``, a date, number or text made of a moment, or an interval that is taken off.
 
     The expressions that define the column are searched, down to the sources and to the aggregations. Such a column can be below the event time of its row.
     """
@@ -429,16 +431,42 @@ def _lowers(expression: Any, below: Any, path: _Path, searched: set[tuple[int, _
             return False
         searched.add((attribute, path))
         return _is_lowered(below, attribute, path, searched)
-    if name == "TruncTimestamp":  # date_trunc()
+    if name == "TruncTimestamp" or _cuts_off(expression, name, children):
         return True
-    if name in ("Cast", "ParseToDate") and _type(expression) == "date" and _type(children[0]).startswith("timestamp"):
-        return True  # a date of a text is whatever the source has
     if name == "GetStructField":
         return _lowers(children[0], below, (expression.ordinal(), *path), searched)
     if name == "CreateNamedStruct" and path:
         value = children[2 * path[0] + 1]
         return (path[0] == 0 and _is_window_start(value)) or _lowers(value, below, path[1:], searched)
-    return any(_lowers(child, below, path, searched) for child in children)
+    # A condition says which value is taken, and is none.
+    return any(_lowers(child, below, path, searched) for child in children if _type(child) != "boolean")
+
+
+_WHOLE: Final = frozenset({"array", "boolean", "map", "struct", "timestamp", "timestamp_ntz"})
+"""Types that can keep all of a moment, or that no moment is made of."""
+
+
+def _cuts_off(expression: Any, name: str, children: Sequence[Any]) -> bool:
+    """Return whether an expression makes a date, a number or a text of a moment, or an earlier moment by an interval.
+
+    How much of the moment comes back from a number is not searched. A date of a text is whatever the source has.
+    """
+    moments = [_type(child).startswith("timestamp") for child in children]
+    if True not in moments or name == "PreciseTimestampConversion":  # of window(): the microseconds
+        return False
+    if name in ("TimeAdd", "TimestampAddInterval", "TimestampAddYMInterval"):
+        return not _is_forward(children[1])
+    return _type(expression) not in _WHOLE
+
+
+def _is_forward(interval: Any) -> bool:
+    """Return whether an interval is constant and not negative."""
+    if not interval.foldable():
+        return False
+    value = interval.eval(None)
+    if isinstance(value, int):
+        return value >= 0
+    return not (value.extractAsPeriod().isNegative() or value.extractAsDuration().isNegative())
 
 
 def _is_window_start(value: Any) -> bool:
