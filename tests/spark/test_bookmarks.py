@@ -298,8 +298,37 @@ def test_removal_a_reader_that_comes_then_is_refused_or_waited_for(tmp_path: Pat
     assert (started(world), left(world)) == ([True, False], [])
 
 
+@pytest.mark.parametrize("point", ["looked", "noted", "chosen", "removed", "emptied"])
+def test_removal_a_frozen_run_takes_no_note_of_another_run_back(tmp_path: Path, point: str) -> None:
+    """The other run removes what a reader that was taken for gone has not read. That reader is refused when it comes again."""
+    world = WriterAndReaders(tmp_path)
+    both = [step(name, which) for name in ("read", "look", "look") for which in (0, 1)]
+    live(world, [step("start"), step("start", 1), step("write"), step("write"), *both])
+    further = [("write", 0), ("read", 0), ("look", 0), ("look", 0), ("kill", 1), ("forget", 1), ("remove", 0)]
+    world.do(step("remove", 0, *((point, each) for each in further)))
+    assert removed(os.fspath(world.writer.folder)).through == 2
+    world.do(step("start", 1))
+    assert started(world) == [True, False]
+
+
+def test_removal_a_frozen_run_empties_no_batch_of_an_output_that_was_begun_anew(tmp_path: Path) -> None:
+    world = WriterAndReaders(tmp_path)
+    live(world, A_HAS_READ)
+
+    def begin_anew(point: str) -> None:
+        if point == "chosen":
+            world.writer.begin_anew()
+            world.writer.write()
+
+    assert world.writer.remove(begin_anew) == []
+    assert left(world) == ["batch=0"]
+
+
 class NotesAfterwards(Removal):
     """Removes first, and notes then how far."""
+
+    def is_overtaken(self, note: Removed) -> bool:
+        return False
 
     def remove(self, keep: timedelta, committed: int, now: float) -> list[int]:
         notes: list[tuple[Path, Removed]] = []

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from lowwater_spark.checkpoint.durable import sync_directory
 from lowwater_spark.complete.folder import WATERMARK
-from lowwater_spark.sources.bookmarks import Bookmark, bookmarks, note_removed, removed
+from lowwater_spark.sources.bookmarks import Bookmark, Removed, bookmarks, note_removed, removed
 from lowwater_spark.sources.source_log import NOTHING
 from lowwater_spark.sources.writers import HANDED_OVER
 
@@ -66,12 +66,16 @@ class Removal:
         if not chosen:
             return []
         note = before._replace(through=max(before.through, chosen[-1]))
+        if self.is_overtaken(before):
+            return []
         note_removed(self.folder, note)
         self.probe("noted")
         # Who has left its bookmark since the first look may not have seen the note.
         least = _least(bookmarks(self.folder))
         if least < chosen[-1]:
             chosen = self._choose(made, least, keep)
+            if self.is_overtaken(note):
+                return []
             # Nothing beyond is removed: who needs it may begin.
             note = before._replace(through=max([before.through, *chosen[-1:]]))
             note_removed(self.folder, note)
@@ -79,12 +83,27 @@ class Removal:
         if chosen:
             size = self.size
             for number in chosen:
+                if self.is_overtaken(note):
+                    return []
                 self._empty(number)
             self.probe("emptied")
+            if self.is_overtaken(note):
+                return []
             note_removed(self.folder, note._replace(cleared=cleared if chosen == old else chosen[-1]))
             text = "removed %d batches of %s, %d to %d, %d bytes, that all readers have read"
             logger.info(text, len(chosen), self.folder, chosen[0], chosen[-1], self.size - size)
         return chosen
+
+    def is_overtaken(self, note: Removed) -> bool:
+        """Return whether another run has changed the note since this one read or wrote it.
+
+        If a frozen run wrote its older note over it, a reader would begin that needs what the other run has removed. Where the output was
+        begun anew meanwhile, it would empty the new batches.
+        """
+        overtaken = removed(os.fspath(self.folder)) != note
+        if overtaken:
+            logger.warning("nothing more is removed from %s now: another run removes from it", self.folder)
+        return overtaken
 
     def held_back(self, now: float) -> float:
         """Return for how many seconds the oldest batch has been kept beyond ``keep`` because a reader has not read it; 0: there was none at the last look."""
