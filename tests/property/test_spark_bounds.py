@@ -6,7 +6,7 @@ The model is Spark's rule, row by row: a batch drops what the watermark of the b
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 import pytest
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from lowwater_spark.drive.plan import Steps, holdback_of, steps_of
 from lowwater_spark.track.bounds import Stamp, Truncated, Window, least_retention, lowest_stamp
+from lowwater_spark.track.inputs import floor_stamp
 from lowwater_spark.track.plan import Checked
 
 MILLI = 1_000
@@ -149,15 +150,25 @@ def checked_and_steps(stamps: Sequence[Stamp], step: timedelta | None) -> tuple[
     st.sampled_from(["start", "end"]),
     st.integers(0, 10**9),
     st.none() | st.integers(1, 9),
+    st.booleans(),
+    st.none() | st.integers(1, 9_999).map(micros),
 )
 def test_a_driven_stage_stays_below_its_inputs_by_less_than_it_says(
-    kinds: list[tuple[int, int, int]], kind: str, low: int, step: int | None
+    kinds: list[tuple[int, int, int]], kind: str, low: int, step: int | None, before: bool, rounding: timedelta | None
 ) -> None:
     stamps = [Stamp("start" if kind == "start" else "end", Window(*map(micros, cut))) for cut in kinds]
     checked, steps = checked_and_steps(stamps, None if step is None else micros(step * MILLI))
-    low += 30_000 * 86_400_000_000
-    bound = checked.bound_at(steps.value(low) * MILLI)
-    assert low <= bound or low - bound < holdback_of(checked, steps)
+    steps, low = replace(steps, before=steps.before or before), low + 30_000 * 86_400_000_000
+    bound = floor_stamp(checked.bound_at(steps.value(low) * MILLI), rounding)
+    assert low <= bound or low - bound < holdback_of(checked, steps, rounding)
+
+
+@pytest.mark.parametrize(("unit", "days"), [("DAY", 1), ("month", 31), ("yy", 366)])
+def test_a_calendar_stamp_is_held_back_by_a_whole_unit(unit: str, days: int) -> None:
+    """However many windows the unit has."""
+    truncated = Truncated(unit.lower(), "UTC", lambda micros: micros, lambda _after, _until: [])
+    stamp = Stamp("start", Window(HOUR / 12, HOUR / 12, 0 * HOUR), truncated=(truncated,))
+    assert holdback_of(*checked_and_steps([stamp], None)) >= timedelta(days=days) // timedelta(microseconds=1)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import NONE, Source
 from lowwater_spark.sources.control import END, NOTHING_GIVEN, ControlSource, Drive, Offset, is_control
 from lowwater_spark.track.bounds import Window
-from lowwater_spark.track.inputs import floor_stamp
 from lowwater_spark.track.operators import KINDS, items, nodes
 from lowwater_spark.track.plan import Checked
 
@@ -179,24 +178,40 @@ def holdback_of(checked: Checked, steps: Steps, window: timedelta | None = None)
     That is the distance to the next step of its control row, and how far below this step the rows
     are that Spark still holds. ``window``: width to which the stage rounds its stamps down. 0 for a
     query that holds nothing.
+
+    The stamps of a kind of windows are whole slides apart, and so meet the steps at distances that
+    repeat with the greatest common divisor of both. The lowest of them counts.
     """
     if checked.retention is None:
         return 0
-    windows = [stamp.window for stamp in checked.stamps if stamp.window is not None]
-    firsts = [_ANY_TIME - (_ANY_TIME - _micros(each.start + each.length)) % _micros(each.slide) for each in windows]
-    ends = [end + n * _micros(each.slide) for each, end in zip(windows, firsts, strict=True) for n in range(1, _ENDS)]
-    # Spark holds most at the last step before an end.
-    at = [end - ((end - steps.origin) % steps.length or steps.length) for end in [*ends, _ANY_TIME]]
-    return max(
-        0, steps.length + max(low - floor_stamp(checked.bound_at(steps.value(low) * 1000), window) for low in at)
-    )
+    before = 1_000 if steps.before else 0
+    whole = steps.length % 1_000 == 0 == steps.origin % 1_000  # else the value is rounded down to the millisecond
+    apart, origin, ahead = (steps.length, steps.origin, before) if whole else (1_000, 0, before + 999)
 
+    def rounded(distance: int, stamp: int, period: int) -> int:
+        """Add what rounding takes off a stamp that is a multiple of the period apart from another one."""
+        if window is None:
+            return distance
+        common = gcd(period, _micros(window))
+        return distance + _micros(window) - common + stamp % common
 
-_ANY_TIME: Final = 30_000 * 86_400_000_000
-"""Event time, microseconds, after which windows are tried: in 2052."""
-
-_ENDS: Final = 100
-"""Number of ends of each kind of windows that are tried: they fall on steps differently, and repeat."""
+    distances = list[int]()
+    if checked.declared or not checked.stamps:
+        retained = _micros(checked.retained)
+        distances.append(rounded(retained, origin - before - retained, apart))
+    for stamp in checked.stamps:
+        lag, cut = _micros(stamp.lag - stamp.shift), stamp.window
+        at, period = origin - before - lag, apart
+        if cut is not None:
+            length, period, at = _micros(cut.length), _micros(cut.slide), _micros(cut.start + stamp.shift)
+            common = gcd(period, apart)
+            # Spark holds most at the step that is nearest before an end.
+            lag -= (_micros(cut.start + cut.length + stamp.lag) - origin + before) % common or common
+            lag, at = (lag + length, at) if stamp.kind == "start" else (lag, at + length)
+        if stamp.truncated:
+            lag, period = lag + sum(_micros(each.longest) for each in stamp.truncated), 1
+        distances.append(rounded(lag, at, period))
+    return max(0, steps.length + ahead + max(distances))
 
 
 # -- the checkpoint -----------------------------------------------------------------------------------------------------

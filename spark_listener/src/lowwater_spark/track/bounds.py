@@ -32,6 +32,16 @@ MILLISECOND: Final = timedelta(milliseconds=1)
 _MICRO: Final = timedelta(microseconds=1)
 
 
+_DAYS: Final = {
+    **dict.fromkeys(("day", "dd"), 1),
+    "week": 7,
+    **dict.fromkeys(("month", "mon", "mm"), 31),
+    "quarter": 92,
+    **dict.fromkeys(("year", "yyyy", "yy"), 366),
+}
+"""Days of the longest unit, by Spark's names of units."""
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """How ``window()`` cuts event time."""
@@ -57,6 +67,11 @@ class Truncated:
     """Returns where the unit that a moment is in begins, by Spark's own function. Microseconds both."""
     transitions: Callable[[int, int], Iterable[int]] = field(compare=False, repr=False)
     """Returns the transitions of the zone's clocks after one moment and not after another, microseconds."""
+
+    @property
+    def longest(self) -> timedelta:
+        """Length of the longest unit, with the hour by which clocks are put back; of an hour or less an hour."""
+        return timedelta(days=_DAYS.get(self.unit, 0), hours=1)
 
     def after(self, micros: int) -> int:
         """Return the earliest beginning of any moment from this one on, microseconds."""

@@ -245,11 +245,11 @@ class Checked:
         if self.stamps:
             bound = lowest_stamp(self.stamps, watermark)
         if self.declared or not self.stamps:
-            bound = min(bound, watermark - self._retained // timedelta(microseconds=1))
+            bound = min(bound, watermark - self.retained // timedelta(microseconds=1))
         return max(MIN, bound)
 
     @property
-    def _retained(self) -> timedelta:
+    def retained(self) -> timedelta:
         """The declared retention, and what Spark adds to it."""
         assert self.retention is not None
         return self.retention + added(operator.kind for operator in self.operators if operator.holds)
