@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -72,14 +71,15 @@ def test_a_tracked_query_has_all_that_sparks_own_has() -> None:
     assert {name for name in dir(StreamingQuery) if not name.startswith("_")} <= set(dir(lws.TrackedQuery))
 
 
-@pytest.mark.parametrize(("declared", "found"), [({"ranges": None}, 1), ({"ranges": 3}, 3)])
 def test_a_plain_stage_has_one_range_if_it_does_not_say_how_many(
-    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream, declared: Mapping[str, Any], found: int
+    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
     upstream.at(10)
-    flow.start(stage=flow.stage(**declared))
-    flow.eventually(lambda: low(lw, "stage") == mark(10), "it follows")
-    assert len(lw.ranges("stage").ranges) == found
+    for name, ranges in (("silent", None), ("three", 3)):
+        stage = flow.stage(name, ranges=ranges)
+        flow.start(stage=stage, checkpoint=name, path=flow.folder / f"out-{name}")
+    flow.eventually(lambda: low(lw, "silent") == low(lw, "three") == mark(10), "both follow")
+    assert [len(lw.ranges(name).ranges) for name in ("silent", "three")] == [1, 3]
 
 
 def test_backlog_latest_first_counts_w_only_when_all_is_read(
@@ -114,7 +114,7 @@ def test_a_source_file_written_anew_is_named_and_read_under_another_name(
     assert flow.out() == ["a", "a", "b", "c", "d"]
 
 
-@pytest.mark.parametrize("trigger", [{"availableNow": True}, {"once": True}], ids=["available-now", "once"])
+@pytest.mark.parametrize("trigger", [{"availableNow": True}, pytest.param({"once": True}, marks=pytest.mark.long)])
 def test_a_query_that_ends_by_itself_has_reported_and_has_not_finished(
     flow: PlainFlow, lw: lowwater.Client, upstream: Upstream, trigger: dict[str, bool]
 ) -> None:
@@ -322,41 +322,45 @@ def test_the_query_starts_and_holds_without_the_authority(flow: PlainFlow, tmp_p
     assert "UNAVAILABLE" in query.stage_status().holding
 
 
-@pytest.mark.parametrize("sink", ["parquet", "orc", "csv", "memory", "noop", "console"])
-def test_the_sinks_of_spark(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream, sink: str) -> None:
+def test_the_sinks_of_spark(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     flow.feed.put([row("a", 9)])
     upstream.at(10)
-    partition_by = "key" if sink == "parquet" else None
-    flow.start(format=sink, partition_by=partition_by)
-    flow.eventually(lambda: low(lw, "stage") == mark(10), "written and reported")
-    if sink == "parquet":
-        assert flow.spark.read.parquet(str(flow.folder / "out")).count() == 1
-        assert (flow.folder / "out/key=a").is_dir()
+    sinks = ["parquet", "orc", "csv", "memory", "noop", "console"]
+    for sink in sinks:
+        partition_by = "key" if sink == "parquet" else None
+        start_beside(flow, sink, format=sink, partition_by=partition_by)
+    flow.eventually(lambda: all(low(lw, sink) == mark(10) for sink in sinks), "written and reported")
+    assert flow.spark.read.parquet(str(flow.folder / "out-parquet")).count() == 1
+    assert (flow.folder / "out-parquet/key=a").is_dir()
 
 
-@pytest.mark.parametrize(
-    "sink",
-    [
-        "PARQUET",
-        "org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat",
-        "org.apache.spark.sql.execution.datasources.v2.json.JsonDataSourceV2",
-        "com.databricks.spark.csv",
-    ],
-)
-def test_rule6_a_file_sink_is_known_by_any_name(
-    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream, sink: str
-) -> None:
+def start_beside(flow: PlainFlow, name: str, **options: Any) -> lws.TrackedQuery:
+    """Start a stage of this name beside others, with a checkpoint and an output of its own."""
+    return flow.start(stage=flow.stage(name), checkpoint=f"ck-{name}", path=flow.folder / f"out-{name}", **options)
+
+
+SPELT = {
+    "one": "PARQUET",
+    "two": "org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat",
+    "three": "org.apache.spark.sql.execution.datasources.v2.json.JsonDataSourceV2",
+    "four": "com.databricks.spark.csv",
+}
+
+
+def test_rule6_a_file_sink_is_known_by_any_name(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     """It leaves its mark, what it writes is made durable, and it is refused where others write."""
     flow.feed.put([row("a", 9)])
     upstream.at(10)
     mark_writer(flow.folder / "others", "other")
-    with pytest.raises(Unsupported, match="other writes there"):
-        flow.start(format=sink, path=flow.folder / "others")
-    query = flow.start(format=sink)
-    flow.eventually(lambda: low(lw, "stage") == mark(10), "written and reported")
-    query.stop()
-    assert [name for _, name in strangers(str(flow.folder / "out"), set())] == ["stage"]
-    assert Manifest(flow.folder / "ck")["sink"]["batch"] == 0
+    for name, sink in SPELT.items():
+        with pytest.raises(Unsupported, match="other writes there"):
+            flow.start(format=sink, path=flow.folder / "others")
+        start_beside(flow, name, format=sink)
+    for name, query in zip(SPELT, [*flow.queries], strict=True):
+        flow.eventually(lambda: low(lw, name) == mark(10), "written and reported")  # noqa: B023
+        query.stop()
+        assert [writer for _, writer in strangers(str(flow.folder / f"out-{name}"), set())] == [name]
+        assert Manifest(flow.folder / f"ck-{name}")["sink"]["batch"] == 0
 
 
 @pytest.mark.xfail(strict=True, raises=pytest.fail.Exception, reason="breaks when the format's name alone decides")
