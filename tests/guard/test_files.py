@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lowwater_pipeline.guard import Damaged, Fenced, StoreReplaced, Unfit, files
-from lowwater_pipeline.guard.files import FileGuard, FileWriter
+from lowwater_pipeline.guard.files import FileGuard
 from lowwater_spark.checkpoint.durable import write_once, write_over
 from tests.guard.stores import FileStore, claim
 from tests.property.switches import off
@@ -64,15 +64,6 @@ def test_figure_12_with_entries_that_are_renamed(in_files: FileStore, monkeypatc
     monkeypatch.setattr(files, "write_once", renamed)
     monkeypatch.setattr(FileGuard, "_newest", stale)  # it was read before the raise
     figure_12(in_files)
-
-
-def test_a_rename_onto_an_empty_directory_replaces_it_without_a_word(tmp_path: Path) -> None:
-    """Why the batch has no directory by its number alone."""
-    for name in ("one", "batch=0"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "one" / "values").write_text("1\n")
-    (tmp_path / "one").rename(tmp_path / "batch=0")
-    assert [path.name for path in (tmp_path / "batch=0").iterdir()] == ["values"]
 
 
 def test_what_the_caller_raises_leaves_nothing(in_files: FileStore) -> None:
@@ -175,10 +166,3 @@ def test_what_is_no_name_of_a_directory_is_refused(tmp_path: Path, name: str) ->
         FileGuard(tmp_path, name)
     with pytest.raises(Unfit, match="absolute"):
         FileGuard("relative", "hourly")
-
-
-def test_the_writer_says_how_far_it_is(in_files: FileStore) -> None:
-    writer: FileWriter = in_files.raise_(claim(5), begin=3)
-    assert writer.found[0].batch == 2
-    assert in_files.write(writer, 3, "a", [1])
-    assert in_files.raise_(claim(6)).found[0].batch == 3
