@@ -94,9 +94,5 @@ class TableFlow:
         return iceberg.offsets(self.flow.folder / "ck")
 
 
-def waits(query: lws.TrackedQuery, word: str) -> Callable[[], bool]:
-    return lambda: any(word in each for each in (*query.stage_status().waiting_for, *query.stage_status().holding))
-
-
 def through(table: TableFlow, *writers: str, **options: Any) -> lws.Completeness:
     return lws.complete_through(table.flow.spark, table.name, list(writers) or ["stage"], **options)

@@ -12,10 +12,10 @@ import lowwater
 import lowwater_spark as lws
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.track.plan import check_plan
-from tests.iceberg.table import TableFlow, waits
+from tests.iceberg.table import TableFlow
 from tests.kit.iceberg import Offset
 from tests.kit.times import mark
-from tests.spark.support import Upstream, low
+from tests.spark.support import Upstream, low, waits
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 

@@ -57,19 +57,12 @@ from tests.kit.times import at, mark
 from tests.spark.drive_support import HOUR, Driven, counts, driven, millis, record, say
 from tests.spark.flow import Flow
 from tests.spark.kafka_answers import OPTIONS, Answers, over
-from tests.spark.support import Upstream, low
+from tests.spark.support import Upstream, low, waits
 from tests.spark.test_driving import VALUE, Query
 
 __all__ = ["driven"]
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
-
-
-@pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    soon = {"log.cleaner.backoff.ms": 100}
-    with Kafka(tmp_path_factory.mktemp("kafka"), settings=soon) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -164,10 +157,6 @@ class Transaction:
         self.producer.begin_transaction()
         self.producer.produce(self._topic.name, json.dumps({"key": key, "t": at(hour).isoformat()}).encode())
         assert self.producer.flush(ANSWERS_WITHIN) == 0
-
-
-def waits(query: lws.TrackedQuery, word: str) -> Callable[[], bool]:
-    return lambda: any(word in each for each in (*query.stage_status().waiting_for, query.stage_status().holding))
 
 
 # -- what counts -------------------------------------------------------------------------------------------------------
@@ -575,7 +564,13 @@ def test_2d_a_topic_made_anew_under_a_query_ends_it(topic: Topic, lw: lowwater.C
 
 @pytest.mark.parametrize(
     "confirmed",
-    [True, pytest.param(False, marks=pytest.mark.xfail(strict=True, raises=AssertionError, reason="by the plan"))],
+    [
+        True,
+        pytest.param(
+            False,
+            marks=[pytest.mark.long, pytest.mark.xfail(strict=True, raises=AssertionError, reason="by the plan")],
+        ),
+    ],
 )
 def test_2d_a_topic_made_anew_between_plan_and_read_closes_no_window(
     topic: Topic, upstream: Upstream, confirmed: bool, monkeypatch: pytest.MonkeyPatch

@@ -38,17 +38,11 @@ from tests.process.serving import Serving
 from tests.spark.flow import Flow
 from tests.spark.kafka_answers import OPTIONS, Answers, over
 from tests.spark.kafka_slots import Slots
-from tests.spark.support import Upstream, begun, low
+from tests.spark.support import Upstream, begun, low, waits
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 COMMITTED = "kafka.isolation.level"
-
-
-@pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    with Kafka(tmp_path_factory.mktemp("kafka")) as running:
-        yield running
 
 
 class Reader:
@@ -118,10 +112,6 @@ def reader(kafka: Kafka, flow: Flow, tmp_path: Path) -> Reader:
     return Reader(kafka, flow, tmp_path.name)
 
 
-def waits(query: lws.TrackedQuery, word: str) -> Callable[[], bool]:
-    return lambda: any(word in each for each in (*query.stage_status().waiting_for, query.stage_status().holding))
-
-
 # -- on a real broker ------------------------------------------------------------------------------------------------------
 
 
@@ -156,6 +146,7 @@ def test_head_of_w_what_is_marked_is_waited_for_behind_whatever_is_open(
     assert reader.keys() == ["a", "b"]
 
 
+@pytest.mark.long
 def test_head_of_w_breaks_when_marks_are_read_only_as_far_as_they_are_stable(
     reader: Reader, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,12 +48,6 @@ SLOTS = 2
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    with Kafka(tmp_path_factory.mktemp("kafka")) as running:
-        yield running
-
-
 class Out:
     """A topic that a stage writes into. Where a row goes, and what is in it, is another thing each time that the batch is made."""
 
@@ -183,6 +177,7 @@ def test_a_batch_that_is_published_in_part_is_completed_from_the_same_rows(out: 
     out.once()
 
 
+@pytest.mark.long
 def test_once_breaks_when_a_batch_that_is_run_again_makes_its_rows_anew(
     out: Out, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -447,7 +442,9 @@ def test_two_stages_of_a_query_write_each_for_itself(out: Out) -> None:
 # -- who reads it --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("head", [{}, {HEAD: MARKS}], ids=["ends", "marks"])
+@pytest.mark.parametrize(
+    "head", [pytest.param({}, id="ends", marks=pytest.mark.long), pytest.param({HEAD: MARKS}, id="marks")]
+)
 def test_a_reader_follows_the_writer_and_is_refused_when_it_does_not_name_it(head: dict[str, str], out: Out) -> None:
     """Or when it would read rows of transactions that are aborted."""
 
