@@ -286,40 +286,6 @@ def test_a_checkpoint_that_is_older_than_what_it_has_written_is_refused(out: Out
     out.flow.queries.clear()
 
 
-@pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_a_hundred_kills_at_named_steps(out: Out) -> None:
-    """In each of twenty batches two workers are killed twice, each step in its turn, and the driver ends once, between its steps."""
-    drivers = itertools.cycle(["begun", "rows staged", "rows published", "written", "prepared"])
-    steps = itertools.cycle(["begun", "read", "marked", "published"])
-    ended: list[int] = []
-
-    def fail(reached: str, number: int) -> None:
-        if number not in ended and number < 20 and reached == plans[number]:
-            ended.append(number)
-            raise ConnectionResetError(reached)
-
-    plans = list(itertools.islice(drivers, 20))
-    killed = 0
-    out.start(probe=fail)
-    for batch in range(20):
-        for slot in range(SLOTS):
-            out.ends.plan("written", batch, slot)
-            out.ends.plan(next(steps), batch, slot)
-            killed += 2
-        out.feed()
-        with pytest.raises(Exception, match=plans[batch]):
-            out.flow.queries[-1].await_termination(300)
-        out.flow.queries.clear()
-        out.start(probe=fail)
-        out.done()
-    # A slot that finds its batch done writes nothing, and is killed nowhere after that.
-    assert out.ends.left() == []
-    assert killed + len(ended) == 100
-    out.once()
-
-
 class Drivers:
     """The driver's processes of a test."""
 

@@ -60,6 +60,19 @@ class Counted:
         self.flow.queries.append(query)
         return query
 
+    def begins(self, upstream: Upstream, **options: Any) -> lws.TrackedQuery:
+        """Start it, and have a batch with all keys."""
+        upstream.at(9)
+        query = self.start(**options)
+        self.put(NAMES, 9)
+        return query
+
+    def ends(self, upstream: Upstream) -> None:
+        """Have all windows closed, and compare what is counted."""
+        upstream.at(12)
+        self.flow.eventually(lambda: low(self.lw, "counts") == mark(12), "all windows are closed")
+        self.check()
+
     def _reached(self, step: str, number: int) -> None:
         self.probe(step, number)
 
@@ -111,9 +124,7 @@ def test_what_is_counted_is_the_same_while_ranges_are_split_merged_and_moved(
     counted: Counted, lw: lowwater.Client, upstream: Upstream
 ) -> None:
     """Most keys are idle meanwhile, and their windows close at the end: nothing of them is lost."""
-    upstream.at(9)
-    counted.start()
-    counted.put(NAMES, 9)
+    counted.begins(upstream)
     seen: list[lowwater.Watermark] = []
     changes: list[Callable[[Layout], Layout]] = [
         lambda base: base.split(0, [0x2000, 0x5000]),
@@ -150,9 +161,7 @@ def test_another_layout_that_is_wanted_while_one_is_replayed_is_followed_after_i
             counted.probe = lambda *_: None
             raise RuntimeError(step)
 
-    upstream.at(9)
-    counted.start()
-    counted.put(NAMES, 9)
+    counted.begins(upstream)
     counted.probe = fail
     wanted = counted.ask(lambda base: base.split(0, [0x2000, 0x5000]))
     counted.put(["1"], 9)
@@ -170,9 +179,7 @@ def test_another_layout_that_is_wanted_while_one_is_replayed_is_followed_after_i
     assert entry.layouts == {".": wanted}
     counted.follow(later, 10)
     assert "never arrived" not in caplog.text
-    upstream.at(12)
-    counted.flow.eventually(lambda: low(lw, "counts") == mark(12), "all windows are closed")
-    counted.check()
+    counted.ends(upstream)
 
 
 def test_rule11_a_claim_without_an_answer_leaves_the_layout_as_it_is(
@@ -191,9 +198,7 @@ def test_rule11_a_claim_without_an_answer_leaves_the_layout_as_it_is(
             anew.append(cut)
         return claim(self, cut, values, instead_of)
 
-    upstream.at(9)
-    counted.start()
-    counted.put(NAMES, 9)
+    counted.begins(upstream)
     monkeypatch.setattr(Authority, "_claim", away)
     for granted, slot in ((False, 0x2000), (True, 0x1000)):
         grants.append(granted)
@@ -213,9 +218,7 @@ def test_rule11_a_claim_without_an_answer_leaves_the_layout_as_it_is(
         counted.flow.eventually(lambda: anew, "it is claimed anew")
         assert {len(cut) for cut in anew} == {len(before.starts)}
         counted.follow(wanted, 10)
-    upstream.at(12)
-    counted.flow.eventually(lambda: low(lw, "counts") == mark(12), "all windows are closed")
-    counted.check()
+    counted.ends(upstream)
 
 
 def test_a_layout_that_is_refused_changes_nothing_and_is_not_asked_for_again(
@@ -232,9 +235,7 @@ def test_a_layout_that_is_refused_changes_nothing_and_is_not_asked_for_again(
                 raise refusals[cut.layout.version](f"not {cut.layout.version}")
         return claim(self, cut, values, instead_of)
 
-    upstream.at(9)
-    query = counted.start()
-    counted.put(NAMES, 9)
+    query = counted.begins(upstream)
     monkeypatch.setattr(Authority, "_claim", refuse)
     for version in refusals:
         counted.ask(lambda base: base.split(0, [0x8000 >> version]))  # noqa: B023
@@ -246,9 +247,7 @@ def test_a_layout_that_is_refused_changes_nothing_and_is_not_asked_for_again(
     assert asked == [1, 2, 3]
     assert query.query.isActive
     counted.follow(counted.ask(lambda base: base.split(0, [0x800])), 10)
-    upstream.at(12)
-    counted.flow.eventually(lambda: low(lw, "counts") == mark(12), "all windows are closed")
-    counted.check()
+    counted.ends(upstream)
 
 
 def test_a_restart_goes_on_with_its_layout(
@@ -262,9 +261,7 @@ def test_a_restart_goes_on_with_its_layout(
         return claim(self, cut, values, instead_of)
 
     monkeypatch.setattr(Authority, "_claim", listen)
-    upstream.at(9)
-    query = counted.start(adopt=True)
-    counted.put(NAMES, 9)
+    query = counted.begins(upstream, adopt=True)
     wanted = counted.ask(lambda base: base.split(0, [0x1234]))
     counted.follow(wanted, 9)
     assert adopting == [True, False]
@@ -277,9 +274,7 @@ def test_a_restart_goes_on_with_its_layout(
     version = json.loads((counted.checkpoint / f"lowwater/state/{newest}/manifest.json").read_bytes())
     assert layout_from_json(version["layout"]) == wanted
     assert version["format"] == 3, "a release that knows no layouts refuses it"
-    upstream.at(12)
-    counted.flow.eventually(lambda: low(lw, "counts") == mark(12), "all windows are closed")
-    counted.check()
+    counted.ends(upstream)
 
 
 def test_a_replay_that_does_not_go_by_the_layout_that_was_logged_ends_the_query(
@@ -293,9 +288,7 @@ def test_a_replay_that_does_not_go_by_the_layout_that_was_logged_ends_the_query(
             raise RuntimeError(step)
 
     monkeypatch.setattr(Part, "follow_logged", lambda *_: None)
-    upstream.at(9)
-    counted.start()
-    counted.put(NAMES, 9)
+    counted.begins(upstream)
     counted.ask(lambda base: base.split(0, [0x2000]))
     counted.put(["1"], 9)
     counted.probe = fail
@@ -341,9 +334,7 @@ def test_what_ranges_cost_is_told_and_a_hot_one_is_cut_by_itself(
         pytest.fail("it never cuts the range where the rows are")
     found = lw.layout("counts")
     assert len(found.wanted) >= 3
-    upstream.at(12)
-    counted.flow.eventually(lambda: low(lw, "counts") == mark(12), "all windows are closed")
-    counted.check()
+    counted.ends(upstream)
 
 
 def test_a_range_with_one_key_is_named_and_not_cut(
