@@ -84,17 +84,15 @@ def test_kill_9_before_and_after_the_entry(in_files: FileStore, named: bool) -> 
     """What has no entry is not there, and is written again. What has one is there."""
     program = f"""
 import os, signal, sys
-from lowwater_pipeline.guard import files
-from tests.guard.stores import FileStore, claim
+from lowwater_pipeline.guard import Claim, files
 from pathlib import Path
-store = FileStore(Path(sys.argv[1]))
-writer = store.raise_(claim(5))
+writer = files.FileGuard(Path(sys.argv[1]), "hourly").raise_(Claim("deployment", "default/hourly", 1, 5, "of 5"))
 link = files.write_once
 def killed(path, data):
     {"link(path, data)" if named else "pass"}
     os.kill(os.getpid(), signal.SIGKILL)
 files.write_once = killed
-store.write(writer, 0, "a", [1])
+writer.write(0, "a", lambda directory: (directory / "values").write_text("1\\n"))
 """
     done = subprocess.run([sys.executable, "-c", program, str(in_files.folder)], cwd=ROOT, check=False)
     assert done.returncode == -9
