@@ -120,10 +120,7 @@ def test_a_job_over_a_table_is_tracked_by_its_checkpoint(
 @pytest.mark.long
 def test_a_table_that_is_made_anew_holds(table: TableFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     """Under the same name, in the same directory, with as many versions of its metadata: what looks for a newer one finds none."""
-    table.put(("a", 9))
-    upstream.at(9)
-    query = table.track()
-    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row")
+    query = table.followed(lw, upstream, ("a", 9))
     table.drop()
     table.create()
     table.put(("new", 9))
@@ -141,70 +138,12 @@ def test_what_takes_rows_away_ends_the_query_and_holds(
     table: TableFlow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
     table.put(("a", 9))
-    table.put(("b", 9))
-    upstream.at(9)
-    query = table.track()
-    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows")
+    query = table.followed(lw, upstream, ("b", 9))
     table.sql("update {table} set t = t + interval 1 hour where key = 'a'")
     upstream.at(11)
     with pytest.raises(Exception, match="Cannot process overwrite snapshot"):
         query.await_termination(PATIENCE)
     assert low(lw, "stage") == mark(9)
-
-
-@pytest.mark.long
-def test_i2_a_table_whose_first_snapshots_have_expired_is_refused_unless_it_is_declared(
-    table: TableFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    """The rows are in the table, and no stream reads them."""
-    for key in "abc":
-        table.put((key, 9))
-    table.expire()
-    upstream.at(9)
-    with pytest.raises(Unsupported, match="whose first snapshots have expired"):
-        table.track()
-    table.track(source={"lowwater.earlierRows": "skip"})
-    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "it is declared that nobody waits for them")
-    assert table.keys() == ["c"]
-
-
-@pytest.mark.long
-def test_rows_that_a_branch_publishes_late_hold_for_good(
-    table: TableFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    """They were written before the watermark that has passed them."""
-    table.put(("a", 9))
-    table.sql("alter table {table} create branch aside")
-    table.put(("late", 9), branch="aside")
-    upstream.at(10)
-    query = table.track()
-    table.flow.eventually(lambda: low(lw, "stage") == mark(10), "nobody reads a branch")
-    table.call("fast_forward", branch="'main'", to="'aside'")
-    upstream.at(11)
-    table.flow.eventually(waits(query, "publishes rows that were written before"), "it is named")
-    query.stop()
-    assert low(lw, "stage") == mark(10)
-    with pytest.raises(CheckpointMismatch, match="stood aside"):
-        table.track()
-
-
-@pytest.mark.long
-def test_expiring_what_was_read_holds_nobody(table: TableFlow, lw: lowwater.Client, upstream: Upstream) -> None:
-    """While the query runs, and at its next start."""
-    table.put(("a", 9))
-    table.put(("b", 9))
-    upstream.at(9)
-    query = table.track()
-    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows")
-    table.expire()
-    upstream.at(10)
-    table.flow.eventually(lambda: low(lw, "stage") == mark(10), "while it runs")
-    query.stop()
-    table.put(("c", 10))
-    upstream.at(11)
-    query = table.track()
-    table.flow.eventually(lambda: low(lw, "stage") == mark(11), "after a restart")
-    assert table.keys() == ["a", "b", "c"]
 
 
 @pytest.mark.long
