@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
@@ -106,6 +106,14 @@ class Topic:
         source = options.pop("source", {})
         write = self.flow.plain if write_batch is None else write_batch
         return self.flow.start(write, stream=self.read(**source), ranges=2, **options)
+
+    def followed(self, lw: lowwater.Client, upstream: Upstream, *rows: tuple[str, int]) -> lws.TrackedQuery:
+        """Start the stage over rows of nine o'clock, and wait until it has come so far."""
+        self.put(*rows)
+        upstream.at(9)
+        query = self.track()
+        self.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows are committed")
+        return query
 
     def keys(self) -> list[str]:
         out = str(self.flow.folder / "out")
@@ -275,10 +283,7 @@ def test_1d_4a_4b_a_rate_limit_leaves_rows_behind(topic: Topic, lw: lowwater.Cli
 
 
 def test_2a_a_partition_that_is_added_is_waited_for(topic: Topic, lw: lowwater.Client, upstream: Upstream) -> None:
-    topic.put(("a", 9))
-    upstream.at(9)
-    topic.track()
-    topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "one partition")
+    topic.followed(lw, upstream, ("a", 9))
     topic.kafka.grow(topic.name, 3)
     topic.put(("b", 10), partition=2)
     upstream.at(11)
@@ -420,10 +425,7 @@ def test_3d_a_stage_goes_on_while_one_of_three_brokers_is_away(
 ) -> None:
     """The leader is killed; two away are too many, since nobody may know then of a row."""
     topic = Topic(three, flow, tmp_path.name)
-    topic.put(("a", 9))
-    upstream.at(9)
-    query = topic.track()
-    flow.eventually(lambda: low(lw, "stage") == mark(9), "the row is committed")
+    query = topic.followed(lw, upstream, ("a", 9))
     first = topic.leader(Partition(topic.name, 0))
     first.kill()
     topic.put(("b", 10))
@@ -452,10 +454,7 @@ def test_2c_a_partition_that_one_broker_does_not_know_yet_is_waited_for(
     Spark itself may ask two brokers, of which one does not know the partition that the other has named: it ends its query then, and goes on in the next one.
     """
     topic = Topic(three, flow, tmp_path.name)
-    topic.put(("a", 9))
-    upstream.at(9)
-    topic.track()
-    flow.eventually(lambda: low(lw, "stage") == mark(9), "one partition")
+    topic.followed(lw, upstream, ("a", 9))
     asleep = topic.leader(Partition(topic.name, 0))
     awake = [each for each in three.brokers if each is not asleep]
     place = Partition(topic.name, 0)
@@ -546,10 +545,7 @@ def test_unknown_holds_what_brokers_know_together_has_nothing_old() -> None:
 
 
 def test_2d_a_topic_made_anew_under_a_query_ends_it(topic: Topic, lw: lowwater.Client, upstream: Upstream) -> None:
-    topic.put(("a", 9), ("b", 9), ("c", 9))
-    upstream.at(9)
-    query = topic.track()
-    topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows are committed")
+    query = topic.followed(lw, upstream, ("a", 9), ("b", 9), ("c", 9))
     topic.recreate()
     topic.put(("d", 10))
     upstream.at(11)
@@ -607,10 +603,7 @@ def test_windows_over_a_topic_close_in_the_batch_after_the_one_that_is_confirmed
 
 
 def test_3d_a_broker_that_is_away_holds_and_goes_on(topic: Topic, lw: lowwater.Client, upstream: Upstream) -> None:
-    topic.put(("a", 9))
-    upstream.at(9)
-    query = topic.track()
-    topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row is committed")
+    query = topic.followed(lw, upstream, ("a", 9))
     [broker] = topic.kafka.brokers
     broker.kill()
     upstream.at(10)
@@ -663,10 +656,7 @@ def test_3c_a_log_that_was_cut_off_is_refused_though_it_has_grown_past_its_old_e
     topic: Topic, lw: lowwater.Client, upstream: Upstream
 ) -> None:
     """The query was away meanwhile. The ends say nothing, nor does the topic's id: the leader is of a new epoch, and of the old one it has no rows."""
-    topic.put(("a", 9), ("b", 9))
-    upstream.at(9)
-    query = topic.track()
-    topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows are committed")
+    query = topic.followed(lw, upstream, ("a", 9), ("b", 9))
     query.stop()
     topic.flow.queries.clear()
     [broker] = topic.kafka.brokers
@@ -705,47 +695,6 @@ def test_5b_a_topic_whose_beginning_was_removed_is_refused_unless_it_is_declared
         topic.track()
 
 
-@pytest.mark.slow
-@pytest.mark.long
-def test_3a_3b_a_row_counts_from_when_all_replicas_in_sync_have_it(three: Kafka, flow: Flow, tmp_path: Path) -> None:
-    """While the followers are stopped: a writer with ``acks=1`` is told that its row is there, and no head has it. With ``acks=all`` it is not told."""
-    topic = Topic(three, flow, tmp_path.name)
-    place = Partition(topic.name, 0)
-    topic.put(("a", 9))
-    lead = topic.leader(place)
-    # Its requests go to the leader alone; Kafka's own admin client asks any broker where that is.
-    told: dict[str, Any] = {"bootstrap.servers": lead.address, "log_level": 0}
-    watching = Consumer({**told, "group.id": "watching", "isolation.level": "read_uncommitted"})
-
-    def end() -> int:
-        found = watching.get_watermark_offsets(TopicPartition(topic.name, 0), ANSWERS_WITHIN)
-        assert found is not None
-        return found[1]
-
-    assert end() == 1
-    all_of_them = Producer({**told, "acks": "all"})
-    delivered: list[tuple[object, object]] = []
-    one_of_them = Producer({**told, "acks": "1"})
-    for producer in (all_of_them, one_of_them):
-        producer.list_topics(topic.name, ANSWERS_WITHIN)
-    others = [broker for broker in three.brokers if broker is not lead]
-    for broker in others:
-        broker.pause()
-    try:
-        all_of_them.produce(topic.name, b"{}", on_delivery=lambda error, row: delivered.append((error, row)))
-        one_of_them.produce(topic.name, b"{}")
-        assert one_of_them.flush(ANSWERS_WITHIN) == 0, "acks=1: acknowledged"
-        all_of_them.poll(0)
-        assert (end(), delivered) == (1, [])
-    finally:
-        for broker in others:
-            broker.resume()
-    assert all_of_them.flush(ANSWERS_WITHIN) == 0
-    assert [error for error, _ in delivered] == [None]
-    assert end() >= 2, "acks=all: acknowledged, and in the head"
-    watching.close()
-
-
 def test_1e_a_topic_with_aborted_rows_is_read_with_read_committed_alone(topic: Topic) -> None:
     """By the writer's marks: whoever read all would read the rows of a failed attempt, and those of the next one."""
     topic.kafka.create(marks_topic(topic.name))
@@ -758,10 +707,7 @@ def test_1e_a_topic_with_aborted_rows_is_read_with_read_committed_alone(topic: T
 def test_5a_rows_that_were_removed_before_they_were_read_end_the_query(
     topic: Topic, lw: lowwater.Client, upstream: Upstream
 ) -> None:
-    topic.put(("a", 9))
-    upstream.at(9)
-    query = topic.track()
-    topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row is committed")
+    query = topic.followed(lw, upstream, ("a", 9))
     query.stop()
     topic.put(("b", 9), ("c", 9))
     for each in topic.kafka.admin.delete_records([TopicPartition(topic.name, 0, 3)]).values():
@@ -836,10 +782,7 @@ def test_a_driver_without_kafkas_client_is_told_what_to_bring(topic: Topic) -> N
 
 
 def test_other_topics_than_the_checkpoints_are_refused(topic: Topic, lw: lowwater.Client, upstream: Upstream) -> None:
-    topic.put(("a", 9))
-    upstream.at(9)
-    query = topic.track()
-    topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row is committed")
+    query = topic.followed(lw, upstream, ("a", 9))
     query.stop()
     topic.flow.queries.clear()
     topic.kafka.create(f"{topic.name}-more")
@@ -969,10 +912,7 @@ def test_3c_an_unclean_election_is_found_though_the_log_has_grown_past_its_old_e
         for done in three.admin.incremental_alter_configs([resource]).values():
             done.result(ANSWERS_WITHIN)
 
-    topic.put(("a", 9), ("b", 9))
-    upstream.at(9)
-    query = topic.track()
-    flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows are committed")
+    query = topic.followed(lw, upstream, ("a", 9), ("b", 9))
     allow("1", "true")
     first = topic.leader(place)
     known = three.admin.list_topics(topic.name, ANSWERS_WITHIN).topics[topic.name].partitions[0]
