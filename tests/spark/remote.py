@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -75,7 +76,7 @@ def driven_windows_close(
 class Remote(Crashes):
     """A driver that keeps its checkpoint there, and its state beside its output."""
 
-    more: dict[str, object]
+    more: Mapping[str, object]
 
     def arguments(self, point: str, batch: int) -> dict[str, object]:
         return {**super().arguments(point, batch), **self.more}
