@@ -291,14 +291,13 @@ def test_2a_a_partition_that_is_added_is_waited_for(topic: Topic, lw: lowwater.C
     assert topic.keys() == ["a", "b"]
 
 
-@pytest.mark.parametrize("spelt", ["KAFKA", "org.apache.spark.sql.kafka010.KafkaSourceProvider"])
-def test_kafka_is_known_however_it_is_spelt(spelt: str, topic: Topic) -> None:
-    reader = topic.flow.spark.readStream.format(spelt).option("kafka.bootstrap.servers", topic.kafka.address)
-    [source] = check_plan(topic.flow.spark, reader.option("subscribe", topic.name).load()).sources
-    assert source == KafkaSource(
-        {"kafka.bootstrap.servers": topic.kafka.address, "subscribe": topic.name}, topic.admin()
-    )
-    assert source.kind == KAFKA
+def test_kafka_is_known_however_it_is_spelt(topic: Topic) -> None:
+    for spelt in ("KAFKA", "org.apache.spark.sql.kafka010.KafkaSourceProvider"):
+        reader = topic.flow.spark.readStream.format(spelt).option("kafka.bootstrap.servers", topic.kafka.address)
+        [source] = check_plan(topic.flow.spark, reader.option("subscribe", topic.name).load()).sources
+        options = {"kafka.bootstrap.servers": topic.kafka.address, "subscribe": topic.name}
+        assert source == KafkaSource(options, topic.admin())
+        assert source.kind == KAFKA
 
 
 def test_a_session_that_asks_as_before_is_refused(topic: Topic) -> None:
@@ -992,7 +991,8 @@ def test_a_reader_names_open_transactions_first_and_a_limit_only_for_what_is_not
     held = "partition 1 of t (read to 0 of 10: a transaction is open since 8, that of bank)"
     limited = "partition 0 of t (read to 0 of 10: maxOffsetsPerTrigger may leave them to later batches)"
     assert opened.missing(head, 5) == [held, limited], "the job has not come to the transaction, and it holds"
-    opened._from_the_beginning = True
+    (tmp_path / "sources/0").mkdir(parents=True)
+    (tmp_path / "sources/0/0").write_text('v1\n{"t":{"0":0,"1":0}}')
     opened.read_to('{"t":{"0":10,"1":8}}')
     assert opened.missing(head, 5) == [held, "partition 0 of t (read to 0 of 10: the batch that runs reads the rest)"]
     assert opened.missing(head, 1) == [held]
