@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,13 +11,12 @@ from tests.contract.redis_server import DURABLE, RedisServer
 from tests.guard.stores import CoreStore, FileStore, PostgresStore, RedisStore, Store
 from tests.kit.postgres import Postgres
 
-_numbers = itertools.count()
-
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
-    """One PostgreSQL for all; each test has a database of its own in it."""
+    """One PostgreSQL for all; each test finds its database empty."""
     with Postgres() as server:
+        PostgresStore(server, "tests").close()
         yield server
 
 
@@ -31,8 +29,12 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 
 @pytest.fixture
 def in_postgres(postgres: Postgres) -> Iterator[PostgresStore]:
-    """A database, and patience of a test."""
-    store = PostgresStore(postgres, f"test_{next(_numbers)}", patience=0.3)
+    """An empty database, and patience of a test."""
+    store = PostgresStore(postgres, "tests", patience=0.3, there=True)
+    store.ask(
+        "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = 'tests' AND pid <> pg_backend_pid()"
+    )
+    store.clear()
     yield store
     store.close()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lowwater_pipeline.guard import Damaged, Fenced, StoreReplaced, Unfit, files
-from lowwater_pipeline.guard.files import FileGuard, FileWriter
+from lowwater_pipeline.guard.files import FileGuard
 from lowwater_spark.checkpoint.durable import write_once, write_over
 from tests.guard.stores import FileStore, claim
 from tests.property.switches import off
@@ -66,15 +66,6 @@ def test_figure_12_with_entries_that_are_renamed(in_files: FileStore, monkeypatc
     figure_12(in_files)
 
 
-def test_a_rename_onto_an_empty_directory_replaces_it_without_a_word(tmp_path: Path) -> None:
-    """Why the batch has no directory by its number alone."""
-    for name in ("one", "batch=0"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "one" / "values").write_text("1\n")
-    (tmp_path / "one").rename(tmp_path / "batch=0")
-    assert [path.name for path in (tmp_path / "batch=0").iterdir()] == ["values"]
-
-
 def test_what_the_caller_raises_leaves_nothing(in_files: FileStore) -> None:
     writer = in_files.raise_(claim(5))
 
@@ -93,17 +84,15 @@ def test_kill_9_before_and_after_the_entry(in_files: FileStore, named: bool) -> 
     """What has no entry is not there, and is written again. What has one is there."""
     program = f"""
 import os, signal, sys
-from lowwater_pipeline.guard import files
-from tests.guard.stores import FileStore, claim
+from lowwater_pipeline.guard import Claim, files
 from pathlib import Path
-store = FileStore(Path(sys.argv[1]))
-writer = store.raise_(claim(5))
+writer = files.FileGuard(Path(sys.argv[1]), "hourly").raise_(Claim("deployment", "default/hourly", 1, 5, "of 5"))
 link = files.write_once
 def killed(path, data):
     {"link(path, data)" if named else "pass"}
     os.kill(os.getpid(), signal.SIGKILL)
 files.write_once = killed
-store.write(writer, 0, "a", [1])
+writer.write(0, "a", lambda directory: (directory / "values").write_text("1\\n"))
 """
     done = subprocess.run([sys.executable, "-c", program, str(in_files.folder)], cwd=ROOT, check=False)
     assert done.returncode == -9
@@ -175,10 +164,3 @@ def test_what_is_no_name_of_a_directory_is_refused(tmp_path: Path, name: str) ->
         FileGuard(tmp_path, name)
     with pytest.raises(Unfit, match="absolute"):
         FileGuard("relative", "hourly")
-
-
-def test_the_writer_says_how_far_it_is(in_files: FileStore) -> None:
-    writer: FileWriter = in_files.raise_(claim(5), begin=3)
-    assert writer.found[0].batch == 2
-    assert in_files.write(writer, 3, "a", [1])
-    assert in_files.raise_(claim(6)).found[0].batch == 3

@@ -484,8 +484,7 @@ def test_owners_that_follow_each_other_in_many_threads_leave_one_row_a_batch(in_
 
 WORKER = """
 import os, signal, sys
-from tests.guard.stores import PostgresStore, claim
-from tests.kit.postgres import Postgres
+from lowwater_pipeline.guard import Claim
 from lowwater_pipeline.guard.postgres import PostgresGuard
 dsn, point, at = sys.argv[1], sys.argv[2], int(sys.argv[3])
 guard = PostgresGuard(dsn, "hourly")
@@ -494,7 +493,7 @@ def probe(reached):
     if (reached, batch) == (point, at):
         os.kill(os.getpid(), signal.SIGKILL)
 guard.probe = probe
-writer = guard.raise_(claim(5))
+writer = guard.raise_(Claim("deployment", "default/hourly", 1, 5, "of 5"))
 for batch in range(10):
     writer.write(batch, f"digest {batch}", lambda cursor: cursor.execute("INSERT INTO written (guard, value) VALUES ('hourly', %s)", (batch,)))
 """

@@ -74,12 +74,12 @@ def test_two_tokens_that_are_equal_as_doubles_are_two(store: Store) -> None:
     assert store.values() == [2]
 
 
-@pytest.mark.parametrize("token", [0, 1, 2**53 + 1, 2**64 - 1])
-def test_every_token_of_64_bits_is_kept_as_it_is(store: Store, token: int) -> None:
-    assert store.write(store.raise_(claim(token)), 0, "a", [1])
-    row = store.rows()[0]
-    assert row is not None
-    assert row.token == token
+def test_every_token_of_64_bits_is_kept_as_it_is(store: Store) -> None:
+    for batch, token in enumerate((0, 1, 2**53 + 1, 2**64 - 1)):
+        assert store.write(store.raise_(claim(token)), batch, "a", [1])
+        row = store.rows()[0]
+        assert row is not None
+        assert row.token == token
 
 
 def test_an_equal_token_after_a_lost_epoch_does_not_let_the_zombie_pass(store: Store) -> None:
@@ -126,13 +126,13 @@ def test_a_batch_that_was_left_out_is_refused_and_the_message_says_what_to_write
     assert store.write(writer, 2, "c", [3])
 
 
-@pytest.mark.parametrize("batch", [0, 1, 4, 9])
-def test_a_batch_that_does_not_follow_is_refused(store: Store, batch: int) -> None:
+def test_a_batch_that_does_not_follow_is_refused(store: Store) -> None:
     writer = store.raise_(claim(5))
     for number in range(3):
         store.write(writer, number, f"digest {number}", [number])
-    with pytest.raises(Rewound, match="does not follow"):
-        store.write(writer, batch, "another", [9])
+    for batch in (0, 1, 4, 9):
+        with pytest.raises(Rewound, match="does not follow"):
+            store.write(writer, batch, "another", [9])
     assert store.values() == [0, 1, 2]
 
 
@@ -218,14 +218,13 @@ def test_a_new_life_of_the_store_needs_a_new_claim(store: Store) -> None:
     assert store.write(store.raise_(claim(6)), 1, "b", [2])
 
 
-@pytest.mark.parametrize("field", ["server_token", "computation"])
-def test_a_guard_of_somebody_else_is_refused(store: Store, field: str) -> None:
+def test_a_guard_of_somebody_else_is_refused(store: Store) -> None:
     store.write(store.raise_(claim(5)), 0, "a", [1])
-    stranger = claim(6, **{field: "another"})
-    with pytest.raises(WrongOwner, match="another"):
-        store.raise_(stranger)
-    with pytest.raises(WrongOwner, match="another"):
-        store.write(store.unraised(stranger), 1, "b", [2])
+    for stranger in (claim(6, server_token="another"), claim(6, computation="another")):
+        with pytest.raises(WrongOwner, match="another"):
+            store.raise_(stranger)
+        with pytest.raises(WrongOwner, match="another"):
+            store.write(store.unraised(stranger), 1, "b", [2])
     assert store.values() == [1]
 
 
@@ -278,10 +277,10 @@ def test_a_batch_in_one_slot_and_not_in_the_other_is_refused(store: Store) -> No
         store.write(both, 0, "a", [1])
 
 
-@pytest.mark.parametrize("bounds", [(b"\x41", EIGHTY), (FORTY, b"\x81"), (EIGHTY, FORTY), (b"\x50", b"\x58")])
-def test_claims_that_are_not_made_of_whole_slots_are_refused(store: Store, bounds: tuple[bytes, bytes]) -> None:
-    with pytest.raises(Unaligned, match="whole slots of 8"):
-        store.raise_(claim(5), slots=8, bounds=bounds)
+def test_claims_that_are_not_made_of_whole_slots_are_refused(store: Store) -> None:
+    for bounds in ((b"\x41", EIGHTY), (FORTY, b"\x81"), (EIGHTY, FORTY), (b"\x50", b"\x58")):
+        with pytest.raises(Unaligned, match="whole slots of 8"):
+            store.raise_(claim(5), slots=8, bounds=bounds)
 
 
 def test_only_slots_of_the_writer_are_touched(store: Store) -> None:
@@ -295,14 +294,12 @@ def test_only_slots_of_the_writer_are_touched(store: Store) -> None:
 # -- bad input, and neighbours ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("batch", "digest"), [(-1, "a"), (2**63, "a"), (0, ""), (0, "x" * 257), (0, "a\0"), (True, "a")]
-)
-def test_what_is_no_batch_is_refused_and_changes_nothing(store: Store, batch: int, digest: str) -> None:
+def test_what_is_no_batch_is_refused_and_changes_nothing(store: Store) -> None:
     writer = store.raise_(claim(5))
     before = store.rows()
-    with pytest.raises(Unfit):
-        store.write(writer, batch, digest, [1])
+    for batch, digest in ((-1, "a"), (2**63, "a"), (0, ""), (0, "x" * 257), (0, "a\0"), (True, "a")):
+        with pytest.raises(Unfit):
+            store.write(writer, batch, digest, [1])
     assert (store.rows(), store.values()) == (before, [])
 
 

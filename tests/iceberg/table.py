@@ -8,14 +8,16 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame
 
+import lowwater
 import lowwater_spark as lws
 from lowwater_spark.sources.delta import marked
 from lowwater_spark.sources.iceberg import MARK
 from lowwater_spark.sources.iceberg_log import IcebergLog, find
 from tests.kit import iceberg
 from tests.kit.iceberg import CATALOG, Offset
-from tests.kit.times import at
+from tests.kit.times import at, mark
 from tests.spark.flow import Flow
+from tests.spark.support import Upstream, low
 
 _NUMBERS: Final = itertools.count()
 
@@ -84,6 +86,14 @@ class TableFlow:
             self.flow.plain if write_batch is None else write_batch, stream=stream, ranges=2, **options
         )
 
+    def followed(self, lw: lowwater.Client, upstream: Upstream, *rows: tuple[str, int]) -> lws.TrackedQuery:
+        """Start the stage over rows of nine o'clock, and wait until it has come so far."""
+        self.put(*rows)
+        upstream.at(9)
+        query = self.track()
+        self.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows are committed")
+        return query
+
     def keys(self) -> list[str]:
         """The keys that the stage has written, of which none is there twice if each was read once."""
         out = str(self.flow.folder / "out")
@@ -92,10 +102,6 @@ class TableFlow:
     @property
     def offsets(self) -> list[Offset]:
         return iceberg.offsets(self.flow.folder / "ck")
-
-
-def waits(query: lws.TrackedQuery, word: str) -> Callable[[], bool]:
-    return lambda: any(word in each for each in (*query.stage_status().waiting_for, *query.stage_status().holding))
 
 
 def through(table: TableFlow, *writers: str, **options: Any) -> lws.Completeness:

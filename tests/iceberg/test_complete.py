@@ -76,16 +76,9 @@ def test_who_reads_the_snapshot_of_the_answer_has_all_of_it(table: TableFlow, fi
         lws.register_function(spark, "complete", table.log.table().location, ["stage"])
 
 
-HARM = {
-    "overwrite": "insert overwrite {table} select * from {table}",
-    "update": "update {table} set key = 'x' where t < timestamp '2013-01-09 09:30:00Z'",
-}
-
-
-@pytest.mark.parametrize("what", ["overwrite", pytest.param("update", marks=pytest.mark.long)])
-def test_rows_that_were_taken_away_make_it_unknown(what: str, table: TableFlow, filled: Appender) -> None:
+def test_rows_that_were_taken_away_make_it_unknown(table: TableFlow, filled: Appender) -> None:
     """For who reads then, for who reads after the writer's next snapshot, and for good."""
-    table.sql(HARM[what])
+    table.sql("insert overwrite {table} select * from {table}")
     for hour in (11, 12):
         assert "(overwrite) takes rows away" in through(table, ignore_deletes=True).why
         assert asked_in_sql(table) is None

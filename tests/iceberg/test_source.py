@@ -12,10 +12,10 @@ import lowwater
 import lowwater_spark as lws
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.track.plan import check_plan
-from tests.iceberg.table import TableFlow, waits
+from tests.iceberg.table import TableFlow
 from tests.kit.iceberg import Offset
 from tests.kit.times import mark
-from tests.spark.support import Upstream, low
+from tests.spark.support import Upstream, low, waits
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -117,12 +117,10 @@ def test_a_job_over_a_table_is_tracked_by_its_checkpoint(
 # -- what holds --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_table_that_is_made_anew_holds(table: TableFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     """Under the same name, in the same directory, with as many versions of its metadata: what looks for a newer one finds none."""
-    table.put(("a", 9))
-    upstream.at(9)
-    query = table.track()
-    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row")
+    query = table.followed(lw, upstream, ("a", 9))
     table.drop()
     table.create()
     table.put(("new", 9))
@@ -136,117 +134,16 @@ def test_a_table_that_is_made_anew_holds(table: TableFlow, lw: lowwater.Client, 
         table.track()
 
 
-@pytest.mark.long
-def test_a_rollback_holds_for_good(table: TableFlow, lw: lowwater.Client, upstream: Upstream) -> None:
-    first = table.put(("a", 9))
-    table.put(("b", 9))
-    upstream.at(9)
-    query = table.track()
-    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows")
-    table.call("rollback_to_snapshot", snapshot_id=first)
-    upstream.at(10)
-    table.flow.eventually(waits(query, "was rolled back or replaced"), "it is named")
-    query.stop()
-    assert low(lw, "stage") == mark(9)
-    with pytest.raises(CheckpointMismatch, match="rolled back"):
-        table.track()
-
-
-@pytest.mark.parametrize(
-    ("statement", "operation"),
-    [
-        pytest.param("delete from {table} where key = 'a'", "delete", marks=pytest.mark.long),
-        ("update {table} set t = t + interval 1 hour where key = 'a'", "overwrite"),
-        pytest.param("insert overwrite {table} select * from {table}", "overwrite", marks=pytest.mark.long),
-    ],
-    ids=["delete", "update", "overwrite"],
-)
 def test_what_takes_rows_away_ends_the_query_and_holds(
-    statement: str, operation: str, table: TableFlow, lw: lowwater.Client, upstream: Upstream
+    table: TableFlow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
     table.put(("a", 9))
-    table.put(("b", 9))
-    upstream.at(9)
-    query = table.track()
-    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows")
-    table.sql(statement)
+    query = table.followed(lw, upstream, ("b", 9))
+    table.sql("update {table} set t = t + interval 1 hour where key = 'a'")
     upstream.at(11)
-    with pytest.raises(Exception, match=f"Cannot process {operation} snapshot"):
+    with pytest.raises(Exception, match="Cannot process overwrite snapshot"):
         query.await_termination(PATIENCE)
     assert low(lw, "stage") == mark(9)
-
-
-@pytest.mark.long
-def test_i2_a_table_whose_first_snapshots_have_expired_is_refused_unless_it_is_declared(
-    table: TableFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    """The rows are in the table, and no stream reads them."""
-    for key in "abc":
-        table.put((key, 9))
-    table.expire()
-    upstream.at(9)
-    with pytest.raises(Unsupported, match="whose first snapshots have expired"):
-        table.track()
-    table.track(source={"lowwater.earlierRows": "skip"})
-    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "it is declared that nobody waits for them")
-    assert table.keys() == ["c"]
-
-
-@pytest.mark.long
-def test_rows_that_a_branch_publishes_late_hold_for_good(
-    table: TableFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    """They were written before the watermark that has passed them."""
-    table.put(("a", 9))
-    table.sql("alter table {table} create branch aside")
-    table.put(("late", 9), branch="aside")
-    upstream.at(10)
-    query = table.track()
-    table.flow.eventually(lambda: low(lw, "stage") == mark(10), "nobody reads a branch")
-    table.call("fast_forward", branch="'main'", to="'aside'")
-    upstream.at(11)
-    table.flow.eventually(waits(query, "publishes rows that were written before"), "it is named")
-    query.stop()
-    assert low(lw, "stage") == mark(10)
-    with pytest.raises(CheckpointMismatch, match="stood aside"):
-        table.track()
-
-
-@pytest.mark.long
-def test_snapshots_that_expire_before_they_were_looked_at_hold(
-    table: TableFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    table.put(("a", 9))
-    upstream.at(9)
-    query = table.track()
-    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row")
-    query.stop()
-    table.put(("b", 9))
-    table.put(("c", 9))
-    table.expire()
-    upstream.at(10)
-    with pytest.raises(OSError, match="have expired before anybody looked at them"):
-        table.track()
-    assert low(lw, "stage") == mark(9)
-
-
-@pytest.mark.long
-def test_expiring_what_was_read_holds_nobody(table: TableFlow, lw: lowwater.Client, upstream: Upstream) -> None:
-    """While the query runs, and at its next start."""
-    table.put(("a", 9))
-    table.put(("b", 9))
-    upstream.at(9)
-    query = table.track()
-    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows")
-    table.expire()
-    upstream.at(10)
-    table.flow.eventually(lambda: low(lw, "stage") == mark(10), "while it runs")
-    query.stop()
-    table.put(("c", 10))
-    upstream.at(11)
-    query = table.track()
-    table.flow.eventually(lambda: low(lw, "stage") == mark(11), "after a restart")
-    assert table.keys() == ["a", "b", "c"]
 
 
 @pytest.mark.long
@@ -263,44 +160,6 @@ def test_a_snapshot_without_rows_holds_nobody(table: TableFlow, lw: lowwater.Cli
     upstream.at(11)
     table.flow.eventually(lambda: low(lw, "stage") == mark(11), "none again")
     assert table.keys() == ["a"]
-
-
-# -- who writes --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-def test_a_writer_whom_the_inputs_do_not_name_is_refused_and_later_holds(
-    table: TableFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    table.put(("filled", 1))
-    table.put(("a", 9), by="source")
-    upstream.at(9)
-    query = table.track()
-    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "what the table was filled with is waited for like all")
-    table.put(("b", 9), by="other")
-    upstream.at(10)
-    table.flow.eventually(waits(query, "was written by other, which the inputs do not name"), "it holds")
-    query.stop()
-    with pytest.raises(Unsupported, match="into which other writes"):
-        table.track()
-    assert low(lw, "stage") == mark(9)
-
-
-@pytest.mark.long
-def test_rows_of_nobody_in_a_table_of_computations_hold_for_good(
-    table: TableFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    table.put(("a", 9), by="source")
-    upstream.at(9)
-    query = table.track()
-    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row of the source")
-    table.put(("b", 9))
-    upstream.at(10)
-    table.flow.eventually(waits(query, "names no computation"), "it holds")
-    query.stop()
-    assert low(lw, "stage") == mark(9)
-    with pytest.raises(Unsupported, match="names no computation"):
-        table.track()
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

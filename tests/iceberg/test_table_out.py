@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -187,35 +186,6 @@ def test_a_neighbour_who_writes_at_the_same_time_takes_nothing_from_anybody(
 
     contested(flow, table, upstream, others)
     flow.eventually(lambda: low(lw, "stage") == mark(9), "it is committed")
-    assert keys(table) == ["a", "b", "z"]
-
-
-@pytest.mark.long
-def test_t4_a_checkpoint_that_is_older_than_its_table_is_refused(
-    flow: Flow, table: TableFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    """Also when the snapshots that tell of it have expired."""
-    write = writing(table, [])
-    flow.feed.put([row("a", 9)])
-    upstream.at(9)
-    query = flow.start(write, ranges=2)
-    flow.eventually(lambda: low(lw, "stage") == mark(9), "the first")
-    query.stop()
-    shutil.copytree(flow.folder / "ck", flow.folder / "copy")
-    flow.feed.put([row("b", 9)])
-    upstream.at(10)
-    query = flow.start(write, ranges=2)
-    flow.eventually(lambda: low(lw, "stage") == mark(10), "the second")
-    query.stop()
-    shutil.rmtree(flow.folder / "ck")
-    (flow.folder / "copy").rename(flow.folder / "ck")
-    table.put(("z", 9))
-    table.expire()
-    flow.feed.put([row("c", 9)])
-    flow.address = "127.0.0.1:1"
-    query = flow.start(write, ranges=2)
-    with pytest.raises(Exception, match="the checkpoint is older than the table"):
-        query.await_termination(PATIENCE)
     assert keys(table) == ["a", "b", "z"]
 
 

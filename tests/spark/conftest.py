@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import lowwater
+from tests.kit.kafka import Kafka
 from tests.process.serving import Serving, serving
 from tests.spark.flow import Flow
 from tests.spark.queries import Queries
@@ -22,6 +23,13 @@ def spark() -> Iterator[SparkSession]:
     yield session
     for query in session.streams.active:
         query.stop()
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    """One broker for the whole run; each test has topics of its own."""
+    with Kafka(tmp_path_factory.mktemp("kafka"), settings={"log.cleaner.backoff.ms": 100}) as running:
+        yield running
 
 
 @pytest.fixture

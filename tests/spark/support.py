@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +116,11 @@ def as_before(checkpoint: Path) -> None:
 def lines(*offsets: int) -> list[Line]:
     """Places in the logs of file sources, as Spark writes them into its offset log."""
     return [NONE if offset < 0 else json.dumps({"logOffset": offset}, separators=(",", ":")) for offset in offsets]
+
+
+def waits(query: TrackedQuery, word: str) -> Callable[[], bool]:
+    """Whether a query says a word of what it waits for, or why it holds."""
+    return lambda: any(word in each for each in (*query.stage_status().waiting_for, query.stage_status().holding))
 
 
 class Follower:

@@ -7,7 +7,6 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +19,17 @@ from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import OpenSource
-from lowwater_spark.sources.control import END
 from lowwater_spark.sources.delta import DELTA, Commit, DeltaSource, Head, Table, app_id
 from lowwater_spark.sources.delta_log import DeltaLog
 from lowwater_spark.track.plan import check_plan
 from tests.kit import delta
 from tests.kit.delta import Offset
 from tests.kit.times import at, mark
-from tests.spark.drive_support import HOUR, Driven, counts, driven, record, say
 from tests.spark.flow import Flow
 from tests.spark.session import QUICK, spark_session
-from tests.spark.support import SETTINGS, Upstream, low
+from tests.spark.support import SETTINGS, Upstream, low, waits
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
-
-__all__ = ["driven"]
 
 PATIENCE = 180
 
@@ -73,6 +68,14 @@ class TableFlow:
             self.flow.plain if write_batch is None else write_batch, stream=stream, ranges=2, **options
         )
 
+    def followed(self, lw: lowwater.Client, upstream: Upstream, *rows: tuple[str, int]) -> lws.TrackedQuery:
+        """Start the stage over rows of nine o'clock, and wait until it has come so far."""
+        self.put(*rows)
+        upstream.at(9)
+        query = self.track()
+        self.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows are committed")
+        return query
+
     def keys(self) -> list[str]:
         out = str(self.flow.folder / "out")
         return sorted(r.key for r in self.flow.spark.read.schema("key string, t timestamp").parquet(out).collect())
@@ -97,6 +100,7 @@ class Log:
 
     found: Table
     commits: dict[int, Commit] = field(default_factory=dict)
+    counted: dict[str, int] = field(default_factory=dict)
 
     def put(self, operation: str, **said: Any) -> None:
         version = self.found.version + 1
@@ -112,11 +116,7 @@ class Log:
         return self.commits.get(version)
 
     def apps(self) -> Mapping[str, int]:
-        return {}
-
-
-def waits(query: lws.TrackedQuery, word: str) -> Callable[[], bool]:
-    return lambda: any(word in each for each in (*query.stage_status().waiting_for, query.stage_status().holding))
+        return self.counted
 
 
 # -- what counts -------------------------------------------------------------------------------------------------------
@@ -161,24 +161,6 @@ def test_d1_a_stage_follows_its_inputs_through_a_table(
     table.track(write)
     table.flow.eventually(lambda: low(lw, "stage") == mark(13), "after a restart")
     assert table.keys() == ["a", "b", "c", "d"]
-
-
-def test_d2_a_version_without_rows_is_waited_for_by_nobody(
-    table: TableFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    """An append of no rows makes none; one that a job has numbered does."""
-    table.put(("a", 9))
-    upstream.at(9)
-    table.track()
-    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row is committed")
-    before = table.head
-    table.put()
-    assert table.head == before
-    table.put(txnAppId="job", txnVersion="1")
-    assert table.head == before + 1
-    upstream.at(10)
-    table.flow.eventually(lambda: low(lw, "stage") == mark(10), "nothing is to be read")
-    assert table.keys() == ["a"]
 
 
 def test_d4_a_rate_limit_leaves_rows_of_the_first_snapshot_behind(
@@ -242,36 +224,9 @@ def test_a_job_over_a_table_is_tracked_by_its_checkpoint(
             sidecar.stop()
 
 
-def test_a_rate_limit_leaves_files_of_a_version_behind(
-    table: TableFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    table.put(("a", 9))
-    upstream.at(9)
-    seen: dict[Offset, bool] = {}
-
-    def write(rows: DataFrame, batch: lws.Batch) -> None:
-        seen[table.offsets[batch.id]] = mark(10) in (batch.low, low(lw, "stage"))
-        table.flow.plain(rows, batch)
-
-    query = table.track(write, source={"maxFilesPerTrigger": "1"})
-    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the first")
-    query.stop()
-    table.put(*((f"{n}", 9) for n in range(8)), files=2)
-    upstream.at(10)
-    table.track(write, source={"maxFilesPerTrigger": "1"})
-    table.flow.eventually(lambda: low(lw, "stage") == mark(10), "both files")
-    head = table.head
-    assert seen[Offset(head, 0, initial=False)] is False
-    assert table.offsets[-1].version > head or table.offsets[-1].file == 1
-    assert len(table.keys()) == 9
-
-
 def test_d3_a_column_that_is_added_does_not_stick(table: TableFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     """The query ends before the version that adds it, and the version adds no rows: an offset beyond it is not needed."""
-    table.put(("a", 9))
-    upstream.at(9)
-    query = table.track()
-    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row")
+    query = table.followed(lw, upstream, ("a", 9))
     table.sql("ALTER TABLE {table} ADD COLUMN more string")
     with pytest.raises(Exception, match="DELTA_SCHEMA_CHANGED"):
         query.await_termination(PATIENCE)
@@ -279,60 +234,6 @@ def test_d3_a_column_that_is_added_does_not_stick(table: TableFlow, lw: lowwater
     upstream.at(10)
     table.track()
     table.flow.eventually(lambda: low(lw, "stage") == mark(10), "after the restart that Delta asks for")
-
-
-def test_a_batch_runs_again_with_the_same_offsets(table: TableFlow, lw: lowwater.Client, upstream: Upstream) -> None:
-    def fail(reached: str, number: int) -> None:
-        if (reached, number) == ("written", 0):
-            table.put(("b", 9))
-            raise ConnectionResetError("killed")
-
-    table.put(("a", 9))
-    upstream.at(9)
-    query = table.track(probe=fail)
-    with pytest.raises(Exception, match="killed"):
-        query.await_termination(PATIENCE)
-    assert low(lw, "stage").unknown
-    table.track()
-    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "what stood there when the inputs were read")
-    upstream.at(10)
-    table.flow.eventually(lambda: low(lw, "stage") == mark(10), "and what has come since")
-    assert table.keys() == ["a", "b"]
-
-
-def test_driven_windows_over_a_table_close_when_all_their_rows_are_read(
-    table: TableFlow, driven: Driven, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    """To the millisecond, by the watermark alone, after a restart, and all of them in the end."""
-
-    def put(*rows: Mapping[str, str]) -> list[Mapping[str, str]]:
-        frame = table.flow.spark.createDataFrame([(each["key"], each["t"]) for each in rows], "key string, t string")
-        frame.selectExpr("key", "timestamp(t) as t").write.format("delta").mode("append").save(str(table.path))
-        return [*rows]
-
-    def hourly() -> DataFrame:
-        return driven.hourly(driven.drive(table.read(), step=timedelta(milliseconds=1)))
-
-    rows = put(record("a", at(9, 5)), record("a", at(9, 59)), record("b", at(9, 30)))
-    query = driven.start(hourly(), stamp=HOUR)
-    say(upstream, at(10) - timedelta(milliseconds=1))
-    driven.await_watermark(at(10) - timedelta(milliseconds=1))
-    assert driven.out == [], "a row at one millisecond before ten may still come"
-    say(upstream, at(10))
-    driven.await_watermark(at(10))
-    assert driven.rows == counts(rows, at(10))
-    query.stop()
-    rows += put(record("c", at(10)), record("c", at(10, 59)))
-    say(upstream, at(11))
-    again = driven.start(hourly(), stamp=HOUR)
-    driven.await_watermark(at(11))
-    assert driven.rows == counts(rows, at(11))
-    rows += put(record("d", at(11)), record("a", at(13)))
-    upstream.lease.finish()
-    driven.await_watermark(END)
-    assert driven.rows == counts(rows)
-    driven.eventually(lambda: low(lw, "stage").finished, "all is written, so nothing will come")
-    assert again.stage_status().late_rows == 0
 
 
 # -- what holds --------------------------------------------------------------------------------------------------------
@@ -365,10 +266,7 @@ def test_d6_d7_rows_that_a_restore_brings_back_hold_for_good(
 def test_d8_a_version_that_takes_rows_away_ends_the_query_and_holds(
     table: TableFlow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
-    table.put(("a", 9), ("b", 9))
-    upstream.at(9)
-    query = table.track()
-    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows")
+    query = table.followed(lw, upstream, ("a", 9), ("b", 9))
     table.sql("UPDATE {table} SET t = t + INTERVAL 1 HOUR WHERE key = 'a'")
     upstream.at(11)
     with pytest.raises(Exception, match="DELTA_SOURCE_TABLE_IGNORE_CHANGES"):
@@ -376,36 +274,10 @@ def test_d8_a_version_that_takes_rows_away_ends_the_query_and_holds(
     assert low(lw, "stage") == mark(9)
 
 
-@pytest.mark.parametrize("longer", [False, True])
-def test_d10_a_table_that_is_made_anew_holds(
-    longer: bool, table: TableFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    """Shorter: the old offset is beyond the new head, and Delta tells of it at a restart only."""
-    table.put(("a", 9))
-    table.put(("b", 9))
-    upstream.at(9)
-    query = table.track()
-    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows")
-    shutil.rmtree(table.path)
-    for n in range(5 if longer else 1):
-        table.put((f"new{n}", 9))
-    upstream.at(11)
-    table.flow.eventually(
-        lambda: waits(query, "is another one (its id was")() or query.query.exception() is not None, "it is named"
-    )
-    query.stop()
-    assert low(lw, "stage") == mark(9)
-    with pytest.raises(CheckpointMismatch, match="another one"):
-        table.track()
-
-
 def test_d11_versions_that_are_gone_before_they_were_read_hold(
     table: TableFlow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
-    table.put(("a", 9))
-    upstream.at(9)
-    query = table.track()
-    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row")
+    query = table.followed(lw, upstream, ("a", 9))
     query.stop()
     table.put(("b", 9))
     gone = table.head
@@ -421,47 +293,12 @@ def test_d11_versions_that_are_gone_before_they_were_read_hold(
 # -- who writes --------------------------------------------------------------------------------------------------------
 
 
-def test_a_writer_whom_the_inputs_do_not_name_is_refused_and_later_holds(
-    table: TableFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    def by(computation: str, number: int) -> dict[str, Any]:
-        return {"txnAppId": app_id(computation, "c0ffee"), "txnVersion": str(number)}
-
-    table.put(("filled", 1))
-    table.put(("a", 9), **by("source", 0))
-    upstream.at(9)
-    query = table.track()
-    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "what the table was filled with is waited for like all")
-    table.put(("b", 9), **by("other", 0))
-    upstream.at(10)
-    table.flow.eventually(waits(query, "was written by other, which the inputs do not name"), "it holds")
-    query.stop()
-    with pytest.raises(Unsupported, match="into which other writes"):
-        table.track()
-    assert low(lw, "stage") == mark(9)
-
-
-def test_rows_of_nobody_in_a_table_of_computations_hold_for_good(
-    table: TableFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    table.put(("a", 9), userMetadata='{"lowwater": {"computation": "source"}}')
-    upstream.at(9)
-    query = table.track()
-    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row of the source")
-    table.put(("b", 9))
-    upstream.at(10)
-    table.flow.eventually(waits(query, "names no computation"), "it holds")
-    query.stop()
-    assert low(lw, "stage") == mark(9)
-    with pytest.raises(Unsupported, match="names no computation"):
-        table.track()
-
-
 class Opened:
     """A source over such a log, in a checkpoint that has planned a batch."""
 
     def __init__(self, folder: Path) -> None:
         self.log = Log(Table(3, "t", "/t"))
+        self.made = DeltaSource("/t", {}, self.log).waiting_for(frozenset({"source"}))
         self.folder = folder
         self.manifest = Manifest(folder)
         self.manifest.begin(1)
@@ -470,13 +307,33 @@ class Opened:
         (folder / "offsets/0").touch()
 
     def open(self) -> OpenSource:
-        source = DeltaSource("/t", {}, self.log).waiting_for(frozenset({"source"}))
-        return source.open(self.manifest, 0)
+        return self.made.open(self.manifest, 0)
 
 
 def line(version: int, index: int = -1, *, initial: bool = False) -> str:
     found = {"sourceVersion": 1, "reservoirId": "t", "reservoirVersion": version, "index": index}
     return json.dumps({**found, "isStartingVersion": initial})
+
+
+def test_a_writer_whom_the_inputs_do_not_name_is_refused_and_later_holds(tmp_path: Path) -> None:
+    """What the table was filled with is waited for like all. Rows of nobody, among those of computations, hold for good."""
+    said = "was written by other, which the inputs do not name"
+    for writer, why in (("other", said), ("", "names no computation")):
+        opened = Opened(tmp_path / (writer or "nobody"))
+        opened.log.put("WRITE", writer="source")
+        opened.source.head("-")
+        opened.log.put("WRITE", writer=writer)
+        with pytest.raises(OSError, match=why):
+            opened.source.head("-")
+        if writer:
+            opened.log.counted = {app_id(writer, "c0ffee"): 0}
+            with pytest.raises(Unsupported, match="into which other writes"):
+                opened.made.check_writers()
+        else:
+            with pytest.raises(Unsupported, match=why):
+                opened.made.check_writers()
+            with pytest.raises(CheckpointMismatch, match=why):
+                opened.open()
 
 
 def test_rows_that_came_back_hold_also_when_they_were_read_before_anybody_looked(tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from lowwater_pipeline.guard import (
     NonceMismatch,
     NotRaised,
     OldConfiguration,
-    Rewound,
     Unfit,
     WrongOwner,
 )
@@ -38,20 +37,14 @@ from tests.kit.eventually import eventually
 from tests.kit.times import mark
 from tests.property.switches import off
 from tests.spark.flow import Flow
-from tests.spark.session import QUICK, spark_session
-from tests.spark.support import SETTINGS, Upstream, low, row
+from tests.spark.support import Upstream, low, row
+from tests.spark.test_delta import spark
+
+__all__ = ["spark"]
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 LARGE = 2**63
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    session = spark_session("lowwater-delta-guard", "local[2,3]", SETTINGS | QUICK | delta.SETTINGS)
-    yield session
-    for query in session.streams.active:
-        query.stop()
 
 
 class Guarded:
@@ -176,19 +169,7 @@ def test_who_has_not_raised_does_not_write_and_equal_tokens_are_told_apart(table
     assert table.write(writer, 0, "a", 1)
 
 
-def test_a_copied_checkpoint_is_refused_and_the_live_batch_is_not_skipped(table: Guarded) -> None:
-    live = table.raise_(claim(5))
-    for batch in range(3):
-        table.write(live, batch, f"live {batch}", batch)
-    copy = table.raise_(claim(6))
-    refused(Rewound, lambda: table.write(copy, 1, "copy 1", 9), "does not follow")
-    refused(Rewound, lambda: table.write(copy, 2, "copy 2", 9), "other content")
-    refused(Fenced, lambda: table.write(live, 3, "live 3", 3))
-    again = table.raise_(claim(7))
-    assert table.write(again, 3, "live 3", 3)
-    assert table.values() == [0, 1, 2, 3]
-
-
+@pytest.mark.long
 @off("ordinal")
 def test_by_the_number_of_the_batch_alone_the_live_batch_is_lost(table: Guarded) -> None:
     """Delta by itself: a copy has gone on to batch 3, and the live run's batch 3 is skipped without a word."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -19,10 +18,9 @@ from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.track.status import in_short
 from tests.kit.hdfs import RETRIES, Hdfs
 from tests.kit.times import mark
-from tests.spark.crash_driver import ANY
-from tests.spark.flow import HOUR, Flow
+from tests.spark.flow import Flow
+from tests.spark.remote import DECLARED, Query, driven_windows_close, killed_driver_is_replayed
 from tests.spark.support import Upstream, low, row
-from tests.spark.test_crashes import Crashes
 from tests.spark.updates import HOURLY, hourly
 
 pytestmark = pytest.mark.timeout(400)
@@ -51,41 +49,6 @@ def checkpoint(spark: SparkSession, hdfs: Hdfs, tmp_path: Path) -> Location:
     return location_of(spark, hdfs.path(f"{tmp_path.name}/ck"), "The checkpoint")
 
 
-class Query:
-    """A stage over HDFS: plain, or with a function that has two stages."""
-
-    def __init__(self, kind: str, flow: Flow, checkpoint: Location) -> None:
-        self._kind = kind
-        self._flow = flow
-        self._checkpoint = str(checkpoint)
-
-    def start(self, **options: Any) -> lws.TrackedQuery:
-        declared: dict[str, Any] = {"inputs": ["source"], "key": "key", "event_time": "t", "ranges": 4}
-        first = lws.stage(self._flow.spark, "stage", **declared, address=self._flow.address)
-        if self._kind == "plain":
-            query = first.start(
-                self._flow.read(), checkpoint=self._checkpoint, format="json", path=self._flow.folder / "out", **options
-            )
-        else:
-            # Its directory in the checkpoint has the name other%2Estage.
-            second = lws.stage(self._flow.spark, "other.stage", **declared, address=self._flow.address)
-            query = first.foreach_batch(
-                self._flow.read(), self._write, checkpoint=self._checkpoint, also=[second], **options
-            )
-        self._flow.queries.append(query)
-        return query
-
-    def _write(self, rows: DataFrame, batch: lws.Batch) -> None:
-        batch.write(rows, self._flow.folder / "out", file_format="json")
-
-    def keys(self) -> list[str]:
-        """What readers see."""
-        out = self._flow.folder / "out"
-        reader = self._flow.spark.read.schema("key string, t timestamp")
-        options = {} if self._kind == "plain" else {"recursiveFileLookup": "true"}
-        return sorted(entry.key for entry in reader.options(**options).json(str(out)).collect())
-
-
 @pytest.fixture(params=["plain", pytest.param("function", marks=pytest.mark.long)])
 def query(request: pytest.FixtureRequest, flow: Flow, checkpoint: Location) -> Query:
     return Query(request.param, flow, checkpoint)
@@ -94,12 +57,13 @@ def query(request: pytest.FixtureRequest, flow: Flow, checkpoint: Location) -> Q
 def test_a_stage_goes_on_from_a_checkpoint_on_hdfs(
     query: Query, flow: Flow, lw: lowwater.Client, upstream: Upstream, checkpoint: Location
 ) -> None:
-    """Through several starts, and through Spark's compactions of its source log, which come at every third entry."""
-    for hour in range(10, 14):
+    """Through a start, and through Spark's compactions of its source log, which come at every third entry."""
+    for hours in ((10, 11), (12, 13)):
         running = query.start()
-        flow.feed.put([row(f"{hour}", hour - 1)])
-        upstream.at(hour)
-        flow.eventually(lambda: low(lw, "stage") == mark(hour), "all that was put is read")  # noqa: B023
+        for hour in hours:
+            flow.feed.put([row(f"{hour}", hour - 1)])
+            upstream.at(hour)
+            flow.eventually(lambda: low(lw, "stage") == mark(hour), "all that was put is read")  # noqa: B023
         with pytest.raises(ValueError, match="is running in this process; stop it first"):
             query.start(name="another")
         running.stop()
@@ -171,35 +135,24 @@ def test_rule11_a_name_node_that_is_away_for_a_moment_holds(
     assert query.keys() == ["a", "b"]
 
 
+@pytest.mark.long
 def test_a_driven_query_closes_its_windows_from_a_checkpoint_on_hdfs(
     flow: Flow, lw: lowwater.Client, upstream: Upstream, checkpoint: Location
 ) -> None:
-    stage = lws.stage(
-        flow.spark, "stage", inputs=["source"], key="key", event_time="t", stamp=sf.col("hour"), address=flow.address
-    )
-    windows = stage.drive(flow.read()).groupBy(sf.window("t", "1 hour"), "key").count()
-    hours = windows.select(sf.col("window.start").alias("hour"), "key")
-    for hour in (10, 11):
-        flow.feed.put([row(f"{hour}", hour - 1, 30), row("open", hour)])
-        query = stage.start(hours, checkpoint=str(checkpoint), format="json", path=flow.folder / "out")
-        flow.queries.append(query)
-        upstream.at(hour)
-        flow.eventually(lambda: low(lw, "stage") == mark(hour), "its windows are closed")  # noqa: B023
-        query.stop()
-
-    out = flow.spark.read.schema("hour timestamp, key string").json(str(flow.folder / "out"))
-    assert sorted((found.hour.hour, found.key) for found in out.collect()) == [(9, "10"), (10, "11"), (10, "open")]
+    driven_windows_close(flow, lw, upstream, checkpoint)
 
 
 def test_rows_are_handed_over_into_hdfs_once(
     flow: Flow, lw: lowwater.Client, upstream: Upstream, checkpoint: Location, hdfs: Hdfs
 ) -> None:
-    """A batch that was interrupted after it had written is run again, with other rows, and finds its directory. An object store is refused."""
+    """A batch that was interrupted after it had written is run again, with other rows and the same W, and finds its directory. An object store is refused."""
     out = hdfs.path(f"{flow.folder.name}/out")
     made: list[tuple[int, bool]] = []
+    lows: list[tuple[int, bool, lowwater.Watermark]] = []
     failing = True
 
     def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
+        lows.append((batch.id, batch.replayed, batch.low))
         made.append((batch.id, batch.write(rows.select("key", sf.rand().alias("other")), out)))
         if failing:
             msg = "told to fail"
@@ -215,9 +168,11 @@ def test_rows_are_handed_over_into_hdfs_once(
         start().await_termination(180)
     written = flow.spark.read.parquet(out).collect()
     failing = False
+    upstream.at(12)
     query = start()
     flow.queries.append(query)
-    flow.eventually(lambda: low(lw, "stage") == mark(10), "the batch is committed")
+    flow.eventually(lambda: low(lw, "stage") == mark(12), "the batch is committed")
+    assert lows[:2] == [(0, False, mark(10)), (0, True, mark(10))]
     flow.feed.put([])
     flow.eventually(lambda: query.stage_status().batch == 1, "one without rows as well")
     flow.feed.put([row("b", 10)])
@@ -231,65 +186,29 @@ def test_rows_are_handed_over_into_hdfs_once(
     )
 
 
-@pytest.mark.parametrize(
-    ("to", "keep", "said"),
-    [("s3a://bucket/out", None, "batch.write_table"), ("hdfs", timedelta(0), "The removal of batches in hdfs")],
-)
-def test_what_cannot_be_handed_over_there_is_refused_with_the_way_out(
-    to: str, keep: timedelta | None, said: str, flow: Flow, hdfs: Hdfs
-) -> None:
-    path = hdfs.path("refused") if to == "hdfs" else to
+def test_what_cannot_be_handed_over_there_is_refused_with_the_way_out(flow: Flow, hdfs: Hdfs) -> None:
     flow.feed.put([row("a", 9)])
-    query = flow.start(lambda rows, batch: batch.write(rows, path, keep=keep))
-    with pytest.raises(lws.Unsupported, match=said):
-        query.await_termination(180)
+    for path, keep, said in (
+        ("s3a://bucket/out", None, "batch.write_table"),
+        (hdfs.path("refused"), timedelta(0), "The removal of batches in hdfs"),
+    ):
+        query = flow.start(lambda rows, batch: batch.write(rows, path, keep=keep))  # noqa: B023
+        with pytest.raises(lws.Unsupported, match=said):
+            query.await_termination(180)
 
 
-class OnHdfs(Crashes):
-    """A driver that keeps its checkpoint on HDFS, and its state beside its output."""
-
-    checkpoint = ""
-
-    def arguments(self, point: str, batch: int) -> dict[str, object]:
-        return {**super().arguments(point, batch), "checkpoint": self.checkpoint}
-
-
-@pytest.mark.parametrize("point", ["begun", pytest.param("written", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("point", ["begun", "written"])
 def test_rule6_a_driver_that_was_killed_is_replayed_from_hdfs(
-    point: str, spark: SparkSession, flow: Flow, lw: lowwater.Client, upstream: Upstream, checkpoint: Location
+    point: str, flow: Flow, lw: lowwater.Client, upstream: Upstream, checkpoint: Location
 ) -> None:
-    """By kill -9 of the driver, its JVM and its workers, with W on HDFS: the next run has the same W, whatever the inputs say by then."""
-    crashes = OnHdfs(flow.folder, flow.address)
-    crashes.checkpoint = str(checkpoint)
-    crashes.put(("a", 9), ("b", 10))
-    upstream.at(10)
-    try:
-        crashes.run(point, ANY)
-        crashes.crashed()
-    finally:
-        crashes.kill()
-    upstream.at(12)
-    lows = []
-
-    def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
-        lows.append((batch.id, batch.replayed, batch.low))
-        batch.write(batch.stateful(rows, hourly, HOURLY, flow.folder / "state"), flow.folder / "out")
-
-    declared: dict[str, Any] = {"inputs": ["source"], "key": "key", "event_time": "t", "ranges": 4, "stamp": HOUR}
-    stage = lws.stage(spark, "hourly", **declared, address=flow.address)
-    frame = spark.readStream.schema("key string, t timestamp").json(str(flow.folder / "in"))
-    flow.queries.append(stage.foreach_batch(frame, write_batch, checkpoint=str(checkpoint)))
-    flow.eventually(lambda: low(lw, "hourly") == mark(12), "what was interrupted is done again")
-
-    assert lows[0] == (0, True, mark(10))
-    assert crashes.written() == [("09:00", "a", 1), ("10:00", "b", 1)]
+    killed_driver_is_replayed(point, flow, lw, upstream, checkpoint)
 
 
 def test_what_cannot_be_on_hdfs_is_refused_with_the_way_out(
     flow: Flow, lw: lowwater.Client, upstream: Upstream, checkpoint: Location
 ) -> None:
-    declared: dict[str, Any] = {"inputs": ["source"], "key": "key", "event_time": "t", "ranges": 4}
-    stage = lws.stage(flow.spark, "stage", **declared, address=flow.address)
+    stage = lws.stage(flow.spark, "stage", **DECLARED, address=flow.address)
 
     driven = lws.drive(flow.read(), inputs=["source"], event_time="t", approximate=0.99, late=flow.folder / "late")
     with pytest.raises(lws.Unsupported, match="The checkpoint of a query that keeps its late rows in hdfs"):

@@ -222,15 +222,6 @@ def test_a_table_that_was_replaced_holds_for_good(log: Log, query: Callable[...,
     made.holds("was rolled back or replaced")
 
 
-def test_another_table_holds_and_ends_the_query(log: Log, query: Callable[..., Query]) -> None:
-    first = log.put()
-    made = query()
-    log.found = log.found._replace(id="other")
-    made.holds("is another one", for_good=False)
-    with pytest.raises(CheckpointMismatch, match="is another one"):
-        made.commit(line(first))
-
-
 @pytest.mark.parametrize("how", ["fast forward", "cherry-pick"])
 @pytest.mark.parametrize("restarted", [False, True])
 def test_rows_that_are_published_late_hold_for_good(

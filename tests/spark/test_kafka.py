@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import shutil
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
@@ -34,6 +32,7 @@ from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import EARLIER
 from lowwater_spark.sources.control import END, Offset
 from lowwater_spark.sources.kafka import (
+    BROKERS,
     KAFKA,
     NO_ID,
     Ends,
@@ -49,7 +48,7 @@ from lowwater_spark.sources.kafka import (
     vector_of,
 )
 from lowwater_spark.sources.kafka_admin import KafkaAdmin
-from lowwater_spark.sources.kafka_marks import Begun, SlotMark, marks_topic
+from lowwater_spark.sources.kafka_marks import marks_topic
 from lowwater_spark.track.plan import check_plan
 from tests.kit.clock import Clock
 from tests.kit.eventually import eventually
@@ -57,19 +56,13 @@ from tests.kit.kafka import ANSWERS_WITHIN, READY, Broker, Kafka, Row
 from tests.kit.times import at, mark
 from tests.spark.drive_support import HOUR, Driven, counts, driven, millis, record, say
 from tests.spark.flow import Flow
-from tests.spark.support import Upstream, low
+from tests.spark.kafka_answers import OPTIONS, Answers, over
+from tests.spark.support import Upstream, low, waits
 from tests.spark.test_driving import VALUE, Query
 
 __all__ = ["driven"]
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
-
-
-@pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    soon = {"log.cleaner.backoff.ms": 100}
-    with Kafka(tmp_path_factory.mktemp("kafka"), settings=soon) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +106,14 @@ class Topic:
         source = options.pop("source", {})
         write = self.flow.plain if write_batch is None else write_batch
         return self.flow.start(write, stream=self.read(**source), ranges=2, **options)
+
+    def followed(self, lw: lowwater.Client, upstream: Upstream, *rows: tuple[str, int]) -> lws.TrackedQuery:
+        """Start the stage over rows of nine o'clock, and wait until it has come so far."""
+        self.put(*rows)
+        upstream.at(9)
+        query = self.track()
+        self.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows are committed")
+        return query
 
     def keys(self) -> list[str]:
         out = str(self.flow.folder / "out")
@@ -166,15 +167,15 @@ class Transaction:
         assert self.producer.flush(ANSWERS_WITHIN) == 0
 
 
-def waits(query: lws.TrackedQuery, word: str) -> Callable[[], bool]:
-    return lambda: any(word in each for each in (*query.stage_status().waiting_for, query.stage_status().holding))
-
-
 # -- what counts -------------------------------------------------------------------------------------------------------
 
 
 def test_a_stage_follows_its_inputs_through_a_topic(topic: Topic, lw: lowwater.Client, upstream: Upstream) -> None:
-    """With rows, without, after a restart, and never before what stood in the topic is committed."""
+    """With rows, without, after a restart, and never before what stood in the topic is committed.
+
+    Kafka's client refuses a time limit of a request above that of a whole call: the readers' is not the driver's, who has a short one.
+    """
+    patient = {"kafka.request.timeout.ms": "60000"}
     going = threading.Event()
     going.set()
 
@@ -184,7 +185,7 @@ def test_a_stage_follows_its_inputs_through_a_topic(topic: Topic, lw: lowwater.C
 
     topic.put(("a", 9), ("b", 9))
     upstream.at(9)
-    query = topic.track(write)
+    query = topic.track(write, source=patient)
     topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows are committed")
     upstream.at(10)
     topic.flow.eventually(lambda: low(lw, "stage") == mark(10), "no rows are needed")
@@ -260,10 +261,7 @@ def test_1c_the_marker_of_an_aborted_transaction_at_the_end_is_reached(
     assert topic.keys() == ["a"]
 
 
-@pytest.mark.parametrize("trigger", [{"processingTime": "0 seconds"}, {"availableNow": True}])
-def test_1d_4a_4b_a_rate_limit_leaves_rows_behind(
-    trigger: dict[str, Any], topic: Topic, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_1d_4a_4b_a_rate_limit_leaves_rows_behind(topic: Topic, lw: lowwater.Client, upstream: Upstream) -> None:
     topic.put(("a", 9), ("b", 9), ("c", 9))
     upstream.at(10)
     went_on = threading.Event()
@@ -272,7 +270,7 @@ def test_1d_4a_4b_a_rate_limit_leaves_rows_behind(
         assert went_on.wait(ANSWERS_WITHIN)
         topic.flow.plain(rows, batch)
 
-    query = topic.track(write, source={"maxOffsetsPerTrigger": "1"}, trigger=trigger)
+    query = topic.track(write, source={"maxOffsetsPerTrigger": "1"}, trigger={"availableNow": True})
     topic.flow.eventually(waits(query, "(read to 0 of 3: maxOffsetsPerTrigger may leave them"), "it says why")
     went_on.set()
     topic.flow.eventually(lambda: low(lw, "stage") == mark(10), "all three are read")
@@ -281,15 +279,11 @@ def test_1d_4a_4b_a_rate_limit_leaves_rows_behind(
         (1, False),
         (2, False),
     ], "the third reads to the end, and nobody has confirmed it when it runs"
-    if "availableNow" in trigger:
-        assert query.await_termination(60)
+    assert query.await_termination(60)
 
 
 def test_2a_a_partition_that_is_added_is_waited_for(topic: Topic, lw: lowwater.Client, upstream: Upstream) -> None:
-    topic.put(("a", 9))
-    upstream.at(9)
-    topic.track()
-    topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "one partition")
+    topic.followed(lw, upstream, ("a", 9))
     topic.kafka.grow(topic.name, 3)
     topic.put(("b", 10), partition=2)
     upstream.at(11)
@@ -297,22 +291,24 @@ def test_2a_a_partition_that_is_added_is_waited_for(topic: Topic, lw: lowwater.C
     assert topic.keys() == ["a", "b"]
 
 
-def test_a_time_limit_of_the_readers_is_not_the_drivers(topic: Topic, lw: lowwater.Client, upstream: Upstream) -> None:
-    """Kafka's client refuses one of a request that is above that of a whole call, and the driver has a short one."""
-    topic.put(("a", 9))
-    upstream.at(9)
-    topic.track(source={"kafka.request.timeout.ms": "60000"})
-    topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row is committed")
+def test_kafka_is_known_however_it_is_spelt(topic: Topic) -> None:
+    for spelt in ("KAFKA", "org.apache.spark.sql.kafka010.KafkaSourceProvider"):
+        reader = topic.flow.spark.readStream.format(spelt).option("kafka.bootstrap.servers", topic.kafka.address)
+        [source] = check_plan(topic.flow.spark, reader.option("subscribe", topic.name).load()).sources
+        options = {"kafka.bootstrap.servers": topic.kafka.address, "subscribe": topic.name}
+        assert source == KafkaSource(options, topic.admin())
+        assert source.kind == KAFKA
 
 
-@pytest.mark.parametrize("spelt", ["KAFKA", "org.apache.spark.sql.kafka010.KafkaSourceProvider"])
-def test_kafka_is_known_however_it_is_spelt(spelt: str, topic: Topic) -> None:
-    reader = topic.flow.spark.readStream.format(spelt).option("kafka.bootstrap.servers", topic.kafka.address)
-    [source] = check_plan(topic.flow.spark, reader.option("subscribe", topic.name).load()).sources
-    assert source == KafkaSource(
-        {"kafka.bootstrap.servers": topic.kafka.address, "subscribe": topic.name}, topic.admin()
-    )
-    assert source.kind == KAFKA
+def test_a_session_that_asks_as_before_is_refused(topic: Topic) -> None:
+    deprecated = "spark.sql.streaming.kafka.useDeprecatedOffsetFetching"
+    topic.flow.spark.conf.set(deprecated, "true")
+    try:
+        with pytest.raises(Unsupported, match="useDeprecatedOffsetFetching"):
+            topic.track()
+    finally:
+        topic.flow.spark.conf.unset(deprecated)
+    assert not (topic.flow.folder / "ck").exists()
 
 
 # -- driven ---------------------------------------------------------------------------------------------------------------
@@ -404,12 +400,11 @@ def test_what_is_planned_over_a_topic_moves_no_watermark_before_it_is_confirmed(
         told = control.told()
         assert told is not None
         assert (told.offset.watermark, told.answered, told.final) == (0, 0, False), "nobody has confirmed the batch"
-        known = answers.found
-        answers.found = known._replace(ids={"t": "2"})
+        answers.ids_of = {"t": "2"}
         with pytest.raises(CheckpointMismatch, match="another one"):
             query.tick()
         assert query.given() == 0, "the rows may have been those of another topic"
-        answers.found = known
+        answers.ids_of = {"t": "1"}
         query.run.tick()
         query.driving.tick()
         told = control.told()
@@ -429,10 +424,7 @@ def test_3d_a_stage_goes_on_while_one_of_three_brokers_is_away(
 ) -> None:
     """The leader is killed; two away are too many, since nobody may know then of a row."""
     topic = Topic(three, flow, tmp_path.name)
-    topic.put(("a", 9))
-    upstream.at(9)
-    query = topic.track()
-    flow.eventually(lambda: low(lw, "stage") == mark(9), "the row is committed")
+    query = topic.followed(lw, upstream, ("a", 9))
     first = topic.leader(Partition(topic.name, 0))
     first.kill()
     topic.put(("b", 10))
@@ -452,6 +444,7 @@ def test_3d_a_stage_goes_on_while_one_of_three_brokers_is_away(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_2c_a_partition_that_one_broker_does_not_know_yet_is_waited_for(
     three: Kafka, flow: Flow, lw: lowwater.Client, upstream: Upstream, tmp_path: Path
 ) -> None:
@@ -460,10 +453,7 @@ def test_2c_a_partition_that_one_broker_does_not_know_yet_is_waited_for(
     Spark itself may ask two brokers, of which one does not know the partition that the other has named: it ends its query then, and goes on in the next one.
     """
     topic = Topic(three, flow, tmp_path.name)
-    topic.put(("a", 9))
-    upstream.at(9)
-    topic.track()
-    flow.eventually(lambda: low(lw, "stage") == mark(9), "one partition")
+    topic.followed(lw, upstream, ("a", 9))
     asleep = topic.leader(Partition(topic.name, 0))
     awake = [each for each in three.brokers if each is not asleep]
     place = Partition(topic.name, 0)
@@ -554,10 +544,7 @@ def test_unknown_holds_what_brokers_know_together_has_nothing_old() -> None:
 
 
 def test_2d_a_topic_made_anew_under_a_query_ends_it(topic: Topic, lw: lowwater.Client, upstream: Upstream) -> None:
-    topic.put(("a", 9), ("b", 9), ("c", 9))
-    upstream.at(9)
-    query = topic.track()
-    topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows are committed")
+    query = topic.followed(lw, upstream, ("a", 9), ("b", 9), ("c", 9))
     topic.recreate()
     topic.put(("d", 10))
     upstream.at(11)
@@ -572,7 +559,13 @@ def test_2d_a_topic_made_anew_under_a_query_ends_it(topic: Topic, lw: lowwater.C
 
 @pytest.mark.parametrize(
     "confirmed",
-    [True, pytest.param(False, marks=pytest.mark.xfail(strict=True, raises=AssertionError, reason="by the plan"))],
+    [
+        True,
+        pytest.param(
+            False,
+            marks=[pytest.mark.long, pytest.mark.xfail(strict=True, raises=AssertionError, reason="by the plan")],
+        ),
+    ],
 )
 def test_2d_a_topic_made_anew_between_plan_and_read_closes_no_window(
     topic: Topic, upstream: Upstream, confirmed: bool, monkeypatch: pytest.MonkeyPatch
@@ -608,28 +601,8 @@ def test_windows_over_a_topic_close_in_the_batch_after_the_one_that_is_confirmed
     assert query.stage_status().ticks >= 1
 
 
-def test_2e_a_topic_made_anew_while_the_query_was_away_is_refused(
-    topic: Topic, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    """Spark sees nothing: the offsets are beyond those that it has read."""
-    topic.put(("a", 9))
-    upstream.at(9)
-    query = topic.track()
-    topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row is committed")
-    query.stop()
-    topic.recreate()
-    topic.put(("b", 9), ("c", 9), ("d", 9))
-    upstream.at(10)
-    with pytest.raises(CheckpointMismatch, match=rf"the topic {topic.name} is another one .* adopt=True"):
-        topic.track()
-    assert low(lw, "stage") == mark(9)
-
-
 def test_3d_a_broker_that_is_away_holds_and_goes_on(topic: Topic, lw: lowwater.Client, upstream: Upstream) -> None:
-    topic.put(("a", 9))
-    upstream.at(9)
-    query = topic.track()
-    topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row is committed")
+    query = topic.followed(lw, upstream, ("a", 9))
     [broker] = topic.kafka.brokers
     broker.kill()
     upstream.at(10)
@@ -682,10 +655,7 @@ def test_3c_a_log_that_was_cut_off_is_refused_though_it_has_grown_past_its_old_e
     topic: Topic, lw: lowwater.Client, upstream: Upstream
 ) -> None:
     """The query was away meanwhile. The ends say nothing, nor does the topic's id: the leader is of a new epoch, and of the old one it has no rows."""
-    topic.put(("a", 9), ("b", 9))
-    upstream.at(9)
-    query = topic.track()
-    topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows are committed")
+    query = topic.followed(lw, upstream, ("a", 9), ("b", 9))
     query.stop()
     topic.flow.queries.clear()
     [broker] = topic.kafka.brokers
@@ -724,64 +694,6 @@ def test_5b_a_topic_whose_beginning_was_removed_is_refused_unless_it_is_declared
         topic.track()
 
 
-@pytest.mark.slow
-def test_brokers_that_are_not_declared_and_rows_on_one_broker_alone_are_refused(
-    three: Kafka, flow: Flow, tmp_path: Path
-) -> None:
-    """3a: one broker alone acknowledges a row, and dies. 3c: one that lacks rows comes to lead."""
-    topic = Topic(three, flow, f"{tmp_path.name}-all")
-    with pytest.raises(
-        Unsupported, match="Kafka with 3 brokers as the source of a stage with inputs, 1 of which are declared"
-    ):
-        topic.track(source={"lowwater.brokers": "1"})
-    three.create(f"{tmp_path.name}-one", min_insync_replicas="1")
-    three.create(f"{tmp_path.name}-unclean", unclean_leader_election_enable="true")
-    for name, said in (("one", r"min\.insync\.replicas=1"), ("unclean", r"unclean\.leader\.election\.enable=true")):
-        with pytest.raises(Unsupported, match=rf"-{name} with {said} as the source of a stage with inputs"):
-            topic.track(source={"subscribe": f"{tmp_path.name}-{name}"})
-    assert not (flow.folder / "ck").exists()
-
-
-@pytest.mark.slow
-def test_3a_3b_a_row_counts_from_when_all_replicas_in_sync_have_it(three: Kafka, flow: Flow, tmp_path: Path) -> None:
-    """While the followers are stopped: a writer with ``acks=1`` is told that its row is there, and no head has it. With ``acks=all`` it is not told."""
-    topic = Topic(three, flow, tmp_path.name)
-    place = Partition(topic.name, 0)
-    topic.put(("a", 9))
-    lead = topic.leader(place)
-    # Its requests go to the leader alone; Kafka's own admin client asks any broker where that is.
-    told: dict[str, Any] = {"bootstrap.servers": lead.address, "log_level": 0}
-    watching = Consumer({**told, "group.id": "watching", "isolation.level": "read_uncommitted"})
-
-    def end() -> int:
-        found = watching.get_watermark_offsets(TopicPartition(topic.name, 0), ANSWERS_WITHIN)
-        assert found is not None
-        return found[1]
-
-    assert end() == 1
-    all_of_them = Producer({**told, "acks": "all"})
-    delivered: list[tuple[object, object]] = []
-    one_of_them = Producer({**told, "acks": "1"})
-    for producer in (all_of_them, one_of_them):
-        producer.list_topics(topic.name, ANSWERS_WITHIN)
-    others = [broker for broker in three.brokers if broker is not lead]
-    for broker in others:
-        broker.pause()
-    try:
-        all_of_them.produce(topic.name, b"{}", on_delivery=lambda error, row: delivered.append((error, row)))
-        one_of_them.produce(topic.name, b"{}")
-        assert one_of_them.flush(ANSWERS_WITHIN) == 0, "acks=1: acknowledged"
-        all_of_them.poll(0)
-        assert (end(), delivered) == (1, [])
-    finally:
-        for broker in others:
-            broker.resume()
-    assert all_of_them.flush(ANSWERS_WITHIN) == 0
-    assert [error for error, _ in delivered] == [None]
-    assert end() >= 2, "acks=all: acknowledged, and in the head"
-    watching.close()
-
-
 def test_1e_a_topic_with_aborted_rows_is_read_with_read_committed_alone(topic: Topic) -> None:
     """By the writer's marks: whoever read all would read the rows of a failed attempt, and those of the next one."""
     topic.kafka.create(marks_topic(topic.name))
@@ -794,10 +706,7 @@ def test_1e_a_topic_with_aborted_rows_is_read_with_read_committed_alone(topic: T
 def test_5a_rows_that_were_removed_before_they_were_read_end_the_query(
     topic: Topic, lw: lowwater.Client, upstream: Upstream
 ) -> None:
-    topic.put(("a", 9))
-    upstream.at(9)
-    query = topic.track()
-    topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row is committed")
+    query = topic.followed(lw, upstream, ("a", 9))
     query.stop()
     topic.put(("b", 9), ("c", 9))
     for each in topic.kafka.admin.delete_records([TopicPartition(topic.name, 0, 3)]).values():
@@ -862,47 +771,6 @@ def test_the_options_of_a_secured_cluster_reach_whoever_asks_it(
         query.stop()
 
 
-OPTIONS: dict[str, tuple[dict[str, str], str]] = {
-    "no declaration": ({"lowwater.brokers": ""}, r"without the option lowwater\.brokers"),
-    "no brokers": ({"lowwater.brokers": "0"}, r"without the option lowwater\.brokers"),
-    "failOnDataLoss": ({"failOnDataLoss": "false"}, "with the option failOnDataLoss false"),
-    "latest": ({"startingOffsets": "latest"}, "without the option startingOffsets earliest"),
-    "offsets": ({"startingOffsets": '{"t":{"0":3}}'}, "without the option startingOffsets earliest"),
-    "a time": ({"startingTimestamp": "1000"}, "without the option startingOffsets earliest"),
-    "times": ({"startingOffsetsByTimestamp": '{"t":{"0":1}}'}, "without the option startingOffsets earliest"),
-}
-
-
-@pytest.mark.parametrize("what", OPTIONS)
-def test_an_option_that_takes_exactness_away_is_named(what: str, topic: Topic) -> None:
-    options, said = OPTIONS[what]
-    with pytest.raises(Unsupported, match=said) as refusal:
-        topic.track(source=options)
-    assert refusal.value.fix
-    assert not (topic.flow.folder / "ck").exists()
-
-
-def test_what_names_other_topics_or_a_session_that_asks_as_before_is_refused(topic: Topic) -> None:
-    def start(stream: DataFrame) -> None:
-        topic.flow.start(topic.flow.plain, stream=stream)
-
-    reader = topic.flow.spark.readStream.format("kafka").option("kafka.bootstrap.servers", topic.kafka.address)
-    reader = reader.option("lowwater.brokers", "1").option("startingOffsets", "earliest")
-    rows = "string(value) as key", "timestamp as t"
-    for option, value in (("subscribePattern", "t.*"), ("assign", f'{{"{topic.name}":[0]}}')):
-        other = topic.flow.spark.readStream.format("kafka").option("kafka.bootstrap.servers", topic.kafka.address)
-        other = other.option("lowwater.brokers", "1").option("startingOffsets", "earliest").option(option, value)
-        with pytest.raises(Unsupported, match=f"with the option {option.lower()}"):
-            start(other.load().selectExpr(*rows))
-    deprecated = "spark.sql.streaming.kafka.useDeprecatedOffsetFetching"
-    topic.flow.spark.conf.set(deprecated, "true")
-    try:
-        with pytest.raises(Unsupported, match="useDeprecatedOffsetFetching"):
-            start(reader.option("subscribe", topic.name).load().selectExpr(*rows))
-    finally:
-        topic.flow.spark.conf.unset(deprecated)
-
-
 def test_a_driver_without_kafkas_client_is_told_what_to_bring(topic: Topic) -> None:
     """py4j takes a class that is not there for a package, in which there may be anything."""
     nowhere: Any = topic.flow.spark._jvm
@@ -913,28 +781,12 @@ def test_a_driver_without_kafkas_client_is_told_what_to_bring(topic: Topic) -> N
 
 
 def test_other_topics_than_the_checkpoints_are_refused(topic: Topic, lw: lowwater.Client, upstream: Upstream) -> None:
-    topic.put(("a", 9))
-    upstream.at(9)
-    query = topic.track()
-    topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row is committed")
+    query = topic.followed(lw, upstream, ("a", 9))
     query.stop()
     topic.flow.queries.clear()
     topic.kafka.create(f"{topic.name}-more")
     with pytest.raises(CheckpointMismatch, match=r"has read .*, and the query reads .*-more"):
         topic.track(source={"subscribe": f"{topic.name},{topic.name}-more"})
-
-
-def test_an_injector_asks_nothing_of_kafka(topic: Topic, lw: lowwater.Client) -> None:
-    def write(rows: DataFrame, batch: lws.Batch) -> None:
-        [[found]] = rows.agg(sf.unix_micros(sf.max("t"))).collect()
-        if found is not None:
-            batch.frontier(lowwater.Watermark(found))
-
-    topic.put(("a", 9))
-    begin = lws.injector(topic.flow.spark, "begin", key="key", event_time="t", ranges=2, address=topic.flow.address)
-    frame = topic.read(**{"lowwater.brokers": "", "failOnDataLoss": "false"})
-    topic.flow.queries.append(begin.foreach_batch(frame, write, checkpoint=topic.flow.folder / "ck"))
-    topic.flow.eventually(lambda: low(lw, "begin") == mark(9), "the frontier")
 
 
 # -- offsets, alone ----------------------------------------------------------------------------------------------------
@@ -989,67 +841,54 @@ def test_another_cluster_and_another_topic_are_told_apart() -> None:
 # -- a cluster as no broker of today can be made to answer -----------------------------------------------------------------
 
 
-@dataclass
-class Answers:
-    """What a cluster of one topic answers."""
-
-    found: Identity = field(default_factory=lambda: Identity("c", 1, {"t": "1"}, {"t": 1}))
-    end: int = 0
-    epoch: int = 0
-    common: int = 0
-    """Up to where the log is as it was under the leaders before."""
-    asked: int = 0
-
-    def told(self, topics: tuple[str, ...], enough: int) -> list[Told]:
-        self.asked += 1
-        found = self.found
-        return [Told(found.cluster, frozenset({1}), found.ids, {Partition("t", 0): self.epoch}, {Partition("t", 0): 1})]
-
-    def kept(self, epochs: Mapping[Partition, int], now: Identity) -> dict[Partition, int]:
-        return dict.fromkeys(epochs, self.common)
-
-    def ids(self, topics: tuple[str, ...]) -> tuple[str, Mapping[str, str]]:
-        return self.found.cluster, self.found.ids
-
-    def existing(self, topics: tuple[str, ...]) -> frozenset[str]:
-        return frozenset()
-
-    def settings(self, topics: tuple[str, ...], names: tuple[str, ...]) -> Mapping[str, Mapping[str, str]]:
-        raise AssertionError(topics)
-
-    def beginnings(self, partitions: list[Partition]) -> dict[Partition, int]:
-        return dict.fromkeys(partitions, 0)
-
-    def ends(
-        self, partitions: list[Partition], epochs: Mapping[Partition, int], *, committed: bool
-    ) -> dict[Partition, int]:
-        return dict.fromkeys(partitions, self.end)
-
-    def holder(self, place: Partition, since: int) -> str:
-        raise AssertionError(place)
-
-    def marks(self, topics: tuple[str, ...]) -> list[SlotMark | Begun]:
-        return []
-
-    def marks_between(self, since: Mapping[Partition, int], ends: Mapping[Partition, int]) -> list[SlotMark | Begun]:
-        raise AssertionError(ends)
+REFUSED: list[tuple[dict[str, str], str]] = [
+    ({BROKERS: ""}, r"without the option lowwater\.brokers"),
+    ({BROKERS: "0"}, r"without the option lowwater\.brokers"),
+    ({"failondataloss": "false"}, "with the option failOnDataLoss false"),
+    ({"startingoffsets": "latest"}, "without the option startingOffsets earliest"),
+    ({"startingoffsets": '{"t":{"0":3}}'}, "without the option startingOffsets earliest"),
+    ({"startingtimestamp": "1000"}, "without the option startingOffsets earliest"),
+    ({"startingoffsetsbytimestamp": '{"t":{"0":1}}'}, "without the option startingOffsets earliest"),
+    ({"subscribepattern": "t.*"}, "with the option subscribepattern"),
+    ({"assign": '{"t":[0]}'}, "with the option assign"),
+]
 
 
-def over(answers: Answers) -> KafkaSource:
-    options = {"subscribe": "t", "startingoffsets": "earliest", "lowwater.brokers": "1"}
-    source = KafkaSource(options, answers).waiting_for(frozenset({"default/source"}))
-    assert isinstance(source, KafkaSource)
-    return source
+def test_an_option_that_takes_exactness_away_is_named() -> None:
+    """An injector says itself how far it is, so nothing is asked of its options; one that goes by its ends may begin anywhere."""
+    for options, said in REFUSED:
+        source = KafkaSource({**OPTIONS, **options}, Answers())
+        assert source.waiting_for(frozenset()) == source
+        with pytest.raises(Unsupported, match=f"Kafka as the source of a stage with inputs, {said}") as refusal:
+            source.waiting_for(frozenset({"default/source"}))
+        assert refusal.value.fix
+        if "starting" in str(options):
+            assert source.telling_ends().inputs == frozenset()
+        else:
+            with pytest.raises(Unsupported, match=f"injector with across or delay, {said}"):
+                source.telling_ends()
+
+
+def test_brokers_that_are_not_declared_and_rows_on_one_broker_alone_are_refused() -> None:
+    """3a: one broker alone acknowledges a row, and dies. 3c: one that lacks rows comes to lead."""
+    in_sync, unclean = "min.insync.replicas", "unclean.leader.election.enable"
+    answers = Answers(brokers=3, settings_of={in_sync: "2", unclean: "false"})
+    over(answers, lowwater__brokers="3").check_writers()
+    with pytest.raises(Unsupported, match=r"Kafka with 3 brokers .* with inputs, 1 of which are declared"):
+        over(answers).check_writers()
+    for name, value in ((in_sync, "1"), (unclean, "true")):
+        answers.settings_of = {in_sync: "2", unclean: "false", name: value}
+        with pytest.raises(Unsupported, match=f"t with {name}={value} as the source of a stage with inputs"):
+            over(answers, lowwater__brokers="3").check_writers()
 
 
 def test_topics_without_ids_are_refused() -> None:
     """Brokers before 2.8 know none: a topic that is made anew would look as before."""
     over(Answers()).check_writers()
-    nameless = Answers().found._replace(ids={"t": NO_ID})
     with pytest.raises(Unsupported, match="where the topic t has no id"):
-        over(Answers(nameless)).check_writers()
+        over(Answers(ids_of={"t": NO_ID})).check_writers()
     with pytest.raises(Unsupported, match="where the cluster has no id"):
-        over(Answers(Answers().found._replace(cluster=""))).check_writers()
+        over(Answers(cluster="")).check_writers()
 
 
 @pytest.mark.slow
@@ -1072,10 +911,7 @@ def test_3c_an_unclean_election_is_found_though_the_log_has_grown_past_its_old_e
         for done in three.admin.incremental_alter_configs([resource]).values():
             done.result(ANSWERS_WITHIN)
 
-    topic.put(("a", 9), ("b", 9))
-    upstream.at(9)
-    query = topic.track()
-    flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows are committed")
+    query = topic.followed(lw, upstream, ("a", 9), ("b", 9))
     allow("1", "true")
     first = topic.leader(place)
     known = three.admin.list_topics(topic.name, ANSWERS_WITHIN).topics[topic.name].partitions[0]
@@ -1149,16 +985,14 @@ def test_3c_how_far_partitions_were_seen_to_go_is_known_to_the_next_run(how: str
 def test_a_reader_names_open_transactions_first_and_a_limit_only_for_what_is_not_planned(tmp_path: Path) -> None:
     manifest = Manifest(tmp_path)
     manifest.begin(1)
-    source = over(Answers(end=10))
-    opened = OpenKafka(
-        dataclasses.replace(source, options={**source.options, "maxoffsetspertrigger": "5"}), manifest, 0
-    )
+    opened = OpenKafka(over(Answers(end=10), maxoffsetspertrigger="5"), manifest, 0)
     first, second = Partition("t", 0), Partition("t", 1)
     head = Ends({first: 10, second: 10}, {first: 10, second: 8}, {second: "bank"})
     held = "partition 1 of t (read to 0 of 10: a transaction is open since 8, that of bank)"
     limited = "partition 0 of t (read to 0 of 10: maxOffsetsPerTrigger may leave them to later batches)"
     assert opened.missing(head, 5) == [held, limited], "the job has not come to the transaction, and it holds"
-    opened._from_the_beginning = True
+    (tmp_path / "sources/0").mkdir(parents=True)
+    (tmp_path / "sources/0/0").write_text('v1\n{"t":{"0":0,"1":0}}')
     opened.read_to('{"t":{"0":10,"1":8}}')
     assert opened.missing(head, 5) == [held, "partition 0 of t (read to 0 of 10: the batch that runs reads the rest)"]
     assert opened.missing(head, 1) == [held]
@@ -1175,7 +1009,7 @@ def test_kafka_is_asked_once_a_commit(tmp_path: Path) -> None:
     opened.confirm('{"t":{"0":3}}')
     assert answers.asked == before + 1
     opened.knock('{"t":{"0":3}}')
-    answers.found = answers.found._replace(ids={"t": "2"})
+    answers.ids_of = {"t": "2"}
     with pytest.raises(CheckpointMismatch, match="another one"):
         opened.confirm('{"t":{"0":4}}')
 

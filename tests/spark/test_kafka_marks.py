@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -26,11 +25,9 @@ from lowwater_spark.sources.kafka import (
     BROKERS,
     HEAD,
     MARKS,
-    Identity,
     KafkaSource,
     OpenKafka,
     Partition,
-    Told,
     written,
 )
 from lowwater_spark.sources.kafka_admin import KafkaAdmin
@@ -39,18 +36,13 @@ from tests.kit.kafka import ANSWERS_WITHIN, Kafka
 from tests.kit.times import at, mark
 from tests.process.serving import Serving
 from tests.spark.flow import Flow
+from tests.spark.kafka_answers import OPTIONS, Answers, over
 from tests.spark.kafka_slots import Slots
-from tests.spark.support import Upstream, begun, low
+from tests.spark.support import Upstream, begun, low, waits
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 COMMITTED = "kafka.isolation.level"
-
-
-@pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    with Kafka(tmp_path_factory.mktemp("kafka")) as running:
-        yield running
 
 
 class Reader:
@@ -120,10 +112,6 @@ def reader(kafka: Kafka, flow: Flow, tmp_path: Path) -> Reader:
     return Reader(kafka, flow, tmp_path.name)
 
 
-def waits(query: lws.TrackedQuery, word: str) -> Callable[[], bool]:
-    return lambda: any(word in each for each in (*query.stage_status().waiting_for, query.stage_status().holding))
-
-
 # -- on a real broker ------------------------------------------------------------------------------------------------------
 
 
@@ -158,6 +146,7 @@ def test_head_of_w_what_is_marked_is_waited_for_behind_whatever_is_open(
     assert reader.keys() == ["a", "b"]
 
 
+@pytest.mark.long
 def test_head_of_w_breaks_when_marks_are_read_only_as_far_as_they_are_stable(
     reader: Reader, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,13 +225,13 @@ def test_marks_that_are_gone_hold_and_end_no_query(reader: Reader, lw: lowwater.
     assert by_ends.exception() is None
 
 
-def test_who_goes_by_marks_needs_them(reader: Reader, upstream: Upstream) -> None:
+def test_who_goes_by_marks_needs_them() -> None:
     with pytest.raises(
         Unsupported, match=r"with the option lowwater\.head mark cannot .* Set it to marks if nobody but"
     ):
-        reader.start(**{HEAD: "mark"})
+        over(Answers(), lowwater__head="mark")
     with pytest.raises(Unsupported, match=r"lowwater\.head marks and without kafka\.isolation\.level read_committed"):
-        reader.start(**{COMMITTED: ""})
+        over(Answers(), lowwater__head=MARKS)
 
 
 def test_a_reader_that_begins_before_its_writer_holds_until_there_are_marks(
@@ -346,72 +335,16 @@ def test_head_of_w_each_row_that_a_mark_tells_of_is_waited_for(said: list[SlotMa
     assert {(place.topic, place.number, row) for place, end in found.items() for row in range(end)} == rows
 
 
-@dataclass
-class Answers:
-    """What a cluster of a topic and its marks answers, each of one partition."""
-
-    ids_: dict[str, str] = field(default_factory=lambda: {"t": "1", marks_topic("t"): "2"})
-    end: int = 0
-    epoch: int = 0
-    """Of the leader of the marks."""
-    said: list[SlotMark | Begun] = field(default_factory=list)
-    """What stands in the topic of marks."""
-    failure: Exception | None = None
-    """Of the next reading of them."""
-    reads: list[int] = field(default_factory=list)
-    """From where on they were read."""
-
-    def told(self, topics: tuple[str, ...], enough: int) -> list[Told]:
-        epochs = {Partition(topic, 0): 0 if topic == "t" else self.epoch for topic in topics}
-        known = {topic: self.ids_[topic] for topic in topics}
-        return [Told("c", frozenset({1}), known, epochs, dict.fromkeys(epochs, 1))]
-
-    def kept(self, epochs: Mapping[Partition, int], now: Identity) -> dict[Partition, int]:
-        raise AssertionError(epochs)
-
-    def ids(self, topics: tuple[str, ...]) -> tuple[str, Mapping[str, str]]:
-        raise AssertionError(topics)
-
-    def existing(self, topics: tuple[str, ...]) -> frozenset[str]:
-        return frozenset(topics) & self.ids_.keys()
-
-    def settings(self, topics: tuple[str, ...], names: tuple[str, ...]) -> Mapping[str, Mapping[str, str]]:
-        raise AssertionError(topics)
-
-    def beginnings(self, partitions: list[Partition]) -> dict[Partition, int]:
-        return dict.fromkeys(partitions, 0)
-
-    def ends(
-        self, partitions: list[Partition], epochs: Mapping[Partition, int], *, committed: bool
-    ) -> dict[Partition, int]:
-        return {place: self.end if place.topic == "t" else len(self.said) for place in partitions}
-
-    def holder(self, place: Partition, since: int) -> str:
-        raise AssertionError(place)
-
-    def marks(self, topics: tuple[str, ...]) -> list[SlotMark | Begun]:
-        return []
-
-    def marks_between(self, since: Mapping[Partition, int], ends: Mapping[Partition, int]) -> list[SlotMark | Begun]:
-        [(place, end)] = ends.items()
-        self.reads.append(since[place])
-        if self.failure is not None:
-            raise self.failure
-        return self.said[since[place] : end]
-
-    def mark(self, end: int) -> None:
-        """Have rows up to an offset, and their mark."""
-        self.end = max(self.end, end)
-        slot = Slot("c", ".", "t", 0)
-        self.said.append(SlotMark(slot, "source", 1, "d", "s", self.ids_["t"], 1, {0: end}))
-
-
 ROW = Partition("t", 0)
 
 
+def marking() -> Answers:
+    """A cluster whose topic has a writer with marks."""
+    return Answers(ids_of={"t": "1", marks_topic("t"): "2"})
+
+
 def opened(answers: Answers, manifest: Manifest) -> OpenKafka:
-    options = {"subscribe": "t", "startingoffsets": "earliest", BROKERS: "1", HEAD: MARKS, COMMITTED: "read_committed"}
-    source = KafkaSource(options, answers).waiting_for(frozenset({"source"}))
+    source = over(answers, lowwater__head=MARKS, kafka__isolation__level="read_committed")
     source.check_writers()
     found = source.open(manifest, 0)
     assert isinstance(found, OpenKafka)
@@ -419,7 +352,7 @@ def opened(answers: Answers, manifest: Manifest) -> OpenKafka:
 
 
 def test_marks_are_read_once_and_each_run_begins_at_the_ends(tmp_path: Path) -> None:
-    answers = Answers()
+    answers = marking()
     for _ in range(3):
         answers.mark(4)
     source = opened(answers, begun(tmp_path))
@@ -439,7 +372,7 @@ def test_marks_are_read_once_and_each_run_begins_at_the_ends(tmp_path: Path) -> 
 def test_unknown_holds_and_what_the_marks_cannot_tell_is_waited_for_by_the_ends(tmp_path: Path) -> None:
     """They were read in part, or are of a newer release, or are gone before they were read, or made anew, or led by another broker, which may lack some."""
     for what in ("failure", "newer", "cut off", "anew", "led anew"):
-        answers = Answers()
+        answers = marking()
         source = opened(answers, begun(tmp_path / what))
         for end in (3, 5):
             answers.mark(end)
@@ -453,10 +386,10 @@ def test_unknown_holds_and_what_the_marks_cannot_tell_is_waited_for_by_the_ends(
         elif what == "cut off":
             answers.said = answers.said[:1]
         elif what == "anew":
-            answers.ids_ = {**answers.ids_, marks_topic("t"): "3"}
+            answers.ids_of[marks_topic("t")] = "3"
             answers.said.clear()
         else:
-            answers.epoch = 1
+            answers.marks_epoch = 1
             answers.said.pop()
         if answers.failure is not None:
             with pytest.raises(OSError, match=r"takes too long|of format 2"):
@@ -469,7 +402,7 @@ def test_unknown_holds_and_what_the_marks_cannot_tell_is_waited_for_by_the_ends(
 
 
 def test_rows_that_were_cut_off_below_their_marks_are_found(tmp_path: Path) -> None:
-    answers = Answers()
+    answers = marking()
     source = opened(answers, begun(tmp_path))
     answers.mark(5)
     waiting = source.head("-")
@@ -492,6 +425,5 @@ def test_a_mark_that_is_none_is_refused_as_one() -> None:
 
 
 def test_an_injector_goes_by_no_marks() -> None:
-    options = {"subscribe": "t", BROKERS: "1", HEAD: MARKS}
     with pytest.raises(Unsupported, match=r"injector, with the option lowwater\.head"):
-        KafkaSource(options, Answers()).telling_ends()
+        KafkaSource({**OPTIONS, HEAD: MARKS}, Answers()).telling_ends()

@@ -48,12 +48,6 @@ SLOTS = 2
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    with Kafka(tmp_path_factory.mktemp("kafka")) as running:
-        yield running
-
-
 class Out:
     """A topic that a stage writes into. Where a row goes, and what is in it, is another thing each time that the batch is made."""
 
@@ -183,6 +177,7 @@ def test_a_batch_that_is_published_in_part_is_completed_from_the_same_rows(out: 
     out.once()
 
 
+@pytest.mark.long
 def test_once_breaks_when_a_batch_that_is_run_again_makes_its_rows_anew(
     out: Out, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,40 +284,6 @@ def test_a_checkpoint_that_is_older_than_what_it_has_written_is_refused(out: Out
     with pytest.raises(Exception, match=r"has published batch 1, from other rows than those that are staged"):
         query.await_termination(120)
     out.flow.queries.clear()
-
-
-@pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_a_hundred_kills_at_named_steps(out: Out) -> None:
-    """In each of twenty batches two workers are killed twice, each step in its turn, and the driver ends once, between its steps."""
-    drivers = itertools.cycle(["begun", "rows staged", "rows published", "written", "prepared"])
-    steps = itertools.cycle(["begun", "read", "marked", "published"])
-    ended: list[int] = []
-
-    def fail(reached: str, number: int) -> None:
-        if number not in ended and number < 20 and reached == plans[number]:
-            ended.append(number)
-            raise ConnectionResetError(reached)
-
-    plans = list(itertools.islice(drivers, 20))
-    killed = 0
-    out.start(probe=fail)
-    for batch in range(20):
-        for slot in range(SLOTS):
-            out.ends.plan("written", batch, slot)
-            out.ends.plan(next(steps), batch, slot)
-            killed += 2
-        out.feed()
-        with pytest.raises(Exception, match=plans[batch]):
-            out.flow.queries[-1].await_termination(300)
-        out.flow.queries.clear()
-        out.start(probe=fail)
-        out.done()
-    # A slot that finds its batch done writes nothing, and is killed nowhere after that.
-    assert out.ends.left() == []
-    assert killed + len(ended) == 100
-    out.once()
 
 
 class Drivers:
@@ -447,7 +408,9 @@ def test_two_stages_of_a_query_write_each_for_itself(out: Out) -> None:
 # -- who reads it --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("head", [{}, {HEAD: MARKS}], ids=["ends", "marks"])
+@pytest.mark.parametrize(
+    "head", [pytest.param({}, id="ends", marks=pytest.mark.long), pytest.param({HEAD: MARKS}, id="marks")]
+)
 def test_a_reader_follows_the_writer_and_is_refused_when_it_does_not_name_it(head: dict[str, str], out: Out) -> None:
     """Or when it would read rows of transactions that are aborted."""
 

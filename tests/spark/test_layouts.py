@@ -60,6 +60,19 @@ class Counted:
         self.flow.queries.append(query)
         return query
 
+    def begins(self, upstream: Upstream, **options: Any) -> lws.TrackedQuery:
+        """Start it, and have a batch with all keys."""
+        upstream.at(9)
+        query = self.start(**options)
+        self.put(NAMES, 9)
+        return query
+
+    def ends(self, upstream: Upstream) -> None:
+        """Have all windows closed, and compare what is counted."""
+        upstream.at(12)
+        self.flow.eventually(lambda: low(self.lw, "counts") == mark(12), "all windows are closed")
+        self.check()
+
     def _reached(self, step: str, number: int) -> None:
         self.probe(step, number)
 
@@ -111,9 +124,7 @@ def test_what_is_counted_is_the_same_while_ranges_are_split_merged_and_moved(
     counted: Counted, lw: lowwater.Client, upstream: Upstream
 ) -> None:
     """Most keys are idle meanwhile, and their windows close at the end: nothing of them is lost."""
-    upstream.at(9)
-    counted.start()
-    counted.put(NAMES, 9)
+    counted.begins(upstream)
     seen: list[lowwater.Watermark] = []
     changes: list[Callable[[Layout], Layout]] = [
         lambda base: base.split(0, [0x2000, 0x5000]),
@@ -137,144 +148,123 @@ def test_what_is_counted_is_the_same_while_ranges_are_split_merged_and_moved(
     counted.check()
 
 
-@pytest.mark.parametrize("reached", ["laid out", "begun", "state", "written", "staged", "prepared"])
-def test_a_crash_while_the_layout_changes_is_replayed_by_the_layout_that_was_logged(
-    counted: Counted, lw: lowwater.Client, upstream: Upstream, reached: str
+def test_another_layout_that_is_wanted_while_one_is_replayed_is_followed_after_it(
+    counted: Counted, lw: lowwater.Client, upstream: Upstream, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Meanwhile another layout is wanted: the replay has nothing of it, and the batch after it all."""
+    """The replay goes by the layout that was logged, and tells of its ranges. Where else a driver may die: ``test_layout_crashes.py``."""
     died: list[int] = []
 
     def fail(step: str, number: int) -> None:
         if step == "laid out":
             died.append(number)
-        if died and step == reached:
+        if died and step == "state":
             counted.probe = lambda *_: None
             raise RuntimeError(step)
 
-    upstream.at(9)
-    counted.start()
-    counted.put(NAMES, 9)
+    counted.begins(upstream)
     counted.probe = fail
     wanted = counted.ask(lambda base: base.split(0, [0x2000, 0x5000]))
     counted.put(["1"], 9)
     counted.flow.feed.put([row(name, 10) for name in NAMES])
     counted.sent += [(name, 10) for name in NAMES]
-    with pytest.raises(Exception, match=reached):
+    with pytest.raises(Exception, match="state"):
         counted.flow.queries[-1].await_termination(120)
     counted.flow.queries.clear()
-    [number] = died[:1]
     later = counted.ask(lambda base: base.merge(0x2000, 0x5000))
     counted.start()
     log = CheckpointLog(counted.checkpoint)
-    counted.flow.eventually(lambda: log.last_committed() == number, "it is replayed")
-    entry = BatchLog(counted.checkpoint).read(number)
+    counted.flow.eventually(lambda: log.last_committed() == died[0], "it is replayed")
+    entry = BatchLog(counted.checkpoint).read(died[0])
     assert entry is not None
-    assert entry.layouts == ({} if reached == "laid out" else {".": wanted})
+    assert entry.layouts == {".": wanted}
     counted.follow(later, 10)
-    upstream.at(12)
-    counted.flow.eventually(lambda: low(lw, "counts") == mark(12), "all windows are closed")
-    counted.check()
+    assert "never arrived" not in caplog.text
+    counted.ends(upstream)
 
 
-@pytest.mark.parametrize("granted", [False, True])
 def test_rule11_a_claim_without_an_answer_leaves_the_layout_as_it_is(
-    counted: Counted, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch, granted: bool
+    counted: Counted, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether or not it was granted: the batch runs as before, the stage is claimed anew, and follows later."""
-    claim, lost, anew = Authority._claim, list[Cut](), list[Cut]()
+    claim, lost, anew, grants = Authority._claim, list[Cut](), list[Cut](), list[bool]()
 
     def away(self: Authority, cut: Cut, values: list[int], instead_of: int = 0) -> lowwater.Lease:
         if instead_of and not lost:
             lost.append(cut)
-            if granted:
+            if grants[-1]:
                 claim(self, cut, values, instead_of)
             raise errors.Unavailable("nobody answers")
         if lost and not instead_of:
             anew.append(cut)
         return claim(self, cut, values, instead_of)
 
-    upstream.at(9)
-    counted.start()
-    counted.put(NAMES, 9)
+    counted.begins(upstream)
     monkeypatch.setattr(Authority, "_claim", away)
-    wanted = counted.ask(lambda base: base.split(0, [0x2000]))
-    counted.flow.eventually(lambda: lw.layout("counts").wanted == wanted, "it is wanted")
-    number = -1
-    while not lost:
-        number = counted.put(["1"], 9)
-    entry = BatchLog(counted.checkpoint).read(number)
-    assert entry is not None
-    assert entry.layouts == {}
-    upstream.at(9, 30)
-    counted.put(["2"], 10)
-    counted.flow.eventually(lambda: anew, "it is claimed anew")
-    assert {len(cut) for cut in anew} == {2}
-    counted.follow(wanted, 10)
-    upstream.at(12)
-    counted.flow.eventually(lambda: low(lw, "counts") == mark(12), "all windows are closed")
-    counted.check()
+    for granted, slot in ((False, 0x2000), (True, 0x1000)):
+        grants.append(granted)
+        lost.clear()
+        anew.clear()
+        before = lw.layout("counts").current
+        assert before is not None
+        wanted = counted.ask(lambda base: base.split(0, [slot]))  # noqa: B023
+        counted.flow.eventually(lambda: lw.layout("counts").wanted == wanted, "it is wanted")  # noqa: B023
+        number = -1
+        while not lost:
+            number = counted.put(["1"], 9)
+        entry = BatchLog(counted.checkpoint).read(number)
+        assert entry is not None
+        assert entry.layouts.get(".", Layout()).version == before.version
+        counted.put(["2"], 10)
+        counted.flow.eventually(lambda: anew, "it is claimed anew")
+        assert {len(cut) for cut in anew} == {len(before.starts)}
+        counted.follow(wanted, 10)
+    counted.ends(upstream)
 
 
-@pytest.mark.parametrize("refusal", [errors.TooFarAhead, errors.PermissionDenied, errors.Overloaded])
 def test_a_layout_that_is_refused_changes_nothing_and_is_not_asked_for_again(
-    counted: Counted,
-    lw: lowwater.Client,
-    upstream: Upstream,
-    monkeypatch: pytest.MonkeyPatch,
-    refusal: type[errors.LowwaterError],
+    counted: Counted, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The query goes on, `lowwater hot` says why, and another layout is followed."""
-    claim, refused = Authority._claim, list[Cut]()
+    claim, asked = Authority._claim, list[int]()
+    refusals = {1: errors.TooFarAhead, 2: errors.PermissionDenied, 3: errors.Overloaded}
 
     def refuse(self: Authority, cut: Cut, values: list[int], instead_of: int = 0) -> lowwater.Lease:
-        if instead_of and cut.layout.version == 1:
-            refused.append(cut)
-            raise refusal("not so")
+        if instead_of:
+            asked.append(cut.layout.version)
+            if cut.layout.version in refusals:
+                raise refusals[cut.layout.version](f"not {cut.layout.version}")
         return claim(self, cut, values, instead_of)
 
-    upstream.at(9)
-    query = counted.start()
-    counted.put(NAMES, 9)
+    query = counted.begins(upstream)
     monkeypatch.setattr(Authority, "_claim", refuse)
-    counted.ask(lambda base: base.split(0, [0x2000]))
-    while not refused:
-        counted.put(["1"], 9)
-    for _ in range(3):
-        counted.put(["2"], 9)
-    counted.flow.eventually(lambda: lw.layout("counts").refused == "not so", "it says why")
-    assert len(refused) == 1
+    for version in refusals:
+        counted.ask(lambda base: base.split(0, [0x8000 >> version]))  # noqa: B023
+        while version not in asked:
+            counted.put(["1"], 9)
+        for _ in range(2):
+            counted.put(["2"], 9)
+        counted.flow.eventually(lambda: lw.layout("counts").refused == f"not {version}", "it says why")  # noqa: B023
+    assert asked == [1, 2, 3]
     assert query.query.isActive
-    counted.follow(counted.ask(lambda base: base.split(0, [0x1000])), 10)
-    upstream.at(12)
-    counted.flow.eventually(lambda: low(lw, "counts") == mark(12), "all windows are closed")
-    counted.check()
+    counted.follow(counted.ask(lambda base: base.split(0, [0x800])), 10)
+    counted.ends(upstream)
 
 
-def test_a_run_that_was_granted_adopts_nothing_any_more(
-    counted: Counted, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+def test_a_restart_goes_on_with_its_layout(
+    counted: Counted, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would take the computation back from who adopted it while its claim of another layout was lost."""
-    asked: list[bool] = []
-    claim = Authority._claim
+    """A run that was granted adopts nothing any more: it would take the computation back from who adopted it while its claim of another layout was lost."""
+    claim, adopting = Authority._claim, list[bool]()
 
     def listen(self: Authority, cut: Cut, values: list[int], instead_of: int = 0) -> lowwater.Lease:
-        asked.append(self.registration.adopt)
+        adopting.append(self.registration.adopt)
         return claim(self, cut, values, instead_of)
 
     monkeypatch.setattr(Authority, "_claim", listen)
-    upstream.at(9)
-    counted.start(adopt=True)
-    counted.put(NAMES, 9)
-    counted.follow(counted.ask(lambda base: base.split(0, [0x2000])), 9)
-    assert asked == [True, False]
-
-
-def test_a_restart_goes_on_with_its_layout(counted: Counted, lw: lowwater.Client, upstream: Upstream) -> None:
-    upstream.at(9)
-    query = counted.start()
-    counted.put(NAMES, 9)
+    query = counted.begins(upstream, adopt=True)
     wanted = counted.ask(lambda base: base.split(0, [0x1234]))
     counted.follow(wanted, 9)
+    assert adopting == [True, False]
     query.stop()
     counted.flow.queries.clear()
     counted.start()
@@ -284,12 +274,12 @@ def test_a_restart_goes_on_with_its_layout(counted: Counted, lw: lowwater.Client
     version = json.loads((counted.checkpoint / f"lowwater/state/{newest}/manifest.json").read_bytes())
     assert layout_from_json(version["layout"]) == wanted
     assert version["format"] == 3, "a release that knows no layouts refuses it"
-    upstream.at(12)
-    counted.flow.eventually(lambda: low(lw, "counts") == mark(12), "all windows are closed")
-    counted.check()
+    counted.ends(upstream)
 
 
-def replayed(counted: Counted, lw: lowwater.Client) -> None:
+def test_a_replay_that_does_not_go_by_the_layout_that_was_logged_ends_the_query(
+    counted: Counted, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The driver dies when the first version of a layout is named, and the next run finds it."""
 
     def fail(step: str, number: int) -> None:
@@ -297,8 +287,8 @@ def replayed(counted: Counted, lw: lowwater.Client) -> None:
         if step == "state" and lw.layout("counts").wanted.version:
             raise RuntimeError(step)
 
-    counted.start()
-    counted.put(NAMES, 9)
+    monkeypatch.setattr(Part, "follow_logged", lambda *_: None)
+    counted.begins(upstream)
     counted.ask(lambda base: base.split(0, [0x2000]))
     counted.put(["1"], 9)
     counted.probe = fail
@@ -307,27 +297,9 @@ def replayed(counted: Counted, lw: lowwater.Client) -> None:
         counted.flow.queries[-1].await_termination(120)
     counted.flow.queries.clear()
     counted.probe = lambda *_: None
-    query = counted.start()
-    log = CheckpointLog(counted.checkpoint)
-    counted.flow.eventually(lambda: (log.last_committed() or 0) >= 2, "it is replayed")
-    counted.flow.eventually(lambda: (query.stage_status().batch or 0) >= 2, "it is noticed")
-
-
-def test_what_a_replay_tells_is_of_the_ranges_that_are_claimed(
-    counted: Counted, lw: lowwater.Client, upstream: Upstream, caplog: pytest.LogCaptureFixture
-) -> None:
-    upstream.at(9)
-    replayed(counted, lw)
-    assert "never arrived" not in caplog.text
-
-
-def test_a_replay_that_does_not_go_by_the_layout_that_was_logged_ends_the_query(
-    counted: Counted, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    upstream.at(9)
-    monkeypatch.setattr(Part, "follow_logged", lambda *_: None)
+    counted.start()
     with pytest.raises(Exception, match=r"version 2 of the state in .* has version 1 of a layout, with 3 key ranges"):
-        replayed(counted, lw)
+        counted.flow.queries[-1].await_termination(120)
     counted.flow.queries.clear()
 
 
@@ -362,9 +334,7 @@ def test_what_ranges_cost_is_told_and_a_hot_one_is_cut_by_itself(
         pytest.fail("it never cuts the range where the rows are")
     found = lw.layout("counts")
     assert len(found.wanted) >= 3
-    upstream.at(12)
-    counted.flow.eventually(lambda: low(lw, "counts") == mark(12), "all windows are closed")
-    counted.check()
+    counted.ends(upstream)
 
 
 def test_a_range_with_one_key_is_named_and_not_cut(

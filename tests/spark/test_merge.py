@@ -99,7 +99,16 @@ def test_windows_are_merged_as_they_grow_and_are_final_below_the_watermark(
 
 @pytest.mark.parametrize(
     "once",
-    [ONCE, pytest.param("true", marks=pytest.mark.xfail(strict=True, raises=AssertionError, reason="merged twice"))],
+    [
+        ONCE,
+        pytest.param(
+            "true",
+            marks=[
+                pytest.mark.long,
+                pytest.mark.xfail(strict=True, raises=AssertionError, reason="merged twice"),
+            ],
+        ),
+    ],
 )
 def test_a_batch_that_runs_again_is_merged_once(
     flow: Flow, table: TableFlow, lw: lowwater.Client, upstream: Upstream, once: str

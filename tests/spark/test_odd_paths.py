@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,13 @@ from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.delta_log import DeltaLog, path_of
 from lowwater_spark.track.table_out import sync_versions
 from tests.guard.stores import claim
-from tests.kit import delta
 from tests.kit.times import mark
 from tests.spark.flow import Flow
-from tests.spark.session import QUICK, spark_session
-from tests.spark.support import SETTINGS, Upstream, low, row
+from tests.spark.support import Upstream, low, row
+from tests.spark.test_delta import spark
 from tests.spark.updates import HOURLY, hourly
+
+__all__ = ["spark"]
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -32,14 +32,6 @@ PATTERN = f"{ODD}[1]{{x}}?*"
 """For those who read no patterns."""
 
 WRITERS = ["stage"]
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    session = spark_session("lowwater-odd-paths", "local[2,3]", SETTINGS | QUICK | delta.SETTINGS)
-    yield session
-    for query in session.streams.active:
-        query.stop()
 
 
 def tables(folder: Path) -> set[str]:

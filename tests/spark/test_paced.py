@@ -23,9 +23,7 @@ from tests.kit.kafka import ANSWERS_WITHIN, Kafka, Row
 from tests.kit.times import at, mark
 from tests.spark.flow import Flow
 from tests.spark.support import low
-from tests.spark.test_inject import Source, Transaction, kafka, said
-
-__all__ = ["kafka"]
+from tests.spark.test_inject import Source, Transaction, said
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 

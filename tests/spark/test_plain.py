@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
 import lowwater
@@ -29,7 +26,7 @@ from lowwater_spark.sources.writers import mark_writer, strangers
 from lowwater_spark.track.plan import check_options
 from tests.kit.times import mark
 from tests.spark.flow import PlainFlow
-from tests.spark.support import Follower, Upstream, low, row
+from tests.spark.support import Upstream, low, row
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
@@ -72,49 +69,18 @@ def test_a_tracked_query_has_all_that_sparks_own_has() -> None:
     assert {name for name in dir(StreamingQuery) if not name.startswith("_")} <= set(dir(lws.TrackedQuery))
 
 
-@pytest.mark.parametrize(("declared", "found"), [({"ranges": None}, 1), ({"ranges": 3}, 3)])
 def test_a_plain_stage_has_one_range_if_it_does_not_say_how_many(
-    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream, declared: Mapping[str, Any], found: int
-) -> None:
-    upstream.at(10)
-    flow.start(stage=flow.stage(**declared))
-    flow.eventually(lambda: low(lw, "stage") == mark(10), "it follows")
-    assert len(lw.ranges("stage").ranges) == found
-
-
-def test_backlog_latest_first_counts_w_only_when_all_is_read(
     flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
-    """C1a: each batch takes the newest file only, and W covers rows in all of them."""
-    for hour in (9, 10, 11, 8):
-        flow.feed.put([row("a", hour)], mtime=1_700_000_000 + hour)
-    upstream.at(12)
-    lw.register("stage", inputs=["source"], key_hash="xxhash64")
-    follower = Follower(flow.address, flow.folder / "ck", mark(12))
-    query = flow.start(flow.read(maxFilesPerTrigger="1", latestFirst="true"))
-    early = [lows for lows, batch in follower.seen(query) if not lows.unknown and (batch is None or batch < 3)]
-    assert early == []
-
-
-def test_a_source_file_written_anew_is_named_and_read_under_another_name(
-    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    """The daily file: the stage has the one row of the first writing, and Spark does not look at the path again."""
-    daily = flow.feed.put([row("a", 9)], "daily.json")
     upstream.at(10)
-    query = flow.start()
-    flow.eventually(lambda: low(lw, "stage") == mark(10), "the first writing is read")
-    flow.feed.put([row(key, 9) for key in "abcd"], "daily.json")
-    upstream.at(16)
-    said = f"{daily} (written again after it was read: give it another name)"
-    flow.eventually(lambda: query.stage_status().waiting_for == (said,), "the second writing is named")
-    assert (flow.out(), low(lw, "stage")) == (["a"], mark(10))
-    daily.rename(daily.with_name("daily-2.json"))
-    flow.eventually(lambda: low(lw, "stage") == mark(16), "it is read under another name")
-    assert flow.out() == ["a", "a", "b", "c", "d"]
+    for name, ranges in (("silent", None), ("three", 3)):
+        stage = flow.stage(name, ranges=ranges)
+        flow.start(stage=stage, checkpoint=name, path=flow.folder / f"out-{name}")
+    flow.eventually(lambda: low(lw, "silent") == low(lw, "three") == mark(10), "both follow")
+    assert [len(lw.ranges(name).ranges) for name in ("silent", "three")] == [1, 3]
 
 
-@pytest.mark.parametrize("trigger", [{"availableNow": True}, {"once": True}], ids=["available-now", "once"])
+@pytest.mark.parametrize("trigger", [{"availableNow": True}, pytest.param({"once": True}, marks=pytest.mark.long)])
 def test_a_query_that_ends_by_itself_has_reported_and_has_not_finished(
     flow: PlainFlow, lw: lowwater.Client, upstream: Upstream, trigger: dict[str, bool]
 ) -> None:
@@ -266,7 +232,7 @@ def test_a_file_sink_does_not_write_where_others_do(flow: PlainFlow, lw: lowwate
 
 
 def test_a_checkpoint_is_of_one_kind_of_query(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
-    """What a stage holds in a function, or Spark for it, is in no plan of the other: the claim would lead it."""
+    """What a stage holds in a function is in no plan of the other: the claim would lead it. All kinds: ``test_plain_run.py``."""
     flow.feed.put([row("a", 9)])
     upstream.at(10)
 
@@ -278,27 +244,8 @@ def test_a_checkpoint_is_of_one_kind_of_query(flow: PlainFlow, lw: lowwater.Clie
     flow.eventually(lambda: low(lw, "stage") == mark(10), "the first batch")
     query.stop()
     upstream.at(11)
-    for kept in (True, False):
-        if not kept:
-            (flow.folder / "ck/lowwater/query.json").unlink()
-            assert not (flow.folder / "ck/state").exists(), "Spark makes it for stateful plans alone"
-        with pytest.raises(CheckpointMismatch, match="begun with foreach_batch"):
-            flow.start()
-    flow.start(checkpoint="plain", stage=flow.stage("plain"))
-    flow.eventually(lambda: low(lw, "plain") == mark(11), "a checkpoint of its own")
-    flow.queries.pop().stop()
-    with pytest.raises(CheckpointMismatch, match="begun with start"):
-        flow.stage("plain").foreach_batch(flow.read(), write, checkpoint=flow.folder / "plain")
-    windows = flow.read().withWatermark("t", "0 seconds").groupBy(sf.window("t", "1 hour").alias("w"), "key").count()
-    frame, held = windows.select("key", sf.col("w.start").alias("t")), flow.stage("held", retention=timedelta(hours=1))
-    query = flow.start(frame, checkpoint="held", stage=held, format="noop")
-    flow.eventually(lambda: query.stage_status().batch is not None, "the first batch")
-    query.stop()
-    for kept, said in ((True, "aggregation in Spark's state"), (False, "rows in Spark's state")):
-        if not kept:
-            (flow.folder / "held/lowwater/query.json").unlink()
-        with pytest.raises(CheckpointMismatch, match=f"begun with .*{said}"):
-            flow.start(checkpoint="held", stage=flow.stage("held"), path=flow.folder / "out2")
+    with pytest.raises(CheckpointMismatch, match="begun with foreach_batch"):
+        flow.start()
     assert low(lw, "stage") == mark(10), "nothing was claimed"
 
 
@@ -322,41 +269,45 @@ def test_the_query_starts_and_holds_without_the_authority(flow: PlainFlow, tmp_p
     assert "UNAVAILABLE" in query.stage_status().holding
 
 
-@pytest.mark.parametrize("sink", ["parquet", "orc", "csv", "memory", "noop", "console"])
-def test_the_sinks_of_spark(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream, sink: str) -> None:
+def test_the_sinks_of_spark(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     flow.feed.put([row("a", 9)])
     upstream.at(10)
-    partition_by = "key" if sink == "parquet" else None
-    flow.start(format=sink, partition_by=partition_by)
-    flow.eventually(lambda: low(lw, "stage") == mark(10), "written and reported")
-    if sink == "parquet":
-        assert flow.spark.read.parquet(str(flow.folder / "out")).count() == 1
-        assert (flow.folder / "out/key=a").is_dir()
+    sinks = ["parquet", "orc", "csv", "memory", "noop", "console"]
+    for sink in sinks:
+        partition_by = "key" if sink == "parquet" else None
+        start_beside(flow, sink, format=sink, partition_by=partition_by)
+    flow.eventually(lambda: all(low(lw, sink) == mark(10) for sink in sinks), "written and reported")
+    assert flow.spark.read.parquet(str(flow.folder / "out-parquet")).count() == 1
+    assert (flow.folder / "out-parquet/key=a").is_dir()
 
 
-@pytest.mark.parametrize(
-    "sink",
-    [
-        "PARQUET",
-        "org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat",
-        "org.apache.spark.sql.execution.datasources.v2.json.JsonDataSourceV2",
-        "com.databricks.spark.csv",
-    ],
-)
-def test_rule6_a_file_sink_is_known_by_any_name(
-    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream, sink: str
-) -> None:
+def start_beside(flow: PlainFlow, name: str, **options: Any) -> lws.TrackedQuery:
+    """Start a stage of this name beside others, with a checkpoint and an output of its own."""
+    return flow.start(stage=flow.stage(name), checkpoint=f"ck-{name}", path=flow.folder / f"out-{name}", **options)
+
+
+SPELT = {
+    "one": "PARQUET",
+    "two": "org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat",
+    "three": "org.apache.spark.sql.execution.datasources.v2.json.JsonDataSourceV2",
+    "four": "com.databricks.spark.csv",
+}
+
+
+def test_rule6_a_file_sink_is_known_by_any_name(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     """It leaves its mark, what it writes is made durable, and it is refused where others write."""
     flow.feed.put([row("a", 9)])
     upstream.at(10)
     mark_writer(flow.folder / "others", "other")
-    with pytest.raises(Unsupported, match="other writes there"):
-        flow.start(format=sink, path=flow.folder / "others")
-    query = flow.start(format=sink)
-    flow.eventually(lambda: low(lw, "stage") == mark(10), "written and reported")
-    query.stop()
-    assert [name for _, name in strangers(str(flow.folder / "out"), set())] == ["stage"]
-    assert Manifest(flow.folder / "ck")["sink"]["batch"] == 0
+    for name, sink in SPELT.items():
+        with pytest.raises(Unsupported, match="other writes there"):
+            flow.start(format=sink, path=flow.folder / "others")
+        start_beside(flow, name, format=sink)
+    for name, query in zip(SPELT, [*flow.queries], strict=True):
+        flow.eventually(lambda: low(lw, name) == mark(10), "written and reported")  # noqa: B023
+        query.stop()
+        assert [writer for _, writer in strangers(str(flow.folder / f"out-{name}"), set())] == [name]
+        assert Manifest(flow.folder / f"ck-{name}")["sink"]["batch"] == 0
 
 
 @pytest.mark.xfail(strict=True, raises=pytest.fail.Exception, reason="breaks when the format's name alone decides")

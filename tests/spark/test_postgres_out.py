@@ -296,34 +296,22 @@ def test_a_column_that_becomes_wider_takes_what_it_takes_from_the_next_batch_on(
     assert out.postgres.execute('SELECT money::text FROM "Out" ORDER BY key') == [("1.2300",), ("1.2345",)]
 
 
-def refused(out: Out, change: Callable[[DataFrame], DataFrame], why: str) -> None:
+UNFIT: list[tuple[Callable[[DataFrame], DataFrame], str]] = [
+    (lambda rows: rows.withColumn("other", sf.lit(1)), "cannot take the columns key, t, other"),
+    (lambda rows: rows.withColumn("t", sf.col("t").cast("timestamp_ntz")), "timestamp with time zone"),
+    (lambda rows: rows.withColumn("key", sf.struct("key")), "to_json"),
+]
+
+
+def test_columns_that_do_not_fit_are_refused_and_nothing_is_written(out: Out) -> None:
+    """Nor is a second write in a batch, after one that does."""
+
     def write(rows: DataFrame, batch: lws.Batch) -> None:
-        out.output.write(batch, change(rows))
-
-    out.write = write  # type: ignore[method-assign]
-    out.start()
-    out.feed(1)
-    out.ends(Unfit, why)
-    assert out.times() == {0: 1}
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (lambda rows: rows.withColumn("other", sf.lit(1)), "cannot take the columns key, t, other"),
-        (lambda rows: rows.withColumn("t", sf.col("t").cast("timestamp_ntz")), "timestamp with time zone"),
-        (lambda rows: rows.withColumn("key", sf.struct("key")), "to_json"),
-    ],
-)
-def test_columns_that_do_not_fit_are_refused_and_nothing_is_written(
-    out: Out, change: Callable[[DataFrame], DataFrame], why: str
-) -> None:
-    refused(out, change, why)
-
-
-def test_a_second_write_in_a_batch_is_refused(out: Out) -> None:
-    def write(rows: DataFrame, batch: lws.Batch) -> None:
-        out.output.write(batch, rows)
+        for change, why in UNFIT:
+            with pytest.raises(Unfit, match=why):
+                out.output.write(batch, change(rows))
+        assert out.times() == {0: 1}
+        assert out.output.write(batch, rows)
         out.output.write(batch, rows)
 
     out.write = write  # type: ignore[method-assign]

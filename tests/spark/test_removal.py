@@ -15,7 +15,6 @@ import lowwater
 import lowwater_spark as lws
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources import bookmarks
-from lowwater_spark.sources.source_log import NOTHING
 from lowwater_spark.track.batch import Batch
 from tests.kit.eventually import eventually
 from tests.kit.times import at
@@ -298,34 +297,5 @@ def test_a_driven_query_and_a_plain_chain_lose_nothing_and_none_holds_the_others
         assert flow.rows("windows") == put
         assert flow.plain_rows("two") == flow.plain_rows("three") == put
         assert not {n for n in flow.left() if n <= bookmarks.removed(str(flow.out)).cleared}
-    finally:
-        flow.stop()
-
-
-def test_without_keep_nothing_is_removed_and_a_negative_one_is_refused(
-    spark: SparkSession,
-    authority: Serving,
-    lw: lowwater.Client,
-    upstream: Upstream,
-    feed: Callable[[str], Feed],
-    tmp_path: Path,
-) -> None:
-    flow, rows = Readers(spark, authority.address, tmp_path), feed("in")
-    try:
-        for hour in (8, 9):
-            rows.put([row(str(hour), hour)])
-            upstream.at(hour + 1)
-            if hour == 8:
-                flow.writer(keep=None)
-                eventually(lambda: low(lw, "daily") == lowwater.Watermark.of(at(9)), "the writer")
-                flow.reader("one")
-            eventually(lambda: low(lw, "one") == lowwater.Watermark.of(at(hour + 1)), "the reader")  # noqa: B023
-        assert flow.left() >= {0, 1}
-        assert flow.through() == NOTHING
-        flow.stop()
-        rows.put([row("last", 9)])
-        query = flow.writer(keep=timedelta(seconds=-1))
-        with pytest.raises(ValueError, match="keep says how long batches stay at least"):
-            query.await_termination(200)
     finally:
         flow.stop()

@@ -16,8 +16,9 @@ from lowwater_spark.sources import files, roots
 from lowwater_spark.sources.files import FileSource, OpenFiles
 from lowwater_spark.sources.head import Heads
 from lowwater_spark.sources.roots import birth_of
-from lowwater_spark.sources.source_log import File, SourceLog, Taken
+from lowwater_spark.sources.source_log import File
 from tests.spark.support import begun, lines
+from tests.spark.test_bookmarks import Log
 
 
 class Query:
@@ -28,7 +29,7 @@ class Query:
         self.folder.mkdir()
         self.record = self.checkpoint / "lowwater/manifest"
         self.manifest = begun(self.checkpoint)
-        self.log = SourceLog(Path("unused"))
+        self.log = Log()
         self.read = -1
         self.heads = self.again()
 
@@ -50,8 +51,7 @@ class Query:
         """A batch reads files, and is committed."""
         self.read += 1
         for name in names:
-            path = self.put(name)
-            self.log._taken[os.fspath(path)] = Taken(self.read, path.stat().st_mtime_ns // 1_000_000)
+            self.log.take(self.put(name), self.read)
 
     def holds(self, looker: Heads | None = None) -> bool:
         return (looker or self.heads).list_heads(lines(self.read)) is None

@@ -243,27 +243,6 @@ def test_without_recursive_lookup_a_later_sub_directory_holds(
     assert waiting.missing() == [f"{source.folder}/sub/"]
 
 
-def test_a_file_that_spark_finds_too_old_holds_and_is_named(
-    stream: Callable[..., DataFrame], feed: Callable[[str], Feed], tmp_path: Path
-) -> None:
-    source = feed("in")
-    source.put([{"key": "new", "t": 1}], mtime=1_700_000_000)
-    run = Batches(stream(source), tmp_path / "ck")
-    run.query.processAllAvailable()
-    eight_days = 8 * 24 * 3600
-    old = source.put([{"key": "old", "t": 1}], mtime=1_700_000_000 - eight_days)
-    source.put([{"key": "newer", "t": 1}], mtime=1_700_000_001)
-    run.query.processAllAvailable()
-    run.query.stop()
-    assert run.keys == {0: ["new"], 1: ["newer"]}
-    log = SourceLog(tmp_path / "ck/sources/0")
-    log.read_to(1)
-    waiting = Candidates[str]([log])
-    waiting.add("W", [list_head(FileSource(str(source.folder), recursive=True))])
-    assert waiting.newest_reached([1], forget=True) is None
-    assert waiting.missing() == [str(old)]
-
-
 def test_hive_partitions_are_listed_as_spark_takes_them(
     spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path
 ) -> None:

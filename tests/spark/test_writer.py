@@ -93,22 +93,20 @@ def test_a_stage_with_a_function_takes_a_writer(flow: PlainFlow, lw: lowwater.Cl
     assert batches.ticks.trigger == 0.1, "it has patience with Spark for as long as its trigger asks for"
 
 
-@pytest.mark.parametrize(
-    ("tell", "reason"),
-    [
-        (lambda writer: writer.foreach(print), "foreach of a writer"),
-        (lambda writer: writer.clusterBy("key"), "clusterBy of a writer"),
-        (lambda writer: writer.trigger(continuous="1 second"), "The trigger continuous"),
-        (lambda writer: writer.outputMode("complete"), "The output mode complete"),
-        (lambda writer: writer.option("AsyncProgressTrackingEnabled", "true"), "asyncProgressTrackingEnabled"),
-        (lambda writer: writer.format("kafka").option("kafka.acks", "1"), "kafka.acks"),
-    ],
-)
-def test_what_cannot_be_kept_is_refused_by_its_name(
-    flow: PlainFlow, lw: lowwater.Client, tell: Told, reason: str
-) -> None:
-    with pytest.raises(Unsupported, match=reason):
-        flow.stage().start(tell(told(flow)))
+REFUSED: list[tuple[Told, str]] = [
+    (lambda writer: writer.foreach(print), "foreach of a writer"),
+    (lambda writer: writer.clusterBy("key"), "clusterBy of a writer"),
+    (lambda writer: writer.trigger(continuous="1 second"), "The trigger continuous"),
+    (lambda writer: writer.outputMode("complete"), "The output mode complete"),
+    (lambda writer: writer.option("AsyncProgressTrackingEnabled", "true"), "asyncProgressTrackingEnabled"),
+    (lambda writer: writer.format("kafka").option("kafka.acks", "1"), "kafka.acks"),
+]
+
+
+def test_what_cannot_be_kept_is_refused_by_its_name(flow: PlainFlow, lw: lowwater.Client) -> None:
+    for tell, reason in REFUSED:
+        with pytest.raises(Unsupported, match=reason):
+            flow.stage().start(tell(told(flow)))
     assert not flow.spark.streams.active
     assert not (flow.folder / "ck").exists()
     assert not lw.get("stage")["stage"].registered
@@ -121,35 +119,32 @@ def test_what_nobody_knows_is_refused_by_its_name(flow: PlainFlow, monkeypatch: 
         flow.stage().start(told(flow).format("noop").partitionBy("key"))
 
 
-@pytest.mark.parametrize(
-    ("tell", "arguments", "reason"),
-    [
-        (lambda writer: writer, {"trigger": {"once": True}}, "trigger is said beside a writer"),
-        (lambda writer: writer, {"maxRecordsPerFile": 7}, "options is said beside a writer"),
-        (lambda writer: writer._df.writeStream, {}, "the writer has no checkpoint"),
-        (lambda writer: writer._df, {"checkpoint": "ck"}, "format is missing"),
-        (lambda writer: writer._df, {"format": "noop"}, "checkpoint is missing"),
-    ],
-)
-def test_a_writer_and_arguments_are_not_mixed(
-    flow: PlainFlow, tell: Callable[[Any], Any], arguments: dict[str, Any], reason: str
-) -> None:
-    with pytest.raises(ValueError, match=reason):
-        flow.stage().start(tell(told(flow)), **arguments)
+def test_a_writer_and_arguments_are_not_mixed(flow: PlainFlow) -> None:
+    writer, frame = told(flow), flow.read()
+    mixed: list[tuple[Any, dict[str, Any], str]] = [
+        (writer, {"trigger": {"once": True}}, "trigger is said beside a writer"),
+        (writer, {"maxRecordsPerFile": 7}, "options is said beside a writer"),
+        (frame.writeStream, {}, "the writer has no checkpoint"),
+        (frame, {"checkpoint": "ck"}, "format is missing"),
+        (frame, {"format": "noop"}, "checkpoint is missing"),
+    ]
+    for asked, arguments, reason in mixed:
+        with pytest.raises(ValueError, match=reason):
+            flow.stage().start(asked, **arguments)
 
 
-@pytest.mark.parametrize(
-    ("tell", "what"),
-    [
-        (lambda writer: writer.foreachBatch(print), "foreachBatch"),
-        (lambda writer: writer.format("noop"), "format"),
-        (lambda writer: writer.partitionBy("key"), "partitionBy"),
-        (lambda writer: writer.option("PATH", "out"), "path"),
-    ],
-)
-def test_a_stage_with_a_function_takes_no_sink(flow: PlainFlow, tell: Told, what: str) -> None:
-    with pytest.raises(ValueError, match=rf"the writer has a sink, by {what}"):
-        flow.stage().foreach_batch(tell(told(flow)), lambda _rows, _batch: None)
+SINKS: dict[str, Told] = {
+    "foreachBatch": lambda writer: writer.foreachBatch(print),
+    "format": lambda writer: writer.format("noop"),
+    "partitionBy": lambda writer: writer.partitionBy("key"),
+    "path": lambda writer: writer.option("PATH", "out"),
+}
+
+
+def test_a_stage_with_a_function_takes_no_sink(flow: PlainFlow) -> None:
+    for what, tell in SINKS.items():
+        with pytest.raises(ValueError, match=rf"the writer has a sink, by {what}"):
+            flow.stage().foreach_batch(tell(told(flow)), lambda _rows, _batch: None)
 
 
 def test_every_trigger_is_read(spark: SparkSession, tmp_path: Path) -> None:

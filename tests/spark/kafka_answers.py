@@ -1,0 +1,91 @@
+"""A cluster of Kafka as no broker of today can be made to answer: the topic t and the marks of its writers, each of one partition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from lowwater_spark.sources.kafka import BROKERS, Identity, KafkaSource, Partition, Told
+from lowwater_spark.sources.kafka_marks import Begun, Slot, SlotMark
+
+OPTIONS = {"subscribe": "t", "startingoffsets": "earliest", BROKERS: "1"}
+"""Of a source that a stage with inputs may have."""
+
+
+@dataclass
+class Answers:
+    """What the cluster answers."""
+
+    cluster: str = "c"
+    brokers: int = 1
+    ids_of: dict[str, str] = field(default_factory=lambda: {"t": "1"})
+    end: int = 0
+    epoch: int = 0
+    """Number of the leader of t."""
+    common: int = 0
+    """Offset up to which the log is as it was under the leaders before."""
+    settings_of: dict[str, str] = field(default_factory=dict)
+    """Settings of t."""
+    said: list[SlotMark | Begun] = field(default_factory=list)
+    """Content of the topic of marks."""
+    marks_epoch: int = 0
+    """Number of its leader."""
+    failure: Exception | None = None
+    """Error of the next reading of the marks."""
+    reads: list[int] = field(default_factory=list)
+    """Offsets from which the marks were read."""
+    asked: int = 0
+    away: bool = False
+
+    def told(self, topics: tuple[str, ...], enough: int) -> list[Told]:
+        if self.away:
+            raise OSError("no broker answers")
+        self.asked += 1
+        epochs = {Partition(topic, 0): self.epoch if topic == "t" else self.marks_epoch for topic in topics}
+        ids = {topic: self.ids_of[topic] for topic in topics}
+        return [Told(self.cluster, frozenset(range(self.brokers)), ids, epochs, dict.fromkeys(epochs, 0))]
+
+    def kept(self, epochs: Mapping[Partition, int], now: Identity) -> dict[Partition, int]:
+        return dict.fromkeys(epochs, self.common)
+
+    def ids(self, topics: tuple[str, ...]) -> tuple[str, Mapping[str, str]]:
+        return self.cluster, {topic: self.ids_of[topic] for topic in topics}
+
+    def existing(self, topics: tuple[str, ...]) -> frozenset[str]:
+        return frozenset(topics) & self.ids_of.keys()
+
+    def settings(self, topics: tuple[str, ...], names: tuple[str, ...]) -> Mapping[str, Mapping[str, str]]:
+        return dict.fromkeys(topics, self.settings_of)
+
+    def beginnings(self, partitions: list[Partition]) -> dict[Partition, int]:
+        return dict.fromkeys(partitions, 0)
+
+    def ends(
+        self, partitions: list[Partition], epochs: Mapping[Partition, int], *, committed: bool
+    ) -> dict[Partition, int]:
+        return {place: self.end if place.topic == "t" else len(self.said) for place in partitions}
+
+    def holder(self, place: Partition, since: int) -> str:
+        raise AssertionError(place)
+
+    def marks(self, topics: tuple[str, ...]) -> list[SlotMark | Begun]:
+        return []
+
+    def marks_between(self, since: Mapping[Partition, int], ends: Mapping[Partition, int]) -> list[SlotMark | Begun]:
+        [(place, end)] = ends.items()
+        self.reads.append(since[place])
+        if self.failure is not None:
+            raise self.failure
+        return self.said[since[place] : end]
+
+    def mark(self, end: int) -> None:
+        """Have rows up to an offset, and their mark."""
+        self.end = max(self.end, end)
+        slot = Slot("c", ".", "t", 0)
+        self.said.append(SlotMark(slot, "source", 1, "d", "s", self.ids_of["t"], 1, {0: end}))
+
+
+def over(answers: Answers, **options: str) -> KafkaSource:
+    """A source over it, for a stage with inputs. Options have ``__`` for a dot."""
+    given = {**OPTIONS, **{name.replace("__", "."): value for name, value in options.items()}}
+    return KafkaSource(given, answers).waiting_for(frozenset({"default/source"}))
