@@ -80,18 +80,6 @@ def test_importing_and_connecting_start_nothing() -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=60)
 
 
-async def test_a_closed_client_says_so() -> None:
-    async with lowwater.aio.connect("localhost:1") as lw:
-        reader = lw.inputs("c")
-    await lw.close()
-    for use in (lw.get, lw.topology, reader.read, lambda: lw.wait("c", 5), lambda: anext(lw.watch())):
-        with pytest.raises(lowwater.Closed, match="connect"):
-            await use()
-    for call in (lw.statistics, lambda: lw.worker("c"), lambda: lw.inputs("c")):
-        with pytest.raises(lowwater.Closed, match="connect"):
-            call()
-
-
 async def test_a_closed_reader_and_worker_say_so() -> None:
     async with lowwater.aio.connect("localhost:1") as lw:
         async with lw.inputs("c") as reader:
@@ -155,20 +143,6 @@ with asyncio.Runner() as runner:
 
 def test_a_client_belongs_to_its_process() -> None:
     subprocess.run([sys.executable, "-c", FORKING], check=True, timeout=60)
-
-
-async def test_nobody_there_is_unavailable_within_the_timeout() -> None:
-    async with lowwater.aio.connect("localhost:1", timeout=0.3) as lw:
-        with pytest.raises(lowwater.Unavailable, match="localhost:1"):
-            await lw.get()
-
-
-async def test_reading_degrades_without_an_authority() -> None:
-    async with lowwater.aio.connect("localhost:1", timeout=0.1) as lw, lw.inputs("flights") as reader:
-        seen = await reader.read()
-        assert (seen.low.unknown, seen.stale_for) == (True, float("inf"))
-        with pytest.raises(lowwater.Timeout, match="never heard of"):
-            await lw.wait("flights", 5, timeout=0.05)
 
 
 async def test_close_ends_calls_that_wait_and_their_tasks_are_not_cancelled() -> None:

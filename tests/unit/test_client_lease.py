@@ -85,15 +85,6 @@ def test_rule5_a_tick_never_uses_a_newer_fold_than_the_snapshot(state: type[Leas
     assert {value for value in said if value != MAX} <= {MIN, 5, 10}
 
 
-def test_a_range_stands_at_the_lesser_of_what_it_holds_and_the_fold() -> None:
-    lease = lease_of(3)
-    lease.advance(fold_at(10), Column.of([5, 10, MAX]), now=0.0)
-    group = taken(lease)
-    assert spread(group, 3) == {0: 5, 1: 10, 2: 10}
-    assert (group.finish, group.input_version, group.input_incarnations) == (False, 2, (4,))
-    assert lease.take() is None
-
-
 def test_one_value_for_all_is_sent_as_one_value() -> None:
     lease = lease_of(1_000_000)
     lease.advance(fold_at(10), MAX, now=0.0)
@@ -124,12 +115,6 @@ def test_a_full_column_with_few_changes_is_few_on_the_wire() -> None:
     column[17] = 5
     lease.advance(fold_at(MAX - 1), Column.of(column), now=0.0)
     assert spread(taken(lease), 0) == {17: 5}
-
-
-def test_ranges_not_spoken_of_hold_where_the_claim_found_them() -> None:
-    lease = lease_of(3, [8, MIN, 30])
-    lease.advance(fold_at(20), {1: 9}, now=0.0)
-    assert spread(taken(lease), 3) == {0: 8, 1: 9, 2: 20}
 
 
 def test_nothing_is_said_before_the_worker_has() -> None:
