@@ -167,6 +167,7 @@ class Kafka:
 
         The controller has answered before they know: a producer that asks one of them then refuses a row for a new partition at once.
         """
+        self.__dict__.pop("_producer", None)
         asked = self.brokers if brokers is None else [*brokers]
         clients = [AdminClient({"bootstrap.servers": broker.address, **self._clients}) for broker in asked]
         wanted = [NewPartitions(topic, partitions)]
@@ -200,7 +201,22 @@ class Kafka:
 
     def delete(self, topic: str) -> None:
         """Remove a topic; returns when it is gone."""
+        self.__dict__.pop("_producer", None)
         self.admin.delete_topics([topic], operation_timeout=ANSWERS_WITHIN)[topic].result(ANSWERS_WITHIN)
+
+    def _producer_with(self, **settings: object) -> Producer:
+        told = {
+            "acks": "all",
+            "enable.idempotence": True,
+            "reconnect.backoff.max.ms": 200,
+            **{key.replace("_", "."): value for key, value in settings.items()},
+        }
+        return Producer({"bootstrap.servers": self.address, **self._clients, **told})
+
+    @cached_property
+    def _producer(self) -> Producer:
+        """What ``put`` writes by until a topic is another one: a new producer needs half a second for its id."""
+        return self._producer_with()
 
     def put(self, topic: str, rows: Iterable[Row | bytes | str], **settings: object) -> None:
         """Write rows, in order within a partition; returns when every one is acknowledged by all replicas in sync."""
@@ -210,12 +226,7 @@ class Kafka:
             if error is not None:
                 failed.append(error)
 
-        told = {
-            "acks": "all",
-            "enable.idempotence": True,
-            **{key.replace("_", "."): value for key, value in settings.items()},
-        }
-        producer = Producer({"bootstrap.servers": self.address, **self._clients, **told})
+        producer = self._producer_with(**settings) if settings or len(self.brokers) > 1 else self._producer
         for each in rows:
             row = each if isinstance(each, Row) else Row(each.encode() if isinstance(each, str) else each)
             stamped: dict[str, Any] = {} if row.time is None else {"timestamp": row.time}
@@ -232,6 +243,7 @@ class Kafka:
             "group.id": "kit",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,  # by default, half a second before a partition is said to end
             "isolation.level": isolation,
         }
         # A consumer's word for the end, by its isolation: after it nothing was there when the partition was asked.
