@@ -80,6 +80,18 @@ def test_importing_and_connecting_start_nothing() -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=60)
 
 
+async def test_a_closed_client_says_so() -> None:
+    async with lowwater.aio.connect("localhost:1") as lw:
+        reader = lw.inputs("c")
+    await lw.close()
+    for use in (lw.get, lw.topology, reader.read, lambda: lw.wait("c", 5), lambda: anext(lw.watch())):
+        with pytest.raises(lowwater.Closed, match="connect"):
+            await use()
+    for call in (lw.statistics, lambda: lw.worker("c"), lambda: lw.inputs("c")):
+        with pytest.raises(lowwater.Closed, match="connect"):
+            call()
+
+
 async def test_a_closed_reader_and_worker_say_so() -> None:
     async with lowwater.aio.connect("localhost:1") as lw:
         async with lw.inputs("c") as reader:
