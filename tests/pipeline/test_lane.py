@@ -132,7 +132,8 @@ def test_transactions_of_senders_that_are_aborted_do_not_pass(case: Case) -> Non
 # -- store after the commit -------------------------------------------------------------------------------
 
 
-def stores_before_it_commits(case: Case, kind: type[Lane]) -> None:
+@pytest.mark.parametrize("kind", [Lane, pytest.param(StoresFirst, marks=off("store after the commit"))])
+def test_an_id_is_stored_after_the_commit(case: Case, kind: type[Lane]) -> None:
     case.send("first")
     case.shut(case.drain(case.lane()))
     case.send(*"abcdef")
@@ -141,19 +142,20 @@ def stores_before_it_commits(case: Case, kind: type[Lane]) -> None:
     assert case.outcome() == EXACT
 
 
-def test_an_id_is_stored_after_the_commit(case: Case) -> None:
-    stores_before_it_commits(case, Lane)
-
-
-@off("store after the commit")
-def test_twin_an_id_stored_before_the_commit_is_lost(case: Case) -> None:
-    stores_before_it_commits(case, StoresFirst)
-
-
 # -- one transactional id, and the end after it was taken ------------------------------------------------------
 
 
-def zombie_goes_on(case: Case, kind: type[Lane]) -> None:
+class OfAnotherName(Lane):
+    """Takes a partition under a transactional id of its own."""
+
+    def _begin(self) -> None:
+        ours, self._settings = self._settings, replace(self._settings, group=f"{self._settings.group}-other")
+        super()._begin()
+        self._settings = ours
+
+
+@pytest.mark.parametrize("kind", [Lane, pytest.param(OfAnotherName, marks=off("one transactional id"))])
+def test_a_zombie_is_fenced_by_the_transactional_id_of_the_partition(case: Case, kind: type[Lane]) -> None:
     """A process is paused in its transaction; another one, on another machine, takes the partition; the first one goes on."""
     successors: list[Lane] = []
 
@@ -173,25 +175,8 @@ def zombie_goes_on(case: Case, kind: type[Lane]) -> None:
     assert case.outcome() == EXACT
 
 
-class OfAnotherName(Lane):
-    """Takes a partition under a transactional id of its own."""
-
-    def _begin(self) -> None:
-        ours, self._settings = self._settings, replace(self._settings, group=f"{self._settings.group}-other")
-        super()._begin()
-        self._settings = ours
-
-
-def test_a_zombie_is_fenced_by_the_transactional_id_of_the_partition(case: Case) -> None:
-    zombie_goes_on(case, Lane)
-
-
-@off("one transactional id")
-def test_twin_with_another_transactional_id_a_zombie_doubles(case: Case) -> None:
-    zombie_goes_on(case, OfAnotherName)
-
-
-def predecessor_commits_late(case: Case, kind: type[Lane]) -> None:
+@pytest.mark.parametrize("kind", [Lane, pytest.param(ReadsBeforeItTakes, marks=off("take over, then read"))])
+def test_the_end_of_the_output_is_asked_for_when_the_partition_is_taken(case: Case, kind: type[Lane]) -> None:
     """A predecessor has a transaction open while its successor begins, and commits it as soon as nobody prevents that."""
     case.send(*"abc")
     case.shut(case.drain(case.lane()))
@@ -212,15 +197,6 @@ def predecessor_commits_late(case: Case, kind: type[Lane]) -> None:
     case.send(*"def")
     case.drain(successor)
     assert case.outcome() == EXACT
-
-
-def test_the_end_of_the_output_is_asked_for_when_the_partition_is_taken(case: Case) -> None:
-    predecessor_commits_late(case, Lane)
-
-
-@off("take over, then read")
-def test_twin_an_output_read_before_it_was_taken_doubles(case: Case) -> None:
-    predecessor_commits_late(case, ReadsBeforeItTakes)
 
 
 # -- the end of the output ------------------------------------------------------------------------------------
@@ -247,7 +223,11 @@ def stranger(case: Case) -> Iterator[Callable[[], None]]:
         end()
 
 
-def behind_a_stranger(case: Case, kind: type[Lane]) -> None:
+@pytest.mark.parametrize(
+    "kind", [Lane, pytest.param(EndsAtWhatIsCommitted, marks=off("the end is the high watermark"))]
+)
+def test_a_strangers_open_transaction_hides_nothing(case: Case, kind: type[Lane]) -> None:
+    """The lane is held until it is decided."""
     lane = case.lane()
     with stranger(case) as end:
         case.send(*"abc")
@@ -263,16 +243,6 @@ def behind_a_stranger(case: Case, kind: type[Lane]) -> None:
     case.bury_all()
     case.drain(case.lane())
     assert case.outcome() == EXACT
-
-
-def test_a_strangers_open_transaction_hides_nothing(case: Case) -> None:
-    """The lane is held until it is decided."""
-    behind_a_stranger(case, Lane)
-
-
-@off("the end is the high watermark")
-def test_twin_an_output_read_to_its_last_stable_offset_doubles(case: Case) -> None:
-    behind_a_stranger(case, EndsAtWhatIsCommitted)
 
 
 # -- whose rows and offsets they are ----------------------------------------------------------------------------
@@ -686,7 +656,8 @@ def test_an_id_in_a_wrong_partition_stops_the_partition_and_names_the_partitione
         case.drain(lane)
 
 
-def two_kinds_of_producers(make: Make, kind: type[Lane]) -> None:
+@pytest.mark.parametrize("kind", [Lane, pytest.param(AsksForNoPartition, marks=off("hash(id)"))])
+def test_copies_in_two_partitions_do_not_pass(make: Make, kind: type[Lane]) -> None:
     """The sender puts ids where Java's clients do, and repeats itself by a client of librdkafka."""
     case = make(partitions=2)
     ids = [b"id-%d" % number for number in range(20)]
@@ -698,15 +669,6 @@ def two_kinds_of_producers(make: Make, kind: type[Lane]) -> None:
         except Refused as refused:
             assert "belongs into partition" in str(refused)  # noqa: PT017
     assert case.outcome().doubled == 0
-
-
-def test_copies_in_two_partitions_do_not_pass(make: Make) -> None:
-    two_kinds_of_producers(make, Lane)
-
-
-@off("hash(id)")
-def test_twin_that_asks_no_id_for_its_partition_doubles(make: Make) -> None:
-    two_kinds_of_producers(make, AsksForNoPartition)
 
 
 # -- windows by a watermark -----------------------------------------------------------------------------------------------
@@ -742,7 +704,8 @@ def test_a_watermark_is_never_lower(make: Make) -> None:
     assert case.ids() == ["a"]
 
 
-def head_reached(make: Make, kind: type[Lane]) -> None:
+@pytest.mark.parametrize("kind", [Lane, pytest.param(WatermarkCountsAtOnce, marks=off("head(W)"))])
+def test_a_watermark_counts_behind_what_was_there_when_it_was_read(make: Make, kind: type[Lane]) -> None:
     """W has passed what stands in the topic: the senders have finished it, and the lane has not read it yet."""
     case = watermark(make)
     case.send(*"abc", times=[1000, 2000, 3000])
@@ -751,16 +714,8 @@ def head_reached(make: Make, kind: type[Lane]) -> None:
     assert case.ids() == [*"abc"], "originals that came in time"
 
 
-def test_a_watermark_counts_behind_what_was_there_when_it_was_read(make: Make) -> None:
-    head_reached(make, Lane)
-
-
-@off("head(W)")
-def test_twin_a_watermark_that_counts_at_once_calls_originals_late(make: Make) -> None:
-    head_reached(make, WatermarkCountsAtOnce)
-
-
-def watermark_after_a_start(make: Make, kind: type[Lane]) -> None:
+@pytest.mark.parametrize("kind", [Lane, pytest.param(ForgetsItsFloor, marks=off("W durable under N"))])
+def test_the_watermark_is_committed_with_the_rows(make: Make, kind: type[Lane]) -> None:
     """The authority does not answer after the start: the floor is that of the last commit."""
     case = watermark(make)
     case.send(*"abc", times=[1000, 2000, 3000])
@@ -775,15 +730,6 @@ def watermark_after_a_start(make: Make, kind: type[Lane]) -> None:
     case.send("a", times=[1000])
     case.drain(case.lane(kind=kind))
     assert case.ids() == [*"abcd"]
-
-
-def test_the_watermark_is_committed_with_the_rows(make: Make) -> None:
-    watermark_after_a_start(make, Lane)
-
-
-@off("W durable under N")
-def test_twin_without_its_floor_a_lane_doubles_what_was_forgotten(make: Make) -> None:
-    watermark_after_a_start(make, ForgetsItsFloor)
 
 
 def test_a_lost_memory_of_a_window_by_a_watermark_is_read_from_the_output(make: Make) -> None:
