@@ -170,15 +170,6 @@ def refused(change: Change, name: str = HOURLY) -> str:
 # -- the rows -------------------------------------------------------------------------------------------------------------
 
 
-def test_row_l_is_1400_the_mirror_at_1350_and_a_is_lost(world: World) -> None:
-    world.mirror("B", 1350)
-    world.report("A", 1, 1400)
-    assert world.hourly.published == 1350
-    world.fail_over()
-    world.report("B", 2, 1500)
-    assert world.hourly.published == 1350
-
-
 def test_row_l_is_1400_with_the_policy_local_breaks_visibly(world: World) -> None:
     world.register("daily", LOCAL)
     world.mirror("B", 1350, name=DAILY)
@@ -281,16 +272,6 @@ def test_row_lease_checked_pause_write_is_refused_by_the_token_in_the_write(worl
     for cut in ("7", ""):  # said again after a restart
         world.do(world.core.fenced(world.caller("B"), HOURLY, sink, "lake", cut, world.now, len(world.log)))
     assert world.hourly.sinks == (Sink("lake", fences=True, fenced=2, cut="7"),)
-
-
-def test_row_a_is_isolated_and_commits_on_but_publishes_nothing(world: World) -> None:
-    world.mirror("B", 50)
-    world.report("A", 1, 40, 4, digest="d")
-    world.fail_over()
-    before = world.hourly
-    delayed = world.report("A", 1, 50, 5, digest="e")
-    assert refused(delayed) == "STALE_ADOPTION"
-    assert world.hourly == before
 
 
 def test_row_a_tail_is_not_merged_after_a_write_off(world: World) -> None:
@@ -414,17 +395,6 @@ def test_a_second_agent_of_a_region_does_not_stop_the_store(world: World) -> Non
     assert world.core.store.state == SERVING
 
 
-def test_a_restarted_region_says_nothing_before_it_is_confirmed(world: World) -> None:
-    world.report("A", 1, 10)
-    world.start("A")
-    with pytest.raises(errors.Unconfirmed):
-        world.report("A", 1, 20)
-    world.confirm("A", hourly=1)
-    world.mirror("B", 30)
-    world.report("A", 1, 20)
-    assert world.hourly.published == 20
-
-
 def test_a_restart_of_the_global_authority_makes_every_region_unconfirmed(world: World) -> None:
     for from_snapshot in (False, True):
         world.restart(from_snapshot=from_snapshot)
@@ -504,19 +474,6 @@ def test_another_store_is_not_mixed_in(world: World) -> None:
 
 
 # -- progress -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_replica_that_was_never_heard_of_holds(world: World) -> None:
-    world.report("A", 1, 40)
-    assert world.hourly.published == MIN
-
-
-def test_what_is_published_does_not_go_back(world: World) -> None:
-    world.mirror("B", 50)
-    world.report("A", 1, 45)
-    world.mirror("B", 20)
-    world.report("A", 1, 30)
-    assert world.hourly.published == 45
 
 
 def test_the_outputs_hold_as_the_rows_do(world: World) -> None:
@@ -765,17 +722,6 @@ def test_a_second_loss_does_not_forget_the_first(world: World) -> None:
     assert world.hourly.publishable <= 50
 
 
-def test_a_new_owner_is_not_its_own_replica(world: World) -> None:
-    world.mirror("B", 50)
-    world.fail_over()
-    assert world.hourly.replicas == ()
-    world.do(world.core.write_off(HOURLY, "ops", 8))
-    world.report("B", 2, 90)
-    assert world.hourly.published == MIN
-    world.mirror("A", 80)
-    assert world.hourly.published == 80
-
-
 def automatic(world: World) -> list[tuple[str, str]]:
     return world.core.adoptions(world.now)
 
@@ -850,17 +796,6 @@ def take_over(three: World, how: str) -> None:
     arrive(three, Replica("B", 50, MAX, at(40), 1))
     release(three)
     claim(three)
-
-
-@pytest.mark.parametrize("how", ["adopted", "moved"])
-def test_a_replica_of_the_owner_before_counts_for_nothing(three: World, how: str) -> None:
-    """C has all rows of A below 60, and none that B accepts from now on: it holds until it says what it has of B's."""
-    take_over(three, how)
-    three.mirror("A", 58, at(7))
-    three.report("B", 2, 57)
-    assert three.hourly.published == 50
-    three.mirror("C", 55)
-    assert three.hourly.published == 55
 
 
 @pytest.mark.parametrize("how", ["adopted", "moved"])
