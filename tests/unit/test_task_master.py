@@ -225,20 +225,6 @@ async def test_an_append_of_unknown_outcome_is_one_step(disk: MemoryDisk, outcom
 # -- no clock judges, versions do --------------------------------------------------------------------------
 
 
-async def test_a_lease_that_ran_out_and_was_not_taken_over_is_committed(disk: MemoryDisk) -> None:
-    """A lease has run out long ago, by any clock, and nobody has taken the task: the work counts."""
-    running, master = await begun(disk)
-    await master.manual("repairs", "n1")
-    lease = await master.lease()
-    running.now += 100 * DAY
-    _, _, [(_, offered)], _ = await master.tasks("a", "repairs", None, 10)
-    assert offered
-    assert await master.get("repairs", nonce=lease.nonce) is not None, "a repeat of the take is no other worker"
-    running.now += 100 * DAY
-    await master.end(lease)
-    await running.stop()
-
-
 async def test_rule4_a_zombie_is_refused_by_its_version(disk: MemoryDisk) -> None:
     """A lease has run out and another worker has the task: the first one's commit is refused, whenever it comes, and the other's counts."""
     running, master = await begun(disk)
@@ -258,22 +244,6 @@ async def test_rule4_a_zombie_is_refused_by_its_version(disk: MemoryDisk) -> Non
     await master.end(new)
     with pytest.raises(errors.StaleLease, match="it is done by living"):
         await master.end(old)
-    await running.stop()
-
-
-async def test_rule4_a_lease_that_the_store_has_lost_is_another_one(disk: MemoryDisk) -> None:
-    """The store has lost the record of a lease: another one gets its version. Whoever has the first is refused all the same (rule 10)."""
-    running, master = await begun(disk)
-    await master.manual("repairs", "n1")
-    lost = await master.lease(worker="before")
-    running.task.cancel()
-    disk.lose(1)
-    disk.crash()
-    running, master = await begun(disk)
-    new = await master.lease(worker="behind")
-    assert (lost.key, lost.version) == (new.key, new.version)
-    with pytest.raises(errors.StaleLease):
-        await master.end(lost)
     await running.stop()
 
 
@@ -621,24 +591,6 @@ def test_rule7_a_straggler_fills_its_group_of_intervals_not_for_ever() -> None:
     assert len(group.done) == tasks.TASKS - tasks.KEPT, "no more is forgotten than has to be"
     with pytest.raises(errors.BelowMark, match="whether this lease has done its own is not known"):
         known.commit(late, [], b"", [], incarnation=1)
-    known._check()
-
-
-def test_rule7_a_straggler_fills_its_group_of_calls_not_for_ever() -> None:
-    known, late = filled(TaskGroup("repairs"))
-    later = [task(f"n{number}", at=DAY) for number in range(tasks.TOGETHER)]
-    with pytest.raises(errors.Overloaded):
-        known.create("repairs", later)
-    known.commit(late, [], b"", [], incarnation=1)
-    known.create("repairs", later)
-    known._check()
-
-
-def test_rule7_a_commit_in_a_full_group_makes_room_for_what_follows_from_it() -> None:
-    known, late = filled(TaskGroup("repairs"))
-    later = [task(f"n{number}", at=DAY) for number in range(tasks.TOGETHER)]
-    known.commit(late, [], b"", later, incarnation=1)
-    assert len(known.group("repairs").ready) == tasks.TOGETHER
     known._check()
 
 
