@@ -131,6 +131,7 @@ class Kafka:
         self.cluster = base64.urlsafe_b64encode(b"\0" + uuid.uuid4().bytes[1:]).decode().rstrip("=")
         self.brokers = [Broker(directory / str(each), each, voters, settings or {}) for each in voters]
         self._running = ExitStack()
+        self._kept: tuple[int, Producer] | None = None
 
     def __enter__(self) -> Self:
         with ExitStack() as running:
@@ -171,7 +172,7 @@ class Kafka:
 
         The controller has answered before they know: a producer that asks one of them then refuses a row for a new partition at once.
         """
-        self.__dict__.pop("_producer", None)
+        self._kept = None
         asked = self.brokers if brokers is None else [*brokers]
         clients = [AdminClient({"bootstrap.servers": broker.address, **self._clients}) for broker in asked]
         wanted = [NewPartitions(topic, partitions)]
@@ -205,7 +206,7 @@ class Kafka:
 
     def delete(self, topic: str) -> None:
         """Remove a topic; returns when it is gone."""
-        self.__dict__.pop("_producer", None)
+        self._kept = None
         self.admin.delete_topics([topic], operation_timeout=ANSWERS_WITHIN)[topic].result(ANSWERS_WITHIN)
 
     def _producer_with(self, **settings: object) -> Producer:
@@ -217,10 +218,12 @@ class Kafka:
         }
         return Producer({"bootstrap.servers": self.address, **self._clients, **told})
 
-    @cached_property
-    def _producer(self) -> Producer:
-        """What ``put`` writes by until a topic is another one: a new producer needs half a second for its id."""
-        return self._producer_with()
+    def _kept_producer(self) -> Producer:
+        """What ``put`` writes by until a topic or the broker is another one: a new producer needs half a second for its id."""
+        starts = self.brokers[0].starts
+        if self._kept is None or self._kept[0] != starts:
+            self._kept = starts, self._producer_with()
+        return self._kept[1]
 
     def put(self, topic: str, rows: Iterable[Row | bytes | str], **settings: object) -> None:
         """Write rows, in order within a partition; returns when every one is acknowledged by all replicas in sync."""
@@ -230,7 +233,7 @@ class Kafka:
             if error is not None:
                 failed.append(error)
 
-        producer = self._producer_with(**settings) if settings or len(self.brokers) > 1 else self._producer
+        producer = self._producer_with(**settings) if settings or len(self.brokers) > 1 else self._kept_producer()
         for each in rows:
             row = each if isinstance(each, Row) else Row(each.encode() if isinstance(each, str) else each)
             stamped: dict[str, Any] = {} if row.time is None else {"timestamp": row.time}
