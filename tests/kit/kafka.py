@@ -131,6 +131,7 @@ class Kafka:
         self.cluster = base64.urlsafe_b64encode(b"\0" + uuid.uuid4().bytes[1:]).decode().rstrip("=")
         self.brokers = [Broker(directory / str(each), each, voters, settings or {}) for each in voters]
         self._running = ExitStack()
+        self._kept: tuple[int, Producer] | None = None
 
     def __enter__(self) -> Self:
         with ExitStack() as running:
@@ -161,12 +162,17 @@ class Kafka:
         copies = min(len(self.brokers), 3)
         asked = [NewTopic(topic, num_partitions=partitions, replication_factor=copies, config=config)]
         self.admin.create_topics(asked, operation_timeout=ANSWERS_WITHIN)[topic].result(ANSWERS_WITHIN)
+        # The controller has answered before every broker knows: whoever asks one would be told that there is no such topic.
+        eventually(
+            lambda: self.admin.list_topics(topic, ANSWERS_WITHIN).topics[topic].error is None, f"{topic} is known"
+        )
 
     def grow(self, topic: str, partitions: int, brokers: Iterable[Broker] | None = None) -> None:
         """Have a topic have so many partitions; returns when each of these brokers tells of them (by default all).
 
         The controller has answered before they know: a producer that asks one of them then refuses a row for a new partition at once.
         """
+        self._kept = None
         asked = self.brokers if brokers is None else [*brokers]
         clients = [AdminClient({"bootstrap.servers": broker.address, **self._clients}) for broker in asked]
         wanted = [NewPartitions(topic, partitions)]
@@ -200,7 +206,24 @@ class Kafka:
 
     def delete(self, topic: str) -> None:
         """Remove a topic; returns when it is gone."""
+        self._kept = None
         self.admin.delete_topics([topic], operation_timeout=ANSWERS_WITHIN)[topic].result(ANSWERS_WITHIN)
+
+    def _producer_with(self, **settings: object) -> Producer:
+        told = {
+            "acks": "all",
+            "enable.idempotence": True,
+            "reconnect.backoff.max.ms": 200,
+            **{key.replace("_", "."): value for key, value in settings.items()},
+        }
+        return Producer({"bootstrap.servers": self.address, **self._clients, **told})
+
+    def _kept_producer(self) -> Producer:
+        """What ``put`` writes by until a topic or the broker is another one: a new producer needs half a second for its id."""
+        starts = self.brokers[0].starts
+        if self._kept is None or self._kept[0] != starts:
+            self._kept = starts, self._producer_with()
+        return self._kept[1]
 
     def put(self, topic: str, rows: Iterable[Row | bytes | str], **settings: object) -> None:
         """Write rows, in order within a partition; returns when every one is acknowledged by all replicas in sync."""
@@ -210,12 +233,7 @@ class Kafka:
             if error is not None:
                 failed.append(error)
 
-        told = {
-            "acks": "all",
-            "enable.idempotence": True,
-            **{key.replace("_", "."): value for key, value in settings.items()},
-        }
-        producer = Producer({"bootstrap.servers": self.address, **self._clients, **told})
+        producer = self._producer_with(**settings) if settings or len(self.brokers) > 1 else self._kept_producer()
         for each in rows:
             row = each if isinstance(each, Row) else Row(each.encode() if isinstance(each, str) else each)
             stamped: dict[str, Any] = {} if row.time is None else {"timestamp": row.time}
@@ -232,6 +250,7 @@ class Kafka:
             "group.id": "kit",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,  # by default, half a second before a partition is said to end
             "isolation.level": isolation,
         }
         # A consumer's word for the end, by its isolation: after it nothing was there when the partition was asked.

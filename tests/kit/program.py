@@ -43,6 +43,8 @@ class Program:
         self._heard = Condition()
         self._ended = False
         self._process: subprocess.Popen[str] | None = None
+        self.starts = 0
+        """How often it was started."""
 
     def __enter__(self) -> Self:
         return self
@@ -54,6 +56,7 @@ class Program:
         """Start it, and return at once."""
         self._said.clear()
         self._ended = False
+        self.starts += 1
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self._reader = Thread(target=self._read, args=(self._process,), daemon=True)
         self._reader.start()

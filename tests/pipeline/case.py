@@ -22,8 +22,6 @@ from lowwater_pipeline.dedup.window import Window
 from tests.kit.eventually import PATIENCE
 from tests.kit.kafka import Kafka, Row
 
-SIDES: Final = ("unreadable", "undecidable")
-
 
 class Killed(BaseException):
     """The process ends here."""
@@ -132,8 +130,7 @@ class Case:
 
     def drain(self, lane: Lane) -> Lane:
         """Work until everything that was sent is committed."""
-        partition = lane._partition
-        end = sum(row.partition == partition for row in self.sent)
+        end = sum(row.partition == lane.partition for row in self.sent)
         deadline = time.monotonic() + PATIENCE
         while lane.position < end:
             lane.step()
@@ -153,9 +150,8 @@ class Case:
         """What is left when a process is killed: its files, and whatever its producer had sent. That goes on as a zombie's."""
         if lane in self._open:
             self._open.remove(lane)
-        if lane._memory is not None:
-            lane._memory.close()
-            lane._memory = None
+        if lane.memory is not None:
+            lane.memory.close()
         self._zombies.append(lane)
         for old in self._zombies[:-3]:
             self._zombies.remove(old)

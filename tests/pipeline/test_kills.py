@@ -154,7 +154,7 @@ def alive(process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def test_killed_by_the_system_nothing_is_lost_or_doubled(make: Callable[..., Case], tmp_path: Path) -> None:
-    killed_anywhere(make, tmp_path / "log", 3)
+    killed_anywhere(make, tmp_path / "log", 2)
 
 
 @pytest.mark.long

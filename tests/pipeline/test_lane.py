@@ -48,6 +48,12 @@ def kill(case: Case, step: str, number: int = 1, *, kind: type[Lane] = Lane, **c
     case.bury_all()
 
 
+def ids(lane: Lane) -> dict[bytes, int]:
+    """What a lane remembers: ids with their ranks."""
+    assert lane.memory is not None
+    return dict(lane.memory.items())
+
+
 def forget_memory(case: Case) -> None:
     """The partition comes to a machine that never had it."""
     shutil.rmtree(case.settings.state, ignore_errors=True)
@@ -99,7 +105,7 @@ def test_an_id_passes_again_behind_a_window_by_time(make: Make) -> None:
     case.drain(case.lane())
     assert case.ids() == ["a", "b"]
     (window,) = [replace(case.settings.window, size=1)]
-    lane = case._open[-1]
+    (lane,) = case.open_lanes()
     lane._settings = replace(lane._settings, window=window)
     case.send("c")
     case.send("a", "c")
@@ -126,7 +132,8 @@ def test_transactions_of_senders_that_are_aborted_do_not_pass(case: Case) -> Non
 # -- store after the commit -------------------------------------------------------------------------------
 
 
-def stores_before_it_commits(case: Case, kind: type[Lane]) -> None:
+@pytest.mark.parametrize("kind", [Lane, pytest.param(StoresFirst, marks=off("store after the commit"))])
+def test_an_id_is_stored_after_the_commit(case: Case, kind: type[Lane]) -> None:
     case.send("first")
     case.shut(case.drain(case.lane()))
     case.send(*"abcdef")
@@ -135,38 +142,7 @@ def stores_before_it_commits(case: Case, kind: type[Lane]) -> None:
     assert case.outcome() == EXACT
 
 
-def test_an_id_is_stored_after_the_commit(case: Case) -> None:
-    stores_before_it_commits(case, Lane)
-
-
-@off("store after the commit")
-def test_twin_an_id_stored_before_the_commit_is_lost(case: Case) -> None:
-    stores_before_it_commits(case, StoresFirst)
-
-
 # -- one transactional id, and the end after it was taken ------------------------------------------------------
-
-
-def zombie_goes_on(case: Case, group: str) -> None:
-    """A process is paused before its transaction; another one takes the partition; the first one goes on."""
-    case.send(*"abcdef")
-    zombie = case.lane()
-    before = zombie._taken(zombie._reader.consume(6, 60)) if zombie._reader else None
-    assert before is not None
-    assert len(before.messages) == 6
-    zombie._decide(before)
-    case.bury(zombie)
-    if group:
-        successor = case.lane(kind=OfAnotherName)
-    else:
-        successor = case.lane()
-    try:
-        before.mark = zombie._next_mark(before)
-        zombie._publish(before)
-    except KafkaException as error:
-        assert error.args[0].name() in {"_FENCED", "INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED"}  # noqa: PT017
-    case.drain(successor)
-    assert case.outcome() == EXACT
 
 
 class OfAnotherName(Lane):
@@ -178,27 +154,34 @@ class OfAnotherName(Lane):
         self._settings = ours
 
 
-def test_a_zombie_is_fenced_by_the_transactional_id_of_the_partition(case: Case) -> None:
-    zombie_goes_on(case, "")
+@pytest.mark.parametrize("kind", [Lane, pytest.param(OfAnotherName, marks=off("one transactional id"))])
+def test_a_zombie_is_fenced_by_the_transactional_id_of_the_partition(case: Case, kind: type[Lane]) -> None:
+    """A process is paused in its transaction; another one, on another machine, takes the partition; the first one goes on."""
+    successors: list[Lane] = []
+
+    def paused(step: str) -> None:
+        if step == "begun" and len(case.sent) > 1 and not successors:
+            successors.append(case.lane(kind=kind, state=case.settings.state.with_name("elsewhere")))
+
+    zombie = case.lane(probe=paused)
+    case.send("first")
+    case.drain(zombie)
+    case.send(*"abcdef")
+    try:
+        case.drain(zombie)
+    except KafkaException as error:
+        assert error.args[0].name() in {"_FENCED", "INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED"}  # noqa: PT017
+    case.drain(successors[0])
+    assert case.outcome() == EXACT
 
 
-@off("one transactional id")
-def test_twin_with_another_transactional_id_a_zombie_doubles(case: Case) -> None:
-    zombie_goes_on(case, "another")
-
-
-def predecessor_commits_late(case: Case, kind: type[Lane]) -> None:
+@pytest.mark.parametrize("kind", [Lane, pytest.param(ReadsBeforeItTakes, marks=off("take over, then read"))])
+def test_the_end_of_the_output_is_asked_for_when_the_partition_is_taken(case: Case, kind: type[Lane]) -> None:
     """A predecessor has a transaction open while its successor begins, and commits it as soon as nobody prevents that."""
     case.send(*"abc")
-    predecessor = case.lane()
-    case.drain(predecessor)
+    case.shut(case.drain(case.lane()))
+    predecessor = case.lane(probe=at("sent"))
     case.send(*"def")
-
-    def probe(step: str) -> None:
-        if step == "sent":
-            raise Killed
-
-    predecessor._probe = probe
     with pytest.raises(Killed):
         case.drain(predecessor)
     case.bury(predecessor)
@@ -214,15 +197,6 @@ def predecessor_commits_late(case: Case, kind: type[Lane]) -> None:
     case.send(*"def")
     case.drain(successor)
     assert case.outcome() == EXACT
-
-
-def test_the_end_of_the_output_is_asked_for_when_the_partition_is_taken(case: Case) -> None:
-    predecessor_commits_late(case, Lane)
-
-
-@off("take over, then read")
-def test_twin_an_output_read_before_it_was_taken_doubles(case: Case) -> None:
-    predecessor_commits_late(case, ReadsBeforeItTakes)
 
 
 # -- the end of the output ------------------------------------------------------------------------------------
@@ -249,7 +223,11 @@ def stranger(case: Case) -> Iterator[Callable[[], None]]:
         end()
 
 
-def behind_a_stranger(case: Case, kind: type[Lane]) -> None:
+@pytest.mark.parametrize(
+    "kind", [Lane, pytest.param(EndsAtWhatIsCommitted, marks=off("the end is the high watermark"))]
+)
+def test_a_strangers_open_transaction_hides_nothing(case: Case, kind: type[Lane]) -> None:
+    """The lane is held until it is decided."""
     lane = case.lane()
     with stranger(case) as end:
         case.send(*"abc")
@@ -265,16 +243,6 @@ def behind_a_stranger(case: Case, kind: type[Lane]) -> None:
     case.bury_all()
     case.drain(case.lane())
     assert case.outcome() == EXACT
-
-
-def test_a_strangers_open_transaction_hides_nothing(case: Case) -> None:
-    """The lane is held until it is decided."""
-    behind_a_stranger(case, Lane)
-
-
-@off("the end is the high watermark")
-def test_twin_an_output_read_to_its_last_stable_offset_doubles(case: Case) -> None:
-    behind_a_stranger(case, EndsAtWhatIsCommitted)
 
 
 # -- whose rows and offsets they are ----------------------------------------------------------------------------
@@ -393,14 +361,11 @@ def test_a_memory_that_is_lost_is_read_from_the_output(make: Make, window: str) 
     case = make(window)
     case.send(*"abcdefgh")
     lane = case.drain(case.lane(most=2))
-    assert lane._memory is not None
-    floor = lane._mark.floor
-    remembered = {each: rank for each, rank in lane._memory.items() if rank >= floor}
+    remembered = {each: rank for each, rank in ids(lane).items() if rank >= lane.counts.floor}
     case.shut(lane)
     forget_memory(case)
     lane = case.lane()
-    assert lane._memory is not None
-    assert dict(lane._memory.items()) == remembered
+    assert ids(lane) == remembered
     assert lane.counts.mended <= 8
     case.send(*"efgh")
     case.drain(lane)
@@ -431,8 +396,8 @@ def test_a_damaged_memory_is_made_anew(case: Case) -> None:
 def test_a_memory_damaged_at_work_is_made_anew(case: Case) -> None:
     case.send(*"abc")
     lane = case.drain(case.lane())
-    assert lane._memory is not None
-    lane._memory.close()  # every call fails from now on
+    assert lane.memory is not None
+    lane.memory.close()  # every call fails from now on
     case.send(*"abcd")
     with pytest.raises(Held, match="is damaged, and is made anew"):
         case.drain(lane)
@@ -445,9 +410,9 @@ def test_a_lane_whose_memory_cannot_be_flushed_closes_all_the_same(case: Case) -
     case.send(*"abc")
     lane = case.drain(case.lane())
     forget_memory(case)
-    assert lane._memory is not None
+    assert lane.memory is not None
     with pytest.raises(Damaged):
-        lane._memory.close()
+        lane.memory.close()
     case.shut(lane)
     case.send(*"abcd")
     case.drain(case.lane())
@@ -487,7 +452,7 @@ def test_a_memory_that_another_process_has_open_is_not_thrown_away(make: Make) -
         with pytest.raises(Held, match="another process has the memory open"):
             case.lane()
         assert memory.known([b"a"]) == {b"a": 1}
-        memory._check()
+        memory.check()
 
 
 def test_an_old_memory_is_mended(case: Case) -> None:
@@ -601,7 +566,7 @@ def test_a_window_that_the_output_does_not_hold_is_refused_or_published(case: Ca
     case.shut(case.drain(case.lane()))
     cut(case, case.settings.output, case.kafka_offset("d"))
     case.drain(case.lane())  # the memory is there: nothing is missing
-    case.shut(case._open[-1])
+    case.shut(*case.open_lanes())
     forget_memory(case)
     with pytest.raises(Refused, match=r"begins at offset \d+ \(2017-07-14T02:40:00Z\).*: 3 ids are gone"):
         case.lane()
@@ -691,7 +656,8 @@ def test_an_id_in_a_wrong_partition_stops_the_partition_and_names_the_partitione
         case.drain(lane)
 
 
-def two_kinds_of_producers(make: Make, kind: type[Lane]) -> None:
+@pytest.mark.parametrize("kind", [Lane, pytest.param(AsksForNoPartition, marks=off("hash(id)"))])
+def test_copies_in_two_partitions_do_not_pass(make: Make, kind: type[Lane]) -> None:
     """The sender puts ids where Java's clients do, and repeats itself by a client of librdkafka."""
     case = make(partitions=2)
     ids = [b"id-%d" % number for number in range(20)]
@@ -703,15 +669,6 @@ def two_kinds_of_producers(make: Make, kind: type[Lane]) -> None:
         except Refused as refused:
             assert "belongs into partition" in str(refused)  # noqa: PT017
     assert case.outcome().doubled == 0
-
-
-def test_copies_in_two_partitions_do_not_pass(make: Make) -> None:
-    two_kinds_of_producers(make, Lane)
-
-
-@off("hash(id)")
-def test_twin_that_asks_no_id_for_its_partition_doubles(make: Make) -> None:
-    two_kinds_of_producers(make, AsksForNoPartition)
 
 
 # -- windows by a watermark -----------------------------------------------------------------------------------------------
@@ -733,8 +690,7 @@ def test_an_id_is_forgotten_at_the_watermark_and_what_comes_later_is_undecidable
     assert case.ids() == [*"abc"]
     side = [(row.key or b"").decode() for row in case.rows(case.settings.undecidable or "")]
     assert side == [*"ad"], "a copy and a late original look alike"
-    assert lane._memory is not None
-    assert {each for each, _ in lane._memory.items()} == {b"b", b"c"}
+    assert ids(lane).keys() == {b"b", b"c"}
 
 
 def test_a_watermark_is_never_lower(make: Make) -> None:
@@ -748,7 +704,8 @@ def test_a_watermark_is_never_lower(make: Make) -> None:
     assert case.ids() == ["a"]
 
 
-def head_reached(make: Make, kind: type[Lane]) -> None:
+@pytest.mark.parametrize("kind", [Lane, pytest.param(WatermarkCountsAtOnce, marks=off("head(W)"))])
+def test_a_watermark_counts_behind_what_was_there_when_it_was_read(make: Make, kind: type[Lane]) -> None:
     """W has passed what stands in the topic: the senders have finished it, and the lane has not read it yet."""
     case = watermark(make)
     case.send(*"abc", times=[1000, 2000, 3000])
@@ -757,16 +714,8 @@ def head_reached(make: Make, kind: type[Lane]) -> None:
     assert case.ids() == [*"abc"], "originals that came in time"
 
 
-def test_a_watermark_counts_behind_what_was_there_when_it_was_read(make: Make) -> None:
-    head_reached(make, Lane)
-
-
-@off("head(W)")
-def test_twin_a_watermark_that_counts_at_once_calls_originals_late(make: Make) -> None:
-    head_reached(make, WatermarkCountsAtOnce)
-
-
-def watermark_after_a_start(make: Make, kind: type[Lane]) -> None:
+@pytest.mark.parametrize("kind", [Lane, pytest.param(ForgetsItsFloor, marks=off("W durable under N"))])
+def test_the_watermark_is_committed_with_the_rows(make: Make, kind: type[Lane]) -> None:
     """The authority does not answer after the start: the floor is that of the last commit."""
     case = watermark(make)
     case.send(*"abc", times=[1000, 2000, 3000])
@@ -783,15 +732,6 @@ def watermark_after_a_start(make: Make, kind: type[Lane]) -> None:
     assert case.ids() == [*"abcd"]
 
 
-def test_the_watermark_is_committed_with_the_rows(make: Make) -> None:
-    watermark_after_a_start(make, Lane)
-
-
-@off("W durable under N")
-def test_twin_without_its_floor_a_lane_doubles_what_was_forgotten(make: Make) -> None:
-    watermark_after_a_start(make, ForgetsItsFloor)
-
-
 def test_a_lost_memory_of_a_window_by_a_watermark_is_read_from_the_output(make: Make) -> None:
     case = watermark(make)
     case.send(*"abc", times=[3000, 1000, 2000])
@@ -804,8 +744,7 @@ def test_a_lost_memory_of_a_window_by_a_watermark_is_read_from_the_output(make: 
     case.shut(lane)
     forget_memory(case)
     lane = case.lane()
-    assert lane._memory is not None
-    assert {each for each, _ in lane._memory.items()} == {b"a", b"c", b"d"}
+    assert ids(lane).keys() == {b"a", b"c", b"d"}
 
 
 @pytest.mark.parametrize("micros", [3 * SECOND, SECOND, NO_FLOOR], ids=["above the floor", "below", "unknown"])

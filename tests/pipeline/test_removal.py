@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,17 +22,21 @@ from tests.spark.support import Upstream, place
 
 __all__ = ["module"]
 
+_numbers = itertools.count(1)
 
-@pytest.fixture
-def authority(tmp_path: Path) -> Iterator[Serving]:
-    (tmp_path / "authority").mkdir()
-    with Serving(tmp_path / "authority") as server:
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    with Serving(tmp_path_factory.mktemp("authority")) as server:
         yield server
 
 
 @pytest.fixture
-def lw(authority: Serving) -> Iterator[lowwater.Client]:
-    with lowwater.connect(authority.address) as client:
+def lw(authority: Serving, request: pytest.FixtureRequest) -> Iterator[lowwater.Client]:
+    """A client in a namespace of the test's own; the command knows none."""
+    name = request.node.name.partition("[")[0]
+    namespace = "" if name == "test_the_command_removes" else f"{name[:40]}-{next(_numbers)}"
+    with lowwater.connect(authority.address, namespace=namespace) as client:
         yield client
 
 
@@ -78,7 +83,7 @@ def test_one_that_runs_is_not_removed(root: Path, lw: lowwater.Client) -> None:
 
 def test_one_that_runs_elsewhere_is_not_removed(root: Path, authority: Serving, lw: lowwater.Client) -> None:
     """Nothing here says so, but it reports at the authority. Of a claim that is left nothing is heard."""
-    with lowwater.connect(authority.address) as elsewhere:
+    with lowwater.connect(authority.address, namespace=lw.settings.namespace) as elsewhere:
         Upstream(elsewhere, "a").at(9)
         with pytest.raises(Refused, match=r"a runs elsewhere: .* on .* reports for it, at .* Stop that first"):
             remove(root, "a", lw, discard=True, silence=120)

@@ -76,7 +76,7 @@ def test_a_memory_decides_as_one_that_forgets_nothing_by_itself(
             assert found.verdicts == expected
             floor, following = found.floor, found.next
             memory.write(found.fresh, known, floor, Standing("o", "r", number, following, 0))
-            memory._check()
+            memory.check()
             if number in reopens:
                 memory.close()
                 memory = Memory(Path(folder) / "memory")
@@ -93,7 +93,7 @@ def test_a_floor_that_leaps_is_forgotten_by_and_by(tmp_path: Path, monkeypatch: 
         left = []
         for _ in range(5):
             memory.write({}, {}, 8, Standing("o", "r", 0, 10, 0))
-            memory._check()
+            memory.check()
             left.append(len(list(memory.items())))
         assert left == [7, 4, 2, 2, 2]
 

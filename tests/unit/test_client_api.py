@@ -125,10 +125,9 @@ def test_a_channel_that_cannot_be_made_is_said_at_once_and_by_what_waits_at_its_
         assert time.monotonic() - began < 30
         with pytest.raises(lowwater.Timeout, match=r"never heard of: .*no key"):
             lw.wait("c", 5, timeout=0.5)
-    made = lease(inputs=())
-    runtime = made._runtime
-    runtime.connection._make_channel = fail
-    runtime.reporter.add(made._state)
+    runtime = Runtime(Settings("localhost:1"), make_channel=fail)
+    made, state = granted(inputs=(), runtime=runtime)
+    runtime.reporter.add(state)
     made.advance(None, oldest=None, frontier=5)
     with pytest.raises(lowwater.Timeout, match=r"as durable within 0.5 s: .*no key"):
         made.flush(0.5)
@@ -345,13 +344,15 @@ def test_bounds_that_are_none_are_refused(bounds: list[bytes]) -> None:
         lw.worker("c").claim(bounds=bounds)
 
 
-def lease(count: int = 3, *, inputs: tuple[str, ...] = ("a",)) -> Lease:
-    """A granted lease, as the worker makes it; nothing is reported."""
+def granted(
+    count: int = 3, *, inputs: tuple[str, ...] = ("a",), runtime: Runtime | None = None
+) -> tuple[Lease, LeaseState]:
+    """A lease, as the worker makes it, and its state; nothing is reported."""
     reading = Reading("c", inputs, 1 if inputs else 0, (1,) * len(inputs), (990_000,))
     state = LeaseState("c", 7, Column(count, 0), input_version=1, input_incarnations=(1,), reference=0)
     bounds = (*(bytes([i]) for i in range(count)), b"")
     grant = Grant(state, bounds, lowwater.Watermarks([0] * count), reading)
-    return Lease(Runtime(lowwater.Settings("localhost:1")), grant)
+    return Lease(runtime or Runtime(lowwater.Settings("localhost:1")), grant), state
 
 
 def seen(low: int = 10, computation: str = "c") -> lowwater.Inputs:
@@ -359,34 +360,37 @@ def seen(low: int = 10, computation: str = "c") -> lowwater.Inputs:
     return fold_inputs(("a",), {"a": view}, Reading(computation, ("a",), 1, (1,), (990_000,)), 0.0)
 
 
-def staged(made: Lease) -> list[int]:
-    group = made._state.take()
+def staged(state: LeaseState) -> list[int]:
+    group = state.take()
     assert group is not None
-    made._state.reconnect()
-    return [group.values] * len(made) if isinstance(group.values, int) else list(group.values)
+    state.reconnect()
+    return [group.values] * 3 if isinstance(group.values, int) else list(group.values)
 
 
 def test_oldest_is_one_some_or_all() -> None:
-    made = lease()
+    made, state = granted()
     made.advance(seen(), oldest=None)
-    assert staged(made) == [10, 10, 10]
+    assert staged(state) == [10, 10, 10]
     made.advance(seen(), oldest=lowwater.Watermark(4))
-    assert staged(made) == [4, 4, 4]
+    assert staged(state) == [4, 4, 4]
     made.advance(seen(), oldest={1: None, np.int64(2): np.int64(6)})  # type: ignore[dict-item]
-    assert staged(made) == [4, 10, 6]
+    assert staged(state) == [4, 10, 6]
     made.advance(seen(5), oldest={})
-    assert staged(made) == [4, 5, 5]
+    assert staged(state) == [4, 5, 5]
     made.advance(seen(), oldest=np.array([1, lowwater.MAX, 12]))  # type: ignore[arg-type]
-    assert staged(made) == [1, 10, 10]
+    assert staged(state) == [1, 10, 10]
     made.advance(seen(), oldest=[datetime(1970, 1, 1, tzinfo=UTC), None, 3])
-    assert staged(made) == [0, 10, 3]
+    assert staged(state) == [0, 10, 3]
     made.advance(seen(), oldest=np.int64(2))  # type: ignore[arg-type]
-    assert staged(made) == [2, 2, 2]
+    assert staged(state) == [2, 2, 2]
 
 
 def test_a_snapshot_of_newer_inputs_is_told_as_that() -> None:
     """A worker of several slices has it from the first one that knows them: the authority judges by the version, and the worker does not fail."""
-    made, views = lease(), {"a": lowwater.WatermarkView("a", registered=True, incarnation=1, low=lowwater.Watermark(9))}
+    (made, state), views = (
+        granted(),
+        {"a": lowwater.WatermarkView("a", registered=True, incarnation=1, low=lowwater.Watermark(9))},
+    )
 
     def folded(version: int) -> lowwater.Inputs:
         return fold_inputs(("a", "b"), views, Reading("c", ("a", "b"), version, (1, 1), ()), 0.0)
@@ -394,19 +398,19 @@ def test_a_snapshot_of_newer_inputs_is_told_as_that() -> None:
     with pytest.raises(lowwater.InvalidArgument, match="snapshot"):
         made.advance(folded(1), oldest=None)
     made.advance(folded(2), oldest=None)
-    group = made._state.take()
+    group = state.take()
     assert group is not None
     assert (group.input_version, group.input_incarnations, group.values) == (2, (1, 0), lowwater.MIN)
 
 
 def test_an_injector_gives_its_frontier() -> None:
-    made = lease(inputs=())
+    made, state = granted(inputs=())
     made.advance(None, oldest=None, frontier=8)
-    assert staged(made) == [8, 8, 8]
+    assert staged(state) == [8, 8, 8]
 
 
 def test_wrong_calls_say_what_to_pass() -> None:
-    stage, injector = lease(), lease(inputs=())
+    (stage, one), (injector, other) = granted(), granted(inputs=())
     with pytest.raises(lowwater.InvalidArgument, match="snapshot"):
         stage.advance(None, oldest=None)
     with pytest.raises(lowwater.InvalidArgument, match="snapshot"):
@@ -429,18 +433,18 @@ def test_wrong_calls_say_what_to_pass() -> None:
         stage.advance(seen(), oldest=datetime(2013, 1, 1))  # noqa: DTZ001 - the mistake itself
     with pytest.raises(TypeError):
         stage.advance(seen())  # type: ignore[call-arg]  # forgetting what is held would promise that nothing is
-    assert stage._state.version == injector._state.version == 0
+    assert one.version == other.version == 0
 
 
 def test_a_partial_loss_is_told_once_and_a_whole_one_always() -> None:
-    made = lease()
-    made._state.lose([1], "a newer claim")
+    made, state = granted()
+    state.lose([1], "a newer claim")
     assert made.lost == {1}
     assert list(made.live) == [0, 2]
     with pytest.raises(lowwater.StaleSequencer, match="1 of its 3 ranges: a newer claim"):
         made.advance(seen(), oldest=None)
     made.advance(seen(), oldest=None)
-    made._state.lose(None, "a reset")
+    state.lose(None, "a reset")
     for _ in range(2):
         with pytest.raises(lowwater.StaleSequencer, match="all its ranges: a reset"):
             made.advance(seen(), oldest=None)
@@ -450,10 +454,10 @@ def test_a_partial_loss_is_told_once_and_a_whole_one_always() -> None:
 
 def test_what_is_pending_is_counted_from_the_greatest_frontier() -> None:
     """The first report goes out before the authority has told any reference."""
-    made = lease()
-    made._state.reference = lowwater.MIN
+    made, state = granted()
+    state.reference = lowwater.MIN
     made.advance(seen(10_000_000), oldest=9_000_000, pending=[9_000_000, 9_999_999])
-    group = made._state.take()
+    group = state.take()
     assert group is not None
     assert group.mass is not None
     assert group.mass.starts == (9_000_000 // 8_000 * 8_000, 9_999_000)

@@ -206,7 +206,7 @@ def test_stagings_without_an_answer_take_no_more_room_than_some() -> None:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=6, database=None, deadline=None)
+@settings(max_examples=3, database=None, deadline=None)
 def test_a_claim_tells_as_few_buckets_as_the_authority_takes_and_no_record_for_earlier(seed: int) -> None:
     random, made = Random(seed), Arrivals({PPM: MIN})
     handed_on: list[int] = []

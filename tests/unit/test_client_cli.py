@@ -475,16 +475,6 @@ def test_the_help_of_history_shows_what_it_prints(
         assert f"\n  {line}\n" in out
 
 
-def test_help_teaches_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["--help"])
-    assert caught.value.code == 0
-    out = capsys.readouterr().out
-    assert "lowwater complete hourly --until 2013-01-09T14:00Z && publish-report" in out
-    for command in ("serve", "status", "watch", "why", "wait", "complete", "ranges", "history", "reset", "retire"):
-        assert f"\n    {command} " in out
-
-
 def test_every_command_takes_the_same_server_arguments() -> None:
     for arguments in (["status"], ["watch"], ["why", "x"], ["ranges", "x"], ["history", "x"], ["reset", "x"]):
         args = parser().parse_args([*arguments, "--address", "there:1", "--namespace", "n", "--answer-within", "1m"])

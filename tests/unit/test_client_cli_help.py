@@ -34,6 +34,13 @@ def _generate() -> ModuleType:
     return module
 
 
+@pytest.fixture(scope="module", name="whole")
+def _whole(generate: ModuleType) -> argparse.ArgumentParser:
+    """The parser of all commands, which takes a while to make."""
+    made: argparse.ArgumentParser = generate.whole()
+    return made
+
+
 def help_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:
     """What --help prints."""
     with pytest.raises(SystemExit) as caught:
@@ -52,12 +59,13 @@ def examples(text: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("command", [*ASKING, "completion", *DELEGATED])
-def test_every_example_of_a_help_parses(command: str, capsys: pytest.CaptureFixture[str], generate: ModuleType) -> None:
+def test_every_example_of_a_help_parses(
+    command: str, capsys: pytest.CaptureFixture[str], generate: ModuleType, whole: argparse.ArgumentParser
+) -> None:
     text = help_of(command, capsys)
     found = examples(text)
     if command not in {"journal", "access", "references"}:  # whose commands have theirs
         assert [words for words in found if words[0] == command], f"no example of {command}"
-    whole: argparse.ArgumentParser = generate.whole()
     for words in found:
         if words[0] in DELEGATED:
             generate._commands(whole)[words[0]].parse_args(words[1:])
@@ -65,12 +73,14 @@ def test_every_example_of_a_help_parses(command: str, capsys: pytest.CaptureFixt
             assert parser().parse_args(words).command == words[0]
 
 
-def test_every_example_of_the_command_itself_parses(capsys: pytest.CaptureFixture[str], generate: ModuleType) -> None:
+def test_every_example_of_the_command_itself_parses(
+    capsys: pytest.CaptureFixture[str], generate: ModuleType, whole: argparse.ArgumentParser
+) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     found = examples(capsys.readouterr().out)
     assert len(found) >= 10
-    commands = generate._commands(generate.whole())
+    commands = generate._commands(whole)
     for words in found:
         commands[words[0]].parse_args(words[1:])
 
@@ -114,8 +124,8 @@ def test_an_abbreviated_option_is_refused(line: str, capsys: pytest.CaptureFixtu
     assert "unrecognized arguments: --" in capsys.readouterr().err
 
 
-def test_every_command_is_parsed_in_the_same_way(generate: ModuleType) -> None:
-    assert {type(each) for each in generate._every(generate.whole())} == {CommandParser}
+def test_every_command_is_parsed_in_the_same_way(generate: ModuleType, whole: argparse.ArgumentParser) -> None:
+    assert {type(each) for each in generate._every(whole)} == {CommandParser}
 
 
 def test_the_page_and_the_scripts_are_those_of_the_code(generate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

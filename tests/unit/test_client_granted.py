@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent import futures
 from typing import Any
 
@@ -142,49 +141,21 @@ class GrantingTasks(AioRuntime):
         return self.grants.popleft()
 
 
-def left_on_threads(grants: list[Grant]) -> tuple[list[int], int]:
+async def left(grants: list[Grant]) -> tuple[list[int], int]:
     """What each claim lost, in the order of their answers, and how many are reported."""
-    runtime = Granting(grants)
-    with SyncWorker(Runtimes(lambda: runtime), CLAIMANT, REAL) as worker:
-        leases = [worker.claim() for _ in grants]
+    runtime = GrantingTasks(grants)
+    async with AioWorker(AioRuntimes(lambda: runtime), CLAIMANT, REAL) as worker:
+        leases: list[aio.Lease] = [await worker.claim() for _ in grants]
         found = [len(lease.lost) for lease in leases], runtime.reporter.statistics().leases
-    runtime.close()
+    await runtime.close()
     return found
 
 
-def left_on_asyncio(grants: list[Grant]) -> tuple[list[int], int]:
-    """The same on asyncio."""
-
-    async def run() -> tuple[list[int], int]:
-        runtime = GrantingTasks(grants)
-        async with AioWorker(AioRuntimes(lambda: runtime), CLAIMANT, REAL) as worker:
-            leases: list[aio.Lease] = [await worker.claim() for _ in grants]
-            found = [len(lease.lost) for lease in leases], runtime.reporter.statistics().leases
-        await runtime.close()
-        return found
-
-    return asyncio.run(run())
-
-
-@pytest.mark.parametrize("left", [left_on_threads, left_on_asyncio], ids=["threads", "asyncio"])
-def test_a_claim_that_was_answered_late_yields_to_a_newer_one(
-    left: Callable[[list[Grant]], tuple[list[int], int]],
-) -> None:
+async def test_a_claim_that_was_answered_late_yields_to_a_newer_one() -> None:
     """What was answered in another order than it was granted in ends the same: the worker reports what it owns, once."""
-    in_part, whole = (
-        grant(
-            [
-                b"",
-                b"k",
-                b"m",
-                b"",
-            ],
-            12,
-        ),
-        grant([b"", b""], 10),
-    )
-    assert left([grant([b"", b""], 11), whole]) == ([0, 1], 1)
-    assert left([grant([b"b", b"m"], 13), in_part, grant([b"", b""], 11)]) == ([0, 2, 1], 2)
+    assert await left([grant([b"", b""], 11), grant([b"", b""], 10)]) == ([0, 1], 1)
+    in_part = grant([b"", b"k", b"m", b""], 12)
+    assert await left([grant([b"b", b"m"], 13), in_part, grant([b"", b""], 11)]) == ([0, 2, 1], 2)
 
 
 NEWER, OLDER = Reading("c", ("a", "b"), 2, (0, 0), ()), Reading("c", ("a",), 1, (0,), ())

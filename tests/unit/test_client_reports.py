@@ -308,15 +308,6 @@ def settled(lease: LeaseState) -> tuple[Refusal | None, int]:
     return lease.refusal, lease.durable
 
 
-def test_nothing_is_sent_before_the_server_opened_the_stream() -> None:
-    reporter, _ = staged_reporter()
-    assert reporter.due() is None
-    assert reporter.open() == 1
-    assert reporter.take(0.0) == []
-    reporter.accepted(0.0)
-    assert [report.number for report in reporter.take(0.0)] == [1]
-
-
 def stage(reporter: ReporterState, lease: LeaseState, low: int) -> bool:
     """Stage a state that differs from those before; returns whether the sender has to be woken for it."""
     lease.advance(Fold(low, ()), MAX, now=0.0)
@@ -473,33 +464,6 @@ def test_an_interval_beyond_what_is_saved_is_kept() -> None:
     assert lease.rests_until == 60.0
 
 
-def test_a_slow_authority_is_not_flooded() -> None:
-    reporter, lease = staged_reporter()
-    reporter.open()
-    reporter.accepted(0.0)
-    sent = 0
-    for low in range(2, 50):
-        lease.advance(Fold(low, ()), MAX, now=0.0)
-        reporter.staged(lease)
-        sent += len(reporter.take(float(low)))
-    assert sent == 1
-    assert reporter.due() is None
-    reporter.acknowledged(1)
-    [report] = reporter.take(50.0)
-    assert report.groups[0].values == 49, "the newest replaces those that waited"
-
-
-def test_quiet_claims_repeat_themselves() -> None:
-    reporter, _ = staged_reporter()
-    reporter.open()
-    reporter.accepted(0.0)
-    reporter.take(0.0)
-    reporter.acknowledged(1)
-    assert reporter.due() == BEAT
-    [beat] = reporter.take(BEAT)
-    assert (beat.number, beat.groups[0].count) == (2, 1)
-
-
 def test_a_state_that_changes_nothing_is_durable_with_what_went_before() -> None:
     reporter, lease = staged_reporter()
     reporter.open()
@@ -528,16 +492,6 @@ def test_references_go_to_their_computation_and_never_back() -> None:
     reporter.acknowledged(1, (), [("c", 50), ("other", 99)])
     reporter.acknowledged(1, (), [("c", 40)])
     assert lease.reference == 50
-
-
-def test_a_removed_lease_is_forgotten() -> None:
-    reporter, lease = staged_reporter()
-    reporter.remove(lease)
-    reporter.open()
-    reporter.accepted(0.0)
-    assert reporter.take(BEAT) == []
-    assert not reporter.staged(lease)
-    assert reporter.statistics().leases == 0
 
 
 def test_a_refusal_stands_until_what_was_refused_was_sent_again() -> None:

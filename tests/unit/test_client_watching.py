@@ -202,9 +202,9 @@ def test_a_clock_that_jumped_back_makes_values_seem_older_until_the_drift_caught
 @pytest.mark.parametrize("drift", [100e-6, -100e-6])
 def test_clocks_may_drift_apart_for_days(drift: float) -> None:
     client = Following()
-    for _ in range(3 * 24 * 360):
-        client.clock.now += 10.0
-        client.wall += 10.0 * drift
+    for _ in range(3 * 24 * 120):
+        client.clock.now += 30.0
+        client.wall += 30.0 * drift
         client.hears()
         assert client.stale_for < 0.02
         assert not client.holding

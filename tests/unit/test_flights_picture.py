@@ -9,16 +9,11 @@ import pytest
 from examples.flights import picture
 from examples.flights.compare import Batch
 from lowwater.watermark import MAX, MIN
-from tests.unit.flights_year import START, simulated
+from tests.unit.flights_year import START
 
 
 def is_picture(path: Path) -> bool:
     return path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n") and path.stat().st_size > 20_000
-
-
-def test_a_run(tmp_path: Path) -> None:
-    picture.draw(simulated().batches, tmp_path / "report.png")
-    assert is_picture(tmp_path / "report.png")
 
 
 def test_a_run_of_which_little_is_known(tmp_path: Path) -> None:

@@ -94,10 +94,10 @@ def ids(closings: Closings, told: Told, seen: WatermarkView) -> list[str]:
 
 
 @given(
-    lows=st.lists(st.integers(0, 400), max_size=8).map(sorted),
+    lows=st.lists(st.integers(0, 150), max_size=8).map(sorted),
     every=st.integers(1, 50),
     step=st.integers(1, 50),
-    start=st.integers(-20, 300),
+    start=st.integers(-20, 120),
     seen=st.sets(st.integers(0, 9)),
     killed=st.integers(0, 9),
 )

@@ -6,7 +6,7 @@ The tests of `test_row_...` are the rows about regions of the table of execution
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -130,6 +130,24 @@ class World:
         self.do(self.core.adopt(name, to, "ops", 7, self.now))
         self.core.adopted(name, self.now)
 
+    def fail_over(self, name: str = HOURLY) -> None:
+        """A is lost, and B adopts."""
+        self.lose("A")
+        self.adopt("B", name)
+
+    def recover(self, token: str) -> None:
+        """The store begins anew, and waits for both regions."""
+        self.do(self.core.recover(token, "", ["A", "B"], []))
+
+    def enrol_both(self, known: Mapping[str, str]) -> None:
+        """Each region tells of these records."""
+        for region in "AB":
+            self.do(self.core.enrol(self.caller(region), known, self.now))
+
+    def know_token(self) -> None:
+        """Every agent has heard of the store as it is now."""
+        self.callers = {region: each._replace(token=self.core.store.token) for region, each in self.callers.items()}
+
     @property
     def hourly(self) -> Reference:
         return self.core.get(HOURLY)
@@ -152,24 +170,13 @@ def refused(change: Change, name: str = HOURLY) -> str:
 # -- the rows -------------------------------------------------------------------------------------------------------------
 
 
-def test_row_l_is_1400_the_mirror_at_1350_and_a_is_lost(world: World) -> None:
-    world.mirror("B", 1350)
-    world.report("A", 1, 1400)
-    assert world.hourly.published == 1350
-    world.lose("A")
-    world.adopt("B")
-    world.report("B", 2, 1500)
-    assert world.hourly.published == 1350
-
-
 def test_row_l_is_1400_with_the_policy_local_breaks_visibly(world: World) -> None:
     world.register("daily", LOCAL)
     world.mirror("B", 1350, name=DAILY)
     world.report("A", 1, 1400, name=DAILY)
     assert world.core.get(DAILY).published == 1400
     assert not world.core.get(DAILY).written_off
-    world.lose("A")
-    world.adopt("B", DAILY)
+    world.fail_over(DAILY)
     found = world.core.get(DAILY)
     assert found.broken == (Broken(1350, 1400, "ops", 7, "A"),)
     assert (found.published, found.accepted, found.written_off) == (1400, 1350, True)
@@ -181,8 +188,7 @@ def test_a_local_reference_is_tainted_also_where_the_mirror_was_ahead_of_l(world
     world.register("daily", LOCAL)
     world.mirror("B", 1450, name=DAILY)
     world.report("A", 1, 1400, name=DAILY)
-    world.lose("A")
-    world.adopt("B", DAILY)
+    world.fail_over(DAILY)
     world.report("B", 2, 1500, name=DAILY)
     found = world.core.get(DAILY)
     assert (found.published, found.accepted, found.written_off) == (1500, 1450, True)
@@ -194,8 +200,7 @@ def test_what_was_published_as_local_is_tainted_when_the_owner_is_lost_before_th
     world.mirror("B", 1350, name=DAILY)
     world.report("A", 1, 1400, name=DAILY)
     world.do(world.core.set_policy(DAILY, REPLICATED))
-    world.lose("A")
-    world.adopt("B", DAILY)
+    world.fail_over(DAILY)
     found = world.core.get(DAILY)
     assert (found.published, found.accepted, found.written_off) == (1400, 1350, True)
     world.confirm("A")
@@ -210,8 +215,7 @@ def test_outputs_that_only_the_lost_region_has_count_as_its_rows_do(world: World
     replica = Replica("B", 50, output=30, number=1)
     world.do(world.core.progress(world.caller("B"), [], {DAILY: replica}, world.now, len(world.log)))
     world.report("A", 1, 60, name=DAILY)
-    world.lose("A")
-    world.adopt("B", DAILY)
+    world.fail_over(DAILY)
     world.report("B", 2, 60, name=DAILY)
     world.mirror("A", 60, name=DAILY)
     assert world.core.get(DAILY).accepted == 30
@@ -235,8 +239,7 @@ def test_row_b_takes_over_and_consumers_do_not_fall_to_min(world: World) -> None
     world.mirror("B", 50)
     world.report("A", 1, 60)
     before = world.core.watermarks()["hourly"]
-    world.lose("A")
-    world.adopt("B")
+    world.fail_over()
     assert world.core.watermarks()["hourly"] == before == (1, 50, False)
     world.report("B", 2, MIN, life=9)
     assert world.core.watermarks()["hourly"] == before
@@ -245,8 +248,7 @@ def test_row_b_takes_over_and_consumers_do_not_fall_to_min(world: World) -> None
 def test_row_a_wakes_and_is_refused_before_it_can_fence_b(world: World) -> None:
     world.mirror("B", 50)
     world.report("A", 1, 50)
-    world.lose("A")
-    world.adopt("B")
+    world.fail_over()
     assert refused(world.report("A", 1, 60)) == "STALE_ADOPTION"
     world.start("A")
     with pytest.raises(errors.Unconfirmed):
@@ -261,8 +263,7 @@ def test_row_lease_checked_pause_write_is_refused_by_the_token_in_the_write(worl
     """The number grows with each owner, so that a sink which compares it in the write refuses the one that was paused."""
     token = world.hourly.number
     checked = token == world.hourly.number
-    world.lose("A")
-    world.adopt("B")
+    world.fail_over()
     sink = world.hourly.number
     assert checked
     assert token < sink
@@ -273,22 +274,10 @@ def test_row_lease_checked_pause_write_is_refused_by_the_token_in_the_write(worl
     assert world.hourly.sinks == (Sink("lake", fences=True, fenced=2, cut="7"),)
 
 
-def test_row_a_is_isolated_and_commits_on_but_publishes_nothing(world: World) -> None:
-    world.mirror("B", 50)
-    world.report("A", 1, 40, 4, digest="d")
-    world.lose("A")
-    world.adopt("B")
-    before = world.hourly
-    delayed = world.report("A", 1, 50, 5, digest="e")
-    assert refused(delayed) == "STALE_ADOPTION"
-    assert world.hourly == before
-
-
 def test_row_a_tail_is_not_merged_after_a_write_off(world: World) -> None:
     world.mirror("B", 50, at(100))
     world.report("A", 1, 60, 6, digest="x", positions=at(120))
-    world.lose("A")
-    world.adopt("B")
+    world.fail_over()
     world.do(world.core.write_off(HOURLY, "ops", 8))
     assert world.hourly.written_off
     assert world.hourly.write_offs[0].positions == at(100)
@@ -342,8 +331,7 @@ def test_losses_of_a_region_that_comes_and_goes_are_one_entry(world: World) -> N
 
 def test_row_a_global_store_from_a_backup_reissues_no_number(world: World) -> None:
     backup = list(world.log)
-    world.lose("A")
-    world.adopt("B")
+    world.fail_over()
     records = {region: {HOURLY: references.encode(world.hourly)} for region in "AB"}
     seen = len(world.log)
     world.log = backup
@@ -407,17 +395,6 @@ def test_a_second_agent_of_a_region_does_not_stop_the_store(world: World) -> Non
     assert world.core.store.state == SERVING
 
 
-def test_a_restarted_region_says_nothing_before_it_is_confirmed(world: World) -> None:
-    world.report("A", 1, 10)
-    world.start("A")
-    with pytest.raises(errors.Unconfirmed):
-        world.report("A", 1, 20)
-    world.confirm("A", hourly=1)
-    world.mirror("B", 30)
-    world.report("A", 1, 20)
-    assert world.hourly.published == 20
-
-
 def test_a_restart_of_the_global_authority_makes_every_region_unconfirmed(world: World) -> None:
     for from_snapshot in (False, True):
         world.restart(from_snapshot=from_snapshot)
@@ -434,8 +411,7 @@ def test_silence_counts_from_the_start_of_the_global_authority(world: World) -> 
     world.confirm("B")
     with pytest.raises(errors.RegionRefused, match="its owner A is alive"):
         world.adopt("B")
-    world.lose("A")
-    world.adopt("B")
+    world.fail_over()
 
 
 def test_silence_alone_moves_nothing(world: World) -> None:
@@ -500,19 +476,6 @@ def test_another_store_is_not_mixed_in(world: World) -> None:
 # -- progress -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_replica_that_was_never_heard_of_holds(world: World) -> None:
-    world.report("A", 1, 40)
-    assert world.hourly.published == MIN
-
-
-def test_what_is_published_does_not_go_back(world: World) -> None:
-    world.mirror("B", 50)
-    world.report("A", 1, 45)
-    world.mirror("B", 20)
-    world.report("A", 1, 30)
-    assert world.hourly.published == 45
-
-
 def test_the_outputs_hold_as_the_rows_do(world: World) -> None:
     world.report("A", 1, 50)
     replica = Replica("B", 50, output=30, number=1)
@@ -529,8 +492,7 @@ def test_a_batch_that_comes_as_another_one_is_refused(world: World) -> None:
 
 def test_the_next_owner_counts_its_batches_anew(world: World) -> None:
     world.report("A", 1, 40, 4, digest="d")
-    world.lose("A")
-    world.adopt("B")
+    world.fail_over()
     assert not world.report("B", 2, 40, 0, digest="first").refused
 
 
@@ -545,8 +507,7 @@ def test_a_reset_at_home_is_a_new_incarnation_and_an_older_one_is_refused(world:
 def test_one_refused_reference_touches_no_other(world: World) -> None:
     world.register("daily", LOCAL)
     told = [Progress(HOURLY, 1, 1, 30), Progress(DAILY, 1, 1, 30), Progress("gone:clicks", 0, 1, 30)]
-    world.lose("A")
-    world.adopt("B")
+    world.fail_over()
     change = world.do(world.core.progress(world.caller("A"), told, {}, world.now, len(world.log)))
     assert {name: error.reason for name, error in change.refused.items()} == {
         HOURLY: "STALE_ADOPTION",
@@ -603,7 +564,7 @@ def test_a_damaged_reference_keeps_its_number_over_snapshots(world: World, from_
     assert not world.report("A", 1, 30, name=DAILY).refused
     with pytest.raises(errors.RegionRefused, match="damaged"):
         world.register()
-    world.do(world.core.recover("new", "", ["A", "B"], []))
+    world.recover("new")
     good = references.encode(Reference("hourly", ("clicks",), ("A", "B"), REPLICATED, "A", number=7, sinks=LAKE))
     world.do(world.core.enrol(world.caller("A"), {HOURLY: good}, world.now))
     world.do(world.core.enrol(world.caller("B"), {}, world.now))
@@ -687,8 +648,7 @@ def test_more_than_can_be_told_every_second_is_refused_of_one_reference_alone(wo
 
 
 def test_numbers_and_incarnations_go_on_after_a_reference_was_forgotten(world: World) -> None:
-    world.lose("A")
-    world.adopt("B")
+    world.fail_over()
     before = world.core.watermarks()["hourly"][0]
     with pytest.raises(errors.RegionRefused, match="its owner B is alive"):
         world.core.forget(HOURLY, world.now)
@@ -730,8 +690,7 @@ def test_a_region_that_is_not_heard_of_adopts_nothing(world: World) -> None:
 def test_after_an_adoption_it_holds_until_somebody_decides(world: World) -> None:
     world.mirror("B", 50, at(100))
     world.report("A", 1, 60)
-    world.lose("A")
-    world.adopt("B")
+    world.fail_over()
     world.report("B", 2, 90)
     world.mirror("A", 90)
     assert world.hourly.published == 50
@@ -742,8 +701,7 @@ def test_after_an_adoption_it_holds_until_somebody_decides(world: World) -> None
 
 def test_nothing_has_arrived_from_a_region_that_is_not_heard_of(world: World) -> None:
     world.mirror("B", 50)
-    world.lose("A")
-    world.adopt("B")
+    world.fail_over()
     with pytest.raises(errors.RegionRefused, match="A is not heard of"):
         world.core.arrived(HOURLY, world.now)
     with pytest.raises(errors.RegionRefused, match="holds for no lost region C"):
@@ -752,8 +710,7 @@ def test_nothing_has_arrived_from_a_region_that_is_not_heard_of(world: World) ->
 
 def test_a_second_loss_does_not_forget_the_first(world: World) -> None:
     world.mirror("B", 50)
-    world.lose("A")
-    world.adopt("B")
+    world.fail_over()
     world.confirm("A")
     world.mirror("A", 70)
     world.lose("B")
@@ -763,18 +720,6 @@ def test_a_second_loss_does_not_forget_the_first(world: World) -> None:
     world.do(world.core.write_off(HOURLY, "ops", 8, "B"))
     assert (world.hourly.owner, world.hourly.number, world.hourly.published) == ("A", 3, MIN)
     assert world.hourly.publishable <= 50
-
-
-def test_a_new_owner_is_not_its_own_replica(world: World) -> None:
-    world.mirror("B", 50)
-    world.lose("A")
-    world.adopt("B")
-    assert world.hourly.replicas == ()
-    world.do(world.core.write_off(HOURLY, "ops", 8))
-    world.report("B", 2, 90)
-    assert world.hourly.published == MIN
-    world.mirror("A", 80)
-    assert world.hourly.published == 80
 
 
 def automatic(world: World) -> list[tuple[str, str]]:
@@ -851,17 +796,6 @@ def take_over(three: World, how: str) -> None:
     arrive(three, Replica("B", 50, MAX, at(40), 1))
     release(three)
     claim(three)
-
-
-@pytest.mark.parametrize("how", ["adopted", "moved"])
-def test_a_replica_of_the_owner_before_counts_for_nothing(three: World, how: str) -> None:
-    """C has all rows of A below 60, and none that B accepts from now on: it holds until it says what it has of B's."""
-    take_over(three, how)
-    three.mirror("A", 58, at(7))
-    three.report("B", 2, 57)
-    assert three.hourly.published == 50
-    three.mirror("C", 55)
-    assert three.hourly.published == 55
 
 
 @pytest.mark.parametrize("how", ["adopted", "moved"])
@@ -1007,8 +941,7 @@ def test_a_move_is_not_cancelled_behind_the_release_and_may_be_adopted(world: Wo
 
 def test_an_adoption_ends_a_move(world: World) -> None:
     stop_to_move(world)
-    world.lose("A")
-    world.adopt("B")
+    world.fail_over()
     assert world.hourly.move is None
     assert refused(world.report("A", 1, 20, 4, digest="d")) == "STALE_ADOPTION"
 
@@ -1019,8 +952,7 @@ def test_an_adoption_ends_a_move(world: World) -> None:
 def test_a_lost_store_is_made_again_from_what_the_regions_were_told(world: World) -> None:
     world.mirror("B", 50, at(100))
     world.report("A", 1, 60)
-    world.lose("A")
-    world.adopt("B")
+    world.fail_over()
     world.do(world.core.write_off(HOURLY, "ops", 8))
     known = references.encode(world.hourly)
     lost = World()
@@ -1079,9 +1011,8 @@ def test_what_was_forgotten_stays_so_over_a_recovery(world: World) -> None:
     world.lose("A")
     world.do(world.core.forget(HOURLY, world.now))
     before = world.core.watermarks()
-    world.do(world.core.recover("new", "", ["A", "B"], []))
-    for region in "AB":
-        world.do(world.core.enrol(world.caller(region), known, world.now))
+    world.recover("new")
+    world.enrol_both(known)
     assert world.core.watermarks() == before == {"daily": (1, 30, False)}
     with pytest.raises(errors.UnknownReference):
         world.core.get(HOURLY)
@@ -1091,10 +1022,9 @@ def test_a_reset_at_home_is_noticed_over_a_recovery(world: World) -> None:
     """What was published is of the life before, and is being made anew."""
     world.mirror("B", 90)
     world.report("A", 1, 50, life=3)
-    world.do(world.core.recover("new", "", ["A", "B"], []))
-    for region in "AB":
-        world.do(world.core.enrol(world.caller(region), {}, world.now))
-    world.callers = {region: caller._replace(token="new") for region, caller in world.callers.items()}
+    world.recover("new")
+    world.enrol_both({})
+    world.know_token()
     world.confirm("A", hourly=1)
     world.confirm("B")
     world.mirror("B", 90)
@@ -1114,7 +1044,7 @@ def test_a_reset_at_home_is_noticed_over_a_recovery_without_a_region(
     for at_ in range(recoveries):
         world.do(world.core.recover(f"new {at_}", "", ["A"], ["B"]))
         world.do(world.core.enrol(world.caller("A"), {}, world.now))
-        world.callers = {region: each._replace(token=world.core.store.token) for region, each in world.callers.items()}
+        world.know_token()
     world.confirm("A")
     world.confirm("B")
     world.mirror("B", 50)
@@ -1146,7 +1076,7 @@ def test_a_record_that_cannot_be_read_is_refused_alone_when_a_region_enrols(
         "A": {HOURLY: daily if damaged == "another" else damaged, DAILY: daily},
         "B": {HOURLY: hourly, DAILY: daily},
     }
-    world.do(world.core.recover("new", "", ["A", "B"], []))
+    world.recover("new")
     for region in order:
         change = world.do(world.core.enrol(world.caller(region), told[region], world.now))
         assert list(change.refused) == ([HOURLY] if region == "A" else [])
@@ -1160,7 +1090,7 @@ def test_a_record_that_cannot_be_read_is_refused_alone_when_a_region_enrols(
 
 
 def test_a_region_of_another_store_does_not_enrol(world: World) -> None:
-    world.do(world.core.recover("new", "", ["A", "B"], []))
+    world.recover("new")
     world.callers["A"] = world.callers["A"]._replace(token="foreign")
     with pytest.raises(errors.ServerTokenMismatch):
         world.core.enrol(world.caller("A"), {}, world.now)
@@ -1168,11 +1098,11 @@ def test_a_region_of_another_store_does_not_enrol(world: World) -> None:
 
 def test_two_that_own_it_by_one_number_own_nothing_after_a_recovery(world: World) -> None:
     mine = world.hourly
-    world.do(world.core.recover("new", "", ["A", "B"], []))
+    world.recover("new")
     world.do(world.core.enrol(world.caller("A"), {HOURLY: references.encode(mine)}, world.now))
     world.do(world.core.enrol(world.caller("B"), {HOURLY: references.encode(replace(mine, owner="B"))}, world.now))
     assert world.hourly.owner == ""
-    world.callers = {region: caller._replace(token="new") for region, caller in world.callers.items()}
+    world.know_token()
     world.confirm("A", hourly=1)
     world.confirm("B")
     world.mirror("B", 50, at(100))
@@ -1199,8 +1129,7 @@ def test_rows_of_an_owner_that_nobody_knows_have_arrived_when_all_regions_are_he
 def everything(world: World) -> None:
     world.mirror("B", 50, at(100))
     world.report("A", 1, 60, 6, digest="x", positions=at(120))
-    world.lose("A")
-    world.adopt("B")
+    world.fail_over()
     world.do(world.core.write_off(HOURLY, "ops", 8))
     world.confirm("A")
     world.mirror("A", 10)

@@ -122,13 +122,13 @@ def test_ticks_are_forgotten(tmp_path: Path) -> None:
     spark, folder = Log(tmp_path / "sources/1"), Path(str(tick_directory(tmp_path)))
     ticks = Ticks(tmp_path, 1, 1)
     copied = []
-    for _ in range(30):
+    for _ in range(12):
         run_ticks(ticks, spark, folder, 100)
         copied.append(spark.copied)
         assert ticks.remembered <= 2
         assert len([*folder.iterdir()]) <= 2
     assert max(copied) <= 600, "Spark's compacted entries stay short"
-    assert ticks._log.parsed <= 3_000 + 300 + 30
+    assert ticks._log.parsed <= 1_200 + 120 + 30
     later = Ticks(tmp_path, 1, 2)
     later.read_to(offset(spark.batch))
     assert later.remembered <= 600

@@ -155,7 +155,11 @@ class Dies(FaultPlan):
         await asyncio.Event().wait()
 
 
-async def all_or_nothing(disk: MemoryDisk, at: str, step: str) -> None:
+@pytest.mark.parametrize("step", ["create", "take", "release", "commit"])
+@pytest.mark.parametrize("at", ["before", "after"])
+async def test_rule8_a_crash_around_the_append_leaves_a_step_whole_and_repeatable(
+    disk: MemoryDisk, at: str, step: str
+) -> None:
     """After a crash at this point of this step it is there as a whole or not at all, and a repeat of it gets the answer that was lost."""
     faults = Dies(disk)
     running, master = await begun(disk, faults)
@@ -201,23 +205,6 @@ async def all_or_nothing(disk: MemoryDisk, at: str, step: str) -> None:
     await running.stop()
 
 
-@pytest.mark.parametrize("step", ["create", "take", "release", "commit"])
-@pytest.mark.parametrize("at", ["before", "after"])
-async def test_rule8_a_crash_around_the_append_leaves_a_step_whole_and_repeatable(
-    disk: MemoryDisk, at: str, step: str
-) -> None:
-    await all_or_nothing(disk, at, step)
-
-
-@off(8)
-async def test_rule8_a_crash_off(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    task_switches.repeats_are_refused(monkeypatch)
-    try:
-        await all_or_nothing(disk, "after", "commit")
-    except errors.StaleLease as error:
-        raise AssertionError(error.message) from error
-
-
 @pytest.mark.parametrize("outcome", [Outcome.WRITTEN, Outcome.LOST, Outcome.FAILED])
 async def test_an_append_of_unknown_outcome_is_one_step(disk: MemoryDisk, outcome: Outcome) -> None:
     """The store does not say whether it has written: then it is asked again until it does; or it has surely not."""
@@ -238,35 +225,7 @@ async def test_an_append_of_unknown_outcome_is_one_step(disk: MemoryDisk, outcom
 # -- no clock judges, versions do --------------------------------------------------------------------------
 
 
-async def a_paused_master(disk: MemoryDisk) -> None:
-    """A lease has run out long ago, by any clock, and nobody has taken the task: the work counts."""
-    running, master = await begun(disk)
-    await master.manual("repairs", "n1")
-    lease = await master.lease()
-    running.now += 100 * DAY
-    _, _, [(_, offered)], _ = await master.tasks("a", "repairs", None, 10)
-    assert offered
-    assert await master.get("repairs", nonce=lease.nonce) is not None, "a repeat of the take is no other worker"
-    running.now += 100 * DAY
-    try:
-        await master.end(lease)
-    except errors.StaleLease as error:
-        raise AssertionError(error.message) from error
-    finally:
-        await running.stop()
-
-
-async def test_a_lease_that_ran_out_and_was_not_taken_over_is_committed(disk: MemoryDisk) -> None:
-    await a_paused_master(disk)
-
-
-@off("no clock judges")
-async def test_a_lease_that_ran_out_off(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    task_switches.the_clock_judges(monkeypatch)
-    await a_paused_master(disk)
-
-
-async def a_zombie(disk: MemoryDisk) -> None:
+async def test_rule4_a_zombie_is_refused_by_its_version(disk: MemoryDisk) -> None:
     """A lease has run out and another worker has the task: the first one's commit is refused, whenever it comes, and the other's counts."""
     running, master = await begun(disk)
     await master.manual("repairs", "n1")
@@ -275,61 +234,17 @@ async def a_zombie(disk: MemoryDisk) -> None:
     new = await master.lease(worker="living")
     assert (old.key, old.version + 2) == (new.key, new.version)
     assert output(old) != output(new), "they never write one name"
-    try:
-        with pytest.raises(errors.StaleLease, match="living has it now") as refused:
-            await master.end(old)
-        assert refused.value.metadata["version"] == "2"
-        with pytest.raises(errors.StaleLease):
-            await master.renew("a", old)
-        with pytest.raises(errors.StaleLease):
-            await master.release("a", old)
-        await master.end(new)
-        with pytest.raises(errors.StaleLease, match="it is done by living"):
-            await master.end(old)
-    except BaseException as error:
-        raise AssertionError(str(error)) from error
-    finally:
-        await running.stop()
-
-
-async def test_rule4_a_zombie_is_refused_by_its_version(disk: MemoryDisk) -> None:
-    await a_zombie(disk)
-
-
-@off(4)
-async def test_rule4_a_zombie_off(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    task_switches.versions_count_for_nothing(monkeypatch)
-    await a_zombie(disk)
-
-
-async def a_lost_lease(disk: MemoryDisk) -> None:
-    """The store has lost the record of a lease: another one gets its version. Whoever has the first is refused all the same (rule 10)."""
-    running, master = await begun(disk)
-    await master.manual("repairs", "n1")
-    lost = await master.lease(worker="before")
-    running.task.cancel()
-    disk.lose(1)
-    disk.crash()
-    running, master = await begun(disk)
-    new = await master.lease(worker="behind")
-    assert (lost.key, lost.version) == (new.key, new.version)
-    try:
-        with pytest.raises(errors.StaleLease):
-            await master.end(lost)
-    except BaseException as error:
-        raise AssertionError(str(error)) from error
-    finally:
-        await running.stop()
-
-
-async def test_rule4_a_lease_that_the_store_has_lost_is_another_one(disk: MemoryDisk) -> None:
-    await a_lost_lease(disk)
-
-
-@off(4)
-async def test_rule4_a_lost_lease_off(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    task_switches.epochs_count_for_nothing(monkeypatch)
-    await a_lost_lease(disk)
+    with pytest.raises(errors.StaleLease, match="living has it now") as refused:
+        await master.end(old)
+    assert refused.value.metadata["version"] == "2"
+    with pytest.raises(errors.StaleLease):
+        await master.renew("a", old)
+    with pytest.raises(errors.StaleLease):
+        await master.release("a", old)
+    await master.end(new)
+    with pytest.raises(errors.StaleLease, match="it is done by living"):
+        await master.end(old)
+    await running.stop()
 
 
 async def test_a_configuration_is_a_barrier(disk: MemoryDisk) -> None:
@@ -676,24 +591,6 @@ def test_rule7_a_straggler_fills_its_group_of_intervals_not_for_ever() -> None:
     assert len(group.done) == tasks.TASKS - tasks.KEPT, "no more is forgotten than has to be"
     with pytest.raises(errors.BelowMark, match="whether this lease has done its own is not known"):
         known.commit(late, [], b"", [], incarnation=1)
-    known._check()
-
-
-def test_rule7_a_straggler_fills_its_group_of_calls_not_for_ever() -> None:
-    known, late = filled(TaskGroup("repairs"))
-    later = [task(f"n{number}", at=DAY) for number in range(tasks.TOGETHER)]
-    with pytest.raises(errors.Overloaded):
-        known.create("repairs", later)
-    known.commit(late, [], b"", [], incarnation=1)
-    known.create("repairs", later)
-    known._check()
-
-
-def test_rule7_a_commit_in_a_full_group_makes_room_for_what_follows_from_it() -> None:
-    known, late = filled(TaskGroup("repairs"))
-    later = [task(f"n{number}", at=DAY) for number in range(tasks.TOGETHER)]
-    known.commit(late, [], b"", later, incarnation=1)
-    assert len(known.group("repairs").ready) == tasks.TOGETHER
     known._check()
 
 

@@ -167,6 +167,16 @@ class Lane:
         """The next message of the input, as of the last commit."""
         return self._position
 
+    @property
+    def partition(self) -> int:
+        """The number of the partition."""
+        return self._partition
+
+    @property
+    def memory(self) -> Memory | None:
+        """The ids that are remembered; None while the lane is not open."""
+        return self._memory
+
     # -- opening ---------------------------------------------------------------------------------------------
 
     def open(self) -> None:

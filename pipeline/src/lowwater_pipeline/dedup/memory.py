@@ -181,8 +181,8 @@ class Memory:
             value: Any = self._db[key]
             yield key[1:], _PACK.unpack(value)[0] - _SIGN
 
-    def _check(self) -> None:
-        """Every id stands twice, and is counted."""
+    def check(self) -> None:
+        """Raise AssertionError unless every id stands twice, and is counted. Reads all of them."""
         ranks = {key[1 + _PACK.size :]: _PACK.unpack(key[1 : 1 + _PACK.size])[0] - _SIGN for key in self._keys(_RANK)}
         ids = dict(self.items())
         assert ranks == ids, "an id and its rank differ"
