@@ -57,7 +57,6 @@ async def claimed(shard: Shard, *names: str) -> Say:
     return say
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("snapshot", [False, True])
 async def test_what_the_store_has_damaged_is_written_again_from_memory(
     store: Store, snapshot: bool, monkeypatch: pytest.MonkeyPatch
@@ -99,7 +98,6 @@ async def test_what_the_store_has_damaged_is_written_again_from_memory(
     await again.close()
 
 
-@pytest.mark.asyncio
 async def test_a_damaged_log_is_refused_by_who_has_no_memory_of_it(store: Store) -> None:
     """The test above shows nothing unless the damage is one that the store notices."""
     journal = store.make()
@@ -177,7 +175,6 @@ async def lives_again(store: Store, shard: Shard, run: asyncio.Task[None], seque
     await again.close()
 
 
-@pytest.mark.asyncio
 async def test_a_damaged_log_is_dropped_however_often_the_store_refuses_that(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +197,6 @@ async def test_a_damaged_log_is_dropped_however_often_the_store_refuses_that(
     await lives_again(store, shard, run, sequencer)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("damaged", [True, False])
 async def test_a_log_that_was_not_shortened_is_by_the_next_process(
     store: Store, damaged: bool, monkeypatch: pytest.MonkeyPatch
@@ -230,7 +226,6 @@ async def test_a_log_that_was_not_shortened_is_by_the_next_process(
     await lives_again(store, shard, run, sequencer)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("snapshot", [False, True])
 async def test_a_damaged_log_that_nobody_has_in_memory_is_dropped_by_force(store: Store, snapshot: bool) -> None:
     journal, shard, run = await started(store)
@@ -260,7 +255,6 @@ async def test_a_damaged_log_that_nobody_has_in_memory_is_dropped_by_force(store
     await lives_again(store, shard, run, sequencer)
 
 
-@pytest.mark.asyncio
 async def test_what_others_read_is_not_dropped_though_its_log_is_damaged(store: Store) -> None:
     journal, shard, run = await started(store)
     await at_ten(shard, "x", "y")

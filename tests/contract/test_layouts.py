@@ -40,7 +40,6 @@ def claim(number: int, *inner: bytes, instead_of: int = 0, bound: int | None = N
     return ClaimRequest([b"", *inner, b""], request_id=bytes([number] * 16), bound_micros=bounds, instead_of=instead_of)
 
 
-@pytest.mark.asyncio
 async def test_a_layout_is_there_after_a_restart_and_moves_nothing(store: Store) -> None:
     async with running(store) as shard:
         await shard.register(Spec("x"))
@@ -63,7 +62,6 @@ async def test_a_layout_is_there_after_a_restart_and_moves_nothing(store: Store)
         assert (view.low, view.ranges) == (5 * HOUR, 2)
 
 
-@pytest.mark.asyncio
 async def test_a_stale_change_is_refused_with_the_version_that_is_wanted(store: Store) -> None:
     async with running(store) as shard:
         await shard.register(Spec("x"))
@@ -82,7 +80,6 @@ async def test_a_stale_change_is_refused_with_the_version_that_is_wanted(store: 
         assert [each for each in results if each == 2] == [2], "of all that change one version one wins"
 
 
-@pytest.mark.asyncio
 @pytest.mark.xfail(strict=True, reason="breaks when the version is not compared")
 async def test_a_stale_change_breaks_when_the_version_is_not_compared(
     store: Store, monkeypatch: pytest.MonkeyPatch
@@ -96,7 +93,6 @@ async def test_a_stale_change_breaks_when_the_version_is_not_compared(
     await test_a_stale_change_is_refused_with_the_version_that_is_wanted(store)
 
 
-@pytest.mark.asyncio
 async def test_a_reset_keeps_the_layout_and_a_drop_only_its_version(store: Store) -> None:
     async with running(store) as shard:
         await shard.register(Spec("x"))
@@ -113,7 +109,6 @@ async def test_a_reset_keeps_the_layout_and_a_drop_only_its_version(store: Store
         assert again.wanted("x") == Layout(2, (0, 9))
 
 
-@pytest.mark.asyncio
 async def test_a_claim_in_place_of_another_is_nobodys_who_has_lost_that(store: Store) -> None:
     async with running(store) as shard:
         await shard.register(Spec("x"))
@@ -129,7 +124,6 @@ async def test_a_claim_in_place_of_another_is_nobodys_who_has_lost_that(store: S
             await shard.claim("x", claim(5, instead_of=second.sequencer))
 
 
-@pytest.mark.asyncio
 async def test_a_claim_of_the_parts_copies_and_one_of_the_whole_takes_the_least(store: Store) -> None:
     async with running(store) as shard:
         await shard.register(Spec("x"))
@@ -142,7 +136,6 @@ async def test_a_claim_of_the_parts_copies_and_one_of_the_whole_takes_the_least(
         assert third.watermarks.tolist() == [5 * HOUR, 5 * HOUR]
 
 
-@pytest.mark.asyncio
 async def test_what_an_owner_says_counts_with_its_commit_alone(store: Store) -> None:
     told = Told(Layout(3, (0, 9)), "for a reason", 1)
     async with running(store) as shard:
@@ -156,7 +149,6 @@ async def test_what_an_owner_says_counts_with_its_commit_alone(store: Store) -> 
         assert await shard.ask("x", lambda found, _: found.told) == told
 
 
-@pytest.mark.asyncio
 async def test_an_owner_leaves_out_what_it_has_told_under_its_claim(store: Store) -> None:
     """And what it has not told here, under this claim, nobody takes for another one's."""
 

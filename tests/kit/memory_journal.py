@@ -56,6 +56,12 @@ LAG: Final = 1000
 """How many of the newest writes a MemoryDisk can lose."""
 
 
+def flipped(frame: bytes) -> bytes:
+    """One bit in the middle is wrong."""
+    middle = len(frame) // 2
+    return frame[:middle] + bytes([frame[middle] ^ 0x10]) + frame[middle + 1 :]
+
+
 @dataclass(slots=True)
 class StoredLog:
     """One log on a MemoryDisk. The frames are open to tests that damage them."""
@@ -74,6 +80,15 @@ class StoredLog:
     def copy(self) -> StoredLog:
         """A copy that shares nothing that changes."""
         return replace(self, records=dict(self.records))
+
+    def damage(self, place: int = 0) -> None:
+        """Flip a bit of a record, the newest unless its place is given."""
+        self.records[place or self.last] = flipped(self.records[place or self.last])
+
+    def damage_snapshot(self) -> None:
+        """Flip a bit of the snapshot."""
+        assert self.snapshot is not None
+        self.snapshot = flipped(self.snapshot)
 
 
 @dataclass(frozen=True, slots=True)

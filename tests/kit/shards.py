@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from itertools import count
 
 import grpc.aio
@@ -13,6 +14,7 @@ import numpy as np
 from lowwater._pb.lowwater.v1 import cluster_pb2_grpc, watermarks_pb2_grpc
 from lowwater_authority.cluster.cluster import Cluster
 from lowwater_authority.cluster.membership import Member
+from lowwater_authority.core import recovery
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Fold, Grant, GroupReport, Refused
 from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec
@@ -167,6 +169,19 @@ class One:
         with contextlib.suppress(asyncio.CancelledError):
             await self.rounds
 
+    async def end(self) -> None:
+        """Stop in order, and close."""
+        self.shard.stop()
+        await self.rounds
+        self.ended = True
+        await self.shard.close()
+
+    async def snapshot(self, name: str) -> None:
+        """Write a computation whole, behind its newest record."""
+        its = self.shard.held.of(name)
+        await self.shard.held.logs.snapshot(its.log, partial(recovery.pieces, its.computation))
+        await self.shard.held.logs.settle()
+
     async def claim(self, name: str) -> Grant:
         return await self.shard.claim(name, ClaimRequest([b"", b""], request_id=next(ids).to_bytes(16)))
 
@@ -175,9 +190,13 @@ class One:
         return await self.shard.report([(name, report)], sender=b"s" * 16, number=(1, next(numbers)))
 
     def low(self, name: str) -> int:
+        return self.shown(name)[1]
+
+    def shown(self, name: str) -> tuple[int, int]:
+        """The incarnation and the low watermark that are published, in hours or MIN."""
         view = self.shard.view(name)
         assert view is not None
-        return view.low // HOUR if view.low != MIN else MIN
+        return view.incarnation, view.low // HOUR if view.low != MIN else MIN
 
 
 async def two(deployment: Deployment) -> tuple[One, One]:

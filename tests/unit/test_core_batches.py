@@ -13,12 +13,13 @@ from lowwater_authority.core.requests import Fold, TaskAttempt
 from lowwater_authority.core.topology import Spec
 from tests.property import switches
 from tests.property.core_driver import MAX, MIN, Driver, part
-from tests.property.switches import off
+from tests.property.switches import off, planted
 
 HALF = 500_000
 
 
-def all_or_nothing(made: type[Computation]) -> None:
+@planted("C2", switches.PartOfABatch)
+def test_C2_all_or_nothing(made: type[Computation]) -> None:
     """C2: tasks 0, 1 and 2 hold nothing, task 3 holds 12, and its part never came."""
     d = Driver(made=made)
     run = d.claim(b"", b"d", b"h", b"p", b"").sequencer
@@ -34,15 +35,6 @@ def all_or_nothing(made: type[Computation]) -> None:
     assert d.commit(run, 1) == set()
     assert [value for _, value in d.values()] == [14, 14, 14, 12]
     assert d.strong[-1]
-
-
-def test_C2_all_or_nothing() -> None:
-    all_or_nothing(Computation)
-
-
-@off("C2")
-def test_C2_off() -> None:
-    all_or_nothing(switches.PartOfABatch)
 
 
 def test_C2_a_failed_prepare_withdraws_the_earlier_one() -> None:
@@ -132,7 +124,8 @@ def test_a_late_prepare_leaves_the_newer_one_as_it_is() -> None:
     assert d.low == 12
 
 
-def handed_over(made: type[Computation]) -> None:
+@planted("H5b", switches.NoHandOver)
+def test_H5b_a_newer_claim_applies_what_was_prepared(made: type[Computation]) -> None:
     """H5b: commits/7 is written, the driver dies before it tells, and the new run is idle."""
     d = Driver(made=made)
     run = d.claim(b"", b"m", b"", identity="q", generation=7).sequencer
@@ -145,15 +138,6 @@ def handed_over(made: type[Computation]) -> None:
     d.crash()
     assert [value for _, value in d.values()] == [12, 13]
     assert d.low == 12
-
-
-def test_H5b_a_newer_claim_applies_what_was_prepared() -> None:
-    handed_over(Computation)
-
-
-@off("H5b")
-def test_H5b_off() -> None:
-    handed_over(switches.NoHandOver)
 
 
 @pytest.mark.parametrize("generation", [6, 7])

@@ -12,7 +12,7 @@ from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.topology import Spec
 from tests.property import switches
 from tests.property.core_driver import MAX, MIN, Driver, mass
-from tests.property.switches import off
+from tests.property.switches import off, planted
 
 HALF = 500_000
 
@@ -31,7 +31,8 @@ def never_reported(made: type[Computation]) -> None:
     assert d.low == 50
 
 
-def silence(made: type[Computation]) -> None:
+@planted(1, switches.SilenceCountsAsIdle)
+def test_rule1_unknown_holds_through_silence(made: type[Computation]) -> None:
     """Released, revoked or just silent for a year: the last value holds."""
     d = Driver(made=made)
     quiet, busy = d.claim(b"", b"g"), d.claim(b"g", b"")
@@ -80,21 +81,12 @@ def test_rule1_unknown_holds_where_nothing_was_reported() -> None:
     never_reported(Computation)
 
 
-def test_rule1_unknown_holds_through_silence() -> None:
-    silence(Computation)
-
-
 def test_rule1_unknown_holds_through_split_and_merge() -> None:
     split_and_merge()
 
 
 def test_rule1_unknown_holds_through_recovery() -> None:
     recovered()
-
-
-@off(1)
-def test_rule1_off_silence_counts_as_idle() -> None:
-    silence(switches.SilenceCountsAsIdle)
 
 
 @off(1)
@@ -115,7 +107,8 @@ def test_rule1_off_on_the_path_of_recovery(monkeypatch: pytest.MonkeyPatch) -> N
 # -- rule 3: monotone --------------------------------------------------------------------------------------
 
 
-def never_back(made: type[Computation]) -> None:
+@planted(3, switches.NoRatchet)
+def test_rule3_monotone(made: type[Computation]) -> None:
     d = Driver(Spec("c", heuristics=(HALF,), max_skew=10**9), made=made)
     owner = d.claim(b"", b"")
     seen: list[tuple[int, int]] = []
@@ -130,19 +123,11 @@ def never_back(made: type[Computation]) -> None:
     assert (d.low, d.high(HALF)) == (25, 40)
 
 
-def test_rule3_monotone() -> None:
-    never_back(Computation)
-
-
-@off(3)
-def test_rule3_off() -> None:
-    never_back(switches.NoRatchet)
-
-
 # -- rule 4: fenced ----------------------------------------------------------------------------------------
 
 
-def fenced(made: type[Computation]) -> None:
+@planted(4, switches.Unfenced)
+def test_rule4_fenced(made: type[Computation]) -> None:
     """The zombie's stale range is refused and named, the rest of its message counts, and nobody else loses any."""
     d = Driver(made=made)
     old = d.claim(b"", b"d", b"h", b"")
@@ -161,7 +146,8 @@ def fenced(made: type[Computation]) -> None:
     assert d.low == 20
 
 
-def same_round(made: type[Computation]) -> None:
+@planted(4, switches.ChecksPublishedOwners)
+def test_rule4_fenced_within_the_round_of_the_claim(made: type[Computation]) -> None:
     """H3: the claim is staged, not yet durable, and the old owner's report comes behind it."""
     d = Driver(made=made)
     old = d.claim(b"", b"")
@@ -173,24 +159,6 @@ def same_round(made: type[Computation]) -> None:
     d.crash()
     assert d.values() == [(b"", 10)]
     assert d.report(new.sequencer, 11) == set()
-
-
-def test_rule4_fenced() -> None:
-    fenced(Computation)
-
-
-def test_rule4_fenced_within_the_round_of_the_claim() -> None:
-    same_round(Computation)
-
-
-@off(4)
-def test_rule4_off() -> None:
-    fenced(switches.Unfenced)
-
-
-@off(4)
-def test_rule4_off_for_what_is_not_published_yet() -> None:
-    same_round(switches.ChecksPublishedOwners)
 
 
 # -- rule 5: workers fold the inputs -----------------------------------------------------------------------

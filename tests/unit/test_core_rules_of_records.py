@@ -15,7 +15,7 @@ from lowwater_authority.core.requests import Fold
 from lowwater_authority.core.topology import Spec
 from tests.property import switches
 from tests.property.core_driver import MIN, Driver, mass
-from tests.property.switches import off
+from tests.property.switches import off, planted
 
 HALF = 500_000
 
@@ -55,16 +55,8 @@ def test_rule8_off() -> None:
     any_network(switches.NumbersIgnored, [(14, 14), (13, 13)], [0])
 
 
-def test_rule8_claims_are_repeatable() -> None:
-    repeated_claim(Computation)
-
-
-@off(8)
-def test_rule8_off_for_claims() -> None:
-    repeated_claim(switches.ClaimsNotRepeatable)
-
-
-def repeated_claim(made: type[Computation]) -> None:
+@planted(8, switches.ClaimsNotRepeatable)
+def test_rule8_claims_are_repeatable(made: type[Computation]) -> None:
     d = Driver(made=made)
     first = d.claim(b"", b"", request_id=b"1")
     d.report(first.sequencer, 5)
@@ -93,7 +85,8 @@ def other_incarnation() -> None:
     assert d.low == 9
 
 
-def other_incarnation_of_an_input(made: type[Computation]) -> None:
+@planted(9, switches.AnyIncarnation)
+def test_rule9_incarnation_of_an_input(made: type[Computation]) -> None:
     """C5b: a fold over another incarnation of an input counts as MIN, its frontiers too."""
     d = Driver(Spec("c", ("a",), (HALF,), max_skew=10**9), made=made)
     now, before = Fold(1, (2,)), Fold(1, (1,))
@@ -107,10 +100,6 @@ def other_incarnation_of_an_input(made: type[Computation]) -> None:
 
 def test_rule9_incarnation() -> None:
     other_incarnation()
-
-
-def test_rule9_incarnation_of_an_input() -> None:
-    other_incarnation_of_an_input(Computation)
 
 
 def test_rule9_records_of_incarnations_are_never_mixed() -> None:
@@ -130,11 +119,6 @@ def test_rule9_records_of_incarnations_are_never_mixed() -> None:
 def test_rule9_off(monkeypatch: pytest.MonkeyPatch) -> None:
     switches.reset_keeps_owners(monkeypatch)
     other_incarnation()
-
-
-@off(9)
-def test_rule9_off_for_inputs() -> None:
-    other_incarnation_of_an_input(switches.AnyIncarnation)
 
 
 # -- rule 10: two durabilities -----------------------------------------------------------------------------

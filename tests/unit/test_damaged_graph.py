@@ -16,13 +16,11 @@ import pytest
 
 from lowwater import errors
 from lowwater_authority.cluster.cluster import BEATS
-from lowwater_authority.core import recovery
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.holding import Holding
 from lowwater_authority.engine.holdings import Holdings, replayed
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import GRAPH, End, JournalCorrupt, LoadedLog, Ownership, frames
-from tests.contract.journal_stores import flipped
 from tests.kit.faults import Outcome
 from tests.kit.memory_journal import MemoryJournal
 from tests.kit.shards import DEAD_AFTER, NAMES, Deployment, One, held, turns, two
@@ -32,7 +30,7 @@ def rot(deployment: Deployment, back: int = 0) -> int:
     """A record of the graph is wrong on the disk, the last but some; returns its place."""
     stored = deployment.disk.logs[GRAPH]
     place = stored.last - back
-    stored.records[place] = flipped(stored.records[place])
+    stored.damage(place)
     return place
 
 
@@ -174,9 +172,7 @@ async def test_rule1_no_shard_acts_on_a_graph_that_lacks_what_was_acknowledged(
     damaged = stored.records[place]
     if other.shard.serves(name):
         # Its own log tells nothing of its inputs then.
-        its = other.shard.held.of(name)
-        await other.shard.held.logs.snapshot(its.log, partial(recovery.pieces, its.computation))
-        await other.shard.held.logs.settle()
+        await other.snapshot(name)
 
     async def acts_on_nothing() -> None:
         shard = one.shard
@@ -400,9 +396,7 @@ async def test_a_shard_that_ends_leaves_a_graph_that_was_damaged_and_lost(deploy
         await one.shard.register(Spec(name))
     rot(deployment, back=4)
     forget(deployment, 2)
-    one.shard.stop()
-    await one.rounds
-    await one.shard.close()
+    await one.end()
     third = await deployment.start("third:1")
     assert third.shard.topology.computations.keys() == set(NAMES)
 
@@ -442,9 +436,7 @@ async def test_a_damaged_snapshot_counts_with_all_that_it_covers(deployment: Dep
         other.shard.held.graph, lambda: [other.shard.topology.encode()], other.shard.now
     )
     await other.shard.held.logs.settle()
-    stored = deployment.disk.logs[GRAPH]
-    assert stored.snapshot is not None
-    stored.snapshot = flipped(stored.snapshot)
+    deployment.disk.logs[GRAPH].damage_snapshot()
     assert await refused(one.shard.refresh())
     await deployment.settle(one, other, seconds=2.1)
     assert await stored_graph(one) == {*NAMES, "new"}
@@ -459,12 +451,8 @@ async def test_a_shard_that_ends_saves_its_computations_whatever_the_graph_is(
     one = await deployment.start("one:1")
     await one.shard.register(Spec("x"))
     await serve_on(one, "x")
-    its = one.shard.held.of("x")
-    await one.shard.held.logs.snapshot(its.log, partial(recovery.pieces, its.computation))
-    await one.shard.held.logs.settle()
-    stored = deployment.disk.logs["x"]
-    assert stored.snapshot is not None
-    stored.snapshot = flipped(stored.snapshot)
+    await one.snapshot("x")
+    deployment.disk.logs["x"].damage_snapshot()
     if graph == "newer":
         with monkeypatch.context() as newer:
             newer.setattr(frames, "FORMAT", frames.FORMAT + 1)
@@ -477,9 +465,7 @@ async def test_a_shard_that_ends_saves_its_computations_whatever_the_graph_is(
     if graph == "never read":
         one.shard.held.covered = 0
     before = dict(deployment.disk.logs[GRAPH].records)
-    one.shard.stop()
-    await one.rounds
-    await one.shard.close()
+    await one.end()
     assert deployment.disk.logs[GRAPH].records == before
     journal = MemoryJournal(deployment.disk, shared=True)
     await journal.open()
@@ -574,9 +560,7 @@ async def test_a_shard_that_ends_leaves_a_graph_that_can_be_read(deployment: Dep
     one, other = await two(deployment)
     rot(deployment, back=1)
     for each in (one, other):
-        each.shard.stop()
-        await each.rounds
-        await each.shard.close()
+        await each.end()
     third = await deployment.start("third:1")
     assert third.shard.topology.computations.keys() == set(NAMES)
 

@@ -20,7 +20,6 @@ from lowwater_authority.engine.holdings import Holdings, ReadGraph, needs_newest
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import GRAPH, Entry, LoadedLog
 from lowwater_authority.journal.copy import Copy, survey
-from tests.contract.journal_stores import flipped
 from tests.kit.faults import FaultPlan, Operation, Outcome
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.kit.shards import NAMES, Deployment, One, held, turns, two
@@ -279,7 +278,7 @@ async def left_damaged(disk: MemoryDisk) -> Running:
     await before.claim()
     await before.stop()
     log = disk.logs["a"]
-    log.records[log.last] = flipped(log.records[log.last])
+    log.damage()
     return await Running(disk).start()
 
 
@@ -300,8 +299,7 @@ async def test_a_dropped_name_is_free_again_though_the_stored_graph_is_damaged(d
     for spec in (A, Spec("beside")):
         await one.shard.register(spec)
     await one.claim()
-    stored = disk.logs[GRAPH]
-    stored.records[1] = flipped(stored.records[1])
+    disk.logs[GRAPH].damage(1)
     await one.shard.drop("a", force=True)
     assert (await one.shard.register(A)).incarnation == 2
     assert await one.report(await one.claim(), 5) == []
@@ -327,8 +325,7 @@ async def test_rule4_what_is_dropped_while_its_log_is_taken_is_taken_by_one_afte
     await before.shard.register(A)
     await before.claim()
     await before.stop()
-    log = disk.logs["a"]
-    log.records[log.last] = flipped(log.records[log.last])
+    disk.logs["a"].damage()
     plan = SlowTakes()
     one = await Running(disk, plan).start()
     assert not one.shard.serves("a")
@@ -460,9 +457,7 @@ async def test_a_process_that_ends_in_the_middle_of_a_drop(disk: MemoryDisk, fai
     assert two.shard.names() == []
     assert two.shard.topology.dropped["a"].incarnation == 1
     await two.shard.register(A)
-    view = two.shard.view("a")
-    assert view is not None
-    assert (view.incarnation, view.low) == (2, MIN)
+    assert two.shown("a") == (2, MIN)
     assert (await two.claim()).sequencer > first.sequencer
     await two.stop()
 
@@ -565,8 +560,7 @@ async def test_rule4_an_owner_that_comes_back_does_not_bring_back_what_was_dropp
     one, other = await two(deployment)
     name = min(held(other))
     zombie = await other.claim(name)
-    stored = deployment.disk.logs[name]
-    stored.records[1] = flipped(stored.records[1])
+    deployment.disk.logs[name].damage(1)
     with pytest.raises(errors.Moved):
         await one.shard.drop(name, force=True)
     await deployment.settle(one, seconds=3)
@@ -597,8 +591,7 @@ async def damaged_and_silent(deployment: Deployment) -> tuple[One, One, str, Gra
     name = min(held(other))
     grant = await other.claim(name)
     await other.report(name, grant, 12)
-    stored = deployment.disk.logs[name]
-    stored.records[1] = flipped(stored.records[1])
+    deployment.disk.logs[name].damage(1)
     await deployment.settle(one, seconds=3)
     with pytest.raises(errors.Unavailable, match="is damaged"):
         await one.shard.serve(name)
@@ -639,8 +632,7 @@ async def test_what_is_not_written_is_not_dropped_while_the_store_does_not_tell_
     _, other = await two(deployment)
     name = min(held(other))
     grant = await other.claim(name)
-    stored = deployment.disk.logs[name]
-    stored.records[1] = flipped(stored.records[1])
+    deployment.disk.logs[name].damage(1)
     other.faults.ends["append"] = [Outcome.FAILED]
     other.faults.held["restore"] = asyncio.Event()
     with pytest.raises(errors.Unavailable):
@@ -698,8 +690,7 @@ async def end_behind_the_next_incarnation(
     other.faults.ends["restore"] = [Outcome.FAILED]
     if damaged:  # and memory has the only good copy
         first = await other.claim(name)
-        stored = deployment.disk.logs[name]
-        stored.records[1] = flipped(stored.records[1])
+        deployment.disk.logs[name].damage(1)
         other.faults.ends["append"] = [Outcome.FAILED]
         other.faults.ends["restore"] += [Outcome.FAILED]
         with pytest.raises(errors.Unavailable):
@@ -719,9 +710,7 @@ async def end_behind_the_next_incarnation(
     await other.shard.held.settle()
     await deployment.settle(one, other)
     owner = deployment.owner(name)
-    view = owner.shard.view(name)
-    assert view is not None
-    assert (view.incarnation, owner.low(name)) == (2, 15)
+    assert owner.shown(name) == (2, 15)
     assert await owner.report(name, grant, 16) == []
     assert owner.low(name) == 16
     assert await other.report(min(held(other)), neighbour, 3) == [], "its neighbour"
@@ -802,8 +791,7 @@ async def test_a_process_at_the_address_of_an_owner_that_is_gone_is_not_its_owne
     one, other = await two(deployment)
     name = min(held(other))
     await other.claim(name)
-    stored = deployment.disk.logs[name]
-    stored.records[1] = flipped(stored.records[1])
+    deployment.disk.logs[name].damage(1)
     await other.stop()
     deployment.shards.remove(other)
     again = await deployment.start("other:1")
@@ -820,8 +808,7 @@ async def test_an_owner_that_was_left_out_for_a_while_is_the_same_process(deploy
     one, other = await two(deployment)
     name = min(held(other))
     await other.claim(name)
-    stored = deployment.disk.logs[name]
-    stored.records[1] = flipped(stored.records[1])
+    deployment.disk.logs[name].damage(1)
     await deployment.settle(one, seconds=3)  # the other is silent, and left out
     assert deployment.members.view.at("other:1") is None
     await deployment.settle(one, other)
@@ -843,10 +830,9 @@ async def test_what_is_damaged_in_the_store_is_dropped_by_the_owner_that_has_it_
     stored = deployment.disk.logs[name]
     if part == "snapshot":
         await other.shard.journal.snapshot(name, max(stored.records), b"anything")
-        assert stored.snapshot is not None
-        stored.snapshot = flipped(stored.snapshot)
+        stored.damage_snapshot()
     else:
-        stored.records[1] = flipped(stored.records[1])
+        stored.damage(1)
     await pinned(deployment, one, [name], "one:1")
     assert not await one.shard.serve(name), "its owner keeps it"
     for force in (False, True):

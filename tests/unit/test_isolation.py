@@ -28,7 +28,6 @@ from lowwater_authority.ops.observer import Observer
 from lowwater_authority.rpc.services import Services
 from lowwater_authority.rpc.streams import Streams
 from lowwater_authority.rpc.watermarks import WatermarkServicer
-from tests.contract.journal_stores import flipped
 from tests.kit.faults import Operation, Outcome
 from tests.kit.memory_journal import MemoryJournal
 from tests.kit.shards import Deployment, One, held, ids, numbers, turns, two
@@ -301,8 +300,7 @@ async def test_a_change_of_the_graph_is_one_with_what_it_changes(deployment: Dep
 
 def damage(deployment: Deployment, name: str) -> None:
     """A bit of the newest record flips at rest; its owner does not notice."""
-    stored = deployment.disk.logs[name]
-    stored.records[stored.last] = flipped(stored.records[stored.last])
+    deployment.disk.logs[name].damage()
 
 
 async def kept_in_memory(deployment: Deployment, one: One, grants: dict[str, Grant], name: str) -> None:
@@ -507,10 +505,7 @@ async def test_memory_with_half_a_change_is_not_written(
     with pytest.raises(errors.Unavailable):
         await one.claim("x")
     assert await report(one, grants, "y") == []
-    one.shard.stop()
-    await one.rounds
-    one.ended = True
-    await one.shard.close()
+    await one.end()
     assert deployment.disk.logs["x"] == before
 
 
@@ -894,10 +889,7 @@ async def test_a_roll_back_of_a_large_snapshot_lets_others_have_the_event_loop(d
     one, grants = await serving(deployment, "x", "y")
     bounds = [b"", *(place.to_bytes(4) for place in range(1, 100_000)), b""]
     grants["x"] = await one.shard.claim("x", ClaimRequest(bounds, request_id=b"l" * 16))
-    await one.shard.held.logs.snapshot(
-        one.shard.held.of("x").log, lambda: recovery.pieces(one.shard.held.served["x"].computation)
-    )
-    await one.shard.held.logs.settle()
+    await one.snapshot("x")
     turns_had: list[int] = []
     assert isinstance(await rolled_back(one, grants, "x", meanwhile=turns_had.append), errors.JournalFailed)
     assert len(turns_had) > 15

@@ -45,7 +45,6 @@ async def positions(disk: MemoryDisk, log: str = "a") -> list[int]:
     return [position for position, _ in (await journal.load(log, durable=False)).records]
 
 
-@pytest.mark.asyncio
 async def test_a_failed_append_surely_wrote_nothing() -> None:
     disk, faults = MemoryDisk(), FaultPlan().then(Outcome.FAILED)
     journal = await opened(disk, faults)
@@ -56,7 +55,6 @@ async def test_a_failed_append_surely_wrote_nothing() -> None:
     assert journal.statistics().failed == 1
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("outcome", [Outcome.LOST, Outcome.WRITTEN])
 async def test_an_unknown_append_is_repeated_as_it_was(outcome: Outcome) -> None:
     disk, faults = MemoryDisk(), FaultPlan().then(outcome, outcome)
@@ -70,7 +68,6 @@ async def test_an_unknown_append_is_repeated_as_it_was(outcome: Outcome) -> None
     assert journal.statistics().unknown == 2
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("outcome", "found"), [(Outcome.LOST, []), (Outcome.WRITTEN, [1])])
 async def test_after_a_crash_an_unknown_append_is_whole_or_absent(outcome: Outcome, found: list[int]) -> None:
     disk = MemoryDisk()
@@ -81,7 +78,6 @@ async def test_after_a_crash_an_unknown_append_is_whole_or_absent(outcome: Outco
     assert await positions(disk) == found
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("outcome", [Outcome.LOST, Outcome.WRITTEN])
 async def test_an_unknown_snapshot_is_repeated(outcome: Outcome) -> None:
     disk, faults = MemoryDisk(), FaultPlan()
@@ -112,7 +108,6 @@ class Gate(FaultPlan):
         await self.gates["after"].wait()
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("gate", "found"), [("before", []), ("after", [1])])
 async def test_cancelled_or_crashed_while_slow(gate: str, found: list[int]) -> None:
     for ending in ("cancel", "crash"):
@@ -134,7 +129,6 @@ async def test_cancelled_or_crashed_while_slow(gate: str, found: list[int]) -> N
         assert await positions(disk) == found
 
 
-@pytest.mark.asyncio
 async def test_an_owner_replaced_while_its_write_is_slow_writes_nothing() -> None:
     disk, faults = MemoryDisk(), Gate()
     old = await opened(disk, faults)
@@ -163,7 +157,6 @@ class CachedEverything(FaultPlan):
         return Outcome.UNSYNCED
 
 
-@pytest.mark.asyncio
 async def test_a_crash_drops_the_unsynced_tail() -> None:
     for keep in range(4):
         disk = MemoryDisk()
@@ -180,7 +173,6 @@ async def test_a_crash_drops_the_unsynced_tail() -> None:
         assert await positions(disk, "b") == [[], [], [1], [1, 2]][keep]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("ending", ["acknowledged", "crashed"])
 async def test_a_cached_write_is_durable_before_it_is_acknowledged_and_not_sooner(ending: str) -> None:
     disk, faults = MemoryDisk(), Gate()
@@ -203,7 +195,6 @@ async def test_a_cached_write_is_durable_before_it_is_acknowledged_and_not_soone
         assert await positions(disk) == [1]
 
 
-@pytest.mark.asyncio
 async def test_a_strong_entry_brings_everything_before_it_to_the_disk() -> None:
     disk = MemoryDisk()
     journal = await opened(disk, CachedAdvances())
@@ -214,7 +205,6 @@ async def test_a_strong_entry_brings_everything_before_it_to_the_disk() -> None:
     assert await positions(disk) == [1]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "faults",
     [
@@ -236,7 +226,6 @@ async def test_rule_2_what_was_acknowledged_survives_a_crash(faults: FaultPlan) 
     assert await positions(disk) == [2]
 
 
-@pytest.mark.asyncio
 async def test_the_same_random_numbers_give_the_same_journal() -> None:
     seen = []
     for _ in range(2):
@@ -253,7 +242,6 @@ async def test_the_same_random_numbers_give_the_same_journal() -> None:
 # --- taking and restoring -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_a_failed_take_takes_nothing() -> None:
     disk, faults = MemoryDisk(), FaultPlan().then(Outcome.FAILED)
     journal = await opened(disk, faults)
@@ -264,7 +252,6 @@ async def test_a_failed_take_takes_nothing() -> None:
     await journal.append(one(1))
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("outcome", "epoch"), [(Outcome.LOST, 2), (Outcome.WRITTEN, 4)])
 async def test_an_unknown_take_is_called_again(outcome: Outcome, epoch: int) -> None:
     disk, faults = MemoryDisk(), FaultPlan().then(outcome, outcome)
@@ -279,7 +266,6 @@ async def test_an_unknown_take_is_called_again(outcome: Outcome, epoch: int) -> 
     await journal.append(one(1))
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("log", ["a", GRAPH])
 @pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.LOST, Outcome.WRITTEN])
 async def test_a_restore_is_repeated_as_it_was(outcome: Outcome, log: str) -> None:
@@ -298,7 +284,6 @@ async def test_a_restore_is_repeated_as_it_was(outcome: Outcome, log: str) -> No
     assert journal.statistics().snapshots == 1
 
 
-@pytest.mark.asyncio
 async def test_a_take_that_is_only_cached_is_gone_after_a_crash() -> None:
     disk, faults = MemoryDisk(), Gate()
     journal = await opened(disk, faults)
@@ -321,7 +306,6 @@ class OutOfReach(FaultPlan):
         raise JournalFailed(f"{name}: no answer")
 
 
-@pytest.mark.asyncio
 async def test_a_read_may_fail() -> None:
     journal = await opened(MemoryDisk(), OutOfReach())
     for name, call in (
@@ -360,7 +344,6 @@ async def write_something(journal: MemoryJournal, source: random.Random) -> None
         await journal.append(one(last + 1, log) + (one(other + 1, "b") if log != "b" else []))
 
 
-@pytest.mark.asyncio
 async def test_any_number_of_writes_of_any_kind_is_undone() -> None:
     for seed in range(30):
         source = random.Random(seed)
@@ -379,7 +362,6 @@ async def test_any_number_of_writes_of_any_kind_is_undone() -> None:
             states.append(state(disk))
 
 
-@pytest.mark.asyncio
 async def test_what_is_lost_in_the_cache_is_not_lost_again_by_a_crash() -> None:
     disk = MemoryDisk()
     journal = await opened(disk, CachedEverything())
@@ -396,7 +378,6 @@ async def test_what_is_lost_in_the_cache_is_not_lost_again_by_a_crash() -> None:
     assert (disk.unsynced, await positions(disk)) == (0, [1, 2, 3])
 
 
-@pytest.mark.asyncio
 async def test_old_writes_are_not_remembered_but_unsynced_ones_are() -> None:
     disk = MemoryDisk()
     journal = await opened(disk, CachedEverything())
@@ -412,7 +393,6 @@ async def test_old_writes_are_not_remembered_but_unsynced_ones_are() -> None:
     assert await positions(disk) == list(range(1, 11))
 
 
-@pytest.mark.asyncio
 async def test_a_backup_is_a_disk_of_its_own_and_may_be_put_back() -> None:
     disk = MemoryDisk()
     journal = await opened(disk)
@@ -442,7 +422,6 @@ class Unconfirmed(FaultPlan):
         self.happens.pop(0)()
 
 
-@pytest.mark.asyncio
 async def test_rule_2_what_was_read_survives_a_crash() -> None:
     disk = MemoryDisk()
     writer = await opened(disk, CachedEverything())
@@ -456,7 +435,6 @@ async def test_rule_2_what_was_read_survives_a_crash() -> None:
     assert await positions(disk) == [1]
 
 
-@pytest.mark.asyncio
 async def test_rule_2_what_nobody_confirms_is_neither_returned_nor_remembered() -> None:
     disk = MemoryDisk()
     writer = await opened(disk, CachedEverything())
@@ -470,7 +448,6 @@ async def test_rule_2_what_nobody_confirms_is_neither_returned_nor_remembered() 
     assert await reader.confirm(()) == 0
 
 
-@pytest.mark.asyncio
 async def test_what_was_lost_before_it_was_confirmed_is_read_again() -> None:
     disk = MemoryDisk()
     writer = await opened(disk, CachedEverything())

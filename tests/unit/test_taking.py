@@ -27,16 +27,15 @@ from lowwater_authority.engine.takeover import TAKEN_AT_ONCE, TAKEN_IN_ALL
 from lowwater_authority.engine.task_master import TaskMaster
 from lowwater_authority.journal import GRAPH, Entry, LoadedLog, Ownership, frames
 from lowwater_authority.journal.frames import decode, encode
-from tests.contract.journal_stores import flipped
 from tests.kit.faults import Outcome
-from tests.kit.memory_journal import MemoryJournal, StoredLog
+from tests.kit.memory_journal import MemoryJournal, StoredLog, flipped
 from tests.kit.shards import DEAD_AFTER, NAMES, Deployment, One, held, turns, two
 from tests.kit.times import HOUR, SECOND
 
 
 def flip_a_bit(log: str, stored: StoredLog) -> None:
     """A byte on the disk is wrong."""
-    stored.records[stored.last] = flipped(stored.records[stored.last])
+    stored.damage()
 
 
 def write_as_a_newer_release(log: str, stored: StoredLog) -> None:
@@ -121,10 +120,7 @@ async def test_a_snapshot_of_its_owner_makes_a_damaged_log_whole(deployment: Dep
     await one.cluster.change(lambda view: view.pinned(name, "other:1"))
     await deployment.settle(one, other)
     assert name in held(one)
-    await one.shard.held.logs.snapshot(
-        one.shard.held.of(name).log, lambda: recovery.pieces(one.shard.held.served[name].computation)
-    )
-    await one.shard.held.logs.settle()
+    await one.snapshot(name)
     await deployment.settle(one, other, seconds=1.5)
     assert name in held(other)
     assert other.low(name) == 11
@@ -192,12 +188,8 @@ async def test_what_a_shard_had_too_much_to_do_to_write_whole_is_written_later(
 async def test_what_nobody_takes_is_written_whole_once_and_when_it_has_changed(deployment: Deployment) -> None:
     one, other, name = await moving(deployment)
     stored = deployment.disk.logs[name]
-    await one.shard.held.logs.snapshot(
-        one.shard.held.of(name).log, lambda: recovery.pieces(one.shard.held.served[name].computation)
-    )
-    await one.shard.held.logs.settle()
-    assert stored.snapshot is not None
-    stored.snapshot = flipped(stored.snapshot)
+    await one.snapshot(name)
+    stored.damage_snapshot()
     await one.cluster.change(lambda view: view.pinned(name, "other:1"))
     await deployment.settle(one, other, seconds=3 * LOOK_SECONDS)
     statistics = one.shard.journal.statistics
@@ -205,7 +197,7 @@ async def test_what_nobody_takes_is_written_whole_once_and_when_it_has_changed(d
     assert await one.report(name, await one.claim(name), 12) == []
     while statistics().snapshots == 1:
         await deployment.settle(one)
-    stored.snapshot = flipped(stored.snapshot)
+    stored.damage_snapshot()
     for hour in range(13, 16):
         assert await one.report(name, await one.claim(name), hour) == []
         await deployment.settle(one, other, seconds=LOOK_SECONDS)
@@ -286,22 +278,15 @@ async def ended(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard is stopped, and nobody takes over what it serves in time."""
     monkeypatch.setattr(cluster, "HAND_OVER_SECONDS", 0.0)
     await one.cluster.leave()
-    one.shard.stop()
-    await one.rounds
-    one.ended = True
-    await one.shard.close()
+    await one.end()
 
 
 async def moving_and_damaged(deployment: Deployment) -> tuple[One, One, str]:
     """As :func:`moving`, and the other shard could not read what the owner has left: it has rested since, for a while."""
     one, other, name = await moving(deployment)
-    await one.shard.held.logs.snapshot(
-        one.shard.held.of(name).log, lambda: recovery.pieces(one.shard.held.served[name].computation)
-    )
-    await one.shard.held.logs.settle()
+    await one.snapshot(name)
     stored = deployment.disk.logs[name]
-    assert stored.snapshot is not None
-    stored.snapshot = flipped(stored.snapshot)  # its owner writes it whole when it has changed, which it does not
+    stored.damage_snapshot()  # its owner writes it whole when it has changed, which it does not
     await one.cluster.change(lambda view: view.pinned(name, "other:1"))
     await deployment.settle(one, other, seconds=70)
     return one, other, name
@@ -348,10 +333,7 @@ async def test_a_shard_that_ends_writes_again_what_it_alone_has_whole(
 ) -> None:
     """The only snapshot is damaged, or missing, in the store; so nobody takes it over, and the memory of its owner is about to end."""
     one, other, name = await moving(deployment)
-    await one.shard.held.logs.snapshot(
-        one.shard.held.of(name).log, lambda: recovery.pieces(one.shard.held.served[name].computation)
-    )
-    await one.shard.held.logs.settle()
+    await one.snapshot(name)
     claim = await one.claim(name) if behind else None
     stored = deployment.disk.logs[name]
     assert bool(stored.records) is behind
@@ -372,10 +354,7 @@ async def test_a_shard_that_ends_writes_nothing_of_what_is_whole(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other, name = await moving(deployment)
-    await one.shard.held.logs.snapshot(
-        one.shard.held.of(name).log, lambda: recovery.pieces(one.shard.held.served[name].computation)
-    )
-    await one.shard.held.logs.settle()
+    await one.snapshot(name)
     before, owner = deployment.disk.logs[name].copy(), deployment.disk.owners[name]
     await ended(one, monkeypatch)
     assert deployment.disk.logs[name] == before
@@ -391,20 +370,13 @@ async def test_rule4_a_shard_that_ends_writes_nothing_of_what_another_serves(
     one, other, name = await moving(deployment)
     await deployment.settle(other, seconds=2.1)
     assert name in held(other)
-    await other.shard.held.logs.snapshot(
-        other.shard.held.of(name).log, lambda: recovery.pieces(other.shard.held.served[name].computation)
-    )
-    await other.shard.held.logs.settle()
+    await other.snapshot(name)
     stored, owner = deployment.disk.logs[name], deployment.disk.owners[name]
-    assert stored.snapshot is not None
-    stored.snapshot = flipped(stored.snapshot)
+    stored.damage_snapshot()
     before = stored.copy()
     assert name in held(one)
     one.shard.held.of(name).log.read(LoadedLog(stored.last, b"", []))  # nothing behind a snapshot, so that it looks
-    one.shard.stop()
-    await one.rounds
-    one.ended = True
-    await one.shard.close()
+    await one.end()
     assert deployment.disk.logs[name] == before
     assert deployment.disk.owners[name] == owner
 
