@@ -5,8 +5,6 @@ The letters are those of the design's list of attacks.
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 
@@ -18,7 +16,7 @@ from lowwater_authority.core.requests import Fold
 from lowwater_authority.core.topology import Spec
 from tests.property import switches
 from tests.property.core_driver import MAX, MIN, SECOND, Driver, mass
-from tests.property.switches import off, planted
+from tests.property.switches import planted
 
 HALF = 500_000
 
@@ -36,15 +34,6 @@ def test_C4_nothing_pending_is_not_finished() -> None:
     assert d.report(owner, MAX, finish=True) == set()
     assert d.low == MAX
     assert d.core.published.holder is None
-
-
-def test_C5d_a_reset_never_starts_from_the_old_value() -> None:
-    d = Driver()
-    d.report(d.claim(b"", b"").sequencer, 15)
-    d.reset()
-    owner = d.claim(b"", b"", identity="anyone")
-    assert owner.watermarks.tolist() == [MIN]
-    assert d.core.last_batch is None
 
 
 def test_C6_handles_follow_the_claim_through_recovery() -> None:
@@ -259,11 +248,6 @@ def test_rule1_H4_a_new_input_holds_the_ranges_that_nobody_claims_anew() -> None
     assert d.values() == [(b"", 15), (b"m", 14)]
 
 
-@off("H4")
-def test_rule1_H4_off_new_inputs_lower_nothing() -> None:
-    a_new_input(switches.NewInputsLowerNothing)
-
-
 def test_H4_a_new_input_makes_every_mass_unknown() -> None:
     """The frontiers in them were folded from the other inputs alone."""
     d = Driver(Spec("c", max_skew=1000 * SECOND, heuristics=(990_000,)))
@@ -382,19 +366,3 @@ def test_a_finished_owner_may_be_retired_without_force() -> None:
     d.report(d.claim(b"", b"m").sequencer, MAX, finish=True)
     assert d.retire(b"", b"m") == 1
     assert d.low == MIN
-
-
-def test_merge_takes_the_least_when_64_become_32() -> None:
-    """Bounds that cross: each new range overlaps two or three old ones."""
-    d = Driver()
-    olds = [bytes([i]) if i else b"" for i in range(0, 256, 4)] + [b""]
-    news = [bytes([i]) if i else b"" for i in (0, *range(7, 256, 8))] + [b""]
-    values = [1000 + (i * 37) % 64 for i in range(64)]
-    d.report(d.claim(*olds).sequencer, *values)
-    expected = []
-    for low, high in pairwise(news):
-        keys = range(low[0] if low else 0, high[0] if high else 256)
-        expected.append(min(values[key // 4] for key in keys))
-    assert d.claim(*news).watermarks.tolist() == expected
-    d.crash()
-    assert [value for _, value in d.values()] == expected

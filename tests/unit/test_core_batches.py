@@ -82,9 +82,10 @@ def test_a_commit_may_be_repeated() -> None:
     assert d.values() == [(b"", 13)]
 
 
-def late_repeat(made: type[Computation], batch: int) -> None:
+@pytest.mark.parametrize("batch", [5, 6])
+def test_H2_a_late_repeat_of_a_batch_changes_nothing(batch: int) -> None:
     """H2 once more: prepare and commit of an empty batch come a second time, behind a batch that lowered the range."""
-    d = Driver(made=made)
+    d = Driver()
     run = d.claim(b"", b"").sequencer
     d.prepare(run, 5, [], 14)
     d.commit(run, 5)
@@ -100,16 +101,6 @@ def late_repeat(made: type[Computation], batch: int) -> None:
             pass
         assert d.values() == [(b"", 13)]
         d.crash()
-
-
-@pytest.mark.parametrize("batch", [5, 6])
-def test_H2_a_late_repeat_of_a_batch_changes_nothing(batch: int) -> None:
-    late_repeat(Computation, batch)
-
-
-@off("H2")
-def test_H2_off() -> None:
-    late_repeat(switches.BatchesRepeat, 5)
 
 
 def test_a_late_prepare_leaves_the_newer_one_as_it_is() -> None:
@@ -363,12 +354,6 @@ def test_rule7_nothing_of_a_batch_is_kept_after_its_claim(how: str) -> None:
     OVER[how](d, run)
     assert (len(d.core.batches), d.core.batches.bytes) == (0, 0)
     assert d.core.batches.prepared is None
-
-
-@off(7)
-def test_rule7_off_for_parts_of_dead_claims(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches.BatchStage, "forget_dead", lambda *_: None)
-    test_rule7_nothing_of_a_batch_is_kept_after_its_claim("a release")
 
 
 def test_a_claim_that_lost_a_part_of_its_ranges_commits_what_it_prepared() -> None:
