@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -216,6 +216,8 @@ class MemoryJournal(Journal):
         self.shared = shared
         self._disk = disk
         self._faults = faults or FaultPlan()
+        self.loads = Counter[str]()
+        """How often each log was read whole."""
         self._randbits = randbits
         self._meter = Meter(clock)
         self._life: int | None = None
@@ -278,6 +280,8 @@ class MemoryJournal(Journal):
     async def load(self, log: str, *, known: LoadedLog | None = None, durable: bool = True) -> LoadedLog:
         """See Journal. All of it is read each time, which costs nothing here."""
         del known
+        self.loads[log] += 1
+        await self._faults.load(log)
         while True:
             loaded, believed, found = await self._load(log)
             if not durable or await self._settled(log, found.end):

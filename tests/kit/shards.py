@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from itertools import count
 
-import grpc.aio
 import numpy as np
 
 from lowwater._pb.lowwater.v1 import cluster_pb2_grpc, watermarks_pb2_grpc
@@ -31,6 +30,7 @@ from tests.kit.faults import FaultPlan, Operation, Outcome
 from tests.kit.lines import Lines
 from tests.kit.memory_directory import MemoryDirectory, MemoryMembers
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
+from tests.kit.served import served
 from tests.kit.times import HOUR, SECOND
 
 DEAD_AFTER = 1.5
@@ -47,6 +47,8 @@ class Faults(FaultPlan):
         self.ends: dict[str, list[Outcome]] = {}
         self.held: dict[str, asyncio.Event] = {}
         self.unreadable: set[str] = set()
+        self.late: dict[str, asyncio.Event] = {}
+        """By log: what is set when it can be read whole."""
         self.reads = 0
 
     async def before(self, operation: Operation) -> Outcome:
@@ -54,6 +56,10 @@ class Faults(FaultPlan):
             await self.held[operation.name].wait()
         lined_up = self.ends.get(operation.name)
         return lined_up.pop(0) if lined_up else Outcome.DONE
+
+    async def load(self, log: str) -> None:
+        if log in self.late:
+            await self.late[log].wait()
 
     async def read(self, name: str) -> None:
         self.reads += 1
@@ -156,12 +162,16 @@ class One:
 
     async def beat(self) -> None:
         """One turn of Cluster.run, which here waits for what it takes."""
-        await self.cluster._beat()
+        await self.hear()
         if await self.cluster._confirm():
             self.cluster._take()
             if self.cluster.taking:
                 await asyncio.wait(self.cluster.taking)
         self.cluster._judge()
+
+    async def hear(self) -> None:
+        """Beat, and hear of the members, without taking or letting go of anything."""
+        await self.cluster._beat()
 
     async def stop(self) -> None:
         self.ended = True
@@ -212,14 +222,13 @@ async def two(deployment: Deployment) -> tuple[One, One]:
 @contextlib.asynccontextmanager
 async def reached(one: One) -> AsyncIterator[str]:
     """Have a shard answer readers over the network; gives its address there."""
-    server, services = grpc.aio.server(), Services(one.shard, Observer(), one.cluster)
+    services = Services(one.shard, Observer(), one.cluster)
     readers = WatermarkServicer(services, Streams())
-    cluster_pb2_grpc.add_ClusterServiceServicer_to_server(ClusterServicer(services), server)
-    watermarks_pb2_grpc.add_WatermarkServiceServicer_to_server(readers, server)
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await server.start()
-    yield address
-    await server.stop(None)
+    async with served(
+        partial(cluster_pb2_grpc.add_ClusterServiceServicer_to_server, ClusterServicer(services)),
+        partial(watermarks_pb2_grpc.add_WatermarkServiceServicer_to_server, readers),
+    ) as address:
+        yield address
 
 
 def held(one: One) -> set[str]:

@@ -54,15 +54,20 @@ def execute(path: Path, sql: str, *parameters: object) -> list[tuple[object, ...
         return connection.execute(sql, parameters).fetchall()
 
 
+async def pragma(journal: SqliteJournal, text: str) -> list[tuple[object, ...]]:
+    """Execute a pragma on the journal's own connection."""
+    connection = journal._database._connection
+    found: list[tuple[object, ...]] = await journal._run(lambda: connection.execute(f"PRAGMA {text}").fetchall())
+    return found
+
+
 async def test_the_file_says_what_it_is(path: Path) -> None:
     journal = await opened(path)
     assert execute(path, "PRAGMA application_id") == [(APPLICATION_ID,)]
     assert execute(path, "SELECT format, epoch FROM meta") == [(FORMAT, 1)]
     assert execute(path, "PRAGMA journal_mode") == [("wal",)]
     # FULL; NORMAL would sync at checkpoints only, OFF never.
-    connection = journal._database._connection
-    synchronous = await journal._run(lambda: connection.execute("PRAGMA synchronous").fetchone())
-    assert synchronous == (2,)
+    assert await pragma(journal, "synchronous") == [(2,)]
     await journal.close()
     assert sorted(name.name for name in path.parent.iterdir()) == ["journal.db", "journal.db.lock"]
 
@@ -146,12 +151,7 @@ async def test_a_damaged_page_is_refused(path: Path) -> None:
 async def test_a_full_disk_is_a_sure_failure(path: Path) -> None:
     journal = await opened(path)
     await journal.append([entry("a", 1)])
-    connection = journal._database._connection
-
-    async def allow(pages: int) -> None:
-        await journal._run(lambda: connection.execute(f"PRAGMA max_page_count = {pages}").fetchall())
-
-    await allow(20)
+    await pragma(journal, "max_page_count = 20")
     for _ in range(2):
         with pytest.raises(JournalFailed, match="full; nothing was written: free space on its disk"):
             await journal.append([entry("b", 1), entry("a", 2, bytes(100_000))])
@@ -159,7 +159,7 @@ async def test_a_full_disk_is_a_sure_failure(path: Path) -> None:
             await journal.snapshot("a", 1, bytes(100_000))
     assert await journal.load("a") == LoadedLog(0, None, [(1, b"a:1")])
     assert await journal.logs() == ["a"]
-    await allow(1_000_000)
+    await pragma(journal, "max_page_count = 1000000")
     await journal.append([entry("b", 1), entry("a", 2, bytes(100_000))])
     await journal.snapshot("a", 1, bytes(100_000))
     assert (await journal.load("a")).last == 2
@@ -267,8 +267,7 @@ async def test_the_files_of_a_journal_are_its_users_alone(path: Path, caplog: py
 
 async def test_a_locked_database_is_a_sure_failure(path: Path) -> None:
     journal = await opened(path)
-    connection = journal._database._connection
-    await journal._run(lambda: connection.execute("PRAGMA busy_timeout = 0").fetchall())
+    await pragma(journal, "busy_timeout = 0")
     with closing(sqlite3.connect(path, isolation_level=None)) as stranger:
         stranger.execute("BEGIN IMMEDIATE")
         with pytest.raises(JournalFailed, match="end the program that has it locked"):
@@ -279,11 +278,10 @@ async def test_a_locked_database_is_a_sure_failure(path: Path) -> None:
 
 async def test_a_read_only_database_is_a_sure_failure(path: Path) -> None:
     journal = await opened(path)
-    connection = journal._database._connection
-    await journal._run(lambda: connection.execute("PRAGMA query_only = 1").fetchall())
+    await pragma(journal, "query_only = 1")
     with pytest.raises(JournalFailed, match="make the file and its directory writable"):
         await journal.append([entry("a", 1)])
-    await journal._run(lambda: connection.execute("PRAGMA query_only = 0").fetchall())
+    await pragma(journal, "query_only = 0")
     await journal.append([entry("a", 1)])
     await journal.close()
 
