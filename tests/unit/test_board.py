@@ -33,50 +33,6 @@ def board(*views: WatermarkView) -> Board:
     return made
 
 
-def test_what_is_behind_its_inputs_lags_by_seconds() -> None:
-    known = board(view("a", 10 * HOUR), view("b", 9 * HOUR, "a"), view("c", 8 * HOUR, "b"))
-    assert (known.local_lag("b"), known.global_lag("b")) == (3600.0, 3600.0)
-    assert (known.local_lag("c"), known.global_lag("c")) == (3600.0, 7200.0)
-    assert known.names() == ["a", "b", "c"]
-
-
-def test_an_injector_has_nothing_to_be_behind_of() -> None:
-    known = board(view("a", HOUR))
-    assert (known.local_lag("a"), known.global_lag("a")) == (None, None)
-
-
-def test_a_diamond_is_held_by_its_slower_side() -> None:
-    known = board(
-        view("bottom", 5 * HOUR, "left", "right"),  # heard of before what it reads
-        view("left", 9 * HOUR, "fast"),
-        view("right", 7 * HOUR, "fast", "slow"),
-        view("fast", 12 * HOUR),
-        view("slow", 8 * HOUR),
-    )
-    assert known.local_lag("bottom") == 2 * 3600
-    assert known.global_lag("bottom") == 3 * 3600
-    assert known.global_lag("left") == 3 * 3600
-    assert known.local_lag("right") == 3600
-
-
-def test_a_lag_is_never_below_nothing() -> None:
-    # Values of two shards come in any order: a consumer may be heard of before the input that let it move.
-    known = board(view("a", HOUR), view("b", 2 * HOUR, "a"))
-    assert (known.local_lag("b"), known.global_lag("b")) == (0.0, 0.0)
-
-
-@pytest.mark.parametrize("timeless", [UNKNOWN, FINISHED])
-def test_there_is_no_lag_where_a_side_has_no_time(timeless: int) -> None:
-    known = board(view("a", timeless), view("b", HOUR, "a"), view("c", HOUR), view("d", timeless, "c"))
-    for name in ("b", "d"):
-        assert (known.local_lag(name), known.global_lag(name)) == (None, None)
-
-
-def test_a_finished_input_holds_nobody() -> None:
-    known = board(view("done", FINISHED), view("a", 2 * HOUR), view("b", HOUR, "done", "a"))
-    assert (known.local_lag("b"), known.global_lag("b")) == (3600.0, 3600.0)
-
-
 def test_an_input_that_was_never_heard_of_is_unknown() -> None:
     known = board(view("a", HOUR), view("b", HOUR, "a", "missing"), view("c", HOUR, "b"))
     assert known.local_lag("b") is None
