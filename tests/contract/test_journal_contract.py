@@ -15,10 +15,10 @@ from lowwater_authority.journal import (
     JournalPosition,
     JournalVersion,
     LoadedLog,
-    frames,
 )
 from lowwater_authority.journal.sqlite import PART_BYTES
 from tests.contract.journal_stores import SharedStore, Store, entry, loaded, turn
+from tests.kit.releases import older_release
 
 # --- append -------------------------------------------------------------------------------------------------------
 
@@ -444,9 +444,7 @@ async def test_close_finishes_what_was_begun(store: Store) -> None:
 
 
 @pytest.mark.parametrize("written", ["a record", "a snapshot", "a restore"])
-async def test_what_is_in_the_newest_format_is_refused_by_who_does_not_know_it(
-    store: Store, monkeypatch: pytest.MonkeyPatch, written: str
-) -> None:
+async def test_what_is_in_the_newest_format_is_refused_by_who_does_not_know_it(store: Store, written: str) -> None:
     journal = await store.open()
     await journal.append([entry(GRAPH, 1)])
     many = b"p" * (2 * PART_BYTES)
@@ -459,14 +457,12 @@ async def test_what_is_in_the_newest_format_is_refused_by_who_does_not_know_it(
     found = await journal.load(GRAPH)
     assert found.snapshot == (None if written == "a record" else many)
     last = found.last
-    with monkeypatch.context() as older:
-        older.setattr(frames, "FORMAT", frames.USUAL)
+    with older_release():
         with pytest.raises(JournalVersion, match="upgrade lowwater-authority"):
             await journal.load(GRAPH)
     await journal.append([entry(GRAPH, last + 1)])
     await journal.snapshot(GRAPH, last + 1, b"usual again")
-    with monkeypatch.context() as older:
-        older.setattr(frames, "FORMAT", frames.USUAL)
+    with older_release():
         assert (await journal.load(GRAPH)).snapshot == b"usual again"
 
 

@@ -65,7 +65,7 @@ class Running:
     def __init__(self, disk: MemoryDisk, faults: FaultPlan | None = None) -> None:
         self.now = 1_000 * HOUR
         self.shard = Shard(MemoryJournal(disk, faults=faults), clock=lambda: self.now, observer=Observer())
-        self._stream, self._number = next(streams), count(1)
+        self.stream, self._number = next(streams), count(1)
 
     async def start(self) -> Running:
         await self.shard.start()
@@ -88,7 +88,7 @@ class Running:
         known = name in self.shard.topology.computations
         fold = Fold(self.shard.topology.required(name).input_version if known else 1, incarnations)
         report = GroupReport(grant.sequencer, values, finish=finish, fold=fold)
-        return self.shard.report([(name, report)], sender=SENDER, number=(self._stream, next(self._number)))
+        return self.shard.report([(name, report)], sender=SENDER, number=(self.stream, next(self._number)))
 
     def low(self, name: str = "a") -> float:
         view = self.shard.view(name)
@@ -209,7 +209,7 @@ async def test_rule10_the_journal_learns_which_records_must_not_be_lost(disk: Me
             return await super().before(operation)
 
     one = await Running(disk, Watching()).start()
-    one._stream = 1  # before it there was none whose reports might still come
+    one.stream = 1  # before it there was none whose reports might still come
     await one.shard.register(Spec("a"))
     grant = await one.claim()
     await one.report(grant, 14)
@@ -690,7 +690,7 @@ async def test_rule8_nothing_of_a_stream_counts_behind_a_report_that_failed(disk
 
     def changed(hour: int, handle: int, number: int, after: asyncio.Future[Any] | None) -> asyncio.Future[Any]:
         report = GroupReport(grant.sequencer, np.array([hour * HOUR]), np.array([handle], dtype=np.uint32))
-        return one.shard.report([("a", report)], sender=SENDER, number=(one._stream, number), after=after)
+        return one.shard.report([("a", report)], sender=SENDER, number=(one.stream, number), after=after)
 
     gate.then(Outcome.FAILED)
     gate.reached.clear()
@@ -717,7 +717,7 @@ async def test_rule8_nothing_of_a_claim_counts_behind_a_report_that_was_too_old(
     async def say(number: int, handle: int, hour: int) -> list[str]:
         report = GroupReport(grant.sequencer, np.array([hour * HOUR]), np.array([handle], dtype=np.uint32))
         said = [("a", report)]
-        refused = await other.shard.report(said, sender=SENDER, number=(one._stream, number), older=older)
+        refused = await other.shard.report(said, sender=SENDER, number=(one.stream, number), older=older)
         return [refusal.reason for _, refusal in refused]
 
     assert await say(1, 0, 12) == ["OLD_STREAM"], "a lowering, which is not taken over"
