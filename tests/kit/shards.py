@@ -46,6 +46,7 @@ class Faults(FaultPlan):
         super().__init__()
         self.ends: dict[str, list[Outcome]] = {}
         self.held: dict[str, asyncio.Event] = {}
+        self._stops: set[str] = set()
         self.unreadable: set[str] = set()
         self.late: dict[str, asyncio.Event] = {}
         """By log: what is set when it can be read whole."""
@@ -55,7 +56,20 @@ class Faults(FaultPlan):
         if operation.name in self.held:
             await self.held[operation.name].wait()
         lined_up = self.ends.get(operation.name)
-        return lined_up.pop(0) if lined_up else Outcome.DONE
+        outcome = lined_up.pop(0) if lined_up else Outcome.DONE
+        if operation.name in self._stops:
+            self._stops.remove(operation.name)
+            self.held[operation.name] = asyncio.Event()
+        return outcome
+
+    def unknown(self, kind: str, outcome: Outcome) -> None:
+        """Let the next write of a kind end so, and hold its repeat until ``let``, however slow the machine is."""
+        self.ends[kind] = [outcome]
+        self._stops.add(kind)
+
+    def let(self, kind: str) -> None:
+        """Let writes of a kind go on that are held."""
+        self.held.pop(kind).set()
 
     async def load(self, log: str) -> None:
         if log in self.late:

@@ -112,12 +112,13 @@ async def test_a_forced_retire_of_unknown_outcome_is_not_done_twice(deployment: 
     """It is written, nobody hears of it, another shard takes over with it, and an owner claims there in between."""
     one, other = await two(deployment)
     name = min(held(one))
-    one.faults.ends["append"] = [Outcome.WRITTEN]
+    one.faults.unknown("append", Outcome.WRITTEN)
     retiring = asyncio.ensure_future(one.shard.retire(name, b"", b"", force=True))
     await turns()
     await other.cluster.change(lambda view: view.pinned(name, "other:1"))
     await other.beat()
     grant = await other.claim(name)
+    one.faults.let("append")
     with pytest.raises(errors.Unavailable, match="not known"):
         await retiring
     assert await other.report(name, grant, 14) == []
@@ -133,10 +134,9 @@ async def fenced_while_it_heals(
     """
     before = deployment.disk.owners[name]
     await one.shard.rise(name, one.shard.epoch(name) + 5)
-    one.faults.ends["append"] = [Outcome.WRITTEN]
+    one.faults.unknown("append", Outcome.WRITTEN)
     asked = asyncio.create_task(change)
     await turns()
-    one.faults.held["append"] = asyncio.Event()
     if heard:
         await other.shard.refresh()
     while deployment.disk.owners[name] != before:
@@ -146,7 +146,7 @@ async def fenced_while_it_heals(
     await turns()
     owner = deployment.disk.owners[name]
     assert (owner.address, owner.epoch < one.shard.epoch(name)) == ("other:1", True), "which looks like a loss first"
-    one.faults.held.pop("append").set()
+    one.faults.let("append")
     return asked
 
 
@@ -315,13 +315,14 @@ async def test_an_own_heal_of_unknown_outcome_fences_nobody(deployment: Deployme
     grant = await one.claim("a")
     await one.report("a", grant, 12)
     deployment.disk.lose(1)
-    one.faults.ends["restore"] = [Outcome.WRITTEN]
+    one.faults.unknown("restore", Outcome.WRITTEN)
     reporting = asyncio.ensure_future(one.report("a", grant, 13))
     await turns()
     assert deployment.disk.owners["a"].epoch > one.shard.epoch("a")
     with pytest.raises(errors.Unavailable, match="put back"):
         await one.shard.confirm(["a"])
     assert "a" in held(one)
+    one.faults.let("restore")
     assert await reporting == []
     assert one.low("a") == 13
 

@@ -196,7 +196,7 @@ async def test_rule4_what_was_staged_before_a_loss_is_not_written_when_it_is_ser
     name = min(held(one))
     grants = {name: await one.claim(name)}
     assert await one.report(name, grants[name], 10) == []
-    one.faults.ends["append"] = [Outcome.LOST]
+    one.faults.unknown("append", Outcome.LOST)
     answer = asyncio.ensure_future(report(one, grants, name))
     await turns()
     assert not one.faults.ends["append"]
@@ -209,6 +209,7 @@ async def test_rule4_what_was_staged_before_a_loss_is_not_written_when_it_is_ser
     back = asyncio.ensure_future(deployment.settle(one))  # it lets go, and takes it again
     await turns()
     assert name in held(one), "in the middle of the round"
+    one.faults.let("append")
     try:
         assert refusals(await answer) == [(name, "MOVED")]
         await back
@@ -224,7 +225,7 @@ async def test_rule4_what_was_staged_before_a_loss_is_not_written_when_it_is_ser
 async def test_an_append_of_unknown_outcome_is_told_as_such_to_the_one_that_is_gone(deployment: Deployment) -> None:
     """It is written, nobody hears of it, and another process takes one of its computations before it is tried again."""
     one, grants = await serving(deployment, "x", "y")
-    one.faults.ends["append"] = [Outcome.WRITTEN]
+    one.faults.unknown("append", Outcome.WRITTEN)
     retiring = asyncio.ensure_future(one.shard.retire("y", b"", b"", force=True))
     reporting = report(one, grants, "x")
     await turns()
@@ -232,6 +233,7 @@ async def test_an_append_of_unknown_outcome_is_told_as_such_to_the_one_that_is_g
     assert not reporting.done()
     last = deployment.disk.logs["x"].last
     await taken(deployment, "y")
+    one.faults.let("append")
     assert await reporting == []
     with pytest.raises(errors.Unavailable, match="not known"):
         await retiring
