@@ -342,12 +342,13 @@ async def test_a_change_of_unknown_outcome_that_is_damaged_before_its_repeat_is_
 ) -> None:
     """The end of the log tells that it was written, so that its writer knows it, and writes it again."""
     one, other = await two(deployment)
-    one.faults.ends["append"] = [Outcome.WRITTEN]
+    one.faults.unknown("append", Outcome.WRITTEN)
     last = deployment.disk.logs[GRAPH].last
     registering = asyncio.create_task(one.shard.register(Spec("new")))
     await turns()
     assert deployment.disk.logs[GRAPH].last == last + 1
     rot(deployment)
+    one.faults.let("append")
     await registering
     await deployment.settle(one, other, seconds=2.1)
     assert one.shard.topology == other.shard.topology

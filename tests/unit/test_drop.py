@@ -280,6 +280,15 @@ async def test_a_registration_that_follows_a_drop_at_once_finds_nothing_of_what_
     await one.stop()
 
 
+async def test_what_others_read_is_not_dropped_though_its_log_is_damaged(disk: MemoryDisk) -> None:
+    one = await left_damaged(disk)
+    await one.shard.register(Spec("reader", inputs=("a",)))
+    with pytest.raises(errors.StillRead, match="reader"):
+        await one.shard.drop("a", force=True)
+    assert "a" in one.shard.topology.computations
+    await one.stop()
+
+
 async def test_a_dropped_name_is_free_again_though_the_stored_graph_is_damaged(disk: MemoryDisk) -> None:
     """Who is alone has all of it in memory."""
     one = await Running(disk).start()

@@ -667,6 +667,25 @@ def test_recovery_knows_the_owners_of_slices_one_by_one() -> None:
     again.claim(replace(late, bounds=[KEY, b""], ordinal=4), 0)
 
 
+async def test_a_slice_that_is_cut_anew_before_its_shard_reads_of_the_drop_has_its_new_keys_at_the_root(
+    tree: Tree,
+) -> None:
+    await tree.both(10, 10)
+    await tree.top.shard.drop("a", force=True)
+    await tree.top.shard.register(Spec("a", slices=(b"\x40", b"\xc0")))
+    await tree.below.shard.refresh()
+    await tree.below.shard.take_over("a~2")
+    for number in (1, 2, 0):
+        grant = await tree.below.claim(f"a~{number}")
+        assert await tree.below.report(f"a~{number}", grant, 20 + number) == []
+    await until(lambda: [tree.stands(number) for number in range(3)] == [20, 21, 22])
+    await until(lambda: tree.low() == 20)
+    assert len(tree.root.map) == 3
+    await tree.fail_over()
+    await until(lambda: all(tree.below.slice(f"a~{number}").is_settled() for number in range(3)))
+    assert [tree.stands(number) for number in range(3)] == [20, 21, 22], "its log begins with claims of other keys"
+
+
 # -- cut anew, and cut for some only ------------------------------------------------------------------------------------
 
 
