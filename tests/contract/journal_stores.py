@@ -17,7 +17,7 @@ from lowwater_authority.journal.contract import Writer
 from lowwater_authority.journal.frames import checksum, decode, encode
 from lowwater_authority.journal.redis import RedisJournal
 from tests.contract.redis_server import DURABLE, RedisServer
-from tests.kit.memory_journal import MemoryDisk, MemoryJournal
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal, flipped
 
 
 def entry(log: str, position: int, payload: bytes | None = None, *, strong: bool = True) -> Entry:
@@ -147,12 +147,6 @@ class SharedStore(Store):
     @abstractmethod
     def replace(self) -> None:
         """Become the empty store of another deployment."""
-
-
-def flipped(frame: bytes) -> bytes:
-    """One bit in the middle is wrong."""
-    middle = len(frame) // 2
-    return frame[:middle] + bytes([frame[middle] ^ 0x10]) + frame[middle + 1 :]
 
 
 def another(log: str, position: int, frame: bytes) -> bytes:

@@ -15,15 +15,14 @@ from lowwater_authority.journal import (
     JournalPosition,
     JournalVersion,
     LoadedLog,
-    frames,
 )
 from lowwater_authority.journal.sqlite import PART_BYTES
 from tests.contract.journal_stores import SharedStore, Store, entry, loaded, turn
+from tests.kit.releases import older_release
 
 # --- append -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_records_come_back_in_order(store: Store) -> None:
     journal = await store.open()
     await journal.append([entry("a", 1), entry("", 1), entry("a", 2)])
@@ -34,7 +33,6 @@ async def test_records_come_back_in_order(store: Store) -> None:
     assert await journal.logs() == ["", "a"]
 
 
-@pytest.mark.asyncio
 async def test_any_bytes_and_any_name(store: Store) -> None:
     name = "prüfung/ns'\"; DROP TABLE logs; \N{SNOWMAN}"
     journal = await store.open(name)
@@ -46,7 +44,6 @@ async def test_any_bytes_and_any_name(store: Store) -> None:
     assert [payload for _, payload in (await journal.load(name)).records] == payloads
 
 
-@pytest.mark.asyncio
 async def test_one_append_is_all_or_nothing(store: Store) -> None:
     journal = await store.open()
     await journal.append([entry("a", 1), entry("b", 1)])
@@ -57,7 +54,6 @@ async def test_one_append_is_all_or_nothing(store: Store) -> None:
     assert await journal.load("a") == loaded("a", 1, 1)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("positions", [[2], [0], [-1], [1, 3], [1, 1], [2, 1]])
 async def test_a_gap_or_a_wrong_start_is_refused(store: Store, positions: list[int]) -> None:
     journal = await store.open()
@@ -66,7 +62,6 @@ async def test_a_gap_or_a_wrong_start_is_refused(store: Store, positions: list[i
     assert await journal.load("a") == LoadedLog(0, None, [])
 
 
-@pytest.mark.asyncio
 async def test_the_same_call_again_changes_nothing(store: Store) -> None:
     journal = await store.open()
     call = [entry("a", 1), entry("a", 2), entry("b", 1)]
@@ -76,7 +71,6 @@ async def test_the_same_call_again_changes_nothing(store: Store) -> None:
     assert await journal.load("b") == loaded("b", 1, 1)
 
 
-@pytest.mark.asyncio
 async def test_the_same_call_again_behind_a_snapshot(store: Store) -> None:
     journal = await store.open()
     call = [entry("a", 1), entry("a", 2)]
@@ -88,7 +82,6 @@ async def test_the_same_call_again_behind_a_snapshot(store: Store) -> None:
         await journal.append([entry("a", 1), entry("a", 2, b"another")])
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "call",
     [
@@ -107,7 +100,6 @@ async def test_another_call_at_a_taken_position_is_refused(store: Store, call: l
     assert await journal.load("a") == loaded("a", 1, 2)
 
 
-@pytest.mark.asyncio
 async def test_calls_under_way_together_keep_their_order(store: Store) -> None:
     journal = await store.open("a", *(f"log {n}" for n in range(1, 21)))
     calls = [journal.append([entry("a", n), entry(f"log {n}", 1)]) for n in range(1, 21)]
@@ -116,7 +108,6 @@ async def test_calls_under_way_together_keep_their_order(store: Store) -> None:
     assert len(await journal.logs()) == 21
 
 
-@pytest.mark.asyncio
 async def test_a_cancelled_call_is_whole_or_absent_and_may_be_repeated(store: Store) -> None:
     journal = await store.open()
     call = [entry("a", 1), entry("b", 1, b"x" * 100_000)]
@@ -135,7 +126,6 @@ async def test_a_cancelled_call_is_whole_or_absent_and_may_be_repeated(store: St
 # --- snapshot -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_snapshot_replaces_what_it_covers(store: Store) -> None:
     journal = await store.open()
     await journal.append([entry("a", n) for n in range(1, 201)])
@@ -151,7 +141,6 @@ async def test_snapshot_replaces_what_it_covers(store: Store) -> None:
     await journal.append([entry("a", 202)])
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("position", [3, 2, 1])
 async def test_snapshot_never_replaces_a_newer_one(store: Store, position: int) -> None:
     journal = await store.open()
@@ -161,7 +150,6 @@ async def test_snapshot_never_replaces_a_newer_one(store: Store, position: int) 
     assert await journal.load("a") == loaded("a", 4, 4, snapshot=b"newer")
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("log", "position"), [("a", 3), ("a", 0), ("b", 1), (GRAPH, 1)])
 async def test_snapshot_beyond_the_log_is_refused(store: Store, log: str, position: int) -> None:
     journal = await store.open()
@@ -171,7 +159,6 @@ async def test_snapshot_beyond_the_log_is_refused(store: Store, log: str, positi
     assert await journal.load("a") == loaded("a", 1, 2)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("size", [0, 1, PART_BYTES, PART_BYTES + 1, 5 * PART_BYTES])
 async def test_snapshot_of_any_size(store: Store, size: int) -> None:
     journal = await store.open()
@@ -183,7 +170,6 @@ async def test_snapshot_of_any_size(store: Store, size: int) -> None:
     assert await journal.load("a") == LoadedLog(1, payload, [])
 
 
-@pytest.mark.asyncio
 async def test_appends_go_on_during_a_snapshot(store: Store) -> None:
     journal = await store.open()
     await journal.append([entry("a", 1)])
@@ -198,7 +184,6 @@ async def test_appends_go_on_during_a_snapshot(store: Store) -> None:
     assert found.last == position
 
 
-@pytest.mark.asyncio
 async def test_a_snapshot_overtaken_by_a_newer_one(store: Store) -> None:
     journal = await store.open()
     await journal.append([entry("a", n) for n in range(1, 4)])
@@ -209,7 +194,6 @@ async def test_a_snapshot_overtaken_by_a_newer_one(store: Store) -> None:
     assert await journal.load("a") == loaded("a", 4, 3, snapshot=b"newer")
 
 
-@pytest.mark.asyncio
 async def test_a_cancelled_snapshot_leaves_the_old_one(store: Store) -> None:
     journal = await store.open()
     await journal.append([entry("a", n) for n in range(1, 4)])
@@ -230,7 +214,6 @@ async def test_a_cancelled_snapshot_leaves_the_old_one(store: Store) -> None:
 # --- crash and damage ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_everything_acknowledged_is_there_after_a_crash(store: Store) -> None:
     for crash in range(4):
         journal = await store.open("a", *(str(n) for n in range(1, 11)))
@@ -243,7 +226,6 @@ async def test_everything_acknowledged_is_there_after_a_crash(store: Store) -> N
     assert await journal.load("10") == loaded("10", 1, 4)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("position", [3, 5, 6])
 async def test_damaged_record_is_refused_with_its_place(store: Store, position: int) -> None:
     journal = await store.open()
@@ -255,7 +237,6 @@ async def test_damaged_record_is_refused_with_its_place(store: Store, position: 
     assert (refused.value.log, refused.value.position) == ("a", position)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("position", [3, 5, 6])
 async def test_missing_record_is_refused_with_its_place(store: Store, position: int) -> None:
     journal = await store.open()
@@ -267,7 +248,6 @@ async def test_missing_record_is_refused_with_its_place(store: Store, position: 
     assert (refused.value.log, refused.value.position) == ("a", position)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("other", [("a", 3), ("b", 2)])
 async def test_record_in_a_wrong_place_is_refused(store: Store, other: tuple[str, int]) -> None:
     journal = await store.open()
@@ -278,7 +258,6 @@ async def test_record_in_a_wrong_place_is_refused(store: Store, other: tuple[str
     assert (refused.value.log, refused.value.position) == ("a", 2)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("size", [10, 3 * PART_BYTES])
 async def test_damaged_or_missing_snapshot_is_refused(store: Store, size: int) -> None:
     journal = await store.open()
@@ -291,7 +270,6 @@ async def test_damaged_or_missing_snapshot_is_refused(store: Store, size: int) -
         assert (refused.value.log, refused.value.position) == (log, 2)
 
 
-@pytest.mark.asyncio
 async def test_what_is_behind_a_damaged_record_is_read(store: Store) -> None:
     journal = await store.open()
     for log in ("a", "b", "c", ""):
@@ -334,7 +312,6 @@ async def test_damage_is_refused_while_the_owner_goes_on_appending(shared: Share
     assert (refused.value.log, refused.value.position) == ("a", 300)
 
 
-@pytest.mark.asyncio
 async def test_the_owner_writes_again_from_memory_what_is_damaged(store: Store) -> None:
     """``restore`` is for what the store has lost, and does the same for what it has and nobody can read."""
     journal = await store.open()
@@ -359,7 +336,6 @@ async def test_the_owner_writes_again_from_memory_what_is_damaged(store: Store) 
 # --- reading what came since --------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_what_is_known_of_a_log_and_what_came_since_is_all_of_it(store: Store) -> None:
     journal = await store.open()
     known = await journal.load("a")
@@ -384,7 +360,6 @@ async def test_what_is_known_of_a_log_and_what_came_since_is_all_of_it(store: St
     assert known == loaded("a", 10, 10, snapshot=b"nine")
 
 
-@pytest.mark.asyncio
 async def test_what_is_known_and_was_lost_since_is_not_taken_for_what_is_there(store: Store) -> None:
     for snapshot in (0, 1):
         journal = await store.open(log := f"a{snapshot}")
@@ -405,7 +380,6 @@ async def test_what_is_known_and_was_lost_since_is_not_taken_for_what_is_there(s
             await journal.close()
 
 
-@pytest.mark.asyncio
 async def test_damage_behind_what_is_known_is_refused(store: Store) -> None:
     journal = await store.open()
     await journal.append([entry("a", n) for n in range(1, 4)])
@@ -420,7 +394,6 @@ async def test_damage_behind_what_is_known_is_refused(store: Store) -> None:
 # --- the rest -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_statistics_count_what_was_acknowledged(store: Store) -> None:
     journal = await store.open()
     await journal.append([entry("a", 1, b"12"), entry("b", 1, b"345")])
@@ -435,7 +408,6 @@ async def test_statistics_count_what_was_acknowledged(store: Store) -> None:
     assert counted.last_append_seconds > 0
 
 
-@pytest.mark.asyncio
 async def test_nothing_works_before_open_and_after_close(store: Store) -> None:
     journal = store.make()
     await journal.close()
@@ -458,7 +430,6 @@ async def test_nothing_works_before_open_and_after_close(store: Store) -> None:
         await journal.close()
 
 
-@pytest.mark.asyncio
 async def test_close_finishes_what_was_begun(store: Store) -> None:
     journal = await store.open()
     appending = asyncio.create_task(journal.append([entry("a", 1)]))
@@ -472,11 +443,8 @@ async def test_close_finishes_what_was_begun(store: Store) -> None:
 # --- what older releases must not read --------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("written", ["a record", "a snapshot", "a restore"])
-async def test_what_is_in_the_newest_format_is_refused_by_who_does_not_know_it(
-    store: Store, monkeypatch: pytest.MonkeyPatch, written: str
-) -> None:
+async def test_what_is_in_the_newest_format_is_refused_by_who_does_not_know_it(store: Store, written: str) -> None:
     journal = await store.open()
     await journal.append([entry(GRAPH, 1)])
     many = b"p" * (2 * PART_BYTES)
@@ -489,14 +457,12 @@ async def test_what_is_in_the_newest_format_is_refused_by_who_does_not_know_it(
     found = await journal.load(GRAPH)
     assert found.snapshot == (None if written == "a record" else many)
     last = found.last
-    with monkeypatch.context() as older:
-        older.setattr(frames, "FORMAT", frames.USUAL)
+    with older_release():
         with pytest.raises(JournalVersion, match="upgrade lowwater-authority"):
             await journal.load(GRAPH)
     await journal.append([entry(GRAPH, last + 1)])
     await journal.snapshot(GRAPH, last + 1, b"usual again")
-    with monkeypatch.context() as older:
-        older.setattr(frames, "FORMAT", frames.USUAL)
+    with older_release():
         assert (await journal.load(GRAPH)).snapshot == b"usual again"
 
 

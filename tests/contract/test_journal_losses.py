@@ -23,7 +23,6 @@ from tests.contract.journal_stores import SharedStore, Store, entry, fenced, loa
 # --- refusing ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("log", ["a", GRAPH])
 async def test_a_store_that_has_become_shorter_is_refused(store: Store, log: str) -> None:
     """C7a of the attacks: a fail-over without the last record, and the next append would have passed."""
@@ -36,7 +35,6 @@ async def test_a_store_that_has_become_shorter_is_refused(store: Store, log: str
     assert await journal.load("b") == LoadedLog(0, None, [])
 
 
-@pytest.mark.asyncio
 async def test_an_own_log_that_became_shorter_is_not_taken_again(store: Store) -> None:
     journal = await store.open("a")
     await journal.append([entry("a", 1), entry("a", 2)])
@@ -44,7 +42,6 @@ async def test_an_own_log_that_became_shorter_is_not_taken_again(store: Store) -
     assert await lost(journal.take("a")) == [{"a": (2, 1)}]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("log", ["a", GRAPH])
 async def test_another_record_in_the_place_of_the_newest_is_a_loss(store: Store, log: str) -> None:
     """The number alone would fit: what was acknowledged is gone, and the next append would hide it for ever."""
@@ -58,7 +55,6 @@ async def test_another_record_in_the_place_of_the_newest_is_a_loss(store: Store,
     assert await journal.load(log) == loaded(log, 4, 4, snapshot=b"memory")
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("log", ["a", GRAPH])
 async def test_what_was_read_may_not_be_another_record_either(store: Store, log: str) -> None:
     journal = await store.open("a")
@@ -70,7 +66,6 @@ async def test_what_was_read_may_not_be_another_record_either(store: Store, log:
     assert await lost(journal.append([entry("b", 1), entry(log, 3)])) == [{log: (2, 2)}]
 
 
-@pytest.mark.asyncio
 async def test_an_own_log_with_another_record_at_its_end_is_not_taken_again(store: Store) -> None:
     journal = await store.open("a")
     await journal.append([entry("a", 1), entry("a", 2)])
@@ -78,7 +73,6 @@ async def test_an_own_log_with_another_record_at_its_end_is_not_taken_again(stor
     assert await lost(journal.take("a")) == [{"a": (2, 2)}]
 
 
-@pytest.mark.asyncio
 async def test_a_number_of_the_graph_that_is_given_twice_is_found(shared: SharedStore) -> None:
     """The store forgets the newest record of the graph, and another process writes another before the first one looks."""
     one, two = await shared.open("a"), await shared.connect()
@@ -105,7 +99,6 @@ async def test_a_number_of_the_graph_that_is_given_twice_is_found(shared: Shared
     assert await two.load(GRAPH) == LoadedLog(3, b"both", [])
 
 
-@pytest.mark.asyncio
 async def test_a_restore_of_the_graph_that_another_process_repeats_is_found(shared: SharedStore) -> None:
     """The store is emptied twice, and each time another process puts the graph back at the same place."""
     one, two = await shared.connect(), await shared.connect()
@@ -118,7 +111,6 @@ async def test_a_restore_of_the_graph_that_another_process_repeats_is_found(shar
     assert await two.confirm([]) == 2
 
 
-@pytest.mark.asyncio
 async def test_what_was_read_may_not_be_lost_either(store: Store) -> None:
     for read in (True, False):
         journal = await store.open("a")
@@ -136,7 +128,6 @@ async def test_what_was_read_may_not_be_lost_either(store: Store) -> None:
         await journal.close()
 
 
-@pytest.mark.asyncio
 async def test_confirm_finds_what_is_lost(shared: SharedStore) -> None:
     one, two = await shared.open("a"), await shared.connect()
     await one.append([entry(log, n) for log in ("a", GRAPH) for n in (1, 2)])
@@ -152,7 +143,6 @@ async def test_confirm_finds_what_is_lost(shared: SharedStore) -> None:
     ]
 
 
-@pytest.mark.asyncio
 async def test_a_store_that_knows_an_older_epoch_only_has_lost_it(shared: SharedStore) -> None:
     journal = await shared.open("b")
     before = await journal.take("a")
@@ -169,7 +159,6 @@ async def test_a_store_that_knows_an_older_epoch_only_has_lost_it(shared: Shared
     await journal.confirm(["a"])
 
 
-@pytest.mark.asyncio
 async def test_a_loss_is_no_business_of_a_fenced_writer(shared: SharedStore) -> None:
     one = await shared.open("a", "b")
     await one.append([entry("a", n) for n in range(1, 6)])
@@ -184,7 +173,6 @@ async def test_a_loss_is_no_business_of_a_fenced_writer(shared: SharedStore) -> 
     await one.append([entry("a", 5)])
 
 
-@pytest.mark.asyncio
 async def test_a_store_that_was_emptied_is_filled_again(shared: SharedStore) -> None:
     journal = await shared.open("a", "b")
     token = journal.server_token
@@ -212,7 +200,6 @@ async def test_a_store_that_was_emptied_is_filled_again(shared: SharedStore) -> 
     assert await other.load(GRAPH) == LoadedLog(2, b"graph", [(3, b":3")])
 
 
-@pytest.mark.asyncio
 async def test_another_deployments_store_is_never_mixed_with(shared: SharedStore) -> None:
     """Rule 9: a mismatch is refused loudly."""
     journal = await shared.open("a", "b")
@@ -224,7 +211,6 @@ async def test_another_deployments_store_is_never_mixed_with(shared: SharedStore
             await call
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("log", ["a", GRAPH])
 async def test_where_a_log_ends_is_told_whatever_is_damaged(store: Store, log: str) -> None:
     journal = await store.open("a")
@@ -241,7 +227,6 @@ async def test_where_a_log_ends_is_told_whatever_is_damaged(store: Store, log: s
     assert journal.acknowledged(log) == before.end
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("log", ["a", GRAPH])
 async def test_what_is_damaged_before_its_append_is_repeated_counts_as_written(store: Store, log: str) -> None:
     """Its writer has it in memory, and would never know otherwise that this is what the log ends with."""
@@ -259,7 +244,6 @@ async def test_what_is_damaged_before_its_append_is_repeated_counts_as_written(s
 # --- healing ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("log", ["a", GRAPH])
 @pytest.mark.parametrize("size", [0, 3 * PART_BYTES + 1])
 async def test_restore_puts_what_is_remembered_in_the_place_of_what_is_left(store: Store, log: str, size: int) -> None:
@@ -284,7 +268,6 @@ async def test_restore_puts_what_is_remembered_in_the_place_of_what_is_left(stor
     await journal.append([entry(log, 8)])
 
 
-@pytest.mark.asyncio
 async def test_restore_leaves_nothing_of_an_older_snapshot(store: Store) -> None:
     journal = await store.open("a")
     await journal.append([entry("a", n) for n in range(1, 4)])
@@ -295,7 +278,6 @@ async def test_restore_leaves_nothing_of_an_older_snapshot(store: Store) -> None
         await journal.append([entry("a", 4)])
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("position", [1, 3])
 @pytest.mark.parametrize("log", ["a", GRAPH])
 async def test_a_store_that_is_not_shorter_is_not_restored(store: Store, log: str, position: int) -> None:
@@ -307,7 +289,6 @@ async def test_a_store_that_is_not_shorter_is_not_restored(store: Store, log: st
     assert await journal.load(log) == loaded(log, 1, 3)
 
 
-@pytest.mark.asyncio
 async def test_the_graph_is_healed_once(shared: SharedStore) -> None:
     """All processes find the loss; the second one to heal it finds a store that is not shorter any more."""
     one, two = await shared.connect(), await shared.connect()
@@ -322,7 +303,6 @@ async def test_the_graph_is_healed_once(shared: SharedStore) -> None:
     assert await two.load(GRAPH) == LoadedLog(4, b"one", [])
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("log", ["a", GRAPH])
 async def test_a_restore_spares_what_was_acknowledged_since_the_log_was_read(store: Store, log: str) -> None:
     """Behind what was lost, where a restore would stand: only the store can tell, in the step that restores."""
@@ -357,7 +337,6 @@ async def test_a_restore_spares_what_was_acknowledged_since_the_log_was_read(sto
     assert (await journal.restore(log, 13, b"memory", over=(await journal.load(log)).end)).epoch or log == GRAPH
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("log", ["a", GRAPH])
 async def test_a_restore_that_was_cancelled_may_be_repeated(store: Store, log: str) -> None:
     journal = await store.open("a", "b")
@@ -374,7 +353,6 @@ async def test_a_restore_that_was_cancelled_may_be_repeated(store: Store, log: s
     await journal.append([entry(log, 9), entry("b", 1)])
 
 
-@pytest.mark.asyncio
 async def test_a_journal_is_copied_by_restoring_it_elsewhere(store: Store) -> None:
     journal = await store.connect()
     assert (await journal.restore("a", 12, b"twelve")).epoch >= 1
@@ -388,7 +366,6 @@ async def test_a_journal_is_copied_by_restoring_it_elsewhere(store: Store) -> No
     assert await journal.load(GRAPH) == LoadedLog(7, b"seven", [(8, b":8")])
 
 
-@pytest.mark.asyncio
 async def test_a_log_of_another_owner_is_not_copied_over(store: Store) -> None:
     owner = await store.open("a")
     await owner.append([entry("a", 1)])
@@ -402,7 +379,6 @@ async def test_a_log_of_another_owner_is_not_copied_over(store: Store) -> None:
         await fenced(owner.append([entry("a", 2)]))
 
 
-@pytest.mark.asyncio
 async def test_every_refusal_is_counted_as_surely_not_written(store: Store) -> None:
     journal = await store.open("a")
     await journal.append([entry("a", 1), entry("a", 2)])

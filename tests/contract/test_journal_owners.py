@@ -21,7 +21,6 @@ from tests.contract.journal_stores import SharedStore, Store, entry, fenced, loa
 # --- taking -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_each_take_gets_a_greater_epoch_and_the_deployment_stays(store: Store) -> None:
     taken, tokens = [], []
     for crash in (False, True, False):
@@ -40,7 +39,6 @@ async def test_each_take_gets_a_greater_epoch_and_the_deployment_stays(store: St
     assert len(tokens[0]) == 32
 
 
-@pytest.mark.asyncio
 async def test_the_epoch_is_above_what_is_asked_for(store: Store) -> None:
     journal = await store.connect()
     assert (await journal.take("a", above=41)).epoch > 41
@@ -51,7 +49,6 @@ async def test_the_epoch_is_above_what_is_asked_for(store: Store) -> None:
     assert (await journal.take("a")).epoch > 43
 
 
-@pytest.mark.asyncio
 async def test_the_store_names_the_owners(store: Store) -> None:
     journal = await store.connect()
     assert await journal.owners(["a", "b", GRAPH]) == {"a": Ownership(), "b": Ownership(), GRAPH: Ownership()}
@@ -64,7 +61,6 @@ async def test_the_store_names_the_owners(store: Store) -> None:
     assert await journal.logs() == [GRAPH]
 
 
-@pytest.mark.asyncio
 async def test_a_journal_knows_by_what_it_writes_a_log(store: Store) -> None:
     journal = await store.connect()
     assert journal.ownership("a") == Ownership()
@@ -83,7 +79,6 @@ async def test_a_journal_knows_by_what_it_writes_a_log(store: Store) -> None:
     assert (journal.ownership("a"), (await journal.owners(["a"]))["a"]) == (Ownership(), restored)
 
 
-@pytest.mark.asyncio
 async def test_a_log_that_was_not_taken_cannot_be_written(store: Store) -> None:
     journal = await store.open("b")
     calls = [
@@ -96,7 +91,6 @@ async def test_a_log_that_was_not_taken_cannot_be_written(store: Store) -> None:
     assert await journal.logs() == []
 
 
-@pytest.mark.asyncio
 async def test_a_released_log_cannot_be_written_until_it_is_taken_again(store: Store) -> None:
     journal = await store.open("a", "b")
     await journal.append([entry("a", 1), entry("b", 1)])
@@ -110,7 +104,6 @@ async def test_a_released_log_cannot_be_written_until_it_is_taken_again(store: S
     assert await journal.load("a") == loaded("a", 1, 2)
 
 
-@pytest.mark.asyncio
 async def test_taking_an_own_log_again_fences_what_was_done_before(store: Store) -> None:
     journal = await store.open("a", "b")
     await journal.append([entry("a", 1), entry("b", 1)])
@@ -122,7 +115,6 @@ async def test_taking_an_own_log_again_fences_what_was_done_before(store: Store)
     assert [await journal.load(log) for log in "ab"] == [loaded("a", 1, 2), loaded("b", 1, 2)]
 
 
-@pytest.mark.asyncio
 async def test_a_take_that_was_cancelled_may_be_repeated(store: Store) -> None:
     journal = await store.open("a")
     for turns in range(5):
@@ -137,7 +129,6 @@ async def test_a_take_that_was_cancelled_may_be_repeated(store: Store) -> None:
     assert await journal.load("a") == loaded("a", 1, 5)
 
 
-@pytest.mark.asyncio
 async def test_an_older_view_cannot_take_a_log_back(store: Store) -> None:
     """M2 of the attacks: two shards with different views take a log from each other in turns."""
     one = await store.open("a")
@@ -154,7 +145,6 @@ async def test_an_older_view_cannot_take_a_log_back(store: Store) -> None:
 # --- fencing ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_a_fenced_writer_writes_nothing(store: Store) -> None:
     old = await store.open("a")
     await old.append([entry("a", 1)])
@@ -169,7 +159,6 @@ async def test_a_fenced_writer_writes_nothing(store: Store) -> None:
     assert await new.load("a") == loaded("a", 1, 2)
 
 
-@pytest.mark.asyncio
 async def test_a_fenced_writer_cannot_replace_a_newer_snapshot(store: Store) -> None:
     """C7d of the attacks: paused before writing a snapshot at 100, woken after the next owner has one at 140."""
     old = await store.open("a")
@@ -182,7 +171,6 @@ async def test_a_fenced_writer_cannot_replace_a_newer_snapshot(store: Store) -> 
     assert await new.load("a") == loaded("a", 141, 150, snapshot=b"new")
 
 
-@pytest.mark.asyncio
 async def test_a_predecessors_record_is_not_taken_for_ones_own(store: Store) -> None:
     old = await store.open()
     await old.append([entry("a", 1), entry(GRAPH, 1)])
@@ -193,7 +181,6 @@ async def test_a_predecessors_record_is_not_taken_for_ones_own(store: Store) -> 
             await new.append([entry(log, 1)])
 
 
-@pytest.mark.asyncio
 async def test_taking_fences_the_owner_of_that_log_only(shared: SharedStore) -> None:
     one = await shared.open("a", "b")
     await one.append([entry("a", 1), entry("b", 1)])
@@ -219,7 +206,6 @@ async def test_taking_fences_the_owner_of_that_log_only(shared: SharedStore) -> 
     assert await two.load("b") == LoadedLog(1, b"one", [(2, b"b:2")])
 
 
-@pytest.mark.asyncio
 async def test_other_logs_are_confirmed_with_what_is_appended(shared: SharedStore) -> None:
     one = await shared.open("a", "b", "c")
     await one.append([entry(log, 1) for log in "abc"])
@@ -243,7 +229,6 @@ async def test_other_logs_are_confirmed_with_what_is_appended(shared: SharedStor
     assert await one.load("a") == loaded("a", 1, 4)
 
 
-@pytest.mark.asyncio
 async def test_two_owners_of_one_epoch_are_told_apart(shared: SharedStore) -> None:
     """C7b of the attacks: a lost epoch was given out again."""
     journal = await shared.open("b")
@@ -254,7 +239,6 @@ async def test_two_owners_of_one_epoch_are_told_apart(shared: SharedStore) -> No
     assert await fenced(*calls) == 5 * [{"a": (mine.epoch, mine.epoch)}]
 
 
-@pytest.mark.asyncio
 async def test_many_processes_take_one_log_at_once(shared: SharedStore) -> None:
     journals = [await shared.connect() for _ in range(5)]
     taken = await asyncio.gather(*(journal.take("a") for journal in journals))
@@ -266,7 +250,6 @@ async def test_many_processes_take_one_log_at_once(shared: SharedStore) -> None:
 # --- the graph ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_the_graph_is_compared_and_set(shared: SharedStore) -> None:
     one, two = await shared.open("a"), await shared.open("b")
     await one.append([entry(GRAPH, 1)])
@@ -280,7 +263,6 @@ async def test_the_graph_is_compared_and_set(shared: SharedStore) -> None:
     assert await (await shared.connect()).load(GRAPH) == loaded(GRAPH, 1, 4)
 
 
-@pytest.mark.asyncio
 async def test_one_of_many_wins_each_place_of_the_graph(shared: SharedStore) -> None:
     journals = [await shared.connect() for _ in range(4)]
     for position in range(1, 4):
@@ -291,7 +273,6 @@ async def test_one_of_many_wins_each_place_of_the_graph(shared: SharedStore) -> 
         assert (await journals[0].load(GRAPH)).records[-1] == (position, b"%d" % winner)
 
 
-@pytest.mark.asyncio
 async def test_a_written_record_of_the_graph_is_known_again_behind_those_of_others(shared: SharedStore) -> None:
     one, two = await shared.connect(), await shared.connect()
     call = [entry(GRAPH, 1), entry(GRAPH, 2)]
@@ -304,7 +285,6 @@ async def test_a_written_record_of_the_graph_is_known_again_behind_those_of_othe
     assert await one.load(GRAPH) == loaded(GRAPH, 1, 3)
 
 
-@pytest.mark.asyncio
 async def test_any_process_cuts_the_graph(shared: SharedStore) -> None:
     one, two = await shared.connect(), await shared.connect()
     await one.append([entry(GRAPH, n) for n in range(1, 4)])
@@ -315,7 +295,6 @@ async def test_any_process_cuts_the_graph(shared: SharedStore) -> None:
     assert await one.load(GRAPH) == LoadedLog(3, b"three", [])
 
 
-@pytest.mark.asyncio
 async def test_a_snapshot_of_the_graph_is_of_the_record_that_is_there(shared: SharedStore) -> None:
     """The store lost the record that it is of, and others have gone on over what was left."""
     one, two = await shared.connect(), await shared.connect()
@@ -331,7 +310,6 @@ async def test_a_snapshot_of_the_graph_is_of_the_record_that_is_there(shared: Sh
     assert await two.load(GRAPH) == LoadedLog(3, b"of all", [])
 
 
-@pytest.mark.asyncio
 async def test_others_may_go_on_behind_a_record_while_a_snapshot_is_made_of_it(shared: SharedStore) -> None:
     one, two = await shared.connect(), await shared.connect()
     await one.append([entry(GRAPH, 1), entry(GRAPH, 2)])
@@ -340,7 +318,6 @@ async def test_others_may_go_on_behind_a_record_while_a_snapshot_is_made_of_it(s
     assert await two.load(GRAPH) == loaded(GRAPH, 3, 3, snapshot=b"two")
 
 
-@pytest.mark.asyncio
 async def test_a_snapshot_of_the_graph_is_of_its_end_as_the_caller_knows_it(store: Store) -> None:
     journal = await store.open("a")
     await journal.append([entry(GRAPH, n) for n in range(1, 4)])
@@ -356,7 +333,6 @@ async def test_a_snapshot_of_the_graph_is_of_its_end_as_the_caller_knows_it(stor
 # --- confirming ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_confirm_says_where_the_graph_ends(store: Store) -> None:
     journal = await store.open("a")
     assert await journal.confirm([]) == 0
@@ -369,7 +345,6 @@ async def test_confirm_says_where_the_graph_ends(store: Store) -> None:
     assert await journal.confirm(["a", "b", GRAPH]) == 2
 
 
-@pytest.mark.asyncio
 async def test_confirm_sees_the_graph_of_others(shared: SharedStore) -> None:
     one, two = await shared.connect(), await shared.connect()
     await one.append([entry(GRAPH, 1)])

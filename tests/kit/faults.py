@@ -61,6 +61,9 @@ class FaultPlan:
     async def read(self, name: str) -> None:
         """Called before ``confirm``, ``owners``, ``logs`` or ``load``; may raise JournalFailed: the store is out of reach."""
 
+    async def load(self, log: str) -> None:
+        """Called before a log is read whole."""
+
     async def settle(self, log: str) -> None:
         """Called when a log was read while writes are in the disk's cache only, and before it makes them durable.
 

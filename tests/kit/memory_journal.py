@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -56,6 +56,12 @@ LAG: Final = 1000
 """How many of the newest writes a MemoryDisk can lose."""
 
 
+def flipped(frame: bytes) -> bytes:
+    """One bit in the middle is wrong."""
+    middle = len(frame) // 2
+    return frame[:middle] + bytes([frame[middle] ^ 0x10]) + frame[middle + 1 :]
+
+
 @dataclass(slots=True)
 class StoredLog:
     """One log on a MemoryDisk. The frames are open to tests that damage them."""
@@ -74,6 +80,15 @@ class StoredLog:
     def copy(self) -> StoredLog:
         """A copy that shares nothing that changes."""
         return replace(self, records=dict(self.records))
+
+    def damage(self, place: int = 0) -> None:
+        """Flip a bit of a record, the newest unless its place is given."""
+        self.records[place or self.last] = flipped(self.records[place or self.last])
+
+    def damage_snapshot(self) -> None:
+        """Flip a bit of the snapshot."""
+        assert self.snapshot is not None
+        self.snapshot = flipped(self.snapshot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +216,8 @@ class MemoryJournal(Journal):
         self.shared = shared
         self._disk = disk
         self._faults = faults or FaultPlan()
+        self.loads = Counter[str]()
+        """How often each log was read whole."""
         self._randbits = randbits
         self._meter = Meter(clock)
         self._life: int | None = None
@@ -263,6 +280,8 @@ class MemoryJournal(Journal):
     async def load(self, log: str, *, known: LoadedLog | None = None, durable: bool = True) -> LoadedLog:
         """See Journal. All of it is read each time, which costs nothing here."""
         del known
+        self.loads[log] += 1
+        await self._faults.load(log)
         while True:
             loaded, believed, found = await self._load(log)
             if not durable or await self._settled(log, found.end):

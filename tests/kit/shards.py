@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from itertools import count
 
-import grpc.aio
 import numpy as np
 
 from lowwater._pb.lowwater.v1 import cluster_pb2_grpc, watermarks_pb2_grpc
 from lowwater_authority.cluster.cluster import Cluster
 from lowwater_authority.cluster.membership import Member
+from lowwater_authority.core import recovery
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Fold, Grant, GroupReport, Refused
 from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec
@@ -29,6 +30,7 @@ from tests.kit.faults import FaultPlan, Operation, Outcome
 from tests.kit.lines import Lines
 from tests.kit.memory_directory import MemoryDirectory, MemoryMembers
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
+from tests.kit.served import served
 from tests.kit.times import HOUR, SECOND
 
 DEAD_AFTER = 1.5
@@ -44,14 +46,34 @@ class Faults(FaultPlan):
         super().__init__()
         self.ends: dict[str, list[Outcome]] = {}
         self.held: dict[str, asyncio.Event] = {}
+        self._stops: set[str] = set()
         self.unreadable: set[str] = set()
+        self.late: dict[str, asyncio.Event] = {}
+        """By log: what is set when it can be read whole."""
         self.reads = 0
 
     async def before(self, operation: Operation) -> Outcome:
         if operation.name in self.held:
             await self.held[operation.name].wait()
         lined_up = self.ends.get(operation.name)
-        return lined_up.pop(0) if lined_up else Outcome.DONE
+        outcome = lined_up.pop(0) if lined_up else Outcome.DONE
+        if operation.name in self._stops:
+            self._stops.remove(operation.name)
+            self.held[operation.name] = asyncio.Event()
+        return outcome
+
+    def unknown(self, kind: str, outcome: Outcome) -> None:
+        """Let the next write of a kind end so, and hold its repeat until ``let``, however slow the machine is."""
+        self.ends[kind] = [outcome]
+        self._stops.add(kind)
+
+    def let(self, kind: str) -> None:
+        """Let writes of a kind go on that are held."""
+        self.held.pop(kind).set()
+
+    async def load(self, log: str) -> None:
+        if log in self.late:
+            await self.late[log].wait()
 
     async def read(self, name: str) -> None:
         self.reads += 1
@@ -154,18 +176,35 @@ class One:
 
     async def beat(self) -> None:
         """One turn of Cluster.run, which here waits for what it takes."""
-        await self.cluster._beat()
+        await self.hear()
         if await self.cluster._confirm():
             self.cluster._take()
             if self.cluster.taking:
                 await asyncio.wait(self.cluster.taking)
         self.cluster._judge()
 
+    async def hear(self) -> None:
+        """Beat, and hear of the members, without taking or letting go of anything."""
+        await self.cluster._beat()
+
     async def stop(self) -> None:
         self.ended = True
         self.rounds.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self.rounds
+
+    async def end(self) -> None:
+        """Stop in order, and close."""
+        self.shard.stop()
+        await self.rounds
+        self.ended = True
+        await self.shard.close()
+
+    async def snapshot(self, name: str) -> None:
+        """Write a computation whole, behind its newest record."""
+        its = self.shard.held.of(name)
+        await self.shard.held.logs.snapshot(its.log, partial(recovery.pieces, its.computation))
+        await self.shard.held.logs.settle()
 
     async def claim(self, name: str) -> Grant:
         return await self.shard.claim(name, ClaimRequest([b"", b""], request_id=next(ids).to_bytes(16)))
@@ -175,9 +214,13 @@ class One:
         return await self.shard.report([(name, report)], sender=b"s" * 16, number=(1, next(numbers)))
 
     def low(self, name: str) -> int:
+        return self.shown(name)[1]
+
+    def shown(self, name: str) -> tuple[int, int]:
+        """The incarnation and the low watermark that are published, in hours or MIN."""
         view = self.shard.view(name)
         assert view is not None
-        return view.low // HOUR if view.low != MIN else MIN
+        return view.incarnation, view.low // HOUR if view.low != MIN else MIN
 
 
 async def two(deployment: Deployment) -> tuple[One, One]:
@@ -193,14 +236,13 @@ async def two(deployment: Deployment) -> tuple[One, One]:
 @contextlib.asynccontextmanager
 async def reached(one: One) -> AsyncIterator[str]:
     """Have a shard answer readers over the network; gives its address there."""
-    server, services = grpc.aio.server(), Services(one.shard, Observer(), one.cluster)
+    services = Services(one.shard, Observer(), one.cluster)
     readers = WatermarkServicer(services, Streams())
-    cluster_pb2_grpc.add_ClusterServiceServicer_to_server(ClusterServicer(services), server)
-    watermarks_pb2_grpc.add_WatermarkServiceServicer_to_server(readers, server)
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await server.start()
-    yield address
-    await server.stop(None)
+    async with served(
+        partial(cluster_pb2_grpc.add_ClusterServiceServicer_to_server, ClusterServicer(services)),
+        partial(watermarks_pb2_grpc.add_WatermarkServiceServicer_to_server, readers),
+    ) as address:
+        yield address
 
 
 def held(one: One) -> set[str]:

@@ -11,8 +11,8 @@ import pytest
 
 import lowwater
 from lowwater_authority.cluster.membership import View
-from tests.contract.journal_stores import flipped
 from tests.kit.eventually import eventually
+from tests.kit.memory_journal import flipped
 from tests.kit.times import HOUR
 from tests.process.following import Following, Work
 from tests.process.sharding import DEAD_AFTER, Sharded, balanced, move, served, spread

@@ -25,6 +25,12 @@ def off(rule: int | str) -> pytest.MarkDecorator:
     return pytest.mark.xfail(strict=True, raises=AssertionError, reason=f"breaks when rule {rule} is switched off")
 
 
+def planted(rule: int | str, *broken: type[Computation]) -> pytest.MarkDecorator:
+    """Runs a test with computations as they are made, and with ones in which its rule is switched off: there it must fail."""
+    without = [pytest.param(each, id=each.__name__, marks=off(rule)) for each in broken]
+    return pytest.mark.parametrize("made", [pytest.param(Computation, id="as it is"), *without])
+
+
 # -- rule 1 ------------------------------------------------------------------------------------------------
 
 

@@ -27,9 +27,9 @@ from lowwater_authority.access.methods import METHODS
 from lowwater_authority.access.policy import Access, Action, Allowance, Limits, Principal
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.ops.observer import Observer
-from lowwater_authority.rpc.health import HealthServicer
 from lowwater_authority.rpc.refusals import refuse
 from lowwater_authority.rpc.streams import DENIED_BOUND, Outbox
+from tests.kit.served import healthy, served
 from tests.process.stalling import opening, without_room
 
 PATIENCE = 60.0
@@ -116,18 +116,11 @@ class GuardedServer:
 
 @asynccontextmanager
 async def guarded(limits: Limits | None = None, failure: Exception | None = None) -> AsyncIterator[GuardedServer]:
-    access, served = Access([OPERATOR], limits), Served(failure)
+    access, handlers = Access([OPERATOR], limits), Served(failure)
     made = Guard(access, observer=Observer(), audit=Audit(lambda: 0.0), insiders=[], monotonic=lambda: 0.0)
-    server = grpc.aio.server(interceptors=[made])
-    server.add_generic_rpc_handlers((served,))
-    health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(()), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield GuardedServer(made, served, channel, port)
-    finally:
-        await server.stop(0)
+    services = (lambda server: server.add_generic_rpc_handlers((handlers,)), healthy)
+    async with served(*services, interceptors=[made]) as address, grpc.aio.insecure_channel(address) as channel:
+        yield GuardedServer(made, handlers, channel, int(address.rpartition(":")[2]))
 
 
 async def ending(call: Any) -> errors.LowwaterError | None:

@@ -33,7 +33,7 @@ from lowwater_authority.files import followed
 from lowwater_authority.files.followed import LOOK_SECONDS, MOST_SECONDS, SETTLED_SECONDS
 from lowwater_authority.files.table import BadFile
 from lowwater_authority.ops.observer import Observer
-from lowwater_authority.rpc.health import HealthServicer
+from tests.kit.served import healthy, served
 
 READER = Principal(
     "reader", (Allowance("n", {Action.READ: ("a*",)}),), digests=(digest("right"),), certificates=("reader.example",)
@@ -446,16 +446,9 @@ def guard(access: Access = ACCESS) -> Guard:
 
 @asynccontextmanager
 async def guarded(extra: Extra, credentials: grpc.ServerCredentials | None = None) -> AsyncIterator[int]:
-    server = grpc.aio.server(interceptors=[guard()])
-    server.add_generic_rpc_handlers((extra,))
-    health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(()), server)
-    address = "127.0.0.1:0"
-    port = server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
-    await server.start()
-    try:
-        yield port
-    finally:
-        await server.stop(0)
+    services = (lambda server: server.add_generic_rpc_handlers((extra,)), healthy)
+    async with served(*services, interceptors=[guard()], credentials=credentials) as address:
+        yield int(address.rpartition(":")[2])
 
 
 async def refusal(call: Any) -> errors.LowwaterError | None:

@@ -12,9 +12,8 @@ from lowwater._server.audit import Audit
 from lowwater._server.tokens import digest
 from lowwater_authority.access.guard import Guard
 from lowwater_authority.access.policy import Access, Action, Allowance, Principal
-from lowwater_authority.authority import Authority
 from lowwater_authority.ops.observer import Observer
-from tests.kit.memory_journal import MemoryDisk, MemoryJournal
+from tests.kit.served import authority_served
 
 RIGHT = (("authorization", "Bearer right"),)
 
@@ -28,15 +27,11 @@ def reading(*names: str) -> Access:
 async def test_a_watch_of_everything_is_told_of_what_may_be_read_now() -> None:
     """What was granted may stand still for long, and whoever waits for it would wait as long."""
     guard = Guard(reading("a"), observer=Observer(), audit=Audit(lambda: 0.0), insiders=[], monotonic=lambda: 0.0)
-    journal = MemoryJournal(MemoryDisk(), randbits=lambda _: 1)
-    authority = Authority(journal, clock=lambda: 10**15, observer=Observer())
-    await authority.recover()
-    server = grpc.aio.server(interceptors=[guard])
-    authority.add_to(server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    rounds = asyncio.create_task(authority.run())
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(60):
+    async with (
+        authority_served(interceptors=[guard], randbits=lambda _: 1) as (_, address),
+        grpc.aio.insecure_channel(address) as channel,
+        asyncio.timeout(60),
+    ):
         graph: Any = topology_pb2_grpc.TopologyServiceStub(channel)
         for name in ("n/a", "n/b", "n/c"):
             await graph.Register(topology_pb2.RegisterRequest(name=name), metadata=RIGHT)
@@ -61,7 +56,3 @@ async def test_a_watch_of_everything_is_told_of_what_may_be_read_now() -> None:
         guard.use(reading("c"))
         assert await told() == ["n/c"]
         watch.cancel()
-    authority.leave()
-    await server.stop(None)
-    await rounds
-    await authority.close()

@@ -164,17 +164,6 @@ async def test_c5c_a_reset_at_another_shard_is_seen_before_anything_is_answered(
     assert refused.reason == "STALE_SEQUENCER"
 
 
-async def test_the_graph_is_changed_by_two_shards_at_once(deployment: Deployment) -> None:
-    one, other = await two(deployment)
-    await asyncio.gather(
-        *(one.shard.register(Spec(f"x{i}")) for i in range(5)), *(other.shard.register(Spec(f"y{i}")) for i in range(5))
-    )
-    await one.shard.refresh()
-    await other.shard.refresh()
-    assert one.shard.topology == other.shard.topology
-    assert {f"x{i}" for i in range(5)} | {f"y{i}" for i in range(5)} <= one.shard.topology.computations.keys()
-
-
 async def test_h4_inputs_that_other_shards_serve_bound_what_reads_them(deployment: Deployment) -> None:
     one, other = await two(deployment)
     far, near = min(held(other)), min(held(one))
@@ -198,7 +187,7 @@ async def test_a_shard_that_is_cut_off_says_so_and_keeps_its_memory(deployment: 
         deployment.clock.now += 0.6
         for each in (one, other):
             with contextlib.suppress(Exception):
-                await each.cluster._beat()
+                await each.hear()
             each.cluster._judge()
     assert told == [True]
     before = held(one)
@@ -223,10 +212,10 @@ async def test_a_process_that_was_replaced_puts_nobody_out_behind_an_outage(depl
     old, other = await two(deployment)
     new = await deployment.start("one:1")
     await deployment.settle(new, other)
-    await old.cluster._beat()
+    await old.hear()
     assert deployment.members.view.at("one:1") == new.cluster.me
     deployment.clock.now += 2 * DEAD_AFTER  # nobody reaches the store
-    await old.cluster._beat()
+    await old.hear()
     assert deployment.members.view.at("one:1") == new.cluster.me
     await deployment.settle(new, other)
     assert held(new) | held(other) == set(NAMES)
@@ -281,7 +270,7 @@ async def test_a_zombie_puts_nothing_back_before_those_who_were_awake(deployment
     # The store forgets who took over; the zombie wakes up first, and remembers being the owner.
     deployment.disk.put_back(MemoryDisk().backup())
     refused = asyncio.ensure_future(zombie.report(name, old, 20))
-    await zombie.cluster._beat()
+    await zombie.hear()
     await deployment.settle(other, seconds=0.6)
     with pytest.raises(errors.JournalFailed, match="out of touch"):
         await refused

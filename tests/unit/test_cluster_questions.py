@@ -34,24 +34,15 @@ class Taking(NamedTuple):
 
 
 @pytest.fixture(params=[1, 3])
-async def taking(
-    deployment: Deployment, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Taking]:
+async def taking(deployment: Deployment, request: pytest.FixtureRequest) -> AsyncIterator[Taking]:
     """Another shard has died, and so many of its logs cannot be read for now."""
     one, other = await two(deployment)
     await other.stop()
     hanging = set(sorted(held(other))[: request.param])
-    load, whole = one.shard.journal.load, asyncio.Event()
-
-    async def slowly(log: str, **more: object) -> object:
-        if log in hanging:
-            await whole.wait()
-        return await load(log, **more)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(one.shard.journal, "load", slowly)
+    one.faults.late = dict.fromkeys(hanging, whole := asyncio.Event())
     for _ in range(8):
         deployment.clock.now += 0.3
-        await one.cluster._beat()
+        await one.hear()
         await one.cluster._look_after_what_is_held()
         await turns()
     assert held(one) == set(NAMES) - hanging

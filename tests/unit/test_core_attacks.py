@@ -5,8 +5,6 @@ The letters are those of the design's list of attacks.
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 
@@ -18,7 +16,7 @@ from lowwater_authority.core.requests import Fold
 from lowwater_authority.core.topology import Spec
 from tests.property import switches
 from tests.property.core_driver import MAX, MIN, SECOND, Driver, mass
-from tests.property.switches import off
+from tests.property.switches import planted
 
 HALF = 500_000
 
@@ -36,15 +34,6 @@ def test_C4_nothing_pending_is_not_finished() -> None:
     assert d.report(owner, MAX, finish=True) == set()
     assert d.low == MAX
     assert d.core.published.holder is None
-
-
-def test_C5d_a_reset_never_starts_from_the_old_value() -> None:
-    d = Driver()
-    d.report(d.claim(b"", b"").sequencer, 15)
-    d.reset()
-    owner = d.claim(b"", b"", identity="anyone")
-    assert owner.watermarks.tolist() == [MIN]
-    assert d.core.last_batch is None
 
 
 def test_C6_handles_follow_the_claim_through_recovery() -> None:
@@ -95,7 +84,8 @@ def test_C9a_a_late_claim_of_an_old_run_is_refused() -> None:
     assert d.report(new, 5) == set()
 
 
-def queued_claim(made: type[Computation]) -> None:
+@planted("S11", switches.NoClaimOrder)
+def test_S11_the_ordinal_decides(made: type[Computation]) -> None:
     """S11: both runs start at generation 7, nothing is committed in between, and the first one's claim arrives last."""
     d = Driver(made=made)
     second = d.claim(b"", b"", identity="q", generation=7, ordinal=2).sequencer
@@ -108,15 +98,6 @@ def queued_claim(made: type[Computation]) -> None:
         assert refused
         d.crash()
     assert d.report(second, 5) == set()
-
-
-def test_S11_the_ordinal_decides() -> None:
-    queued_claim(Computation)
-
-
-@off("S11")
-def test_S11_off() -> None:
-    queued_claim(switches.NoClaimOrder)
 
 
 def test_C9b_a_rewound_run_is_refused() -> None:
@@ -172,7 +153,8 @@ def test_H1_a_claim_starts_from_its_bound() -> None:
     assert d.low == 14, "what was published stays"
 
 
-def lowered(made: type[Computation]) -> None:
+@planted("H2", switches.NumbersIgnored)
+def test_H2_a_lowering_is_not_undone_by_a_late_report(made: type[Computation]) -> None:
     """H2: 13 after 14; then 14 comes once more, late."""
     d = Driver(made=made)
     owner = d.claim(b"", b"").sequencer
@@ -184,15 +166,6 @@ def lowered(made: type[Computation]) -> None:
     d.crash()
     d.report(owner, 14, number=(1, 1))
     assert d.values() == [(b"", 13)]
-
-
-def test_H2_a_lowering_is_not_undone_by_a_late_report() -> None:
-    lowered(Computation)
-
-
-@off("H2")
-def test_H2_off() -> None:
-    lowered(switches.NumbersIgnored)
 
 
 def test_H2_within_one_round_the_lowering_is_claim_class() -> None:
@@ -230,7 +203,8 @@ def test_H3_a_report_before_the_claim_in_the_same_round_counts() -> None:
     assert d.values() == [(b"", 5), (b"m", 5)]
 
 
-def poisoned(made: type[Computation]) -> None:
+@planted("H9", switches.AnySkew)
+def test_H9_a_timestamp_of_2099_poisons_nothing(made: type[Computation]) -> None:
     """H9: one record of the year 2099."""
     d = Driver(Spec("c", heuristics=(HALF,), max_skew=1000 * SECOND), made=made)
     owner = d.claim(b"", b"m", b"").sequencer
@@ -240,15 +214,6 @@ def poisoned(made: type[Computation]) -> None:
     assert refused == {("TOO_FAR_AHEAD", None)}
     assert d.high(HALF) == 5
     assert d.values() == [(b"", 5), (b"m", 5)]
-
-
-def test_H9_a_timestamp_of_2099_poisons_nothing() -> None:
-    poisoned(Computation)
-
-
-@off("H9")
-def test_H9_off() -> None:
-    poisoned(switches.AnySkew)
 
 
 def test_H4_an_old_version_of_the_inputs_is_refused() -> None:
@@ -281,11 +246,6 @@ def test_rule1_H4_a_new_input_holds_the_ranges_that_nobody_claims_anew() -> None
     d = a_new_input()
     d.crash()
     assert d.values() == [(b"", 15), (b"m", 14)]
-
-
-@off("H4")
-def test_rule1_H4_off_new_inputs_lower_nothing() -> None:
-    a_new_input(switches.NewInputsLowerNothing)
 
 
 def test_H4_a_new_input_makes_every_mass_unknown() -> None:
@@ -406,19 +366,3 @@ def test_a_finished_owner_may_be_retired_without_force() -> None:
     d.report(d.claim(b"", b"m").sequencer, MAX, finish=True)
     assert d.retire(b"", b"m") == 1
     assert d.low == MIN
-
-
-def test_merge_takes_the_least_when_64_become_32() -> None:
-    """Bounds that cross: each new range overlaps two or three old ones."""
-    d = Driver()
-    olds = [bytes([i]) if i else b"" for i in range(0, 256, 4)] + [b""]
-    news = [bytes([i]) if i else b"" for i in (0, *range(7, 256, 8))] + [b""]
-    values = [1000 + (i * 37) % 64 for i in range(64)]
-    d.report(d.claim(*olds).sequencer, *values)
-    expected = []
-    for low, high in pairwise(news):
-        keys = range(low[0] if low else 0, high[0] if high else 256)
-        expected.append(min(values[key // 4] for key in keys))
-    assert d.claim(*news).watermarks.tolist() == expected
-    d.crash()
-    assert [value for _, value in d.values()] == expected

@@ -13,12 +13,13 @@ from lowwater_authority.core.requests import Fold, TaskAttempt
 from lowwater_authority.core.topology import Spec
 from tests.property import switches
 from tests.property.core_driver import MAX, MIN, Driver, part
-from tests.property.switches import off
+from tests.property.switches import off, planted
 
 HALF = 500_000
 
 
-def all_or_nothing(made: type[Computation]) -> None:
+@planted("C2", switches.PartOfABatch)
+def test_C2_all_or_nothing(made: type[Computation]) -> None:
     """C2: tasks 0, 1 and 2 hold nothing, task 3 holds 12, and its part never came."""
     d = Driver(made=made)
     run = d.claim(b"", b"d", b"h", b"p", b"").sequencer
@@ -34,15 +35,6 @@ def all_or_nothing(made: type[Computation]) -> None:
     assert d.commit(run, 1) == set()
     assert [value for _, value in d.values()] == [14, 14, 14, 12]
     assert d.strong[-1]
-
-
-def test_C2_all_or_nothing() -> None:
-    all_or_nothing(Computation)
-
-
-@off("C2")
-def test_C2_off() -> None:
-    all_or_nothing(switches.PartOfABatch)
 
 
 def test_C2_a_failed_prepare_withdraws_the_earlier_one() -> None:
@@ -90,9 +82,10 @@ def test_a_commit_may_be_repeated() -> None:
     assert d.values() == [(b"", 13)]
 
 
-def late_repeat(made: type[Computation], batch: int) -> None:
+@pytest.mark.parametrize("batch", [5, 6])
+def test_H2_a_late_repeat_of_a_batch_changes_nothing(batch: int) -> None:
     """H2 once more: prepare and commit of an empty batch come a second time, behind a batch that lowered the range."""
-    d = Driver(made=made)
+    d = Driver()
     run = d.claim(b"", b"").sequencer
     d.prepare(run, 5, [], 14)
     d.commit(run, 5)
@@ -110,16 +103,6 @@ def late_repeat(made: type[Computation], batch: int) -> None:
         d.crash()
 
 
-@pytest.mark.parametrize("batch", [5, 6])
-def test_H2_a_late_repeat_of_a_batch_changes_nothing(batch: int) -> None:
-    late_repeat(Computation, batch)
-
-
-@off("H2")
-def test_H2_off() -> None:
-    late_repeat(switches.BatchesRepeat, 5)
-
-
 def test_a_late_prepare_leaves_the_newer_one_as_it_is() -> None:
     d = Driver()
     run = d.claim(b"", b"").sequencer
@@ -132,7 +115,8 @@ def test_a_late_prepare_leaves_the_newer_one_as_it_is() -> None:
     assert d.low == 12
 
 
-def handed_over(made: type[Computation]) -> None:
+@planted("H5b", switches.NoHandOver)
+def test_H5b_a_newer_claim_applies_what_was_prepared(made: type[Computation]) -> None:
     """H5b: commits/7 is written, the driver dies before it tells, and the new run is idle."""
     d = Driver(made=made)
     run = d.claim(b"", b"m", b"", identity="q", generation=7).sequencer
@@ -145,15 +129,6 @@ def handed_over(made: type[Computation]) -> None:
     d.crash()
     assert [value for _, value in d.values()] == [12, 13]
     assert d.low == 12
-
-
-def test_H5b_a_newer_claim_applies_what_was_prepared() -> None:
-    handed_over(Computation)
-
-
-@off("H5b")
-def test_H5b_off() -> None:
-    handed_over(switches.NoHandOver)
 
 
 @pytest.mark.parametrize("generation", [6, 7])
@@ -379,12 +354,6 @@ def test_rule7_nothing_of_a_batch_is_kept_after_its_claim(how: str) -> None:
     OVER[how](d, run)
     assert (len(d.core.batches), d.core.batches.bytes) == (0, 0)
     assert d.core.batches.prepared is None
-
-
-@off(7)
-def test_rule7_off_for_parts_of_dead_claims(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches.BatchStage, "forget_dead", lambda *_: None)
-    test_rule7_nothing_of_a_batch_is_kept_after_its_claim("a release")
 
 
 def test_a_claim_that_lost_a_part_of_its_ranges_commits_what_it_prepared() -> None:

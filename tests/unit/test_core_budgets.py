@@ -196,14 +196,6 @@ def test_records_are_judged_by_what_is_published_when_their_report_counts() -> N
     assert counted(made) == (606, 3)
 
 
-def test_a_budget_that_its_owner_says_nothing_of_is_judged_by_the_buckets() -> None:
-    made = driver()
-    source = warmed(made)
-    source.hand_on(4, late=HOUR)
-    made.report(source.sequencer, MIN, lateness=source.told(behind={}))
-    assert counted(made) == (605, 4)
-
-
 def test_a_budget_that_was_left_out_once_may_be_told_again() -> None:
     """What came meanwhile was judged by the buckets; of what comes now all are behind that may be."""
     made = driver()

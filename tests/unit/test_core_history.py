@@ -19,12 +19,10 @@ from lowwater_authority.core.history import HOUR, KEPT, LARGEST_STEP, LEAST_STEP
 from lowwater_authority.core.requests import ClaimRequest
 from lowwater_authority.core.times import DAY, MAX, MIN
 from lowwater_authority.core.topology import Spec, Topology
-from lowwater_authority.engine.shard import Shard
 from tests.kit.faults import FaultPlan, Outcome
 from tests.kit.memory_journal import MemoryDisk
 from tests.property.core_driver import NOW, Driver
 from tests.property.second_opinion import completed
-from tests.property.switches import off
 from tests.unit.test_shard import Gate, Running
 
 STEP = 10 * SECOND
@@ -136,18 +134,6 @@ def test_a_history_of_one_incarnation_to_its_end() -> None:
     assert [c.time for c in d.core.history] == [NOW + n * SECOND for n in (1, 3, 5, 6)]
 
 
-def test_before_the_epoch() -> None:
-    d, _ = moved(-25, -20, -1, 0)
-    assert history(d) == [(1, MIN, -30), (1, -30, -20), (1, -20, -10), (1, -10, 0)]
-
-
-def test_straight_to_the_end() -> None:
-    d, sequencer = moved()
-    d.report(sequencer, MAX, finish=True)
-    d.release(sequencer)
-    assert history(d) == [(1, MIN, MAX)]
-
-
 def test_it_follows_what_is_published_and_not_what_is_held() -> None:
     d, sequencer = moved(35)
     d.report(sequencer, 12 * SECOND)
@@ -201,13 +187,6 @@ def test_recovery_gives_the_same_history_from_any_snapshot(position: int) -> Non
     assert recovery.snapshot(found) == snapshots[-1]
 
 
-def test_recovery_without_any_snapshot() -> None:
-    d, _ = moved(7, 12, 38)
-    before = list(d.core.history)
-    d.crash()
-    assert list(d.core.history) == before
-
-
 def test_a_reset_without_a_record_after_it_keeps_the_history_too() -> None:
     d, _ = moved(7, 12)
     d.reset()
@@ -254,11 +233,10 @@ async def read(one: Running) -> list[int]:
     return [c.through // HOUR for c in completions]
 
 
-async def told_while_the_append_hangs(made: type[Shard]) -> bool:
-    """Ask for the history between a round's checks and the end of its append; whether there was an answer."""
+async def test_rule2_no_completion_is_told_before_its_record_is_durable() -> None:
+    """Asked for between a round's checks and the end of its append."""
     gate = Gate()
     one = await Running(MemoryDisk(), gate).start()
-    one.shard.__class__ = made
     await one.shard.register(Spec("a"))
     grant = await one.claim()
     gate.open.clear()
@@ -267,28 +245,11 @@ async def told_while_the_append_hangs(made: type[Shard]) -> bool:
     await gate.reached.wait()
     told = asyncio.create_task(read(one))
     await asyncio.sleep(0)
-    early = told.done()
+    assert not told.done()
     gate.open.set()
     assert await told == [14]
     assert await reported == []
     await one.stop()
-    return early
-
-
-class TellsWhatIsStaged(Shard):
-    """Rule 2 switched off for the history."""
-
-    async def history(self, name: str, *, since: int | None, limit: int) -> tuple[list[Completion], int]:
-        return self.held.served[name].computation.history.newest(since, limit)
-
-
-async def test_rule2_no_completion_is_told_before_its_record_is_durable() -> None:
-    assert not await told_while_the_append_hangs(Shard)
-
-
-@off(2)
-async def test_rule2_off_for_the_history() -> None:
-    assert not await told_while_the_append_hangs(TellsWhatIsStaged)
 
 
 async def test_a_refused_write_leaves_no_completion_behind() -> None:

@@ -14,10 +14,8 @@ from lowwater_authority.core.groups import MOST_RECORDS, SLOT, Group, GroupState
 from lowwater_authority.core.heuristics import Masses
 from lowwater_authority.core.requests import NO_FOLD, GroupReport
 from lowwater_authority.core.topology import Spec
-from tests.property import switches
 from tests.property.core_driver import MAX, MIN, SECOND, Driver, column, mass, part
 from tests.property.second_opinion import Told, heuristic
-from tests.property.switches import off
 
 P99, P95, P50 = 990_000, 950_000, 500_000
 SPEC = Spec("c", heuristics=(P99, P95, P50), max_skew=1000 * SECOND)
@@ -50,16 +48,7 @@ def test_a_record_from_the_far_future_carries_nothing_off() -> None:
     assert 10 < d.high(P50) <= d.now + 1000 * SECOND, "as far ahead of the clock as a report may be, and no further"
 
 
-def test_a_few_old_records_are_passed_by_their_share() -> None:
-    d = Driver(SPEC)
-    (owner,) = owners(d, b"", b"")
-    d.report(owner, 1, mass=at(50, recent=96, pending=(1, 1, 30, 40)))
-    assert (d.low, d.high(P99), d.high(P95), d.high(P50)) == (1, 1, 50, 50)
-    d.report(owner, 1, mass=at(60, recent=96, pending=(1, 30, 30, 40)))
-    assert (d.high(P99), d.high(P95)) == (30, 60)
-
-
-def finished_group() -> None:
+def test_S7_a_finished_group_has_no_mass() -> None:
     """S7: A is finished with 10,000 records, B has 50 at 14."""
     d = Driver(SPEC)
     a, b = owners(d, b"", b"m", b"")
@@ -72,16 +61,6 @@ def finished_group() -> None:
     assert (d.high(P99), d.high(P50)) == (30, 30), "A's ten thousand count no more"
     d.report(b, MAX, finish=True)
     assert (d.low, d.high(P99)) == (MAX, MAX)
-
-
-def test_S7_a_finished_group_has_no_mass() -> None:
-    finished_group()
-
-
-@off("S7")
-def test_S7_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    switches.finished_claims_keep_their_mass(monkeypatch)
-    finished_group()
 
 
 def test_only_L_says_MAX() -> None:
@@ -146,7 +125,7 @@ def test_a_silent_group_keeps_its_mass_and_its_successor_replaces_it_whole() -> 
     assert d.low == 12
 
 
-def part_of_a_claim() -> None:
+def test_part_of_a_claim_makes_the_mass_unknown() -> None:
     """Nobody knows how the records split: nothing moves until both have told."""
     d = Driver(SPEC)
     old = d.claim(b"", b"m", b"").sequencer
@@ -160,16 +139,6 @@ def part_of_a_claim() -> None:
     d.report(old, 50, handles=[1], mass=at(50, recent=99))
     d.report(new, 50, mass=at(50, recent=99))
     assert (d.high(P99), d.high(P50)) == (30, 40), "[m, x) and [z, ...) are nobody's: unknown"
-
-
-def test_part_of_a_claim_makes_the_mass_unknown() -> None:
-    part_of_a_claim()
-
-
-@off("H")
-def test_unknown_masses_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    switches.unknown_masses_count_as_none(monkeypatch)
-    part_of_a_claim()
 
 
 def test_masses_too_when_64_become_32() -> None:
@@ -263,15 +232,6 @@ def test_an_empty_report_and_a_future_frontier_do_not_poison() -> None:
     assert d.report(b, 10, mass=mass((), 10, {P99: limit + 1, P50: 5})) == {("TOO_FAR_AHEAD", None)}
     d.report(b, 10, mass=at(11, pending=(limit + 10**15,) * 1000))
     assert d.high(P99) == 11, "pending records of the future reach no further than the greatest frontier"
-
-
-def test_no_records_at_all_give_the_greatest_frontier() -> None:
-    d = Driver(SPEC)
-    a, b = owners(d, b"", b"m", b"")
-    d.report(a, 10, mass=at(30))
-    assert d.high(P99) == MIN
-    d.report(b, 10, mass=at(20))
-    assert d.high(P99) == 30
 
 
 def test_L_stands_in_for_a_share_nobody_tells() -> None:

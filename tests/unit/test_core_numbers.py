@@ -16,7 +16,7 @@ from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Fold, GroupR
 from lowwater_authority.core.topology import Spec
 from tests.property import switches
 from tests.property.core_driver import MAX, MIN, SECOND, Driver, column, mass, request
-from tests.property.switches import off
+from tests.property.switches import planted
 
 OLD = {("OLD_STREAM", None)}
 
@@ -24,7 +24,8 @@ OLD = {("OLD_STREAM", None)}
 # -- what is older is refused ----------------------------------------------------------------------------------
 
 
-def counter_began_again(made: type[Computation]) -> None:
+@planted(8, switches.OlderReportsVanish)
+def test_rule8_a_report_that_is_not_newer_is_refused(made: type[Computation]) -> None:
     """Stream 9, a restart, stream 3: its lowering is not taken over, and must not be taken for durable."""
     d = Driver(made=made)
     owner = d.claim(b"", b"m", b"").sequencer
@@ -36,15 +37,6 @@ def counter_began_again(made: type[Computation]) -> None:
     assert d.values() == [(b"", 1000), (b"m", 500)]
     assert d.report(owner, 400, 2000, number=(10, 1)) == set()
     assert d.values() == [(b"", 400), (b"m", 2000)]
-
-
-def test_rule8_a_report_that_is_not_newer_is_refused() -> None:
-    counter_began_again(Computation)
-
-
-@off(8)
-def test_rule8_off_older_reports_vanish() -> None:
-    counter_began_again(switches.OlderReportsVanish)
 
 
 def test_the_refusal_says_which_stream_is_the_newest_and_what_to_do() -> None:
@@ -88,7 +80,8 @@ def test_a_refused_report_leaves_the_claim_beside_it_alone() -> None:
 # -- numbers are durable ---------------------------------------------------------------------------------------
 
 
-def unchanged_by_its_first_report(made: type[Computation]) -> None:
+@planted(8, switches.NumbersOfChangesOnly)
+def test_rule8_numbers_survive_a_restart(made: type[Computation]) -> None:
     """(1, 6) said 15 and is on its way. The owner went back to 14 and opened stream 2: it changes nothing, and is acknowledged."""
     d = Driver(made=made)
     owner = d.claim(b"", b"").sequencer
@@ -97,15 +90,6 @@ def unchanged_by_its_first_report(made: type[Computation]) -> None:
     d.crash()
     assert d.report(owner, 15, number=(1, 6)) == OLD
     assert d.low == 14
-
-
-def test_rule8_numbers_survive_a_restart() -> None:
-    unchanged_by_its_first_report(Computation)
-
-
-@off(8)
-def test_rule8_off_numbers_of_changes_only() -> None:
-    unchanged_by_its_first_report(switches.NumbersOfChangesOnly)
 
 
 def test_only_the_first_report_of_a_stream_is_written_for_its_number() -> None:
@@ -124,7 +108,8 @@ def test_only_the_first_report_of_a_stream_is_written_for_its_number() -> None:
     assert len(d.records) == written + 1
 
 
-def senders_beyond_the_bound(made: type[Computation]) -> None:
+@planted(8, switches.SendersForgotten)
+def test_rule8_no_sender_is_forgotten(made: type[Computation]) -> None:
     """However many come, what the owner said last is never forgotten, so nothing older of it counts."""
     d = Driver(made=made)
     owner = d.claim(b"", b"").sequencer
@@ -138,15 +123,6 @@ def senders_beyond_the_bound(made: type[Computation]) -> None:
     assert d.report(owner, 16, sender=b"owner", number=(1, 10)) == set(), "those that are known go on"
     again = d.claim(b"", b"").sequencer
     assert d.report(again, 15, sender=b"one more", number=(1, 1)) == set(), "a new claim starts anew"
-
-
-def test_rule8_no_sender_is_forgotten() -> None:
-    senders_beyond_the_bound(Computation)
-
-
-@off(8)
-def test_rule8_off_senders_are_forgotten() -> None:
-    senders_beyond_the_bound(switches.SendersForgotten)
 
 
 def test_rule10_the_first_report_of_a_later_stream_waits_for_the_strongest_write() -> None:
@@ -170,7 +146,8 @@ def test_turns_are_no_senders_to_be_counted() -> None:
 # -- turns -----------------------------------------------------------------------------------------------------
 
 
-def late_on_another_stream(made: type[Computation]) -> None:
+@planted(8, switches.TurnsIgnored)
+def test_rule8_turns_order_a_claims_reports_over_all_streams(made: type[Computation]) -> None:
     """A claim has moved from one stream of its process to another, both to this shard; then the first stream's last report comes."""
     d = Driver(made=made)
     owner = d.claim(b"", b"").sequencer
@@ -182,15 +159,6 @@ def late_on_another_stream(made: type[Computation]) -> None:
     assert d.values() == [(b"", 12)]
     assert d.report(owner, 16, sender=b"first", number=(7, 3), turn=3) == set(), "and back again"
     assert d.values() == [(b"", 16)]
-
-
-def test_rule8_turns_order_a_claims_reports_over_all_streams() -> None:
-    late_on_another_stream(Computation)
-
-
-@off(8)
-def test_rule8_off_turns_are_ignored() -> None:
-    late_on_another_stream(switches.TurnsIgnored)
 
 
 def test_turns_take_one_place_however_many_streams_there_were() -> None:
@@ -213,7 +181,8 @@ def refusal(core: Computation, asked: ClaimRequest) -> tuple[str, str]:
     return "", ""
 
 
-def one_id_for_two_claims(made: type[Computation]) -> None:
+@planted(8, switches.AnyClaimRepeats)
+def test_rule8_a_request_id_names_one_request(made: type[Computation]) -> None:
     """Also behind a restart, from records and from a snapshot."""
     d = Driver(made=made)
     first = d.claim(b"", b"m", b"", request_id=b"1", bound=[5]).sequencer
@@ -233,15 +202,6 @@ def one_id_for_two_claims(made: type[Computation]) -> None:
             assert refusal(core, asked) == ("request_id", "16 new random bytes for a new claim")
         again = core.claim(request([b"", b"m", b""], request_id=b"1", bound=[5]), d.now)
         assert again.sequencer == first, "a repeat has its answer"
-
-
-def test_rule8_a_request_id_names_one_request() -> None:
-    one_id_for_two_claims(Computation)
-
-
-@off(8)
-def test_rule8_off_any_claim_repeats() -> None:
-    one_id_for_two_claims(switches.AnyClaimRepeats)
 
 
 def test_a_grant_of_a_release_that_kept_no_digest_is_still_repeated() -> None:
@@ -264,7 +224,8 @@ def test_bounds_that_the_authority_clamped_do_not_make_another_request() -> None
 # -- what the numbers of a report may say ----------------------------------------------------------------------
 
 
-def unregistered_input(made: type[Computation]) -> None:
+@planted(1, switches.UnregisteredInputsCount)
+def test_rule1_a_fold_of_an_input_that_is_not_registered_counts_as_unknown(made: type[Computation]) -> None:
     """Rule 1: nobody knows how far an input is that is not registered."""
     fold = Fold(1, (1, 0))
     d = Driver(Spec("c", ("a", "b"), (500_000,), max_skew=10**9), made=made)
@@ -283,16 +244,10 @@ def unregistered_input(made: type[Computation]) -> None:
     assert d.low == 10
 
 
-def test_rule1_a_fold_of_an_input_that_is_not_registered_counts_as_unknown() -> None:
-    unregistered_input(Computation)
-
-
-@off(1)
-def test_rule1_off_unregistered_inputs_count() -> None:
-    unregistered_input(switches.UnregisteredInputsCount)
-
-
-def read_before_the_registration(made: type[Computation]) -> None:
+@planted(1, switches.UnregisteredInputsCount)
+def test_rule1_a_fold_of_before_an_inputs_registration_counts_as_unknown_and_is_not_refused(
+    made: type[Computation],
+) -> None:
     """Rule 1: an input is registered between a worker's look at it and its report, which says what was known then: nothing."""
     before, after = Fold(1, (1, 0)), Fold(1, (1, 1))
     d = Driver(Spec("c", ("a", "b"), (500_000,), max_skew=10**9), made=made)
@@ -308,15 +263,6 @@ def read_before_the_registration(made: type[Computation]) -> None:
     assert d.report(owner, 10, 20, fold=after, required=after) == set()
     assert d.low == 10
     assert d.report(owner, 30, 30, fold=after, required=Fold(1, (1, 2))) == {("INCARNATION_CHANGED", None)}
-
-
-def test_rule1_a_fold_of_before_an_inputs_registration_counts_as_unknown_and_is_not_refused() -> None:
-    read_before_the_registration(Computation)
-
-
-@off(1)
-def test_rule1_off_an_input_read_before_its_registration_counts() -> None:
-    read_before_the_registration(switches.UnregisteredInputsCount)
 
 
 def test_the_refusal_of_such_a_fold_names_the_input_the_field_and_the_fix() -> None:
@@ -424,7 +370,8 @@ def test_only_ranges_whose_own_values_are_refused_wait_for_the_clock() -> None:
     assert waiting() == []
 
 
-def lowered_while_the_clock_is_back(made: type[Computation]) -> None:
+@planted(8, switches.LoweringsTooFarAhead)
+def test_rule8_a_lowering_counts_also_while_the_clock_is_back(made: type[Computation]) -> None:
     """The clock is an hour behind for a while. What was accepted before may stand ahead of it, and an owner has to go back."""
     d = Driver(made=made)
     owner, now = d.claim(b"", b"m", b"").sequencer, d.now
@@ -453,12 +400,3 @@ def test_a_batch_that_lowers_counts_also_while_the_clock_is_back() -> None:
     assert d.core.commit(owner, 1, NO_FOLD, d.now, back) == []
     d.settle()
     assert d.values() == [(b"", late)]
-
-
-def test_rule8_a_lowering_counts_also_while_the_clock_is_back() -> None:
-    lowered_while_the_clock_is_back(Computation)
-
-
-@off(8)
-def test_rule8_off_lowerings_are_too_far_ahead() -> None:
-    lowered_while_the_clock_is_back(switches.LoweringsTooFarAhead)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import combinations
-
-import pytest
 
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.topology import Spec
 from tests.property import switches
 from tests.property.core_driver import MAX, MIN, Driver, mass
-from tests.property.switches import off
+from tests.property.switches import off, planted
 
 HALF = 500_000
 
@@ -20,18 +18,8 @@ HALF = 500_000
 # -- rule 1: unknown holds ---------------------------------------------------------------------------------
 
 
-def never_reported(made: type[Computation]) -> None:
-    d = Driver(made=made)
-    first = d.claim(b"", b"m")
-    d.report(first.sequencer, 100)
-    assert d.low == MIN, "[m, ...) was never claimed"
-    second = d.claim(b"m", b"")
-    assert d.low == MIN, "[m, ...) was never reported"
-    d.report(second.sequencer, 50)
-    assert d.low == 50
-
-
-def silence(made: type[Computation]) -> None:
+@planted(1, switches.SilenceCountsAsIdle)
+def test_rule1_unknown_holds_through_silence(made: type[Computation]) -> None:
     """Released, revoked or just silent for a year: the last value holds."""
     d = Driver(made=made)
     quiet, busy = d.claim(b"", b"g"), d.claim(b"g", b"")
@@ -45,7 +33,18 @@ def silence(made: type[Computation]) -> None:
         assert d.low == 10
 
 
-def split_and_merge() -> None:
+def test_rule1_unknown_holds_where_nothing_was_reported() -> None:
+    d = Driver()
+    first = d.claim(b"", b"m")
+    d.report(first.sequencer, 100)
+    assert d.low == MIN, "[m, ...) was never claimed"
+    second = d.claim(b"m", b"")
+    assert d.low == MIN, "[m, ...) was never reported"
+    d.report(second.sequencer, 50)
+    assert d.low == 50
+
+
+def test_rule1_unknown_holds_through_split_and_merge() -> None:
     d = Driver()
     first = d.claim(b"", b"d", b"h", b"p", b"")
     d.report(first.sequencer, 10, 20, 30, 40)
@@ -59,7 +58,7 @@ def split_and_merge() -> None:
     assert d.low == 10
 
 
-def recovered() -> None:
+def test_rule1_unknown_holds_through_recovery() -> None:
     """The same after a crash, from records and from a snapshot."""
     d = Driver()
     first = d.claim(b"", b"h", b"")
@@ -76,46 +75,11 @@ def recovered() -> None:
     assert (d.values(), d.low) == (before, 50)
 
 
-def test_rule1_unknown_holds_where_nothing_was_reported() -> None:
-    never_reported(Computation)
-
-
-def test_rule1_unknown_holds_through_silence() -> None:
-    silence(Computation)
-
-
-def test_rule1_unknown_holds_through_split_and_merge() -> None:
-    split_and_merge()
-
-
-def test_rule1_unknown_holds_through_recovery() -> None:
-    recovered()
-
-
-@off(1)
-def test_rule1_off_silence_counts_as_idle() -> None:
-    silence(switches.SilenceCountsAsIdle)
-
-
-@off(1)
-@pytest.mark.parametrize("patch", [switches.merge_takes_the_greatest, switches.split_forgets])
-def test_rule1_off_in_splits_and_merges(
-    patch: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    patch(monkeypatch)
-    split_and_merge()
-
-
-@off(1)
-def test_rule1_off_on_the_path_of_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
-    switches.recovery_skips_lowering(monkeypatch)
-    recovered()
-
-
 # -- rule 3: monotone --------------------------------------------------------------------------------------
 
 
-def never_back(made: type[Computation]) -> None:
+@planted(3, switches.NoRatchet)
+def test_rule3_monotone(made: type[Computation]) -> None:
     d = Driver(Spec("c", heuristics=(HALF,), max_skew=10**9), made=made)
     owner = d.claim(b"", b"")
     seen: list[tuple[int, int]] = []
@@ -130,19 +94,11 @@ def never_back(made: type[Computation]) -> None:
     assert (d.low, d.high(HALF)) == (25, 40)
 
 
-def test_rule3_monotone() -> None:
-    never_back(Computation)
-
-
-@off(3)
-def test_rule3_off() -> None:
-    never_back(switches.NoRatchet)
-
-
 # -- rule 4: fenced ----------------------------------------------------------------------------------------
 
 
-def fenced(made: type[Computation]) -> None:
+@planted(4, switches.Unfenced)
+def test_rule4_fenced(made: type[Computation]) -> None:
     """The zombie's stale range is refused and named, the rest of its message counts, and nobody else loses any."""
     d = Driver(made=made)
     old = d.claim(b"", b"d", b"h", b"")
@@ -161,7 +117,8 @@ def fenced(made: type[Computation]) -> None:
     assert d.low == 20
 
 
-def same_round(made: type[Computation]) -> None:
+@planted(4, switches.ChecksPublishedOwners)
+def test_rule4_fenced_within_the_round_of_the_claim(made: type[Computation]) -> None:
     """H3: the claim is staged, not yet durable, and the old owner's report comes behind it."""
     d = Driver(made=made)
     old = d.claim(b"", b"")
@@ -173,24 +130,6 @@ def same_round(made: type[Computation]) -> None:
     d.crash()
     assert d.values() == [(b"", 10)]
     assert d.report(new.sequencer, 11) == set()
-
-
-def test_rule4_fenced() -> None:
-    fenced(Computation)
-
-
-def test_rule4_fenced_within_the_round_of_the_claim() -> None:
-    same_round(Computation)
-
-
-@off(4)
-def test_rule4_off() -> None:
-    fenced(switches.Unfenced)
-
-
-@off(4)
-def test_rule4_off_for_what_is_not_published_yet() -> None:
-    same_round(switches.ChecksPublishedOwners)
 
 
 # -- rule 5: workers fold the inputs -----------------------------------------------------------------------
@@ -221,11 +160,6 @@ class Stage:
         return min(self.held, default=MAX)
 
 
-def folded_by_the_worker() -> int:
-    """Snapshot of the input first, then the oldest work, then the report: the greatest lead over all orders."""
-    return lead(("seen", "oldest", "send"))
-
-
 def lead(program: tuple[str, ...]) -> int:
     worst = -100
     for order in interleavings(2, 2 * len(program)):
@@ -247,34 +181,9 @@ def lead(program: tuple[str, ...]) -> int:
     return worst
 
 
-def folded_by_the_authority() -> int:
-    """The worker reports its oldest work, and the authority takes the min with what it knows of the input."""
-    worst = -100
-    for order in interleavings(2, 4):
-        stage = Stage()
-        arrivals, steps = iter((stage.deliver, stage.advance)), iter(("oldest", "send") * 2)
-        oldest, reported = MAX, MIN
-        for turn in order:
-            if turn:
-                next(arrivals)()
-            elif next(steps) == "oldest":
-                oldest = stage.oldest()
-            else:
-                reported = oldest
-            # The input's watermark is newer than the report: the min of the two is nobody's word.
-            stage.b.report(stage.at_b, min(reported, stage.a.low))
-            worst = max(worst, stage.b.low - stage.oldest())
-    return worst
-
-
 def test_rule5_a_fold_of_an_earlier_snapshot_never_leads() -> None:
-    assert folded_by_the_worker() <= 0
-
-
-@off(5)
-def test_rule5_off_the_authority_folds() -> None:
-    """C3's cousin: the record is at B, B's report is not, and A has moved on."""
-    assert folded_by_the_authority() <= 0
+    """Snapshot of the input first, then the oldest work, then the report: the greatest lead over all orders."""
+    assert lead(("seen", "oldest", "send")) <= 0
 
 
 @off(5)

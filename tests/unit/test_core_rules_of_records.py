@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +14,7 @@ from lowwater_authority.core.requests import Fold
 from lowwater_authority.core.topology import Spec
 from tests.property import switches
 from tests.property.core_driver import MIN, Driver, mass
-from tests.property.switches import off
+from tests.property.switches import planted
 
 HALF = 500_000
 
@@ -25,9 +24,11 @@ HALF = 500_000
 told = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=6)
 
 
-def any_network(made: type[Computation], states: list[tuple[int, int]], deliveries: list[int]) -> None:
+@given(states=told, deliveries=st.lists(st.integers(0, 5), max_size=8))
+@settings(max_examples=60, database=None)
+def test_rule8_resumable(states: list[tuple[int, int]], deliveries: list[int]) -> None:
     """Reports arrive in any order, some never, some twice; once the newest has come, it alone counts."""
-    d, only = Driver(made=made), Driver()
+    d, only = Driver(), Driver()
     sequencer = d.claim(b"", b"m", b"").sequencer
     only.claim(b"", b"m", b"")
     newest = len(states) - 1
@@ -44,27 +45,8 @@ def any_network(made: type[Computation], states: list[tuple[int, int]], deliveri
     assert [value for _, value in d.values()] == [7, 8]
 
 
-@given(states=told, deliveries=st.lists(st.integers(0, 5), max_size=8))
-@settings(max_examples=60, database=None)
-def test_rule8_resumable(states: list[tuple[int, int]], deliveries: list[int]) -> None:
-    any_network(Computation, states, deliveries)
-
-
-@off(8)
-def test_rule8_off() -> None:
-    any_network(switches.NumbersIgnored, [(14, 14), (13, 13)], [0])
-
-
-def test_rule8_claims_are_repeatable() -> None:
-    repeated_claim(Computation)
-
-
-@off(8)
-def test_rule8_off_for_claims() -> None:
-    repeated_claim(switches.ClaimsNotRepeatable)
-
-
-def repeated_claim(made: type[Computation]) -> None:
+@planted(8, switches.ClaimsNotRepeatable)
+def test_rule8_claims_are_repeatable(made: type[Computation]) -> None:
     d = Driver(made=made)
     first = d.claim(b"", b"", request_id=b"1")
     d.report(first.sequencer, 5)
@@ -75,7 +57,20 @@ def repeated_claim(made: type[Computation]) -> None:
 # -- rule 9: identified ------------------------------------------------------------------------------------
 
 
-def other_incarnation() -> None:
+@planted(9, switches.AnyIncarnation)
+def test_rule9_incarnation_of_an_input(made: type[Computation]) -> None:
+    """C5b: a fold over another incarnation of an input counts as MIN, its frontiers too."""
+    d = Driver(Spec("c", ("a",), (HALF,), max_skew=10**9), made=made)
+    now, before = Fold(1, (2,)), Fold(1, (1,))
+    owner = d.claim(b"", b"").sequencer
+    d.report(owner, 10, fold=now, required=now, mass=mass(recent=5, frontiers={HALF: 10}))
+    assert (d.low, d.high(HALF)) == (10, 10)
+    d.report(owner, 90, fold=before, required=now, mass=mass(recent=5, frontiers={HALF: 95}))
+    assert d.values() == [(b"", MIN)]
+    assert (d.low, d.high(HALF)) == (10, 10)
+
+
+def test_rule9_incarnation() -> None:
     """C5a: a report on its way through a reset."""
     d = Driver()
     old = d.claim(b"", b"", identity="first")
@@ -93,26 +88,6 @@ def other_incarnation() -> None:
     assert d.low == 9
 
 
-def other_incarnation_of_an_input(made: type[Computation]) -> None:
-    """C5b: a fold over another incarnation of an input counts as MIN, its frontiers too."""
-    d = Driver(Spec("c", ("a",), (HALF,), max_skew=10**9), made=made)
-    now, before = Fold(1, (2,)), Fold(1, (1,))
-    owner = d.claim(b"", b"").sequencer
-    d.report(owner, 10, fold=now, required=now, mass=mass(recent=5, frontiers={HALF: 10}))
-    assert (d.low, d.high(HALF)) == (10, 10)
-    d.report(owner, 90, fold=before, required=now, mass=mass(recent=5, frontiers={HALF: 95}))
-    assert d.values() == [(b"", MIN)]
-    assert (d.low, d.high(HALF)) == (10, 10)
-
-
-def test_rule9_incarnation() -> None:
-    other_incarnation()
-
-
-def test_rule9_incarnation_of_an_input() -> None:
-    other_incarnation_of_an_input(Computation)
-
-
 def test_rule9_records_of_incarnations_are_never_mixed() -> None:
     d = Driver()
     d.report(d.claim(b"", b"").sequencer, 5)
@@ -126,22 +101,11 @@ def test_rule9_records_of_incarnations_are_never_mixed() -> None:
         recovery.recover(Spec("c"), None, [*first, *second], epoch_base=0)
 
 
-@off(9)
-def test_rule9_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    switches.reset_keeps_owners(monkeypatch)
-    other_incarnation()
-
-
-@off(9)
-def test_rule9_off_for_inputs() -> None:
-    other_incarnation_of_an_input(switches.AnyIncarnation)
-
-
 # -- rule 10: two durabilities -----------------------------------------------------------------------------
 
 
-def classes(made: type[Computation]) -> None:
-    d = Driver(Spec("c", heuristics=(HALF,), max_skew=10**9), made=made)
+def test_rule10_classes() -> None:
+    d = Driver(Spec("c", heuristics=(HALF,), max_skew=10**9))
     owner = d.claim(b"", b"m", b"").sequencer
     d.report(owner, 10)
     d.report(owner, 20, 30, mass=mass([25], frontiers={HALF: 30}))
@@ -157,11 +121,11 @@ def classes(made: type[Computation]) -> None:
     assert d.settle() is None
 
 
-def lost_tail(made: type[Computation]) -> None:
+def test_rule10_losing_an_advance_is_safe() -> None:
     """A store that keeps only what is claim-class: owners stay, zombies stay out, nothing is further than it was."""
     for seed in range(60):
         rng = random.Random(seed)
-        d = Driver(made=made)
+        d = Driver()
         sequencers = [d.claim(b"", b"").sequencer]
         for _ in range(rng.randrange(4, 16)):
             owner = rng.choice(sequencers)
@@ -182,17 +146,3 @@ def lost_tail(made: type[Computation]) -> None:
         }
         assert all(after[r.start].value <= r.value for r in before)
         assert d.low <= low
-
-
-def test_rule10_classes() -> None:
-    classes(Computation)
-
-
-def test_rule10_losing_an_advance_is_safe() -> None:
-    lost_tail(Computation)
-
-
-@off(10)
-@pytest.mark.parametrize("scenario", [classes, lost_tail])
-def test_rule10_off(scenario: Callable[[type[Computation]], None]) -> None:
-    scenario(switches.AllWeak)

@@ -37,7 +37,7 @@ async def test_the_others_are_told_at_once_who_is_to_take_it(deployment: Deploym
     await other.stop()
     deployment.looks_dead.add("other:1")
     deployment.clock.now += 2 * BEAT
-    await asyncio.gather(one.cluster._beat(), third.cluster._beat())
+    await asyncio.gather(one.hear(), third.hear())
     late = one if one.cluster.view.at("other:1") else third
     assert late.cluster._woken.is_set()
     await late.beat()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -12,6 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from lowwater_authority.rpc.health import JOURNAL, HealthServicer
+from tests.kit import served as kit
 from tests.process.stalling import DATA, END_HEADERS, END_STREAM, HEADERS, frame, without_room
 
 PATIENCE = 60.0
@@ -24,15 +26,10 @@ UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 @asynccontextmanager
 async def served() -> AsyncIterator[tuple[HealthServicer, Any, int]]:
     """The servicer, a client of it, and its port."""
-    servicer, server = HealthServicer(["a.Service"]), grpc.aio.server()
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(PATIENCE):
-            yield servicer, health_pb2_grpc.HealthStub(channel), port
-    finally:
-        await server.stop(0)
+    servicer = HealthServicer(["a.Service"])
+    add = partial(health_pb2_grpc.add_HealthServicer_to_server, servicer)
+    async with kit.served(add) as address, grpc.aio.insecure_channel(address) as channel, asyncio.timeout(PATIENCE):
+        yield servicer, health_pb2_grpc.HealthStub(channel), int(address.rpartition(":")[2])
 
 
 def of(service: str) -> health_pb2.HealthCheckRequest:

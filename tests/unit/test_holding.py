@@ -224,15 +224,3 @@ async def test_rule7_nothing_is_remembered_of_what_was_let_go_while_it_was_writt
     assert other.low(name) == 10
     assert one.shard.held.known(neighbour) is not None
     assert one.low(neighbour) == 10
-
-
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when what is let go is remembered")
-@pytest.mark.parametrize("write", ["", "restore"])
-async def test_rule7_breaks_when_what_is_let_go_is_remembered(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, write: str
-) -> None:
-    monkeypatch.setattr(Holdings, "discard", lambda *_: None)
-    if write:
-        await test_rule7_nothing_is_remembered_of_what_was_let_go_while_it_was_written(deployment, write)
-    else:
-        await test_rule7_nothing_is_remembered_of_what_another_shard_serves(deployment)

@@ -15,7 +15,6 @@ from lowwater._core.attempts import error_of_call
 from lowwater._pb.lowwater.v1 import watermarks_pb2, watermarks_pb2_grpc
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.engine import hub as hub_module
 from lowwater_authority.engine.hub import Hub, Subscription
 from lowwater_authority.rpc.watermarks import BEAT_SECONDS, MAX_INTERVAL_MILLIS
 from tests.simulation.kernel import Simulation
@@ -64,15 +63,6 @@ def test_rule7_a_subscription_with_an_interval_is_told_once_in_it() -> None:
         assert calm.statistics().conflated > 10 > eager.statistics().conflated
 
     virtually(story)
-
-
-@pytest.mark.xfail(strict=True, reason="breaks when nobody rests")
-def test_rule7_breaks_when_the_interval_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def at_once(_self: Subscription, _until: float) -> None:
-        return
-
-    monkeypatch.setattr(hub_module.Subscription, "_rest", at_once)
-    test_rule7_a_subscription_with_an_interval_is_told_once_in_it()
 
 
 def test_what_changes_after_a_quiet_time_is_told_at_once() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -21,16 +21,14 @@ from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine import shard as shard_module
 from lowwater_authority.engine.holding import Holding
-from lowwater_authority.engine.logs import _Append
-from lowwater_authority.engine.shard import Shard
-from lowwater_authority.journal import Entry, Journal, JournalReplaced, JournalUnknown
+from lowwater_authority.journal import JournalReplaced, JournalUnknown
 from lowwater_authority.ops.observer import Observer
 from lowwater_authority.rpc.services import Services
 from lowwater_authority.rpc.streams import Streams
 from lowwater_authority.rpc.watermarks import WatermarkServicer
-from tests.contract.journal_stores import flipped
 from tests.kit.faults import Operation, Outcome
 from tests.kit.memory_journal import MemoryJournal
+from tests.kit.served import served
 from tests.kit.shards import Deployment, One, held, ids, numbers, turns, two
 from tests.kit.times import HOUR
 
@@ -103,23 +101,16 @@ async def test_one_that_is_in_doubt_since_it_was_asked_for_has_nobody_refused_wh
 
 
 async def test_a_computation_that_another_shard_has_taken_leaves_the_round_and_the_others_stay(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+    deployment: Deployment,
 ) -> None:
     names = [f"n{i}" for i in range(40)]
     one, grants = await serving(deployment, *names)
-    reads: Counter[str] = Counter()
-    load = one.shard.journal.load
-
-    async def counted(log: str, **more: Any) -> Any:
-        reads[log] += 1
-        return await load(log, **more)
-
-    monkeypatch.setattr(one.shard.journal, "load", counted)
+    one.journal.loads.clear()
     await taken(deployment, "n0", "n7")
     answers = await asyncio.gather(*(report(one, grants, name) for name in names))
     for name, answer in zip(names, answers, strict=True):
         assert refusals(answer) == ([(name, "MOVED")] if name in {"n0", "n7"} else [])
-    assert not reads, "nothing is read again"
+    assert not one.journal.loads, "nothing is read again"
     assert held(one) == set(names) - {"n0", "n7"}
     assert {one.low(name) for name in held(one)} == {12}
 
@@ -197,13 +188,15 @@ async def test_what_changes_nothing_is_answered_beside_a_computation_that_is_gon
     assert [refusals(answer) for answer in answers] == [[("x", "STALE_SEQUENCER")], [("y", "MOVED")]]
 
 
-async def staged_before_a_loss(deployment: Deployment) -> None:
+async def test_rule4_what_was_staged_before_a_loss_is_not_written_when_it_is_served_here_again(
+    deployment: Deployment,
+) -> None:
     """A round is to be written again; meanwhile another shard takes one of its computations, grants it anew, and gives it back."""
     one, other = await two(deployment)
     name = min(held(one))
     grants = {name: await one.claim(name)}
     assert await one.report(name, grants[name], 10) == []
-    one.faults.ends["append"] = [Outcome.LOST]
+    one.faults.unknown("append", Outcome.LOST)
     answer = asyncio.ensure_future(report(one, grants, name))
     await turns()
     assert not one.faults.ends["append"]
@@ -216,6 +209,7 @@ async def staged_before_a_loss(deployment: Deployment) -> None:
     back = asyncio.ensure_future(deployment.settle(one))  # it lets go, and takes it again
     await turns()
     assert name in held(one), "in the middle of the round"
+    one.faults.let("append")
     try:
         assert refusals(await answer) == [(name, "MOVED")]
         await back
@@ -228,32 +222,10 @@ async def staged_before_a_loss(deployment: Deployment) -> None:
     assert one.low(name) == 13
 
 
-async def test_rule4_what_was_staged_before_a_loss_is_not_written_when_it_is_served_here_again(
-    deployment: Deployment,
-) -> None:
-    await staged_before_a_loss(deployment)
-
-
-@pytest.mark.xfail(
-    strict=True, raises=errors.ShuttingDown, reason="breaks when the log is looked at as an attempt begins"
-)
-async def test_rule4_breaks_when_the_log_is_looked_at_as_an_attempt_begins(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    attempt = _Append.attempt
-
-    async def as_it_is(self: _Append, journal: Journal, entries: Sequence[Entry]) -> None:
-        self._readings = {log: log.reading for log in self._readings}
-        await attempt(self, journal, entries)
-
-    monkeypatch.setattr(_Append, "attempt", as_it_is)
-    await staged_before_a_loss(deployment)
-
-
 async def test_an_append_of_unknown_outcome_is_told_as_such_to_the_one_that_is_gone(deployment: Deployment) -> None:
     """It is written, nobody hears of it, and another process takes one of its computations before it is tried again."""
     one, grants = await serving(deployment, "x", "y")
-    one.faults.ends["append"] = [Outcome.WRITTEN]
+    one.faults.unknown("append", Outcome.WRITTEN)
     retiring = asyncio.ensure_future(one.shard.retire("y", b"", b"", force=True))
     reporting = report(one, grants, "x")
     await turns()
@@ -261,6 +233,7 @@ async def test_an_append_of_unknown_outcome_is_told_as_such_to_the_one_that_is_g
     assert not reporting.done()
     last = deployment.disk.logs["x"].last
     await taken(deployment, "y")
+    one.faults.let("append")
     assert await reporting == []
     with pytest.raises(errors.Unavailable, match="not known"):
         await retiring
@@ -301,8 +274,7 @@ async def test_a_change_of_the_graph_is_one_with_what_it_changes(deployment: Dep
 
 def damage(deployment: Deployment, name: str) -> None:
     """A bit of the newest record flips at rest; its owner does not notice."""
-    stored = deployment.disk.logs[name]
-    stored.records[stored.last] = flipped(stored.records[stored.last])
+    deployment.disk.logs[name].damage()
 
 
 async def kept_in_memory(deployment: Deployment, one: One, grants: dict[str, Grant], name: str) -> None:
@@ -507,10 +479,7 @@ async def test_memory_with_half_a_change_is_not_written(
     with pytest.raises(errors.Unavailable):
         await one.claim("x")
     assert await report(one, grants, "y") == []
-    one.shard.stop()
-    await one.rounds
-    one.ended = True
-    await one.shard.close()
+    await one.end()
     assert deployment.disk.logs["x"] == before
 
 
@@ -622,7 +591,7 @@ async def test_what_is_read_back_is_not_called_unreadable(deployment: Deployment
     assert await report(one, grants, "x", "y") == []
 
 
-async def registered_over_half_a_change(deployment: Deployment) -> None:
+async def test_rule2_a_registration_writes_no_half_a_change(deployment: Deployment) -> None:
     one, grants = await serving(deployment, "y")
     await one.shard.register(Spec("x"))
     await one.shard.retire("x", b"\x80", b"", force=True)
@@ -644,66 +613,11 @@ async def registered_over_half_a_change(deployment: Deployment) -> None:
     assert await report(one, grants, "y") == [], "its neighbour"
 
 
-async def test_rule2_a_registration_writes_no_half_a_change(deployment: Deployment) -> None:
-    await registered_over_half_a_change(deployment)
-
-
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="breaks when a registration looks at what is half changed"
-)
-async def test_rule2_breaks_when_a_registration_looks_at_what_is_half_changed(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Shard, "_computation", lambda self, name: self.held.served[name].computation)
-    await registered_over_half_a_change(deployment)
-
-
-async def test_half_a_change_ends_when_the_store_can_be_read_again(deployment: Deployment) -> None:
-    one, grants = await serving(deployment, "x", "y")
-    whole = deployment.disk.logs["x"].copy()
-    damage(deployment, "x")
-    await half_a_change(one, grants, "x", "y")
-    with pytest.raises(errors.Unavailable, match="a request to x failed half way"):
-        await one.claim("x")
-    deployment.disk.logs["x"] = whole
-    await asyncio.gather(*one.shard.held.mending())
-    assert one.low("x") == 11, "what failed half way has left nothing"
-    assert await report(one, grants, "x", "y") == []
-
-
-async def test_what_cannot_be_read_back_does_not_let_the_others_seem_old(deployment: Deployment) -> None:
-    """Whoever follows them is told with each beat how new they are, and a wait that begins uses nothing older than a moment."""
-    one, grants = await serving(deployment, "x", "y")
-    whole, following = deployment.disk.logs["x"].copy(), one.shard.hub.subscribe(("x", "y"))
-    damage(deployment, "x")
-    await half_a_change(one, grants, "x", "y")
-    assert one.shard.held.is_torn("x")
-    assert [one.shard.tells(name) for name in "xy"] == [False, True]
-    deployment.clock.now += 60
-    await one.shard.confirm()
-    assert one.shard.confirmed == one.shard.now
-    assert await following.take(0) == {"x": None, "y": one.shard.view("y")}, (
-        "who follows it is told that nobody tells of it"
-    )
-    deployment.disk.logs["x"] = whole
-    await asyncio.gather(*one.shard.held.mending())
-    assert await following.take(0) == {"x": one.shard.view("x")}
-
-
-async def test_what_is_read_back_is_not_called_new_meanwhile(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_read_back_is_not_called_new_meanwhile(deployment: Deployment) -> None:
     """Half a change of it may be in memory, and the store may not tell for long what counts."""
     one, grants = await serving(deployment, "x", "y")
     following = one.shard.hub.subscribe(("x", "y"))
-    load, gate = one.shard.journal.load, asyncio.Event()
-
-    async def late(log: str, **more: Any) -> Any:
-        if log == "x":
-            await gate.wait()
-        return await load(log, **more)
-
-    monkeypatch.setattr(one.shard.journal, "load", late)
+    one.faults.late["x"] = gate = asyncio.Event()
     failing = asyncio.create_task(half_a_change(one, grants, "x", "y"))
     await turns()
     assert one.shard.held.is_torn("x")
@@ -723,11 +637,8 @@ async def test_what_cannot_be_read_back_keeps_nobody_from_following_the_others(d
     damage(deployment, "x")
     await half_a_change(one, grants, "x", "y")
     services = Services(one.shard, Observer(), one.cluster)
-    server = grpc.aio.server()
-    watermarks_pb2_grpc.add_WatermarkServiceServicer_to_server(WatermarkServicer(services, Streams()), server)
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await server.start()
-    async with grpc.aio.insecure_channel(address) as channel:
+    add = partial(watermarks_pb2_grpc.add_WatermarkServiceServicer_to_server, WatermarkServicer(services, Streams()))
+    async with served(add) as address, grpc.aio.insecure_channel(address) as channel:
         stub = watermarks_pb2_grpc.WatermarkServiceStub(channel)
         for names in (["x", "y"], []):
             watching = stub.Watch(watermarks_pb2.WatchRequest(computations=names))
@@ -738,7 +649,6 @@ async def test_what_cannot_be_read_back_keeps_nobody_from_following_the_others(d
             watching.cancel()
         with pytest.raises(grpc.aio.AioRpcError, match="a request to x failed half way"):
             await stub.GetWatermarks(watermarks_pb2.GetWatermarksRequest(computations=["x"]))
-    await server.stop(None)
 
 
 @pytest.mark.parametrize("torn", [False, True])
@@ -827,31 +737,6 @@ async def test_callers_are_told_when_a_round_cannot_be_undone(
     deployment.shards.remove(one)
 
 
-async def test_what_is_kept_in_memory_is_written_by_a_process_that_stops(deployment: Deployment) -> None:
-    """The newest record may be written, behind a damaged one: memory is still the only copy that can be read."""
-    one, grants = await serving(deployment, "x")
-    damage(deployment, "x")
-    one.faults.held["restore"] = asyncio.Event()
-    one.faults.ends["append"] = [Outcome.WRITTEN, Outcome.FAILED]
-    with pytest.raises(errors.Unavailable):
-        await report(one, grants, "x")
-    assert [name for name in one.shard.names() if one.shard.held.is_unwritten(name)] == ["x"]
-    one.shard.stop()
-    await one.rounds
-    one.faults.held.clear()
-    await one.shard.close()
-    deployment.shards.remove(one)
-    next_one = MemoryJournal(deployment.disk, shared=True)
-    await next_one.open()
-    loaded = await next_one.load("x")
-    assert (
-        recovery.recover(
-            Spec("x"), loaded.snapshot, [payload for _, payload in loaded.records], epoch_base=0
-        ).published.low
-        >= 11 * HOUR
-    )
-
-
 async def rolled_back(one: One, grants: dict[str, Grant], *names: str, meanwhile: Callable[[int], None]) -> Any:
     """A round of these computations surely fails; ``meanwhile`` is called whenever others have the event loop, with how often that was."""
     one.faults.ends["append"] = [Outcome.FAILED]
@@ -894,10 +779,7 @@ async def test_a_roll_back_of_a_large_snapshot_lets_others_have_the_event_loop(d
     one, grants = await serving(deployment, "x", "y")
     bounds = [b"", *(place.to_bytes(4) for place in range(1, 100_000)), b""]
     grants["x"] = await one.shard.claim("x", ClaimRequest(bounds, request_id=b"l" * 16))
-    await one.shard.held.logs.snapshot(
-        one.shard.held.of("x").log, lambda: recovery.pieces(one.shard.held.served["x"].computation)
-    )
-    await one.shard.held.logs.settle()
+    await one.snapshot("x")
     turns_had: list[int] = []
     assert isinstance(await rolled_back(one, grants, "x", meanwhile=turns_had.append), errors.JournalFailed)
     assert len(turns_had) > 15

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -15,7 +15,6 @@ from lowwater_authority.journal import (
     JournalClosed,
     JournalFailed,
     JournalFenced,
-    JournalPosition,
     JournalUnknown,
     LoadedLog,
     Ownership,
@@ -45,53 +44,38 @@ async def positions(disk: MemoryDisk, log: str = "a") -> list[int]:
     return [position for position, _ in (await journal.load(log, durable=False)).records]
 
 
-@pytest.mark.asyncio
-async def test_a_failed_append_surely_wrote_nothing() -> None:
-    disk, faults = MemoryDisk(), FaultPlan().then(Outcome.FAILED)
-    journal = await opened(disk, faults)
-    with pytest.raises(JournalFailed):
-        await journal.append(one(1))
-    assert await journal.load("a") == LoadedLog(0, None, [])
-    await journal.append(one(1))
-    assert journal.statistics().failed == 1
+def state(disk: MemoryDisk) -> tuple[dict[str, StoredLog], dict[str, Ownership]]:
+    """All that a disk holds."""
+    copy = disk.backup()
+    return copy.logs, copy.owners
 
 
-@pytest.mark.asyncio
-@pytest.mark.parametrize("outcome", [Outcome.LOST, Outcome.WRITTEN])
-async def test_an_unknown_append_is_repeated_as_it_was(outcome: Outcome) -> None:
-    disk, faults = MemoryDisk(), FaultPlan().then(outcome, outcome)
-    journal = await opened(disk, faults)
-    call = one(1) + one(1, "b")
-    for _ in range(2):
-        with pytest.raises(JournalUnknown):
-            await journal.append(call)
-    await journal.append(call)
-    assert [await positions(disk, log) for log in "ab"] == [[1], [1]]
-    assert journal.statistics().unknown == 2
+WRITES: dict[str, Callable[[MemoryJournal], Awaitable[object]]] = {
+    "append": lambda journal: journal.append(one(2) + one(1, "b")),
+    "snapshot": lambda journal: journal.snapshot("a", 1, b"one"),
+    "take": lambda journal: journal.take("a"),
+    "restore": lambda journal: journal.restore("a", 5, b"five", view=1),
+    "restore of the graph": lambda journal: journal.restore(GRAPH, 5, b"five", view=1),
+}
 
 
-@pytest.mark.asyncio
-@pytest.mark.parametrize(("outcome", "found"), [(Outcome.LOST, []), (Outcome.WRITTEN, [1])])
-async def test_after_a_crash_an_unknown_append_is_whole_or_absent(outcome: Outcome, found: list[int]) -> None:
-    disk = MemoryDisk()
-    journal = await opened(disk, FaultPlan().then(outcome))
-    with pytest.raises(JournalUnknown):
-        await journal.append(one(1))
-    disk.crash()
-    assert await positions(disk) == found
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("outcome", [Outcome.LOST, Outcome.WRITTEN])
-async def test_an_unknown_snapshot_is_repeated(outcome: Outcome) -> None:
+@pytest.mark.parametrize("kind", WRITES)
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.LOST, Outcome.WRITTEN])
+async def test_a_write_ends_as_it_was_planned_and_is_repeated_as_it_was(kind: str, outcome: Outcome) -> None:
     disk, faults = MemoryDisk(), FaultPlan()
     journal = await opened(disk, faults)
     await journal.append(one(1))
-    faults.then(outcome)
-    with pytest.raises(JournalUnknown):
-        await journal.snapshot("a", 1, b"one")
-    await journal.snapshot("a", 1, b"one")
-    assert await journal.load("a") == LoadedLog(1, b"one", [])
+    before = state(disk)
+    faults.then(outcome, outcome)
+    for _ in range(2):
+        with pytest.raises(JournalFailed if outcome is Outcome.FAILED else JournalUnknown):
+            await WRITES[kind](journal)
+        assert (state(disk) != before) is (outcome is Outcome.WRITTEN)
+    await WRITES[kind](journal)
+    after = state(disk)
+    assert after != before
+    disk.crash()
+    assert state(disk) == after
 
 
 class Gate(FaultPlan):
@@ -112,7 +96,6 @@ class Gate(FaultPlan):
         await self.gates["after"].wait()
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("gate", "found"), [("before", []), ("after", [1])])
 async def test_cancelled_or_crashed_while_slow(gate: str, found: list[int]) -> None:
     for ending in ("cancel", "crash"):
@@ -134,7 +117,6 @@ async def test_cancelled_or_crashed_while_slow(gate: str, found: list[int]) -> N
         assert await positions(disk) == found
 
 
-@pytest.mark.asyncio
 async def test_an_owner_replaced_while_its_write_is_slow_writes_nothing() -> None:
     disk, faults = MemoryDisk(), Gate()
     old = await opened(disk, faults)
@@ -163,7 +145,6 @@ class CachedEverything(FaultPlan):
         return Outcome.UNSYNCED
 
 
-@pytest.mark.asyncio
 async def test_a_crash_drops_the_unsynced_tail() -> None:
     for keep in range(4):
         disk = MemoryDisk()
@@ -180,7 +161,6 @@ async def test_a_crash_drops_the_unsynced_tail() -> None:
         assert await positions(disk, "b") == [[], [], [1], [1, 2]][keep]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("ending", ["acknowledged", "crashed"])
 async def test_a_cached_write_is_durable_before_it_is_acknowledged_and_not_sooner(ending: str) -> None:
     disk, faults = MemoryDisk(), Gate()
@@ -203,7 +183,6 @@ async def test_a_cached_write_is_durable_before_it_is_acknowledged_and_not_soone
         assert await positions(disk) == [1]
 
 
-@pytest.mark.asyncio
 async def test_a_strong_entry_brings_everything_before_it_to_the_disk() -> None:
     disk = MemoryDisk()
     journal = await opened(disk, CachedAdvances())
@@ -214,7 +193,6 @@ async def test_a_strong_entry_brings_everything_before_it_to_the_disk() -> None:
     assert await positions(disk) == [1]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "faults",
     [
@@ -236,112 +214,7 @@ async def test_rule_2_what_was_acknowledged_survives_a_crash(faults: FaultPlan) 
     assert await positions(disk) == [2]
 
 
-@pytest.mark.asyncio
-async def test_the_same_random_numbers_give_the_same_journal() -> None:
-    seen = []
-    for _ in range(2):
-        source = random.Random(7)
-        journal = MemoryJournal(MemoryDisk(), randbits=source.getrandbits, clock=iter([1.0, 3.5]).__next__)
-        await journal.open()
-        owner = await journal.take("a")
-        await journal.append(one(1))
-        seen.append((journal.server_token, owner, journal.statistics()))
-    assert seen[0] == seen[1]
-    assert seen[0][2].last_append_seconds == 2.5
-
-
-# --- taking and restoring -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.asyncio
-async def test_a_failed_take_takes_nothing() -> None:
-    disk, faults = MemoryDisk(), FaultPlan().then(Outcome.FAILED)
-    journal = await opened(disk, faults)
-    before = await journal.owners(["a"])
-    with pytest.raises(JournalFailed):
-        await journal.take("a")
-    assert await journal.owners(["a"]) == before
-    await journal.append(one(1))
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize(("outcome", "epoch"), [(Outcome.LOST, 2), (Outcome.WRITTEN, 4)])
-async def test_an_unknown_take_is_called_again(outcome: Outcome, epoch: int) -> None:
-    disk, faults = MemoryDisk(), FaultPlan().then(outcome, outcome)
-    journal = await opened(disk, faults)
-    for _ in range(2):
-        with pytest.raises(JournalUnknown):
-            await journal.take("a")
-    if outcome is Outcome.WRITTEN:
-        with pytest.raises(JournalFenced, match=r"epoch 1, now 3"):
-            await journal.append(one(1))
-    assert (await journal.take("a")).epoch == epoch
-    await journal.append(one(1))
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("log", ["a", GRAPH])
-@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.LOST, Outcome.WRITTEN])
-async def test_a_restore_is_repeated_as_it_was(outcome: Outcome, log: str) -> None:
-    disk, faults = MemoryDisk(), FaultPlan().then(outcome, outcome)
-    journal = await opened(disk, faults)
-    for _ in range(2):
-        with pytest.raises(JournalFailed if outcome is Outcome.FAILED else JournalUnknown):
-            await journal.restore(log, 5, b"five", view=1)
-    if outcome is Outcome.WRITTEN:
-        with pytest.raises(JournalPosition):
-            await journal.restore(log, 5, b"another", view=1)
-    healed = await journal.restore(log, 5, b"five", view=1)
-    assert healed == (Ownership() if log == GRAPH else Ownership(2, healed.nonce, "", 1))
-    assert await journal.load(log) == LoadedLog(5, b"five", [])
-    await journal.append(one(6, log))
-    assert journal.statistics().snapshots == 1
-
-
-@pytest.mark.asyncio
-async def test_a_take_that_is_only_cached_is_gone_after_a_crash() -> None:
-    disk, faults = MemoryDisk(), Gate()
-    journal = await opened(disk, faults)
-    faults.then(Outcome.CACHED)
-    faults.gates["before"].set()
-    taking = asyncio.create_task(journal.take("a"))
-    assert [await faults.arrived.get() for _ in range(2)] == ["before", "after"]
-    assert disk.owners["a"].epoch == 2
-    disk.crash()
-    faults.gates["after"].set()
-    with pytest.raises(JournalUnknown):
-        await taking
-    assert disk.owners["a"].epoch == 1
-
-
-class OutOfReach(FaultPlan):
-    """Nothing can be read."""
-
-    async def read(self, name: str) -> None:
-        raise JournalFailed(f"{name}: no answer")
-
-
-@pytest.mark.asyncio
-async def test_a_read_may_fail() -> None:
-    journal = await opened(MemoryDisk(), OutOfReach())
-    for name, call in (
-        ("confirm", journal.confirm(["a"])),
-        ("owners", journal.owners(["a"])),
-        ("logs", journal.logs()),
-        ("load", journal.load("a")),
-    ):
-        with pytest.raises(JournalFailed, match=f"{name}: no answer"):
-            await call
-    await journal.append(one(1))
-
-
 # --- losing what was acknowledged ---------------------------------------------------------------------------------
-
-
-def state(disk: MemoryDisk) -> tuple[dict[str, StoredLog], dict[str, Ownership]]:
-    """All that a disk holds."""
-    copy = disk.backup()
-    return copy.logs, copy.owners
 
 
 async def write_something(journal: MemoryJournal, source: random.Random) -> None:
@@ -360,7 +233,6 @@ async def write_something(journal: MemoryJournal, source: random.Random) -> None
         await journal.append(one(last + 1, log) + (one(other + 1, "b") if log != "b" else []))
 
 
-@pytest.mark.asyncio
 async def test_any_number_of_writes_of_any_kind_is_undone() -> None:
     for seed in range(30):
         source = random.Random(seed)
@@ -379,7 +251,6 @@ async def test_any_number_of_writes_of_any_kind_is_undone() -> None:
             states.append(state(disk))
 
 
-@pytest.mark.asyncio
 async def test_what_is_lost_in_the_cache_is_not_lost_again_by_a_crash() -> None:
     disk = MemoryDisk()
     journal = await opened(disk, CachedEverything())
@@ -396,7 +267,6 @@ async def test_what_is_lost_in_the_cache_is_not_lost_again_by_a_crash() -> None:
     assert (disk.unsynced, await positions(disk)) == (0, [1, 2, 3])
 
 
-@pytest.mark.asyncio
 async def test_old_writes_are_not_remembered_but_unsynced_ones_are() -> None:
     disk = MemoryDisk()
     journal = await opened(disk, CachedEverything())
@@ -412,7 +282,6 @@ async def test_old_writes_are_not_remembered_but_unsynced_ones_are() -> None:
     assert await positions(disk) == list(range(1, 11))
 
 
-@pytest.mark.asyncio
 async def test_a_backup_is_a_disk_of_its_own_and_may_be_put_back() -> None:
     disk = MemoryDisk()
     journal = await opened(disk)
@@ -442,7 +311,6 @@ class Unconfirmed(FaultPlan):
         self.happens.pop(0)()
 
 
-@pytest.mark.asyncio
 async def test_rule_2_what_was_read_survives_a_crash() -> None:
     disk = MemoryDisk()
     writer = await opened(disk, CachedEverything())
@@ -456,7 +324,6 @@ async def test_rule_2_what_was_read_survives_a_crash() -> None:
     assert await positions(disk) == [1]
 
 
-@pytest.mark.asyncio
 async def test_rule_2_what_nobody_confirms_is_neither_returned_nor_remembered() -> None:
     disk = MemoryDisk()
     writer = await opened(disk, CachedEverything())
@@ -470,7 +337,6 @@ async def test_rule_2_what_nobody_confirms_is_neither_returned_nor_remembered() 
     assert await reader.confirm(()) == 0
 
 
-@pytest.mark.asyncio
 async def test_what_was_lost_before_it_was_confirmed_is_read_again() -> None:
     disk = MemoryDisk()
     writer = await opened(disk, CachedEverything())

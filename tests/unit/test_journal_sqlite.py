@@ -54,28 +54,30 @@ def execute(path: Path, sql: str, *parameters: object) -> list[tuple[object, ...
         return connection.execute(sql, parameters).fetchall()
 
 
-@pytest.mark.asyncio
+async def pragma(journal: SqliteJournal, text: str) -> list[tuple[object, ...]]:
+    """Execute a pragma on the journal's own connection."""
+    connection = journal._database._connection
+    found: list[tuple[object, ...]] = await journal._run(lambda: connection.execute(f"PRAGMA {text}").fetchall())
+    return found
+
+
 async def test_the_file_says_what_it_is(path: Path) -> None:
     journal = await opened(path)
     assert execute(path, "PRAGMA application_id") == [(APPLICATION_ID,)]
     assert execute(path, "SELECT format, epoch FROM meta") == [(FORMAT, 1)]
     assert execute(path, "PRAGMA journal_mode") == [("wal",)]
     # FULL; NORMAL would sync at checkpoints only, OFF never.
-    connection = journal._database._connection
-    synchronous = await journal._run(lambda: connection.execute("PRAGMA synchronous").fetchone())
-    assert synchronous == (2,)
+    assert await pragma(journal, "synchronous") == [(2,)]
     await journal.close()
     assert sorted(name.name for name in path.parent.iterdir()) == ["journal.db", "journal.db.lock"]
 
 
-@pytest.mark.asyncio
 async def test_no_directory(tmp_path: Path) -> None:
     with pytest.raises(JournalFailed, match="mount the volume"):
         await opened(tmp_path / "volume" / "journal.db")
     assert not (tmp_path / "volume").exists()
 
 
-@pytest.mark.asyncio
 async def test_a_database_of_another_program_is_left_alone(path: Path) -> None:
     execute(path, "CREATE TABLE theirs (x)")
     before = path.read_bytes()
@@ -85,7 +87,6 @@ async def test_a_database_of_another_program_is_left_alone(path: Path) -> None:
     assert path.read_bytes() == before
 
 
-@pytest.mark.asyncio
 async def test_a_file_that_is_no_database_is_left_alone(path: Path) -> None:
     path.write_bytes(b"no database at all" * 500)
     with pytest.raises(JournalCorrupt, match="not a database"):
@@ -93,7 +94,6 @@ async def test_a_file_that_is_no_database_is_left_alone(path: Path) -> None:
     assert path.read_bytes() == b"no database at all" * 500
 
 
-@pytest.mark.asyncio
 async def test_a_newer_format_asks_for_an_upgrade(path: Path) -> None:
     await (await opened(path)).close()
     execute(path, "UPDATE meta SET format = ?", FORMAT + 1)
@@ -107,7 +107,6 @@ async def test_a_newer_format_asks_for_an_upgrade(path: Path) -> None:
     await journal.close()
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("change", ["epoch = 0", "nonce = nonce + 1", "server_token = 'x'", "checksum = 1"])
 async def test_a_damaged_owner_is_refused(path: Path, change: str) -> None:
     """A lower epoch would let an old owner in again."""
@@ -117,7 +116,6 @@ async def test_a_damaged_owner_is_refused(path: Path, change: str) -> None:
         await opened(path)
 
 
-@pytest.mark.asyncio
 async def test_an_old_page_that_came_back_is_refused(path: Path) -> None:
     """A write that the disk lost: the record before the last one is whole, but not the one written last."""
     journal = await opened(path)
@@ -135,7 +133,6 @@ async def test_an_old_page_that_came_back_is_refused(path: Path) -> None:
     await journal.close()
 
 
-@pytest.mark.asyncio
 async def test_a_damaged_page_is_refused(path: Path) -> None:
     journal = await opened(path)
     await journal.append([entry("a", n, b"x" * 3000) for n in range(1, 101)])
@@ -151,16 +148,10 @@ async def test_a_damaged_page_is_refused(path: Path) -> None:
     await journal.close()
 
 
-@pytest.mark.asyncio
 async def test_a_full_disk_is_a_sure_failure(path: Path) -> None:
     journal = await opened(path)
     await journal.append([entry("a", 1)])
-    connection = journal._database._connection
-
-    async def allow(pages: int) -> None:
-        await journal._run(lambda: connection.execute(f"PRAGMA max_page_count = {pages}").fetchall())
-
-    await allow(20)
+    await pragma(journal, "max_page_count = 20")
     for _ in range(2):
         with pytest.raises(JournalFailed, match="full; nothing was written: free space on its disk"):
             await journal.append([entry("b", 1), entry("a", 2, bytes(100_000))])
@@ -168,7 +159,7 @@ async def test_a_full_disk_is_a_sure_failure(path: Path) -> None:
             await journal.snapshot("a", 1, bytes(100_000))
     assert await journal.load("a") == LoadedLog(0, None, [(1, b"a:1")])
     assert await journal.logs() == ["a"]
-    await allow(1_000_000)
+    await pragma(journal, "max_page_count = 1000000")
     await journal.append([entry("b", 1), entry("a", 2, bytes(100_000))])
     await journal.snapshot("a", 1, bytes(100_000))
     assert (await journal.load("a")).last == 2
@@ -176,7 +167,6 @@ async def test_a_full_disk_is_a_sure_failure(path: Path) -> None:
     await journal.close()
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("error", "fix"),
     [(errno.ENOSPC, "free space"), (errno.EDQUOT, "free space"), (errno.EACCES, "make it and its directory writable")],
@@ -210,7 +200,6 @@ def test_an_error_of_sqlite_on_a_disk_without_room_asks_for_room(
     assert SqliteJournal(path).free_bytes() == 7 * 4096
 
 
-@pytest.mark.asyncio
 async def test_an_empty_file_beside_the_lock_of_an_earlier_process_is_no_new_deployment(path: Path) -> None:
     await (await opened(path)).close()
     path.write_bytes(b"")
@@ -221,7 +210,6 @@ async def test_an_empty_file_beside_the_lock_of_an_earlier_process_is_no_new_dep
     await (await opened(path)).close()
 
 
-@pytest.mark.asyncio
 async def test_a_first_start_that_failed_may_be_repeated(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise sqlite3.OperationalError("disk I/O error")
@@ -234,7 +222,6 @@ async def test_a_first_start_that_failed_may_be_repeated(path: Path, monkeypatch
     await (await opened(path)).close()
 
 
-@pytest.mark.asyncio
 async def test_rule9_where_a_deployment_is_expected_no_other_begins(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -254,7 +241,6 @@ async def test_rule9_where_a_deployment_is_expected_no_other_begins(
     assert len(caplog.records) == 1, "told once"
 
 
-@pytest.mark.asyncio
 async def test_the_files_of_a_journal_are_its_users_alone(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     mask = os.umask(0)
     try:
@@ -279,11 +265,9 @@ async def test_the_files_of_a_journal_are_its_users_alone(path: Path, caplog: py
     assert "data_readable" in str([vars(record) for record in caplog.records])
 
 
-@pytest.mark.asyncio
 async def test_a_locked_database_is_a_sure_failure(path: Path) -> None:
     journal = await opened(path)
-    connection = journal._database._connection
-    await journal._run(lambda: connection.execute("PRAGMA busy_timeout = 0").fetchall())
+    await pragma(journal, "busy_timeout = 0")
     with closing(sqlite3.connect(path, isolation_level=None)) as stranger:
         stranger.execute("BEGIN IMMEDIATE")
         with pytest.raises(JournalFailed, match="end the program that has it locked"):
@@ -292,19 +276,16 @@ async def test_a_locked_database_is_a_sure_failure(path: Path) -> None:
     await journal.close()
 
 
-@pytest.mark.asyncio
 async def test_a_read_only_database_is_a_sure_failure(path: Path) -> None:
     journal = await opened(path)
-    connection = journal._database._connection
-    await journal._run(lambda: connection.execute("PRAGMA query_only = 1").fetchall())
+    await pragma(journal, "query_only = 1")
     with pytest.raises(JournalFailed, match="make the file and its directory writable"):
         await journal.append([entry("a", 1)])
-    await journal._run(lambda: connection.execute("PRAGMA query_only = 0").fetchall())
+    await pragma(journal, "query_only = 0")
     await journal.append([entry("a", 1)])
     await journal.close()
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("victim", ["journal.db", "journal.db-wal"])
 @pytest.mark.parametrize("replaced", [False, True])
 async def test_files_taken_away_under_the_journal(path: Path, victim: str, replaced: bool) -> None:
@@ -322,7 +303,6 @@ async def test_files_taken_away_under_the_journal(path: Path, victim: str, repla
     await journal.close()
 
 
-@pytest.mark.asyncio
 async def test_parts_of_an_unfinished_snapshot_are_removed(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path)
     journal = await store.open()
@@ -341,7 +321,6 @@ async def test_parts_of_an_unfinished_snapshot_are_removed(tmp_path: Path) -> No
     await store.close()
 
 
-@pytest.mark.asyncio
 async def test_a_snapshot_leaves_nothing_behind(path: Path) -> None:
     journal = await opened(path)
     await journal.append([entry("a", n) for n in range(1, 301)])
@@ -352,7 +331,6 @@ async def test_a_snapshot_leaves_nothing_behind(path: Path) -> None:
     await journal.close()
 
 
-@pytest.mark.asyncio
 async def test_a_restore_leaves_nothing_behind(path: Path) -> None:
     journal = await opened(path)
     await journal.append([entry("a", n) for n in range(1, 301)])
@@ -363,7 +341,6 @@ async def test_a_restore_leaves_nothing_behind(path: Path) -> None:
     await journal.close()
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("log", ["a", GRAPH])
 async def test_a_restore_whose_caller_was_cancelled_is_known_again(path: Path, log: str) -> None:
     """The thread goes on to the end, and nobody hears of it."""
@@ -381,7 +358,6 @@ async def test_a_restore_whose_caller_was_cancelled_is_known_again(path: Path, l
     await journal.close()
 
 
-@pytest.mark.asyncio
 async def test_a_cancelled_open_frees_the_lock(path: Path) -> None:
     for turns in range(5):
         task = asyncio.create_task(opened(path))
@@ -404,7 +380,6 @@ async def opened_when_free(path: Path) -> SqliteJournal:
             await turn()
 
 
-@pytest.mark.asyncio
 async def test_a_large_record_and_snapshot(path: Path) -> None:
     journal = await opened(path)
     payload = os.urandom(1 << 20) * 40
@@ -424,7 +399,6 @@ def read_by_this_process() -> int:
 @pytest.mark.skipif(
     not Path("/proc/self/io").exists(), reason="what a process reads is told by /proc, which this system does not have"
 )
-@pytest.mark.asyncio
 async def test_an_append_reads_nothing_of_the_large_records_before_it(path: Path) -> None:
     """Rounds with many claims make records of tens of megabytes; whatever is appended behind them must not pay for them."""
     journal = await opened(path)
@@ -437,7 +411,6 @@ async def test_an_append_reads_nothing_of_the_large_records_before_it(path: Path
     await journal.close()
 
 
-@pytest.mark.asyncio
 async def test_epochs_of_the_logs_are_those_of_the_file(path: Path) -> None:
     """The first take costs no write; a second one of the same log, or one above, begins an epoch of the file."""
     journal = await opened(path)
@@ -456,7 +429,6 @@ async def test_epochs_of_the_logs_are_those_of_the_file(path: Path) -> None:
     await journal.close()
 
 
-@pytest.mark.asyncio
 async def test_a_process_that_has_lost_its_lock_writes_nothing_not_even_the_graph(tmp_path: Path) -> None:
     """The file has one owner; in a shared store the graph would belong to both."""
     store = SqliteStore(tmp_path)
@@ -479,7 +451,6 @@ async def test_a_process_that_has_lost_its_lock_writes_nothing_not_even_the_grap
     await store.close()
 
 
-@pytest.mark.asyncio
 async def test_graph_records_of_earlier_epochs_are_read(path: Path) -> None:
     """Release 0.2.0 wrote them with the epoch of the file."""
     journal = await opened(path)

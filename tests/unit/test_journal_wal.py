@@ -82,7 +82,6 @@ async def whole_transactions(journal: SqliteJournal) -> int:
     return count
 
 
-@pytest.mark.asyncio
 async def test_a_log_cut_anywhere_keeps_every_whole_transaction(recorded: Recorded, tmp_path: Path) -> None:
     source = random.Random(1)
     boundaries = [end + delta for end in recorded.ends for delta in (-FRAME, -1, 0) if end + delta <= recorded.ends[-1]]
@@ -92,7 +91,6 @@ async def test_a_log_cut_anywhere_keeps_every_whole_transaction(recorded: Record
         assert await whole_transactions(journal) == sum(end <= cut for end in recorded.ends), f"cut at byte {cut}"
 
 
-@pytest.mark.asyncio
 async def test_a_torn_last_transaction_is_gone_as_a_whole(recorded: Recorded, tmp_path: Path) -> None:
     """Any byte of what was never synced may be wrong: other bytes, zeros, or pages written out of order."""
     source = random.Random(2)
@@ -113,7 +111,6 @@ async def test_a_torn_last_transaction_is_gone_as_a_whole(recorded: Recorded, tm
         assert await whole_transactions(journal) == len(recorded.ends) - 1, f"byte {offset}, attempt {attempt}"
 
 
-@pytest.mark.asyncio
 async def test_a_damaged_middle_is_refused_not_cut(recorded: Recorded, tmp_path: Path) -> None:
     """SQLite alone would forget every acknowledged transaction behind the damage."""
     source = random.Random(3)
@@ -130,7 +127,6 @@ async def test_a_damaged_middle_is_refused_not_cut(recorded: Recorded, tmp_path:
         assert (tmp_path / "middle" / "journal.db-wal").read_bytes() == bytes(log)
 
 
-@pytest.mark.asyncio
 async def test_without_the_check_sqlite_forgets_acknowledged_transactions(recorded: Recorded, tmp_path: Path) -> None:
     """Why wal.py exists."""
     log = bytearray(recorded.log)
@@ -141,7 +137,6 @@ async def test_without_the_check_sqlite_forgets_acknowledged_transactions(record
     assert last == 5 < len(recorded.ends)
 
 
-@pytest.mark.asyncio
 async def test_a_damaged_header_before_frames_is_refused(recorded: Recorded, tmp_path: Path) -> None:
     for offset in range(HEADER):
         log = bytearray(recorded.log)
@@ -158,7 +153,6 @@ def test_a_log_that_never_got_a_frame_is_fine(size: int, tmp_path: Path) -> None
     check_file(tmp_path / "none")
 
 
-@pytest.mark.asyncio
 async def test_a_write_ahead_log_without_its_database_is_refused(recorded: Recorded, tmp_path: Path) -> None:
     for left in (None, b""):
         journal = restored(recorded, recorded.log, tmp_path / "orphan")

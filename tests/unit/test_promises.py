@@ -18,10 +18,10 @@ from lowwater._pb.lowwater.v1 import topology_pb2, topology_pb2_grpc, types_pb2,
 from lowwater_authority.authority import Authority
 from lowwater_authority.files.followed import LOOK_SECONDS, SETTLED_SECONDS
 from lowwater_authority.files.table import BadFile
-from lowwater_authority.ops.observer import Observer
 from lowwater_authority.promises import MOST_ENTRIES, MOST_KEPT, MOST_PATTERNS, NOTHING, PromiseFile, Promises
 from lowwater_authority.rpc.watermarks import WatermarkServicer
-from tests.kit.memory_journal import MemoryDisk, MemoryJournal
+from tests.kit.memory_journal import MemoryDisk
+from tests.kit.served import authority_served
 from tests.kit.times import HOUR
 from tests.unit.test_shard import Running
 
@@ -275,23 +275,14 @@ class Heard:
 
 @asynccontextmanager
 async def serving(text: str | None = GOOD) -> AsyncIterator[Served]:
-    authority = Authority(MemoryJournal(MemoryDisk()), clock=lambda: 1000 * HOUR, observer=Observer())
-    await authority.recover()
-    if text is not None:
-        authority.promise(promises(text))
-    server = grpc.aio.server()
-    authority.add_to(server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    rounds = asyncio.create_task(authority.run())
-    try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(30):
-            yield Served(authority, channel)
-    finally:
-        authority.leave()
-        await server.stop(None)
-        await rounds
-        await authority.close()
+    async with (
+        authority_served() as (authority, address),
+        grpc.aio.insecure_channel(address) as channel,
+        asyncio.timeout(30),
+    ):
+        if text is not None:
+            authority.promise(promises(text))
+        yield Served(authority, channel)
 
 
 async def test_answers_have_it_and_a_stream_only_what_is_new() -> None:

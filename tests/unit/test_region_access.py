@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -24,6 +25,7 @@ from lowwater_authority.regions.references import SERVING
 from lowwater_authority.regions.registry import Registry
 from lowwater_authority.rpc.regions import RegionServicer
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
+from tests.kit.served import served
 from tests.kit.times import SECOND
 
 HOURLY = "sales/hourly:clicks"
@@ -84,16 +86,10 @@ async def serving(disk: MemoryDisk) -> AsyncIterator[Center]:
     )
     await registry.open()
     guard = Guard(ACCESS, observer=Observer(), audit=Audit(lambda: 0.0), insiders=[], monotonic=lambda: 0.0)
-    server = grpc.aio.server(interceptors=[guard])
-    regions_pb2_grpc.add_RegionServiceServicer_to_server(RegionServicer(registry), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield Center(regions_pb2_grpc.RegionServiceStub(channel), registry)
-    finally:
-        await server.stop(0)
-        await registry.close()
+    add = partial(regions_pb2_grpc.add_RegionServiceServicer_to_server, RegionServicer(registry))
+    async with served(add, interceptors=[guard]) as address, grpc.aio.insecure_channel(address) as channel:
+        yield Center(regions_pb2_grpc.RegionServiceStub(channel), registry)
+    await registry.close()
 
 
 async def test_a_token_speaks_only_for_the_regions_it_names(disk: MemoryDisk) -> None:

@@ -245,7 +245,7 @@ async def test_who_wants_the_store_stands_in_line_behind_a_few_takes(one: One) -
 
 async def test_what_is_written_does_not_grow_with_what_is_there(one: One) -> None:
     sizes = []
-    for number in range(300):
+    for number in range(100):
         await one.register(f"c{number:03}")
         records = (await one.shard.journal.load(GRAPH)).records
         sizes.append(len(records[-1][1]))
@@ -257,7 +257,7 @@ async def test_the_log_of_the_graph_stays_bounded(one: One, monkeypatch: pytest.
     for number in range(20):
         await one.register(f"c{number}")
     longest = 0
-    for _ in range(300):
+    for _ in range(100):
         await one.shard.reset("c7")
         await one.shard.held.logs.settle()
         loaded = await one.shard.journal.load(GRAPH)
@@ -327,22 +327,6 @@ async def test_a_journal_of_whole_graphs_is_gone_on_with(one: One) -> None:
     assert len(loaded.records[-1][1]) < len(loaded.records[0][1]) + 10, "from here on, what changes"
     await again.kill()
     assert (await One(disk).start()).shard.topology == graphs[-1].register(Spec("c", ("b",)))
-
-
-async def test_a_change_of_another_shard_is_noticed_from_what_it_changes(deployment: Deployment) -> None:
-    one, other = await deployment.start("one:1"), await deployment.start("other:1")
-    await deployment.settle(one, other)
-    for number in range(8):
-        await one.shard.register(Spec(f"c{number}"))
-        await other.shard.confirm(())
-        assert other.shard.topology == one.shard.topology
-    await other.shard.reset("c3")
-    await other.shard.register(Spec("d", ("c3",)))
-    await one.shard.confirm(())
-    assert one.shard.topology == other.shard.topology
-    await deployment.settle(one, other, seconds=3)
-    for each in (one, other):
-        assert each.shard.topology.get("c3").incarnation == 2
 
 
 async def test_both_register_at_once_and_both_have_all(deployment: Deployment) -> None:

@@ -26,12 +26,11 @@ from lowwater_authority.authority import Authority
 from lowwater_authority.core.requests import Refused
 from lowwater_authority.engine.admission import Gate as Admitting
 from lowwater_authority.engine.hub import Hub
-from lowwater_authority.ops.observer import Observer
-from lowwater_authority.rpc import streams, workers
+from lowwater_authority.rpc import streams
 from lowwater_authority.rpc.codec import MAX_RANGES
 from lowwater_authority.rpc.streams import NAME_WATCHED, REFUSAL_BYTES, UNREAD_LEAST, Room
 from tests.kit.eventually import eventually_async
-from tests.kit.memory_journal import MemoryDisk, MemoryJournal
+from tests.kit.served import authority_served
 from tests.kit.times import HOUR
 from tests.unit.test_shard import Gate
 
@@ -133,20 +132,11 @@ class Sender:
 
 @asynccontextmanager
 async def listening(faults: Gate) -> AsyncIterator[tuple[Authority, str]]:
-    authority = Authority(MemoryJournal(MemoryDisk(), faults=faults), clock=lambda: 1000 * HOUR, observer=Observer())
-    await authority.recover()
-    server = grpc.aio.server()
-    authority.add_to(server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    rounds = asyncio.create_task(authority.run())
-    try:
-        yield authority, f"127.0.0.1:{port}"
-    finally:
-        faults.open.set()
-        authority.leave()
-        await server.stop(0)
-        await rounds
+    async with authority_served(faults) as (authority, address):
+        try:
+            yield authority, address
+        finally:
+            faults.open.set()
 
 
 @asynccontextmanager
@@ -208,13 +198,6 @@ async def test_rule7_the_reports_of_all_streams_are_bounded_in_bytes(monkeypatch
     assert not among
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when whatever comes is let in")
-async def test_rule7_breaks_when_bytes_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Room, "_fits", lambda *_: True)
-    peak, _ = await flooded(monkeypatch, stream=200_000, together=1_000_000)
-    assert peak < 210_000
-
-
 UNREAD = 100_000
 """Ranges of a claim that is refused by name: 400 KB."""
 
@@ -269,11 +252,8 @@ def connection(address: str) -> Any:
     return grpc.aio.insecure_channel(address, options)
 
 
-async def frozen(monkeypatch: pytest.MonkeyPatch) -> tuple[int, workers_pb2.ReportAck]:
-    """Four clients have many ranges refused and read nothing; there is room for less than that. Then a fifth has a range refused.
-
-    Returns how many bytes are kept for the four, and what the fifth is answered.
-    """
+async def test_rule7_who_does_not_read_what_is_refused_keeps_no_neighbour_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four clients have many ranges refused and read nothing; there is room for less than that. Then a fifth has a range refused."""
     monkeypatch.setattr(streams, "ALL_BYTES", 4 * UNREAD)
     monkeypatch.setattr(streams, "UNREAD_BYTES", 24 * UNREAD)
     acknowledge, durable = streams.Outbox.acknowledge, [0]
@@ -295,24 +275,11 @@ async def frozen(monkeypatch: pytest.MonkeyPatch) -> tuple[int, workers_pb2.Repo
         fifth = await Sender(channel, FIFTH, 1).start()
         await fifth.report(AHEAD)
         answer = await fifth.acknowledged(1)
-        kept = together.unread.bytes
+        assert 4 * UNREAD < together.unread.bytes <= 24 * UNREAD
+        assert [(each.computation, list(each.handles)) for each in answer.refused] == [(FIFTH, [0])]
         for each in senders:  # all are told in the end that nothing of them counts
             assert [refused.reason for refused in (await each.acknowledged(3)).refused] == [errors.TooFarAhead.reason]
         await eventually_async(lambda: together.unread.bytes == 0)
-        return kept, answer
-
-
-async def test_rule7_who_does_not_read_what_is_refused_keeps_no_neighbour_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, answer = await frozen(monkeypatch)
-    assert 4 * UNREAD < kept <= 24 * UNREAD
-    assert [(each.computation, list(each.handles)) for each in answer.refused] == [(FIFTH, [0])]
-
-
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when a stream may have all that the others leave")
-async def test_rule7_breaks_when_what_is_not_read_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams.Shared, "share", lambda *_: 1 << 30)
-    kept, _ = await frozen(monkeypatch)
-    assert kept <= 24 * UNREAD
 
 
 EVERY = np.arange(MAX_RANGES, dtype=np.uint32)
@@ -341,27 +308,32 @@ async def test_rule7_the_share_of_a_stream_falls_as_others_do_not_read() -> None
     assert [list(each.handles) for each in message.ack.refused] == [list(range(100))]
 
 
+def may_follow(room: streams.Shared, count: int) -> bool:
+    """Whether one more stream may follow so many names."""
+    try:
+        with streams.watched(room, ["a-name"] * count):
+            return True
+    except errors.Overloaded:
+        return False
+
+
 def followed_beside(hostile: int, count: int) -> bool:
     """Whether one more stream may follow so many names when others follow as many as they are let."""
     room = streams.Shared(streams.WATCHED_BYTES)
     with ExitStack() as open_streams:
-        for number in range(hostile):
-            most, least = 1 << 16, 0  # the most names that it is let
+        for _ in range(hostile):
+            most = 1
+            while may_follow(room, most):
+                most *= 2
+            least = most // 2  # the most names that it is let
             while most - least > 1:
                 some = (most + least) // 2
-                try:
-                    with streams.watched(room, named(some, f"{number}-")):
-                        least = some
-                except errors.Overloaded:
-                    most = some
-            open_streams.enter_context(streams.watched(room, named(least, f"{number}-")))
+                least, most = (some, most) if may_follow(room, some) else (least, some)
+            open_streams.enter_context(streams.watched(room, ["a-name"] * least))
         assert room.bytes <= streams.WATCHED_BYTES * 3 // 2 + hostile * streams.WATCHED_LEAST
-        try:
-            open_streams.enter_context(streams.watched(room, named(count)))
-        except errors.Overloaded:
-            return False
+        beside = may_follow(room, count)
     assert (room.bytes, room.streams) == (0, 0)
-    return True
+    return beside
 
 
 @pytest.mark.parametrize(("hostile", "count"), [(38, 500), (100, 200), (400, 50)])
@@ -376,38 +348,25 @@ def falls(self: streams.Shared, own: int, streams_: int) -> int:
 
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when the share of a stream falls to nothing")
-@pytest.mark.parametrize(("hostile", "count"), [(38, 500), (100, 200)])
-def test_rule7_breaks_when_the_share_falls_as_the_room_fills_alone(
-    monkeypatch: pytest.MonkeyPatch, hostile: int, count: int
-) -> None:
+def test_rule7_breaks_when_the_share_falls_as_the_room_fills_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams.Shared, "share", falls)
-    assert followed_beside(hostile, count)
+    assert followed_beside(38, 500)
 
 
-async def told_beside(hostile: int) -> None:
+async def test_rule7_what_is_refused_is_told_beside_streams_that_do_not_read() -> None:
     """Others let refusals of theirs pile up, as many as they may; one more is told by name what is refused of a claim of ten thousand ranges."""
     together = streams.Streams()
-    for number in range(hostile):
+    for number in range(60):
         outbox = opened(together, number)
         for report in range(1, 11):
             together.acknowledge(outbox, report, [refused_of(f"{number}-{report}", MAX_RANGES)])
         for report in range(11, 60):
             together.acknowledge(outbox, report, [refused_of(f"{number}-{report}", 10_000)])
-    late = opened(together, hostile)
+    late = opened(together, 60)
     together.acknowledge(late, 1, [refused_of("late", 10_000)])
     (message,) = await together.take(late)
     assert [len(each.handles) for each in message.ack.refused] == [10_000]
-    assert together.unread.bytes <= streams.UNREAD_BYTES * 3 // 2 + (hostile + 1) * UNREAD_LEAST
-
-
-async def test_rule7_what_is_refused_is_told_beside_streams_that_do_not_read() -> None:
-    await told_beside(60)
-
-
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when the share of a stream falls to nothing")
-async def test_rule7_breaks_when_the_share_of_refusals_falls_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams.Shared, "share", falls)
-    await told_beside(60)
+    assert together.unread.bytes <= streams.UNREAD_BYTES * 3 // 2 + (60 + 1) * UNREAD_LEAST
 
 
 async def test_what_is_lost_is_never_said_of_more_than_that_and_ends_its_own_stream() -> None:
@@ -424,8 +383,8 @@ async def test_what_is_lost_is_never_said_of_more_than_that_and_ends_its_own_str
     assert len(message.ack.refused[0].handles) == MAX_RANGES
 
 
-async def kept() -> list[int]:
-    """Two reports are refused by name and acknowledged; returns how many bytes are kept until that is sent, step by step."""
+async def test_rule7_what_is_refused_is_counted_until_it_is_sent() -> None:
+    """Two reports are refused by name and acknowledged."""
     together = streams.Streams()
     outbox = together.open(b"s" * 16, 1)
     seen = []
@@ -442,59 +401,33 @@ async def kept() -> list[int]:
     assert not list(await together.take(outbox))
     seen.append(together.unread.bytes)
     assert outbox.room.bytes == together.room.bytes == 0
-    return seen
-
-
-async def test_rule7_what_is_refused_is_counted_until_it_is_sent() -> None:
-    first, second, sending, sent = await kept()
+    first, second, sending, sent = seen
     assert 400 + REFUSAL_BYTES < first < 500 + REFUSAL_BYTES
     assert (second, sending, sent) == (first, first, 0)
-
-
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when a refusal is not counted until it is sent")
-async def test_rule7_breaks_when_what_is_refused_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams.Outbox, "unread", 0)
-    assert (await kept())[0] > 400
 
 
 MADE_UP = 1 << 20
 """Characters of a name that no computation can have."""
 
 
-async def named_by_nobody() -> tuple[int, workers_pb2.ReportAck, int]:
-    """While the journal hangs, one report says something of a claim and of a name of 1 MB.
-
-    Returns how many bytes waited, what was answered, and where the claim's computation stands.
-    """
+async def test_rule7_a_name_that_no_computation_can_have_is_counted_and_refused_by_its_ends() -> None:
+    """While the journal hangs, one report says something of a claim and of a name of 1 MB."""
     gate = Gate()
     async with serving(gate) as (authority, channel):
         sender = await Sender(channel, "a", 1).start()
         gate.open.clear()
         await sender.report(7, workers_pb2.GroupReport(computation="n" * MADE_UP, sequencer=1, watermarks_micros=[0]))
         await eventually_async(lambda: authority.streams.room.bytes > 0)
-        waited = authority.streams.room.bytes
+        assert authority.streams.room.bytes > MADE_UP
         gate.open.set()
         answer = await sender.acknowledged(1)
         view = authority.shard.view("a")
         assert view is not None
-        return waited, answer, view.low
-
-
-async def test_rule7_a_name_that_no_computation_can_have_is_counted_and_refused_by_its_ends() -> None:
-    waited, answer, low = await named_by_nobody()
-    assert waited > MADE_UP
     (refused,) = answer.refused
     assert (refused.reason, refused.sequencer) == ("INVALID_ARGUMENT", 1)
     assert "groups.computation has 1048576 characters" in refused.message
     assert refused.ByteSize() < 1000
-    assert low == 7 * HOUR, "the claim beside it counts"
-
-
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when names are not counted")
-async def test_rule7_breaks_when_names_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "NAMED", 0)
-    waited, _, _ = await named_by_nobody()
-    assert waited > MADE_UP
+    assert view.low == 7 * HOUR, "the claim beside it counts"
 
 
 async def test_what_is_not_sent_leaves_with_its_stream() -> None:
@@ -563,8 +496,8 @@ async def test_rule7_the_names_that_are_followed_are_bounded_in_bytes(monkeypatc
         assert (await stub.Watch(many).read()).watermarks
 
 
-def followed() -> tuple[int, int]:
-    """A stream follows a thousand names, and does not take their values. Returns what is counted of that, and what it takes."""
+def test_rule7_names_that_are_followed_take_what_is_counted() -> None:
+    """A stream follows a thousand names, and does not take their values."""
     hub, room = Hub(), streams.Shared(streams.WATCHED_BYTES)
     tracemalloc.start()
     try:
@@ -577,18 +510,6 @@ def followed() -> tuple[int, int]:
             subscription = hub.subscribe(asked)
             for name in asked:
                 subscription.put(name, None)
-            return room.bytes, tracemalloc.get_traced_memory()[0] - before
+            assert tracemalloc.get_traced_memory()[0] - before < room.bytes
     finally:
         tracemalloc.stop()
-
-
-def test_rule7_names_that_are_followed_take_what_is_counted() -> None:
-    counted, taken = followed()
-    assert taken < counted
-
-
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when only the characters of names are counted")
-def test_rule7_breaks_when_names_that_are_followed_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "NAME_WATCHED", 0)
-    counted, taken = followed()
-    assert taken < counted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,9 @@ from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, GroupReport
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine import slices
+from lowwater_authority.engine.rounds import GivenUp
 from lowwater_authority.engine.shard import Shard
-from lowwater_authority.engine.slices import RangeHere, Told
+from lowwater_authority.engine.slices import Asked, RangeHere, Told
 from tests.kit.memory_journal import MemoryDisk
 from tests.kit.times import HOUR
 from tests.kit.tree import One, Tree, ids, numbers, rest, until
@@ -31,11 +33,7 @@ from tests.kit.tree import One, Tree, ids, numbers, rest, until
 KEY = b"\x80"
 
 
-@pytest.fixture(autouse=True)
-def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing waits for the machine."""
-    monkeypatch.setattr(slices, "AGAIN_SECONDS", (0.0, 0.0))
-    monkeypatch.setattr(slices, "ANSWER_SECONDS", 20.0)
+pytestmark = pytest.mark.usefixtures("unhurried_slices")
 
 
 @pytest.fixture
@@ -103,28 +101,6 @@ async def test_who_is_refused_as_another_does_not_have_the_slice_claimed_anew(tr
 # -- the task of a slice ----------------------------------------------------------------------------------------------
 
 
-async def test_a_slice_goes_on_when_what_it_lets_go_of_fails_too(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, _ = await tree.both(10, 10)
-    fails = [True]
-    say = RangeHere.say
-
-    async def failing(self: RangeHere, *what: Any) -> None:
-        if fails:
-            fails.clear()
-            raise ZeroDivisionError
-        await say(self, *what)
-
-    def close(self: RangeHere) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(RangeHere, "say", failing)
-    monkeypatch.setattr(RangeHere, "close", close)
-    assert await tree.below.report("a~0", first, 11) == []
-    await until(lambda: not fails)
-    monkeypatch.undo()
-    await until(lambda: tree.stands(0) == 11)
-
-
 async def test_masses_are_told_no_more_often_because_a_slice_is_read_back(
     disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,9 +116,7 @@ async def test_masses_are_told_no_more_often_because_a_slice_is_read_back(
     told._mass_due = 0.0
     assert await tree.below.shard.report([("a~0", report)], sender=b"s" * 16, number=(1, next(numbers))) == []
     await until(lambda: len(tree.way.sent("say")) > before)
-    view, _ = await tree.below.shard.held.of("a~0").reload()
-    assert view is not None
-    tree.below.shard._show([view])
+    await tree.below.read_back("a~0")
     tree.way.let("say")
     await rest()
     assert told._mass_said != told._mass_turns, "of what was read back nothing was told yet"
@@ -176,8 +150,7 @@ async def test_inputs_that_change_again_before_a_slice_has_read_of_it_bound_it_a
     await reading.wait()
     await reader.top.shard.set_inputs("a", ["x", "y", "z"])
     reads.set()
-    for number in (0, 1):
-        reader.below.slice(f"a~{number}")._news.set()
+    reader.below.look("a~0", "a~1")
     await until(lambda: reader.below.shard.topology.get("a~0").input_version == 3)
     await until(lambda: all(reader.below.slice(f"a~{n}").is_settled() for n in (0, 1)))
     await rest()
@@ -260,7 +233,7 @@ async def test_more_records_than_one_claim_may_have_are_told_by_their_shares(dis
         assert await tree.below.shard.report([("a~0", report)], sender=b"s" * 16, number=(1, next(numbers))) == []
     told = tree.below.slice("a~0")
     told._mass_due = 0.0
-    told._news.set()
+    tree.below.look("a~0")
     await until(lambda: told._mass_said == told._mass_turns)
     [[group, _, _]] = tree.root.map.overlapping(b"", KEY)
     assert group.mass is not None
@@ -421,3 +394,26 @@ async def test_what_is_said_by_a_range_that_is_given_up_is_waited_for_no_more() 
         await until(says.done)
         assert isinstance(says.exception(), errors.StaleSequencer)
         assert known.lost
+
+
+# -- a root that is taken over meanwhile ----------------------------------------------------------------------------------
+
+
+async def test_a_root_that_another_process_takes_meanwhile_is_a_reason_to_try_again() -> None:
+    """A round of the shard that is given up ends its reports by no error of the protocol: it must not end the slice's task, which would be silent for ever."""
+
+    def report(*_: Any, **__: Any) -> asyncio.Future[Any]:
+        answer = asyncio.get_running_loop().create_future()
+        answer.set_exception(GivenUp())
+        return answer
+
+    graph = SimpleNamespace(get=lambda _: SimpleNamespace(incarnation=1), required=lambda _: NO_FOLD)
+    asked = Asked(
+        "hourly", "hourly~0", (b"", KEY), host="", epoch=1, claims=1, bound=0, request_id=b"id", identity="hourly~"
+    )
+    told = Told(
+        1, NO_FOLD, current=True, vouched=MIN, low=5, retired=False, kept=(), oldest_operation=0, waiting_for=""
+    )
+    shard: Any = SimpleNamespace(topology=graph, report=report)
+    with pytest.raises(errors.Unavailable, match="has taken hourly over"):
+        await RangeHere(shard, asked, 1, 0).say(told, None)

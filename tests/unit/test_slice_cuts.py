@@ -29,11 +29,7 @@ AT = b"\xc0"
 """Where ``a~1`` is cut, which begins at 0x80: its keys from there on are those of ``a~2``."""
 
 
-@pytest.fixture(autouse=True)
-def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing waits for the machine: what is refused is tried again at once, and an answer is waited for as long as it takes."""
-    monkeypatch.setattr(slices, "AGAIN_SECONDS", (0.0, 0.0))
-    monkeypatch.setattr(slices, "ANSWER_SECONDS", 600.0)
+pytestmark = pytest.mark.usefixtures("unhurried_slices")
 
 
 @pytest.fixture
@@ -519,23 +515,17 @@ async def test_one_process_cuts_what_it_serves_alone(disk: MemoryDisk) -> None:
     await shard.close()
 
 
-async def test_a_log_that_has_not_gone_on_is_not_read_again(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_log_that_has_not_gone_on_is_not_read_again(tree: Tree) -> None:
     await tree.both(9, 7)
     await tree.below.stop()
     await tree.top.shard.split("a", "a~1", AT)
-    one, load = tree.beside, tree.beside.journal.load
-    read: list[str] = []
-
-    async def counted(log: str, **more: Any) -> Any:
-        read.append(log)
-        return await load(log, **more)
-
-    monkeypatch.setattr(one.journal, "load", counted)
+    one, read = tree.beside, tree.beside.journal.loads
+    read.clear()
     await one.shard.refresh()
     await one.shard.serve_those(["a~2"])
     await rest()
-    assert read.count("a~1") == 1
+    assert read["a~1"] == 1
     tree.below = await tree.another("below:2", tree.below.placement.names)
     await settled(tree, "a~1", "a~2")
-    assert read.count("a~1") == 2
+    assert read["a~1"] == 2
     assert tree.stands(2) == 7

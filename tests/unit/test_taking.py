@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -27,23 +28,22 @@ from lowwater_authority.engine.takeover import TAKEN_AT_ONCE, TAKEN_IN_ALL
 from lowwater_authority.engine.task_master import TaskMaster
 from lowwater_authority.journal import GRAPH, Entry, LoadedLog, Ownership, frames
 from lowwater_authority.journal.frames import decode, encode
-from tests.contract.journal_stores import flipped
 from tests.kit.faults import Outcome
-from tests.kit.memory_journal import MemoryJournal, StoredLog
+from tests.kit.memory_journal import MemoryJournal, StoredLog, flipped
+from tests.kit.releases import newer_release
 from tests.kit.shards import DEAD_AFTER, NAMES, Deployment, One, held, turns, two
 from tests.kit.times import HOUR, SECOND
 
 
 def flip_a_bit(log: str, stored: StoredLog) -> None:
     """A byte on the disk is wrong."""
-    stored.records[stored.last] = flipped(stored.records[stored.last])
+    stored.damage()
 
 
 def write_as_a_newer_release(log: str, stored: StoredLog) -> None:
     """A record has a format that is yet to come."""
     _, _, payload = decode(log, place := stored.last - 1, stored.records[place])
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(frames, "USUAL", frames.FORMAT + 1)
+    with newer_release():
         stored.records[place] = encode(log, place, payload, writer=decode(log, place, stored.records[place]).writer)
 
 
@@ -53,19 +53,10 @@ def write_what_does_not_follow(log: str, stored: StoredLog) -> None:
     stored.records[place] = encode(log, place, b"\xff", writer=decode(log, place, stored.records[place]).writer)
 
 
-class Looks:
-    """Counts how often a shard reads a log."""
-
-    def __init__(self, one: One, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count = 0
-        journal = one.shard.journal
-        load = journal.load
-
-        async def counted(log: str, **more: object) -> object:
-            self.count += log == name
-            return await load(log, **more)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(journal, "load", counted)
+def looks_of(one: One) -> Counter[str]:
+    """How often a shard reads each log from now on."""
+    one.journal.loads.clear()
+    return one.journal.loads
 
 
 async def moving(deployment: Deployment) -> tuple[One, One, str]:
@@ -88,19 +79,18 @@ async def test_a_damaged_log_stays_with_the_owner_that_has_it_in_memory(
     deployment: Deployment,
     damage: Callable[[str, StoredLog], None],
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one, other, name = await moving(deployment)
     owner, stored = deployment.disk.owners[name], deployment.disk.logs[name]
     whole = stored.copy()
     damage(name, stored)
-    looks = Looks(other, name, monkeypatch)
+    looks = looks_of(other)
     await one.cluster.change(lambda view: view.pinned(name, "other:1"))
     await deployment.settle(one, other, seconds=6)
     assert deployment.disk.owners[name] == owner, "nobody took it"
     assert await other.shard.serve(name) is False
     assert name in held(one)
-    assert 2 <= looks.count <= 4, "after 0, 1, 3 seconds, and not at each of twenty beats"
+    assert 2 <= looks[name] <= 4, "after 0, 1, 3 seconds, and not at each of twenty beats"
     assert said(caplog, f"{name} is not taken over") == 1
     assert said(caplog, "is not served yet") == 0
     assert await one.report(name, await one.claim(name), 12) == []
@@ -113,21 +103,6 @@ async def test_a_damaged_log_stays_with_the_owner_that_has_it_in_memory(
     assert name in held(other)
     assert other.low(name) == 12
     assert said(caplog, "its log is whole again") == 1
-
-
-async def test_a_snapshot_of_its_owner_makes_a_damaged_log_whole(deployment: Deployment) -> None:
-    one, other, name = await moving(deployment)
-    flip_a_bit(name, deployment.disk.logs[name])
-    await one.cluster.change(lambda view: view.pinned(name, "other:1"))
-    await deployment.settle(one, other)
-    assert name in held(one)
-    await one.shard.held.logs.snapshot(
-        one.shard.held.of(name).log, lambda: recovery.pieces(one.shard.held.served[name].computation)
-    )
-    await one.shard.held.logs.settle()
-    await deployment.settle(one, other, seconds=1.5)
-    assert name in held(other)
-    assert other.low(name) == 11
 
 
 async def test_its_owner_writes_a_damaged_log_whole_when_nobody_takes_it(deployment: Deployment) -> None:
@@ -192,12 +167,8 @@ async def test_what_a_shard_had_too_much_to_do_to_write_whole_is_written_later(
 async def test_what_nobody_takes_is_written_whole_once_and_when_it_has_changed(deployment: Deployment) -> None:
     one, other, name = await moving(deployment)
     stored = deployment.disk.logs[name]
-    await one.shard.held.logs.snapshot(
-        one.shard.held.of(name).log, lambda: recovery.pieces(one.shard.held.served[name].computation)
-    )
-    await one.shard.held.logs.settle()
-    assert stored.snapshot is not None
-    stored.snapshot = flipped(stored.snapshot)
+    await one.snapshot(name)
+    stored.damage_snapshot()
     await one.cluster.change(lambda view: view.pinned(name, "other:1"))
     await deployment.settle(one, other, seconds=3 * LOOK_SECONDS)
     statistics = one.shard.journal.statistics
@@ -205,7 +176,7 @@ async def test_what_nobody_takes_is_written_whole_once_and_when_it_has_changed(d
     assert await one.report(name, await one.claim(name), 12) == []
     while statistics().snapshots == 1:
         await deployment.settle(one)
-    stored.snapshot = flipped(stored.snapshot)
+    stored.damage_snapshot()
     for hour in range(13, 16):
         assert await one.report(name, await one.claim(name), hour) == []
         await deployment.settle(one, other, seconds=LOOK_SECONDS)
@@ -214,16 +185,16 @@ async def test_what_nobody_takes_is_written_whole_once_and_when_it_has_changed(d
 
 
 async def test_a_damaged_log_that_nobody_has_in_memory_is_refused_with_the_reason(
-    deployment: Deployment, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    deployment: Deployment, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, other, name = await moving(deployment)
     await one.stop()
     flip_a_bit(name, deployment.disk.logs[name])
-    looks = Looks(other, name, monkeypatch)
+    looks = looks_of(other)
     await deployment.settle(other, seconds=6)
     with pytest.raises(errors.Unavailable, match=rf"log '{name}' at position \d+ is damaged: the checksum differs"):
         await other.shard.serve(name)
-    assert looks.count <= 4
+    assert looks[name] <= 4
     assert said(caplog, f"{name} is not served yet") == 1
 
 
@@ -251,57 +222,19 @@ async def test_rule7_nothing_is_remembered_of_what_could_not_be_taken_once_anoth
     assert not third.cluster._missing
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when a name is remembered for ever")
-async def test_rule7_breaks_when_what_was_missing_is_remembered(
-    deployment: Deployment, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    take = cluster.Cluster._take
-
-    def remembering(self: cluster.Cluster) -> None:
-        before = dict(self._missing)
-        take(self)
-        self._missing = before | self._missing
-
-    monkeypatch.setattr(cluster.Cluster, "_take", remembering)
-    await test_rule7_nothing_is_remembered_of_what_could_not_be_taken_once_another_shard_is_to_serve_it(
-        deployment, caplog
-    )
-
-
-async def test_a_damaged_log_is_looked_at_sooner_once_its_owner_is_gone(deployment: Deployment) -> None:
-    one, other, name = await moving(deployment)
-    stored = deployment.disk.logs[name]
-    whole = stored.copy()
-    flip_a_bit(name, stored)
-    await one.cluster.change(lambda view: view.pinned(name, "other:1"))
-    await deployment.settle(one, other, seconds=70)
-    await one.stop()
-    stored.records.update(whole.records)
-    await deployment.settle(other, seconds=DEAD_AFTER + ORPHAN_SECONDS + 0.9)
-    assert name in held(other)
-    assert other.low(name) == 11
-
-
 async def ended(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard is stopped, and nobody takes over what it serves in time."""
     monkeypatch.setattr(cluster, "HAND_OVER_SECONDS", 0.0)
     await one.cluster.leave()
-    one.shard.stop()
-    await one.rounds
-    one.ended = True
-    await one.shard.close()
+    await one.end()
 
 
 async def moving_and_damaged(deployment: Deployment) -> tuple[One, One, str]:
     """As :func:`moving`, and the other shard could not read what the owner has left: it has rested since, for a while."""
     one, other, name = await moving(deployment)
-    await one.shard.held.logs.snapshot(
-        one.shard.held.of(name).log, lambda: recovery.pieces(one.shard.held.served[name].computation)
-    )
-    await one.shard.held.logs.settle()
+    await one.snapshot(name)
     stored = deployment.disk.logs[name]
-    assert stored.snapshot is not None
-    stored.snapshot = flipped(stored.snapshot)  # its owner writes it whole when it has changed, which it does not
+    stored.damage_snapshot()  # its owner writes it whole when it has changed, which it does not
     await one.cluster.change(lambda view: view.pinned(name, "other:1"))
     await deployment.settle(one, other, seconds=70)
     return one, other, name
@@ -312,29 +245,27 @@ async def test_a_damaged_log_is_looked_at_at_once_when_its_owner_is_gone(
 ) -> None:
     """The owner has left a snapshot, which replaces what was damaged; nobody waits for the rest of a minute."""
     one, other, name = await moving_and_damaged(deployment)
-    looks = Looks(other, name, monkeypatch)
+    looks = looks_of(other)
     await deployment.settle(one, other)
-    assert not looks.count, "it rests"
+    assert not looks[name], "it rests"
     await ended(one, monkeypatch)
     await deployment.settle(other, seconds=0.6)
     assert name in held(other)
     assert other.low(name) == 11
 
 
-async def test_what_nobody_serves_is_looked_at_at_once_only_when_that_is_new(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_nobody_serves_is_looked_at_at_once_only_when_that_is_new(deployment: Deployment) -> None:
     one, other, name = await moving_and_damaged(deployment)
-    looks = Looks(other, name, monkeypatch)
+    looks = looks_of(other)
     await one.stop()
     await deployment.settle(other, seconds=DEAD_AFTER + 0.6)
-    assert looks.count == 1
+    assert looks[name] == 1
     await deployment.settle(other, seconds=ORPHAN_SECONDS - 0.6)
-    assert looks.count == 1
+    assert looks[name] == 1
     with pytest.raises(errors.Unavailable, match="is damaged"):
         await other.shard.serve(name)
     await deployment.settle(other, seconds=0.9)
-    assert looks.count == 2
+    assert looks[name] == 2
 
 
 @pytest.mark.parametrize("behind", [False, True])
@@ -348,10 +279,7 @@ async def test_a_shard_that_ends_writes_again_what_it_alone_has_whole(
 ) -> None:
     """The only snapshot is damaged, or missing, in the store; so nobody takes it over, and the memory of its owner is about to end."""
     one, other, name = await moving(deployment)
-    await one.shard.held.logs.snapshot(
-        one.shard.held.of(name).log, lambda: recovery.pieces(one.shard.held.served[name].computation)
-    )
-    await one.shard.held.logs.settle()
+    await one.snapshot(name)
     claim = await one.claim(name) if behind else None
     stored = deployment.disk.logs[name]
     assert bool(stored.records) is behind
@@ -372,10 +300,7 @@ async def test_a_shard_that_ends_writes_nothing_of_what_is_whole(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other, name = await moving(deployment)
-    await one.shard.held.logs.snapshot(
-        one.shard.held.of(name).log, lambda: recovery.pieces(one.shard.held.served[name].computation)
-    )
-    await one.shard.held.logs.settle()
+    await one.snapshot(name)
     before, owner = deployment.disk.logs[name].copy(), deployment.disk.owners[name]
     await ended(one, monkeypatch)
     assert deployment.disk.logs[name] == before
@@ -384,27 +309,18 @@ async def test_a_shard_that_ends_writes_nothing_of_what_is_whole(
     assert other.low(name) == 11
 
 
-async def test_rule4_a_shard_that_ends_writes_nothing_of_what_another_serves(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_rule4_a_shard_that_ends_writes_nothing_of_what_another_serves(deployment: Deployment) -> None:
     """It was frozen when it lost the computation, and whoever has that now is the only one to put it right."""
     one, other, name = await moving(deployment)
     await deployment.settle(other, seconds=2.1)
     assert name in held(other)
-    await other.shard.held.logs.snapshot(
-        other.shard.held.of(name).log, lambda: recovery.pieces(other.shard.held.served[name].computation)
-    )
-    await other.shard.held.logs.settle()
+    await other.snapshot(name)
     stored, owner = deployment.disk.logs[name], deployment.disk.owners[name]
-    assert stored.snapshot is not None
-    stored.snapshot = flipped(stored.snapshot)
+    stored.damage_snapshot()
     before = stored.copy()
     assert name in held(one)
     one.shard.held.of(name).log.read(LoadedLog(stored.last, b"", []))  # nothing behind a snapshot, so that it looks
-    one.shard.stop()
-    await one.rounds
-    one.ended = True
-    await one.shard.close()
+    await one.end()
     assert deployment.disk.logs[name] == before
     assert deployment.disk.owners[name] == owner
 
@@ -435,7 +351,7 @@ async def test_what_is_small_waits_for_the_store_in_no_line(
     monkeypatch.setattr(other.journal, "take", late)
     while other.cluster.view.at(one.address) is not None:
         deployment.clock.now += DEAD_AFTER / 5
-        await other.cluster._beat()
+        await other.hear()
     assert await other.cluster._confirm()
     other.cluster._take()
     await turns()
@@ -455,7 +371,7 @@ async def test_one_that_had_to_wait_for_its_turn_is_not_taken_twice(
     assert len(waiting) >= TAKEN_AT_ONCE
     for each in (*sorted(waiting), name):
         await one.cluster.change(partial(pinned, each))
-    await other.cluster._beat()
+    await other.hear()
     other.faults.held["take"] = gate = asyncio.Event()
     takes = [asyncio.ensure_future(other.shard.take_over(each)) for each in (*sorted(waiting), name)]
     await turns()

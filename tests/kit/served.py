@@ -1,0 +1,66 @@
+"""Services of the authority over a socket of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2_grpc
+
+from lowwater_authority.authority import Authority
+from lowwater_authority.ops.observer import Observer
+from lowwater_authority.rpc.health import HealthServicer
+from tests.kit.faults import FaultPlan
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal
+from tests.kit.times import HOUR
+
+
+@asynccontextmanager
+async def served(
+    *services: Callable[[grpc.aio.Server], object],
+    interceptors: Sequence[Any] = (),
+    credentials: grpc.ServerCredentials | None = None,
+) -> AsyncIterator[str]:
+    """A server to which each of these has added its service; gives its address."""
+    server = grpc.aio.server(interceptors=interceptors)
+    for add in services:
+        add(server)
+    place = "127.0.0.1:0"
+    port = server.add_insecure_port(place) if credentials is None else server.add_secure_port(place, credentials)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+def healthy(server: grpc.aio.Server) -> None:
+    """Add the health service of a process that serves."""
+    health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(()), server)
+
+
+@asynccontextmanager
+async def authority_served(
+    faults: FaultPlan | None = None,
+    interceptors: Sequence[Any] = (),
+    randbits: Callable[[int], int] = secrets.randbits,
+) -> AsyncIterator[tuple[Authority, str]]:
+    """A whole authority over a journal in memory, whose rounds run; and its address."""
+    journal = MemoryJournal(MemoryDisk(), faults=faults, randbits=randbits)
+    authority = Authority(journal, clock=lambda: 1000 * HOUR, observer=Observer())
+    await authority.recover()
+    rounds = asyncio.create_task(authority.run())
+    try:
+        async with served(authority.add_to, interceptors=interceptors) as address:
+            try:
+                yield authority, address
+            finally:
+                authority.leave()
+    finally:
+        await rounds
+        await authority.close()
