@@ -136,11 +136,12 @@ class Caller:
             facts = {"principal": self.principal.name, "permission": Action.OPERATE.value, "computation": name}
             raise errors.PermissionDenied(msg, metadata=facts)
 
-    def demand_some(self, action: Action) -> None:
-        """Raise PermissionDenied unless it may do something to any computation at all."""
-        if not self.principal.may_some(action) and not (action is Action.REPORT and self.principal.shard):
-            msg = f"{self.principal.name} lacks the permission {action.value} on anything; whoever keeps the access file can add it there"
-            facts = {"principal": self.principal.name, "permission": action.value}
+    def demand_some(self, *actions: Action) -> None:
+        """Raise PermissionDenied, which names the first action, unless the caller may do one of them to any computation at all."""
+        if not any(map(self.principal.may_some, actions)) and not (Action.REPORT in actions and self.principal.shard):
+            needed = actions[0].value
+            msg = f"{self.principal.name} lacks the permission {needed} on anything; whoever keeps the access file can add it there"
+            facts = {"principal": self.principal.name, "permission": needed}
             raise errors.PermissionDenied(msg, metadata=facts)
 
     def demand_everything(self) -> None:
