@@ -257,12 +257,17 @@ def test_refusals_that_repeat_are_one_line_and_acts_are_all_told(caplog: pytest.
         for number in range(50):
             audit.refused("reset", who, f"n/{number}", "PERMISSION_DENIED")
             audit.done("claim", who, "n/a")
+            audit.done("take_task", who, "n/a", often=True)
+            audit.failed("commit_task", who, "n/a", "STALE_LEASE", often=True)
         now[0] = 11.0
+        audit.done("take_task", who, "n/a", often=True)
         audit.refused("reset", who, "n/a", "PERMISSION_DENIED")
     told = [getattr(record, ATTRIBUTE) for record in caplog.records]
     assert all(each["event"] == "audit" for each in told)
     assert [each["count"] for each in told if each["outcome"] == "refused"] == [1, 50]
-    assert sum(each["outcome"] == "done" for each in told) == 50
+    assert sum(each["act"] == "claim" for each in told) == 50
+    assert [each["count"] for each in told if each["act"] == "take_task"] == [1, 50]
+    assert [each["count"] for each in told if each["act"] == "commit_task"] == [1]
 
 
 # -- the file ------------------------------------------------------------------------------------------------------------

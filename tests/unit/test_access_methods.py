@@ -118,6 +118,8 @@ def test_what_changes_something_is_an_act_for_the_audit() -> None:
     reports = {"Report", "StageTask", "PrepareBatch", "CommitBatch", "Vouch", "RenewTask"}
     asking = {name for name in silent if name.startswith(("Get", "List", "Check", "Watch"))}
     assert silent - asking - reports == {"Locate", "Identify", "ServerReflectionInfo"}
+    many = {path.rpartition("/")[2] for path, rule in METHODS.items() if rule.often}
+    assert many == {"CreateTasks", "TakeTask", "CommitTask", "ReleaseTask"}, "workers repeat these all the time"
     take = METHODS["/lowwater.v1.TaskService/TakeTask"]
     assert [take.acted(tasks_pb2.TakeTaskResponse(lease=each)) for each in (None, tasks_pb2.TaskLease())] == [
         False,

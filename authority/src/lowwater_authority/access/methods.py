@@ -50,6 +50,8 @@ class Method:
     """From the request: what the audit calls it; None: it changes nothing that is worth a line."""
     acted: Callable[[Any], bool] = lambda _: True
     """From the answer: whether anything was changed."""
+    often: bool = False
+    """Whether workers do it again and again, so that the audit has a line with a count instead of a line for each."""
     subject: Callable[[Any], str] = lambda request: getattr(request, "computation", "")
     """From the request: what the audit says it was done to: a computation, a reference, or a region."""
 
@@ -164,14 +166,14 @@ METHODS: Final[dict[str, Method]] = {
     "/lowwater.v1.TaskService/CreateGroup": Method(_own(Action.REPORT), act=lambda _: "create_group"),
     # As a change of inputs: it takes work away from all who have some.
     "/lowwater.v1.TaskService/ConfigureGroup": Method(_own(Action.OPERATE), act=lambda _: "configure_group"),
-    "/lowwater.v1.TaskService/CreateTasks": Method(_own(Action.REPORT), act=lambda _: "create_tasks"),
+    "/lowwater.v1.TaskService/CreateTasks": Method(_own(Action.REPORT), act=lambda _: "create_tasks", often=True),
     "/lowwater.v1.TaskService/TakeTask": Method(
-        _own(Action.REPORT), act=lambda _: "take_task", acted=lambda answer: answer.HasField("lease")
+        _own(Action.REPORT), act=lambda _: "take_task", acted=lambda answer: answer.HasField("lease"), often=True
     ),
     # As the reports of workers: no line for each.
     "/lowwater.v1.TaskService/RenewTask": Method(_own(Action.REPORT)),
-    "/lowwater.v1.TaskService/CommitTask": Method(_own(Action.REPORT), act=lambda _: "commit_task"),
-    "/lowwater.v1.TaskService/ReleaseTask": Method(_own(Action.REPORT), act=lambda _: "release_task"),
+    "/lowwater.v1.TaskService/CommitTask": Method(_own(Action.REPORT), act=lambda _: "commit_task", often=True),
+    "/lowwater.v1.TaskService/ReleaseTask": Method(_own(Action.REPORT), act=lambda _: "release_task", often=True),
     "/lowwater.v1.TaskService/ListTasks": Method(_own(Action.READ)),
     "/lowwater.v1.ClusterService/Locate": Method(known=lambda request: request.computations, some=_ANY, most=_NAMED),
     "/lowwater.v1.ClusterService/ListShards": _ANYBODY,
