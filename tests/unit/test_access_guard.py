@@ -14,6 +14,8 @@ import grpc
 import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lowwater import errors
 from lowwater._core.attempts import error_of_call
@@ -28,7 +30,7 @@ from lowwater_authority.access.identity import Credentials, host_of, presented
 from lowwater_authority.access.limits import Bucket, Usage
 from lowwater_authority.access.methods import Method
 from lowwater_authority.access.policy import Access, Action, Allowance, Limits, Principal
-from lowwater_authority.core.topology import Spec
+from lowwater_authority.core.topology import Spec, name_parts, namespace_of
 from lowwater_authority.files import followed
 from lowwater_authority.files.followed import LOOK_SECONDS, MOST_SECONDS, SETTLED_SECONDS
 from lowwater_authority.files.table import BadFile
@@ -224,6 +226,15 @@ def test_a_caller_sees_what_it_may_read() -> None:
     with pytest.raises(errors.PermissionDenied, match="all that reads n/a") as refused:
         permitted(["n/a", "n/secret"])
     assert "secret" not in refused.value.message
+
+
+@given(st.text("ab/~.", max_size=8))
+def test_the_rights_and_the_share_of_a_namespace_are_those_of_the_same_names(name: str) -> None:
+    """Else what counts for one namespace would be decided by the rules of another."""
+    namespace, plain = name_parts(name)
+    assert (f"{namespace}/{plain}" if namespace else plain) == name
+    assert namespace_of(name) == namespace
+    assert "/" not in namespace
 
 
 def test_decisions_are_bounded_and_follow_the_rules() -> None:

@@ -10,10 +10,10 @@ import asyncio
 import errno
 import logging
 import os
-import resource
 from typing import TYPE_CHECKING, Final
 
 from lowwater._core.events import event
+from lowwater._server.connections import file_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,12 +34,11 @@ log = logging.getLogger(__name__)
 
 def open_share() -> float:
     """Return which part of the files that it may open this process has open. O(files)."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         count = len(os.listdir("/dev/fd"))  # noqa: PTH208 - names are enough
     except OSError as error:
         return 1.0 if error.errno in {errno.EMFILE, errno.ENFILE} else 0.0  # a look needs a file as well
-    return 0.0 if limit == resource.RLIM_INFINITY else count / limit
+    return count / file_limit()
 
 
 class FileWatch:
