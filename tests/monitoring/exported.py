@@ -143,6 +143,9 @@ def healthy() -> Exported:
     exported[own("lowwater_deployment_confirmed_timestamp_seconds")] = lambda t: t - 5
     exported[own("lowwater_certificate_not_after_timestamp_seconds")] = lambda t: 90 * DAYS
     exported[own("process_start_time_seconds")] = lambda t: 0
+    exported[own("process_resident_memory_bytes")] = lambda t: 89
+    exported[own("lowwater_memory_limit_bytes")] = lambda t: 100
+    exported[own("lowwater_clock_timestamp_seconds")] = lambda t: t + 4
     exported[own("lowwater_journal_errors_total", ', outcome="failed"')] = lambda t: 0
     exported[own("lowwater_journal_errors_total", ', outcome="unknown"')] = lambda t: t // 1000
     exported[own("lowwater_claims_total", ', outcome="granted"')] = lambda t: 12

@@ -41,8 +41,8 @@ from lowwater_authority.journal import JournalError, JournalUnknown
 from lowwater_authority.journal.sqlite import SqliteJournal, is_full
 from lowwater_authority.ops.endpoint import Endpoint
 from lowwater_authority.ops.metrics import Metrics
-from lowwater_authority.ops.open_files import FileWatch
 from lowwater_authority.ops.otlp import begin as begin_pushes
+from lowwater_authority.ops.resources import FILES, MEMORY, Watch
 from lowwater_authority.ops.traces import begin as begin_traces
 from lowwater_authority.page_child import PageChild, arguments_of, environment_of
 from lowwater_authority.promises import PromiseFile
@@ -496,7 +496,7 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     if endpoint is not None:
         endpoint.start()
     beside = [] if page is None else [asyncio.create_task(page.run())]
-    beside.append(asyncio.create_task(FileWatch().run()))
+    beside += [asyncio.create_task(Watch(resource).run()) for resource in (FILES, MEMORY)]
     if promises is not None:
         beside.append(asyncio.create_task(promises.watch()))
     rounds = asyncio.create_task(authority.run())
