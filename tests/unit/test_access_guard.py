@@ -413,6 +413,22 @@ def test_the_token_of_shards_is_no_principal_s(tmp_path: Path) -> None:
     assert "principal[2].token_sha256 has the digest" in str(refused)
 
 
+def test_a_secret_stands_in_a_file_or_in_a_variable(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    environment = {PEER_TOKEN: "o" * 43, f"{PEER_TOKEN}_FILE": str(file)}
+    rules = tmp_path / "access.toml"
+    rules.write_text(SOMEBODY)
+    for text, problem in ((None, "cannot be read: No such file"), (b" \n", "is empty"), (b"\xff", "is not UTF-8")):
+        if text is not None:
+            file.write_bytes(text)
+        with pytest.raises(BadFile, match=problem):
+            Door(rules, shared=True, environment=environment)
+    file.write_text(f"{'f' * 43},{'g' * 43}\n")
+    assert Door(rules, shared=True, environment=environment).token == "f" * 43
+    del environment[f"{PEER_TOKEN}_FILE"]
+    assert Door(rules, shared=True, environment=environment).token == "o" * 43
+
+
 async def test_a_file_that_never_rests_is_read_once_in_a_while(tmp_path: Path) -> None:
     watched = Watched(tmp_path / "access.toml", 1)
     for number in range(1000, 1000 + round(2.5 * MOST_SECONDS)):

@@ -36,6 +36,7 @@ from lowwater_authority.cluster.membership import Member
 from lowwater_authority.cluster.peers import Peers, PeerSettings
 from lowwater_authority.commands.serve_arguments import limits_given, parser, refuse_password
 from lowwater_authority.engine.writes import StoreState
+from lowwater_authority.files.secret import secret
 from lowwater_authority.files.table import BadFile
 from lowwater_authority.journal import JournalError, JournalUnknown
 from lowwater_authority.journal.sqlite import SqliteJournal, is_full
@@ -167,10 +168,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def store_of(given: str) -> str:
     """Return the URL of the store; on the command line everybody on the machine reads it."""
     try:
-        refuse_password(given, "--store", "set LOWWATER_STORE in the environment instead")
+        refuse_password(
+            given, "--store", "set LOWWATER_STORE in the environment instead, or name a file by LOWWATER_STORE_FILE"
+        )
+        return given or secret("LOWWATER_STORE", os.environ)
     except ValueError as error:
         raise CannotServe(str(error)) from None
-    return given or os.environ.get("LOWWATER_STORE", "")
 
 
 def door_of(args: argparse.Namespace, host: str, *, shared: bool, limits: Limits = DEFAULT_LIMITS) -> Door | None:

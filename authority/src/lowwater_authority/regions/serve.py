@@ -73,7 +73,7 @@ def parser() -> CommandParser:
         metavar="URL",
         default="",
         help="journal in Redis instead of --data, by the same URLs as for `lowwater serve`; one with a password only in the environment's "
-        "LOWWATER_STORE. A Redis that replicates without waiting may lose what was decided: consensus over three sites is better",
+        "LOWWATER_STORE, or in the file LOWWATER_STORE_FILE. A Redis that replicates without waiting may lose what was decided: consensus over three sites is better",
     )
     parse.add_argument(
         "--deployment", metavar="NAME", default="global", help="which deployment of the store (default: %(default)s)"
