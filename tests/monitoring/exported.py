@@ -163,6 +163,7 @@ def healthy() -> Exported:
     exported[dedup("refused")] = lambda t: 0
     exported[dedup("commits_total")] = lambda t: t
     exported[query("late_rows_total")] = lambda t: 0
+    exported[query("untimed_rows_total")] = lambda t: 0
     exported[query("holding")] = lambda t: 0
     exported |= {seen("answers"): lambda t: 1, seen("away"): lambda t: 0, seen("left_alone"): lambda t: 0}
     for name in ("journal_append_seconds", "push_seconds", "event_loop_lag_seconds"):
