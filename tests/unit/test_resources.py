@@ -15,15 +15,20 @@ from lowwater._core.events import ATTRIBUTE
 from lowwater_authority.ops.resources import FILES, MEMORY, Resource, Watch, memory_limit, open_share
 
 
-@pytest.mark.parametrize("resource", [FILES, MEMORY])
-async def test_what_runs_out_is_one_line_until_it_is_over(resource: Resource, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("resource", "runs_out", "free"),
+    [(FILES, "files_run_out", "files_free"), (MEMORY, "memory_runs_out", "memory_free")],
+)
+async def test_what_runs_out_is_one_line_until_it_is_over(
+    resource: Resource, runs_out: str, free: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
     shares = [0.1, 0.85, 0.9, 1.0, 0.85, 0.95, 0.79, 0.9]
     watch = Watch(replace(resource, share=iter(shares).__next__))
     for _ in shares:
         await watch.look()
     told = [(getattr(each, ATTRIBUTE)["event"], getattr(each, ATTRIBUTE)["share"]) for each in caplog.records]
-    assert told == [(resource.runs_out, 0.9), (resource.free, 0.79), (resource.runs_out, 0.9)]
+    assert told == [(runs_out, 0.9), (free, 0.79), (runs_out, 0.9)]
 
 
 def test_the_memory_limit_is_the_least_of_the_groups_of_the_process(tmp_path: Path) -> None:

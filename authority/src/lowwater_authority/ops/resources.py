@@ -15,7 +15,7 @@ import os
 import resource
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from lowwater._core.events import event
 from lowwater._server.connections import file_limit
@@ -84,28 +84,28 @@ class Resource:
 
     share: Callable[[], float]
     """Returns which part of it is used. Asked on another thread."""
-    runs_out: str
-    """Event of the line that says that it runs out."""
-    free: str
-    """Event of the line that says that it does so no more."""
+    runs_out: Callable[[float], dict[str, Any]]
+    """Returns the event of the line that says that it runs out; from the part that is used."""
     of_what: str
     """What the part is a part of, and what to do, for people."""
+    free: Callable[[float], dict[str, Any]]
+    """The same of the line that says that it does so no more."""
 
 
 FILES: Final = Resource(
     open_share,
-    "files_run_out",
-    "files_free",
+    lambda share: event("files_run_out", share=share),
     "the files that this process may open are open. When none is left, the process refuses every new connection: "
     "raise the limit (ulimit -n), or let a firewall stop hosts that open connections and send nothing",
+    lambda share: event("files_free", share=share),
 )
 
 MEMORY: Final = Resource(
     memory_share,
-    "memory_runs_out",
-    "memory_free",
+    lambda share: event("memory_runs_out", share=share),
     "the memory that this process may use is resident. Beyond the limit the kernel kills the process: raise the limit, "
     "or spread the computations over more shards",
+    lambda share: event("memory_free", share=share),
 )
 
 
@@ -129,8 +129,7 @@ class Watch:
         share = await asyncio.to_thread(watched.share)
         if share >= MOST_SHARE and not self._logged:
             self._logged = True
-            fields = event(watched.runs_out, share=round(share, 3))
-            log.error("%.0f %% of %s", 100 * share, watched.of_what, extra=fields)
+            log.error("%.0f %% of %s", 100 * share, watched.of_what, extra=watched.runs_out(round(share, 3)))
         elif share < ENOUGH_SHARE and self._logged:
             self._logged = False
-            log.info("%.0f %% is in use again", 100 * share, extra=event(watched.free, share=round(share, 3)))
+            log.info("%.0f %% is in use again", 100 * share, extra=watched.free(round(share, 3)))
