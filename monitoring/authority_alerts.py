@@ -249,6 +249,23 @@ def alerts(settings: Settings) -> Group:
                 "Without a free one nobody can connect: each connection is a file, also one without a token.",
             ),
             Alert(
+                "LowwaterMemoryRunsOut",
+                "max by (job, instance) (process_resident_memory_bytes / on (job, instance) lowwater_memory_limit_bytes) > 0.9",
+                "1m",
+                "critical",
+                "{{ $labels.instance }} uses {{ $value | humanizePercentage }} of its memory",
+                "Beyond its limit the kernel kills it. It comes back with the same need, while watermarks of what it serves stand.",
+            ),
+            Alert(
+                "LowwaterClockWrong",
+                "max by (job, instance) (abs(lowwater_clock_timestamp_seconds - timestamp(lowwater_clock_timestamp_seconds))) > 5",
+                "5m",
+                "warning",
+                "The clock of {{ $labels.instance }} differs from that of Prometheus by {{ $value | humanizeDuration }}",
+                "No watermark depends on clocks. But a clock that is behind refuses event times as too far ahead, and one that leads lets them in; lags and ages are"
+                " wrong by the difference.",
+            ),
+            Alert(
                 "LowwaterTombstones",
                 "max by (job) (lowwater_tombstone_bytes) > 3 * 1024 * 1024",
                 "15m",

@@ -293,7 +293,10 @@ def _process() -> Row:
             Panel(
                 "Memory",
                 "Resident memory. It follows the number of key ranges, and nothing else for long.",
-                (Query(chosen("process_resident_memory_bytes"), "{{instance}}"),),
+                (
+                    Query(chosen("process_resident_memory_bytes"), "{{instance}}"),
+                    Query(chosen("lowwater_memory_limit_bytes"), "{{instance}} limit"),
+                ),
                 Unit.BYTES,
                 width=6,
             ),

@@ -21,6 +21,14 @@ def alerts() -> Group:
                 " upstream reports more than is true, and windows that are out lack these rows.",
             ),
             Alert(
+                "LowwaterUntimedRows",
+                "sum by (job, query, computation) (increase(lowwater_spark_untimed_rows_total[15m])) > 0",
+                "0s",
+                "warning",
+                "{{ $labels.query }} got rows without an event time",
+                "Some {{ $value | humanize }} rows of {{ $labels.computation }} have none: no window has them, and no watermark waits for them.",
+            ),
+            Alert(
                 "LowwaterQueryHolding",
                 "min by (job, query, computation) (lowwater_spark_holding) == 1",
                 "10m",

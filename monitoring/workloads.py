@@ -89,7 +89,7 @@ def _tracked() -> Row:
                 "Late rows",
                 "Rows below what the inputs had promised before: broken promises, of whoever reports upstream. Not one is normal.",
                 (Query(grown(spark("late_rows_total")), QUERY),),
-                width=6,
+                width=4,
                 colours=((1, "red"),),
             ),
             Panel(
@@ -97,7 +97,14 @@ def _tracked() -> Row:
                 "Rows that Spark's own operators dropped for being below Spark's own watermark. A driven query drops only what is"
                 " late above too.",
                 (Query(grown(spark("dropped_rows_total")), QUERY),),
-                width=6,
+                width=4,
+                colours=((1, "red"),),
+            ),
+            Panel(
+                "Rows without an event time",
+                "They hold no watermark, and no window has them. Where every row should have a time, not one is normal.",
+                (Query(grown(spark("untimed_rows_total")), QUERY),),
+                width=4,
                 colours=((1, "red"),),
             ),
             Panel(

@@ -32,6 +32,8 @@ TABLES: Final[dict[str, Sequence[Figure]]] = {
         shard_figures.CERTIFICATE_REFUSED,
         shard_figures.ACCESS_REFUSED,
         shard_figures.TOKEN_EXPIRES,
+        shard_figures.CLOCK,
+        shard_figures.MEMORY_LIMIT,
         shard_figures.ERRORS,
         shard_figures.FREE,
         *shard_figures.GATES,

@@ -76,14 +76,25 @@ def flags(name: str, pod: str = "lw-lowwater-0") -> Any:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_the_server_takes_the_flags(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LOWWATER_STORE", raising=False)
+def test_the_server_takes_the_flags(name: str) -> None:
     args = flags(name)
     assert not args.store, "the URL of Redis may hold a password, and arguments can be read by everybody on the node"
-    assert ("LOWWATER_STORE" in environment(name, "x")) == bool(args.advertise) == (name in SHARDED)
+    assert ("LOWWATER_STORE_FILE" in environment(name, "x")) == bool(args.advertise) == (name in SHARDED)
     # The ports are those that the server has by default, and that the container, Services and probes name.
     ports = {each["name"]: each["containerPort"] for each in container(name)["ports"]}
     assert {"grpc": int(args.listen.rpartition(":")[2]), "http": int(args.http.rpartition(":")[2])} == ports
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_every_secret_that_the_server_reads_is_a_file_that_is_mounted(name: str) -> None:
+    """A variable would stay in the environment of the process."""
+    files = {each: path for each, path in environment(name, "x").items() if each.endswith("_FILE")}
+    assert "from a Secret" not in set(environment(name, "x").values()) or name == "everything"
+    volumes = {each["name"]: each for each in stateful_set(name)["spec"]["template"]["spec"]["volumes"]}
+    mounts = {each["mountPath"]: volumes[each["name"]] for each in container(name)["volumeMounts"]}
+    for path in files.values():
+        folder, _, key = path.rpartition("/")
+        assert [each["path"] for each in mounts[folder]["secret"]["items"]] == [key]
 
 
 @pytest.mark.parametrize("name", SETS)

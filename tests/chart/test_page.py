@@ -87,8 +87,10 @@ def test_a_journal_is_copied_to_where_the_chart_serves_it() -> None:
     assert sides == [("/data", shared), (shared, "/data")]
     [pod] = [each for each in WRITTEN if each.get("kind") == "Pod"]
     [store] = pod["spec"]["containers"][0]["env"]
-    [url] = [each for each in served["env"] if each["name"] == "LOWWATER_STORE"]
-    assert url["valueFrom"]["secretKeyRef"].items() <= store["valueFrom"]["secretKeyRef"].items()
+    volumes = found["StatefulSet/lowwater"]["spec"]["template"]["spec"]["volumes"]
+    [url] = [each["secret"] for each in volumes if each["name"] == "redis-url"]
+    wanted = store["valueFrom"]["secretKeyRef"]
+    assert (url["secretName"], url["items"][0]["key"]) == (wanted["name"], wanted["key"])
     assert (store["name"], store["valueFrom"]["secretKeyRef"]["optional"]) == ("STORE", True)
 
 

@@ -237,13 +237,14 @@ REFUSED = {
         "extraEnv has LOWWATER_STORE, which the chart sets itself",
     ),
     "a token in the environment": (["extraEnv[0].name=LOWWATER_PEER_TOKEN"], "extraEnv has LOWWATER_PEER_TOKEN"),
+    "another file of the store": (["extraEnv[0].name=LOWWATER_STORE_FILE"], "extraEnv has LOWWATER_STORE_FILE"),
     "the name of the pod": (["extraEnv[0].name=A", "extraEnv[1].name=POD_NAME"], "extraEnv has POD_NAME"),
     **{
         f"the volume {name}": (
             [f"extraVolumes[0].name={name}"],
             f"extraVolumes has {name}, which is a volume of the chart: give it another name",
         )
-        for name in ("tmp", "data", "tls", "access", "promises")
+        for name in ("tmp", "data", "tls", "access", "promises", "redis-url", "peer-token")
     },
     # And what the schema refuses.
     "a value that is taken away": (["redis=null"], "redis is required"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import subprocess
@@ -256,6 +257,18 @@ def test_a_global_authority_that_runs_does_not_change_its_journal_for_an_empty_o
     assert message in said.stderr
     assert "scale to 0 first" in said.stderr
     assert upgraded([*installed(0, *setting(enabled, *before)), *SECRETS], *setting(enabled, *after)).returncode == 0
+
+
+def test_pods_of_an_older_chart_have_the_url_in_a_variable() -> None:
+    running = copy.deepcopy(installed(1, *setting(*GIVEN)))
+    [pod] = [each["spec"]["template"]["spec"] for each in running if each["kind"] == "StatefulSet"]
+    pod["volumes"] = [each for each in pod["volumes"] if each["name"] != "redis-url"]
+    [store] = [each for each in pod["containers"][0]["env"] if each["name"] == "LOWWATER_STORE_FILE"]
+    store |= {"name": "LOWWATER_STORE", "valueFrom": {"secretKeyRef": {"name": "given", "key": "url"}}}
+    assert upgraded([*running, *SECRETS], *setting(*GIVEN)).returncode == 0
+    said = upgraded([*running, *SECRETS], *setting("redis.existingSecret=moved"))
+    assert said.returncode != 0
+    assert "given.data.svc:6379/0" in said.stderr
 
 
 def test_a_secret_that_stays_is_not_read() -> None:

@@ -107,8 +107,14 @@ def test_the_secured_command_serves_probes_scrapes_and_its_test_and_minds_no_red
     (secrets / "access/access.toml").write_text(config)
     with RedisServer(tmp_path / "redis", *DURABLE) as redis:
         redis.start()
-        monkeypatch.setenv("LOWWATER_STORE", redis.url)
-        monkeypatch.setenv("LOWWATER_PEER_TOKEN", "x" * 43)
+        given = {"LOWWATER_STORE_FILE": redis.url, "LOWWATER_PEER_TOKEN_FILE": "x" * 43}
+        for each in container("secured")["env"]:
+            if text := given.pop(each["name"], ""):
+                file = tmp_path / each["value"].lstrip("/")
+                file.parent.mkdir()
+                file.write_text(text)
+                monkeypatch.setenv(each["name"], str(file))
+        assert not given
         with Contained(tmp_path, "secured") as server:
             assert server.metrics.startswith("https:")
             startup, readiness, liveness = (server.container[probe] for probe in PROBES)

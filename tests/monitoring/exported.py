@@ -143,6 +143,9 @@ def healthy() -> Exported:
     exported[own("lowwater_deployment_confirmed_timestamp_seconds")] = lambda t: t - 5
     exported[own("lowwater_certificate_not_after_timestamp_seconds")] = lambda t: 90 * DAYS
     exported[own("process_start_time_seconds")] = lambda t: 0
+    exported[own("process_resident_memory_bytes")] = lambda t: 89
+    exported[own("lowwater_memory_limit_bytes")] = lambda t: 100
+    exported[own("lowwater_clock_timestamp_seconds")] = lambda t: t + 4
     exported[own("lowwater_journal_errors_total", ', outcome="failed"')] = lambda t: 0
     exported[own("lowwater_journal_errors_total", ', outcome="unknown"')] = lambda t: t // 1000
     exported[own("lowwater_claims_total", ', outcome="granted"')] = lambda t: 12
@@ -160,6 +163,7 @@ def healthy() -> Exported:
     exported[dedup("refused")] = lambda t: 0
     exported[dedup("commits_total")] = lambda t: t
     exported[query("late_rows_total")] = lambda t: 0
+    exported[query("untimed_rows_total")] = lambda t: 0
     exported[query("holding")] = lambda t: 0
     exported |= {seen("answers"): lambda t: 1, seen("away"): lambda t: 0, seen("left_alone"): lambda t: 0}
     for name in ("journal_append_seconds", "push_seconds", "event_loop_lag_seconds"):

@@ -113,6 +113,20 @@ def open_files(share: float) -> Exported:
     return exported
 
 
+def growing() -> Exported:
+    """Nine tenths of the memory and a bit more are in use from a moment on."""
+    exported = healthy()
+    exported[own("process_resident_memory_bytes")] = lambda t: 91 if t >= FAULT else 89
+    return exported
+
+
+def behind(until: float) -> Exported:
+    """The clock of the authority is behind for a time."""
+    exported = healthy()
+    exported[own("lowwater_clock_timestamp_seconds")] = lambda t: t - 6 if FAULT <= t < until else t - 4
+    return exported
+
+
 def tombstones(size: int) -> Exported:
     """Dropped computations take so many bytes from a moment on."""
     exported = healthy()
@@ -209,6 +223,8 @@ FIRES: dict[str, tuple[Callable[[], Exported], Mapping[float, Instances]]] = {
     ),
     "LowwaterDiskFull": (filling, {3900: [], 3930: [ONE]}),
     "LowwaterFilesRunOut": (lambda: open_files(0.95), {3630: [], 3660: [ONE]}),
+    "LowwaterMemoryRunsOut": (growing, {3630: [], 3660: [ONE]}),
+    "LowwaterClockWrong": (lambda: behind(5400), {3870: [], 3900: [ONE], 5370: [ONE], 5400: []}),
     # Less than a week is left at 01:00:30, and five minutes more. Another principal has a month.
     "LowwaterTokenExpires": (tokens, {3900: [], 3930: [JOB | {"principal": "etl"}]}),
     "LowwaterTombstones": (lambda: tombstones(4 << 20), {4470: [], 4500: [JOB]}),

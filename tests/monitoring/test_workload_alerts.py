@@ -23,6 +23,7 @@ def changed(**values: Value) -> Exported:
     """A healthy deployment in which some series differ."""
     names = {
         "late": query("late_rows_total"),
+        "untimed": query("untimed_rows_total"),
         "holding": query("holding"),
         "answers": seen("answers"),
         "away": seen("away"),
@@ -41,6 +42,10 @@ def on(t: float, until: float = 20 * HOURS) -> float:
 
 FIRES: dict[str, tuple[Callable[[], Exported], Mapping[float, Instances]]] = {
     "LowwaterLateRows": (lambda: changed(late=lambda t: 3 * on(t)), {3570: [], 3600: [QUERY]}),
+    "LowwaterUntimedRows": (
+        lambda: changed(untimed=lambda t: 3 * on(t)),
+        {3570: [], 3600: [QUERY], 4470: [QUERY], 4500: []},
+    ),
     "LowwaterQueryHolding": (lambda: changed(holding=on), {4170: [], 4200: [QUERY]}),
     "LowwaterAttachLeftAlone": (lambda: changed(alone=on, answers=lambda t: 1 - on(t)), {3870: [], 3900: [DRIVER]}),
     # Five minutes later none of the samples has seen it grow.

@@ -158,7 +158,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 @pytest.mark.parametrize(
     ("who", "arguments", "says"),
     [
-        ("idle", [], "no computation is registered that idle may read: `read` in the access file says which those are"),
+        ("operator", [], "no computation is registered that operator may read: `read` in the access file says which those are"),
         ("reader", ["--namespace", "other"], "no computation is registered in the namespace other that reader may read; namespaces that have some: flights"),
     ],
 )  # fmt: skip
@@ -231,8 +231,10 @@ def test_what_no_rule_allows_is_refused(target: Target, thing: Thing) -> None:
         needed = "read" if needed == "any" else needed
         namespace, _, plain = thing.name.rpartition("/")
         on = f"{plain!r} of the namespace {namespace!r}"
-        large = {"Report", "Claim", "StageTask", "PrepareBatch", "CommitBatch", "ChangeLayout"}
-        if thing.rpc in large and not any(needed in rights for _, rights in RULES[thing.who]):
+        large = {"Report", "Claim", "StageTask", "PrepareBatch", "CommitBatch", "ChangeLayout", "Register"}
+        if (thing.rpc in large and not any(needed in rights for _, rights in RULES[thing.who])) or (
+            thing.rpc in {"GetWatermarks", "Watch", "Locate"} and not RULES[thing.who]
+        ):
             on = "anything"  # what may carry much is refused before it is parsed
         assert f"the permission {needed} on {on}" in refused.message
 
@@ -325,6 +327,9 @@ def test_a_list_of_all_has_what_one_may_read_and_nothing_else(target: Target) ->
         metadata, seen = bearer(TOKENS[who]), rights.get("read", set()) & set(REGISTERED)
         graph = stubs.graph.GetTopology(topology_pb2.GetTopologyRequest(), metadata=metadata, **patience)
         assert {each.name for each in graph.computations} == seen
+        if not RULES[who]:
+            assert isinstance(target.wire.attempt("GetWatermarks", metadata), errors.PermissionDenied)
+            continue
         got = stubs.watermarks.GetWatermarks(watermarks_pb2.GetWatermarksRequest(), metadata=metadata, **patience)
         assert {each.computation for each in got.watermarks} == seen
         if not any(

@@ -434,7 +434,9 @@ def test_no_secret_is_shown_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
     redis = RedisServer(tmp_path / "redis", *DURABLE, "--requirepass", password)
     redis.start()
-    monkeypatch.setenv("LOWWATER_STORE", f"redis://:{password}@127.0.0.1:{redis.port}")
+    url = tmp_path / "store"
+    url.write_text(f"redis://:{password}@127.0.0.1:{redis.port}\n")
+    monkeypatch.setenv("LOWWATER_STORE_FILE", str(url))
     monkeypatch.setenv("LOWWATER_PEER_TOKEN", peers)
     seen: list[str] = []
 

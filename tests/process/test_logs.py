@@ -64,8 +64,10 @@ NOT_PROVOKED = {
     "certificate_refused": "tests/process/test_tls.py",
     "certificate_not_for_clients": "tests/process/test_tls.py",
     "key_readable": "tests/process/test_tls.py",
-    "files_run_out": "tests/unit/test_open_files.py",
-    "files_free": "tests/unit/test_open_files.py",
+    "files_run_out": "tests/unit/test_resources.py",
+    "files_free": "tests/unit/test_resources.py",
+    "memory_runs_out": "tests/unit/test_resources.py",
+    "memory_free": "tests/unit/test_resources.py",
     "saturated": "8,192 streams; tests/unit/test_logging.py",
     "not_saturated": "as saturated",
 }

@@ -140,7 +140,7 @@ OTHERWISE = {
     "raise errors.InvalidArgument in prepare",  # an input that is not registered: the same
     "raise errors.InvalidArgument in reading",  # bytes that are no message: tests/process/test_bad_messages.py
     "raise bad_field 'groups.computation' in group",  # of one claim in a report: IN_PART
-    "raise bad_field field in _check_words",  # the same
+    "raise bad_field field in _words",  # the same
     "raise bad_field 'mass.others' in mass",  # the same
     "raise bad_field 'lateness.counts' in lateness",  # the same
     "raise bad_field 'lateness.buckets' in lateness",  # the same

@@ -14,6 +14,8 @@ import grpc
 import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lowwater import errors
 from lowwater._core.attempts import error_of_call
@@ -28,7 +30,7 @@ from lowwater_authority.access.identity import Credentials, host_of, presented
 from lowwater_authority.access.limits import Bucket, Usage
 from lowwater_authority.access.methods import Method
 from lowwater_authority.access.policy import Access, Action, Allowance, Limits, Principal
-from lowwater_authority.core.topology import Spec
+from lowwater_authority.core.topology import Spec, name_parts, namespace_of
 from lowwater_authority.files import followed
 from lowwater_authority.files.followed import LOOK_SECONDS, MOST_SECONDS, SETTLED_SECONDS
 from lowwater_authority.files.table import BadFile
@@ -226,6 +228,15 @@ def test_a_caller_sees_what_it_may_read() -> None:
     assert "secret" not in refused.value.message
 
 
+@given(st.text("ab/~.", max_size=8))
+def test_the_rights_and_the_share_of_a_namespace_are_those_of_the_same_names(name: str) -> None:
+    """Else what counts for one namespace would be decided by the rules of another."""
+    namespace, plain = name_parts(name)
+    assert (f"{namespace}/{plain}" if namespace else plain) == name
+    assert namespace_of(name) == namespace
+    assert "/" not in namespace
+
+
 def test_decisions_are_bounded_and_follow_the_rules() -> None:
     one = caller()
     for number in range(25_000):
@@ -257,12 +268,17 @@ def test_refusals_that_repeat_are_one_line_and_acts_are_all_told(caplog: pytest.
         for number in range(50):
             audit.refused("reset", who, f"n/{number}", "PERMISSION_DENIED")
             audit.done("claim", who, "n/a")
+            audit.done("take_task", who, "n/a", often=True)
+            audit.failed("commit_task", who, "n/a", "STALE_LEASE", often=True)
         now[0] = 11.0
+        audit.done("take_task", who, "n/a", often=True)
         audit.refused("reset", who, "n/a", "PERMISSION_DENIED")
     told = [getattr(record, ATTRIBUTE) for record in caplog.records]
     assert all(each["event"] == "audit" for each in told)
     assert [each["count"] for each in told if each["outcome"] == "refused"] == [1, 50]
-    assert sum(each["outcome"] == "done" for each in told) == 50
+    assert sum(each["act"] == "claim" for each in told) == 50
+    assert [each["count"] for each in told if each["act"] == "take_task"] == [1, 50]
+    assert [each["count"] for each in told if each["act"] == "commit_task"] == [1]
 
 
 # -- the file ------------------------------------------------------------------------------------------------------------
@@ -395,6 +411,22 @@ def test_the_token_of_shards_is_no_principal_s(tmp_path: Path) -> None:
     refused = door.file._read()
     assert isinstance(refused, BadFile)
     assert "principal[2].token_sha256 has the digest" in str(refused)
+
+
+def test_a_secret_stands_in_a_file_or_in_a_variable(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    environment = {PEER_TOKEN: "o" * 43, f"{PEER_TOKEN}_FILE": str(file)}
+    rules = tmp_path / "access.toml"
+    rules.write_text(SOMEBODY)
+    for text, problem in ((None, "cannot be read: No such file"), (b" \n", "is empty"), (b"\xff", "is not UTF-8")):
+        if text is not None:
+            file.write_bytes(text)
+        with pytest.raises(BadFile, match=problem):
+            Door(rules, shared=True, environment=environment)
+    file.write_text(f"{'f' * 43},{'g' * 43}\n")
+    assert Door(rules, shared=True, environment=environment).token == "f" * 43
+    del environment[f"{PEER_TOKEN}_FILE"]
+    assert Door(rules, shared=True, environment=environment).token == "o" * 43
 
 
 async def test_a_file_that_never_rests_is_read_once_in_a_while(tmp_path: Path) -> None:

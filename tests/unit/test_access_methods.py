@@ -15,7 +15,7 @@ from lowwater_authority.access.caller import CALLER, Caller, room_for_ranges
 from lowwater_authority.access.guard import insider
 from lowwater_authority.access.methods import METHODS, OPEN, REGION_METHODS, Method
 from lowwater_authority.access.policy import Action, Allowance, Limits, Principal
-from lowwater_authority.rpc.request_bounds import BOUNDS
+from lowwater_authority.rpc.request_bounds import BOUNDS, MOST_BYTES
 from lowwater_authority.serve import SERVICES
 
 FILES = (workers_pb2, watermarks_pb2, topology_pb2, cluster_pb2, tasks_pb2)
@@ -26,9 +26,6 @@ DESCRIBED = {
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
-
-LARGE = 4 << 20
-"""Bytes of a request that takes tens of megabytes when it is parsed."""
 
 NOT_SERVED = {"/grpc.health.v1.Health/List"}
 
@@ -110,7 +107,7 @@ def test_each_method_of_the_global_authority_is_guarded() -> None:
 
 
 def test_who_has_no_right_has_no_large_request_read() -> None:
-    for method in {*REGION_METHODS, *(each for each, bound in BOUNDS.items() if bound.size > LARGE)}:
+    for method in {*REGION_METHODS, *(each for each, bound in BOUNDS.items() if bound.size > MOST_BYTES)}:
         rule = METHODS.get(method) or REGION_METHODS[method]
         with pytest.raises(errors.PermissionDenied):
             rule.admit(caller(Principal("scraper", metrics=True)))
@@ -121,6 +118,8 @@ def test_what_changes_something_is_an_act_for_the_audit() -> None:
     reports = {"Report", "StageTask", "PrepareBatch", "CommitBatch", "Vouch", "RenewTask"}
     asking = {name for name in silent if name.startswith(("Get", "List", "Check", "Watch"))}
     assert silent - asking - reports == {"Locate", "Identify", "ServerReflectionInfo"}
+    many = {path.rpartition("/")[2] for path, rule in METHODS.items() if rule.often}
+    assert many == {"CreateTasks", "TakeTask", "CommitTask", "ReleaseTask"}, "workers repeat these all the time"
     take = METHODS["/lowwater.v1.TaskService/TakeTask"]
     assert [take.acted(tasks_pb2.TakeTaskResponse(lease=each)) for each in (None, tasks_pb2.TaskLease())] == [
         False,

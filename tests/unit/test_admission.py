@@ -66,7 +66,7 @@ def test_rule7_a_principal_that_takes_all_it_may_keeps_no_neighbour_away() -> No
     for number in range(48):
         assert gate.enter(number, 0.0, "greedy")
     with pytest.raises(
-        errors.Overloaded, match=r"greedy has 48 of 64 watch streams, .* add a shard; try again"
+        errors.Overloaded, match=r"greedy has 48 of 64 watch streams; .* three quarters .* add a shard; try again"
     ) as refused:
         gate.enter(99, 0.0, "greedy")
     assert (gate.refused, gate.saturated, refused.value.metadata) == (

@@ -9,7 +9,8 @@ import pytest
 
 from lowwater import errors
 from lowwater._core.events import ATTRIBUTE, Limited, event
-from lowwater._server.logging import set_up, without_secrets
+from lowwater._core.text import without_passwords
+from lowwater._server.logging import set_up
 from lowwater_authority.engine.admission import Gate
 
 SECRET = "pa:ss/wo@rd"
@@ -106,7 +107,7 @@ def test_no_password_of_a_url_is_logged(chosen: str) -> None:
     ],
 )
 def test_what_is_a_password_and_what_is_not(text: str, shown: str) -> None:
-    assert without_secrets(text) == shown
+    assert without_passwords(text) == shown
 
 
 def test_what_happens_again_and_again_is_told_once_in_a_while_with_the_count() -> None:

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from lowwater import errors
 from lowwater._core.attempts import error_of_call
-from lowwater._pb.lowwater.v1 import cluster_pb2, topology_pb2, watermarks_pb2, workers_pb2
+from lowwater._pb.lowwater.v1 import cluster_pb2, topology_pb2, watermarks_pb2, workers_pb2, workers_pb2_grpc
 from lowwater._server.audit import Audit
 from lowwater._server.tokens import digest
 from lowwater_authority.access.guard import Guard
 from lowwater_authority.access.policy import Access, Action, Allowance, Principal
+from lowwater_authority.authority import Authority
 from lowwater_authority.core.batches import MAX_PARTS
 from lowwater_authority.core.topology import MAX_INPUTS, MAX_SLICE_KEY, MAX_SLICES
 from lowwater_authority.ops.observer import Observer
@@ -28,6 +29,7 @@ from lowwater_authority.rpc.codec import MAX_NAMES
 from lowwater_authority.rpc.interceptors import Decoding, Reading
 from lowwater_authority.rpc.refusals import refuse
 from lowwater_authority.rpc.request_bounds import SMALL, shape_of
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 
 LONGEST = "n" * 128 + "/" + "a" * 128
 WATERMARKS = "/lowwater.v1.WatermarkService/GetWatermarks"
@@ -188,7 +190,7 @@ class Request:
         requests.append(weakref.ref(self))
 
 
-requests: list[weakref.ref[Request]] = []
+requests: list[weakref.ref[Any]] = []
 
 
 async def refused(request: Request, context: Any) -> bytes:
@@ -237,3 +239,54 @@ async def test_what_is_refused_is_freed_at_once(access: bool) -> None:
     finally:
         gc.enable()
         await server.stop(0)
+
+
+class Message:
+    """A message of a report stream that can be watched."""
+
+    def __init__(self, data: bytes) -> None:
+        self._message = workers_pb2.ReportRequest.FromString(data)
+        requests.append(weakref.ref(self))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._message, name)
+
+
+class Watching(grpc.aio.ServerInterceptor):
+    """Has the messages of report streams be such."""
+
+    async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        handler = await continuation(handler_call_details)
+        return grpc.stream_stream_rpc_method_handler(handler.stream_stream, Message, handler.response_serializer)
+
+
+OPENING = workers_pb2.ReportRequest(open=workers_pb2.ReportOpen(sender=bytes(16), stream=1))
+UNNUMBERED = workers_pb2.ReportRequest(report=workers_pb2.Report(number=0))
+
+
+@pytest.mark.parametrize("messages", [[UNNUMBERED], [OPENING, UNNUMBERED], [OPENING, OPENING]])
+async def test_the_last_message_of_a_refused_report_stream_is_freed_at_once(
+    messages: list[workers_pb2.ReportRequest],
+) -> None:
+    journal = MemoryJournal(MemoryDisk(), randbits=lambda _: 1)
+    authority = Authority(journal, clock=lambda: 10**15, observer=Observer())
+    await authority.recover()
+    server = grpc.aio.server(interceptors=[Decoding(Observer()), Watching()])
+    authority.add_to(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    requests.clear()
+    gc.disable()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub: Any = workers_pb2_grpc.WorkerServiceStub(channel)
+            call = stub.Report(iter(messages))
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                _ = [answer async for answer in call]
+            assert isinstance(error_of_call(failure.value, "here"), errors.InvalidArgument)
+        await server.stop(None)
+        assert [kept() for kept in requests] == [None] * len(messages)
+    finally:
+        gc.enable()
+        await server.stop(0)
+        await authority.close()

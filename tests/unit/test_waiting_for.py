@@ -11,6 +11,7 @@ from lowwater._core import checks, wire
 from lowwater._core.columns import Column
 from lowwater._core.fold import Fold
 from lowwater._core.lease import GroupState, LeaseState, Report
+from lowwater._pb.lowwater.v1 import workers_pb2
 from lowwater.views import NO_REMARKS, Remarks
 from lowwater.watermark import MAX
 from lowwater_authority.core.requests import NO_FOLD, GroupReport
@@ -118,6 +119,26 @@ def test_remarks_reach_the_reader_of_the_watermark_and_go_with_their_worker() ->
     driver.release(owner)
     [left], _ = driver.core.map.all_ranges(10)
     assert wire.range_view(codec.key_range_message(left)).remarks == NO_REMARKS
+
+
+@pytest.mark.parametrize("user", ["etl:", "u:"])
+def test_no_password_is_taken_over(user: str) -> None:
+    password = "p@ss"
+    url = f"jdbc://{user}{password}@db/in"
+    told = workers_pb2.GroupReport(waiting_for=f"{url}/key=5/a.json")
+    told.remarks.failure = f"{url} does not answer; token: {password}"
+    told.remarks.untimed_rows = 3
+    shown = codec.group(told)
+    assert shown.waiting_for == f"jdbc://{user}***@db/in/key=5/a.json"
+    assert shown.remarks == Remarks(failure="jdbc://***@db/in does not answer; token: ***", untimed_rows=3)
+
+
+def test_a_text_without_its_password_is_no_longer_than_the_root_takes() -> None:
+    told = workers_pb2.GroupReport(waiting_for="a://:p@ " * 25)
+    told.remarks.failure = "sig=a " * 33
+    shown = codec.group(told)
+    told.waiting_for, told.remarks.failure = shown.waiting_for, shown.remarks.failure
+    codec.group(told)
 
 
 def test_it_alone_is_sent_with_one_range_and_repeated_until_it_is_over() -> None:

@@ -36,13 +36,14 @@ from lowwater_authority.cluster.membership import Member
 from lowwater_authority.cluster.peers import Peers, PeerSettings
 from lowwater_authority.commands.serve_arguments import limits_given, parser, refuse_password
 from lowwater_authority.engine.writes import StoreState
+from lowwater_authority.files.secret import secret
 from lowwater_authority.files.table import BadFile
 from lowwater_authority.journal import JournalError, JournalUnknown
 from lowwater_authority.journal.sqlite import SqliteJournal, is_full
 from lowwater_authority.ops.endpoint import Endpoint
 from lowwater_authority.ops.metrics import Metrics
-from lowwater_authority.ops.open_files import FileWatch
 from lowwater_authority.ops.otlp import begin as begin_pushes
+from lowwater_authority.ops.resources import FILES, MEMORY, Watch
 from lowwater_authority.ops.traces import begin as begin_traces
 from lowwater_authority.page_child import PageChild, arguments_of, environment_of
 from lowwater_authority.promises import PromiseFile
@@ -167,10 +168,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def store_of(given: str) -> str:
     """Return the URL of the store; on the command line everybody on the machine reads it."""
     try:
-        refuse_password(given, "--store", "set LOWWATER_STORE in the environment instead")
+        refuse_password(
+            given, "--store", "set LOWWATER_STORE in the environment instead, or name a file by LOWWATER_STORE_FILE"
+        )
+        return given or secret("LOWWATER_STORE", os.environ)
     except ValueError as error:
         raise CannotServe(str(error)) from None
-    return given or os.environ.get("LOWWATER_STORE", "")
 
 
 def door_of(args: argparse.Namespace, host: str, *, shared: bool, limits: Limits = DEFAULT_LIMITS) -> Door | None:
@@ -496,7 +499,7 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     if endpoint is not None:
         endpoint.start()
     beside = [] if page is None else [asyncio.create_task(page.run())]
-    beside.append(asyncio.create_task(FileWatch().run()))
+    beside += [asyncio.create_task(Watch(resource).run()) for resource in (FILES, MEMORY)]
     if promises is not None:
         beside.append(asyncio.create_task(promises.watch()))
     rounds = asyncio.create_task(authority.run())

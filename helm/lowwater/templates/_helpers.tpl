@@ -259,6 +259,16 @@ ipFamilies:
 {{ include "lowwater.fullname" . }}.{{ .Release.Namespace }}.svc
 {{- end -}}
 
+{{/* The volume with one key of a Secret, of (list SECRET KEY). */}}
+{{- define "lowwater.secretFile" -}}
+secret:
+  secretName: {{ first . | quote }}
+  defaultMode: 0440
+  items:
+    - key: {{ last . | quote }}
+      path: {{ last . | quote }}
+{{- end -}}
+
 {{/*
 Who is asked whether the authority has started and is ready. Its health service does not look at Redis, so that a Redis that is away for
 a moment neither takes the shards out of the Service nor restarts them. The kubelet's gRPC probes speak no TLS; over HTTPS it asks without

@@ -126,12 +126,12 @@
 {{- end -}}
 {{- end -}}
 {{- range .Values.extraEnv -}}
-{{- if has .name (list "LOWWATER_STORE" "LOWWATER_PEER_TOKEN" "POD_NAME") -}}
+{{- if has .name (list "LOWWATER_STORE" "LOWWATER_STORE_FILE" "LOWWATER_PEER_TOKEN" "LOWWATER_PEER_TOKEN_FILE" "POD_NAME") -}}
 {{- fail (printf "extraEnv has %s, which the chart sets itself: use redis.url or redis.existingSecret for the store, and peerToken.existingSecret" .name) -}}
 {{- end -}}
 {{- end -}}
 {{- range .Values.extraVolumes -}}
-{{- if has .name (list "tmp" "data" "tls" "access" "promises") -}}
+{{- if has .name (list "tmp" "data" "tls" "access" "promises" "redis-url" "peer-token") -}}
 {{- fail (printf "extraVolumes has %s, which is a volume of the chart: give it another name" .name) -}}
 {{- end -}}
 {{- end -}}

@@ -15,7 +15,7 @@ from lowwater._core.events import shortened
 from lowwater._server.audit import Actor
 from lowwater_authority.access.limits import limit_reached, overloaded
 from lowwater_authority.access.policy import BUILT_IN, Action
-from lowwater_authority.core.topology import NAME, whole
+from lowwater_authority.core.topology import NAME, name_parts, namespace_of, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -88,7 +88,7 @@ class Caller:
             return False
         if len(self._decided) >= _MOST_DECISIONS:
             self._decided.clear()
-        namespace, plain = parted(computation)
+        namespace, plain = name_parts(computation)
         decided = self._decided[action, name] = self.principal.may(action, namespace, plain)
         return decided
 
@@ -108,7 +108,7 @@ class Caller:
     def denied(self, action: Action, name: str) -> errors.PermissionDenied:
         """Return the refusal."""
         name = shortened(name)
-        namespace, plain = parted(name)
+        namespace, plain = name_parts(name)
         msg = (
             f"{self.principal.name} lacks the permission {action.value} on {plain!r} of the namespace {namespace!r}; "
             f"whoever keeps the access file can add it there"
@@ -136,11 +136,12 @@ class Caller:
             facts = {"principal": self.principal.name, "permission": Action.OPERATE.value, "computation": name}
             raise errors.PermissionDenied(msg, metadata=facts)
 
-    def demand_some(self, action: Action) -> None:
-        """Raise PermissionDenied unless it may do something to any computation at all."""
-        if not self.principal.may_some(action) and not (action is Action.REPORT and self.principal.shard):
-            msg = f"{self.principal.name} lacks the permission {action.value} on anything; whoever keeps the access file can add it there"
-            facts = {"principal": self.principal.name, "permission": action.value}
+    def demand_some(self, *actions: Action) -> None:
+        """Raise PermissionDenied, which names the first action, unless the caller may do one of them to any computation at all."""
+        if not any(map(self.principal.may_some, actions)) and not (Action.REPORT in actions and self.principal.shard):
+            needed = actions[0].value
+            msg = f"{self.principal.name} lacks the permission {needed} on anything; whoever keeps the access file can add it there"
+            facts = {"principal": self.principal.name, "permission": needed}
             raise errors.PermissionDenied(msg, metadata=facts)
 
     def demand_everything(self) -> None:
@@ -304,8 +305,8 @@ def _check_computations(limits: Limits, name: str, what: str, more: int, known: 
     most = limits.computations
     if most is None or len(known) + more <= most:
         return
-    namespace, _ = parted(name)
-    there = sum(parted(each)[0] == namespace for each in known)
+    namespace = namespace_of(name)
+    there = sum(namespace_of(each) == namespace for each in known)
     if there + more > most:
         msg = f"the namespace {namespace!r} may have {most} computations, counting slices; it has {there}, and {what} would be {more} more"
         raise limit_reached("computations", msg, str(most))
@@ -315,13 +316,3 @@ def visible(names: Sequence[str]) -> Sequence[str]:
     """Return which of all names the caller may read."""
     caller = CALLER.get()
     return names if caller is None else [name for name in names if caller.may(Action.READ, name)]
-
-
-def parted(name: str) -> tuple[str, str]:
-    """Return the namespace and the rest of a full name. What can be nobody's name is not made into one.
-
-    >>> parted("flights/hourly"), parted("hourly"), parted("/hourly")
-    (('flights', 'hourly'), ('', 'hourly'), ('', '/hourly'))
-    """
-    namespace, _, plain = name.partition("/")
-    return (namespace, plain) if namespace and plain else ("", name)

@@ -14,6 +14,7 @@ from lowwater._server.tokens import LEAST_TOKEN
 from lowwater_authority.access.file import AccessFile
 from lowwater_authority.access.guard import Guard, insider
 from lowwater_authority.access.policy import PEER, SELF
+from lowwater_authority.files.secret import secret
 from lowwater_authority.files.table import BadFile
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def open_door(
 
 
 def _peer_tokens(environment: Mapping[str, str]) -> list[str]:
-    tokens = [token for token in (each.strip() for each in environment.get(PEER_TOKEN, "").split(",")) if token]
+    tokens = [token for token in (each.strip() for each in secret(PEER_TOKEN, environment).split(",")) if token]
     fix = f"set {PEER_TOKEN} in the environment of all shards to what `lowwater access token` prints"
     if not tokens:
         raise BadFile(PEER_TOKEN, "is missing: --access with --store needs it, for shards ask each other", fix)

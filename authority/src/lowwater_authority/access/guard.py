@@ -238,25 +238,25 @@ class Guard(grpc.aio.ServerInterceptor):
             try:
                 answer = await serve(request, context)
             except grpc.aio.AbortError:
-                self._tell_failed(act, caller, computation)
+                self._tell_failed(act, caller, computation, often=rule.often)
                 raise
             except (asyncio.CancelledError, Exception) as error:
                 # The caller has gone, or this is a mistake here: it may have been done before.
                 reason = "CANCELLED" if isinstance(error, asyncio.CancelledError) else "INTERNAL"
-                self._audit.unknown(act, caller.actor, computation, reason)
+                self._audit.unknown(act, caller.actor, computation, reason, often=rule.often)
                 raise
             if rule.acted(answer):
-                self._audit.done(act, caller.actor, computation)
+                self._audit.done(act, caller.actor, computation, often=rule.often)
             return answer
 
         return guarded
 
-    def _tell_failed(self, act: str, caller: Caller, computation: str) -> None:
+    def _tell_failed(self, act: str, caller: Caller, computation: str, *, often: bool) -> None:
         unsure = caller.reason in _UNSURE or (act in _CLAIMS and caller.reason == errors.Moved.reason)
         tell = self._audit.unknown if unsure else self._audit.failed
         if caller.reason == errors.PermissionDenied.reason:
-            tell = self._audit.refused
-        tell(act, caller.actor, computation, caller.reason)
+            tell, often = self._audit.refused, True
+        tell(act, caller.actor, computation, caller.reason, often=often)
 
     def _stream(
         self, name: str, known: Method | None, serve: Callable[[Any, Context], AsyncGenerator[Any, None]], *, one: bool

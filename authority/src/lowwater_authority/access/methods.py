@@ -31,8 +31,8 @@ class Method:
     """From the request: actions on computations, all of which it needs."""
     known: Callable[[Any], Iterable[str]] = lambda _: ()
     """From the request: computations to which it needs any action."""
-    some: Action | None = None
-    """What it needs on any computation at all; None: nothing."""
+    some: tuple[Action, ...] = ()
+    """Actions of which it needs one on any computation at all, before its request is parsed; empty: none is asked for."""
     most: tuple[str, int] | None = None
     """The field with names in it, and how many it may have: each takes some time to decide."""
     of_slice: Callable[[Any], bool] = lambda _: False
@@ -50,6 +50,8 @@ class Method:
     """From the request: what the audit calls it; None: it changes nothing that is worth a line."""
     acted: Callable[[Any], bool] = lambda _: True
     """From the answer: whether anything was changed."""
+    often: bool = False
+    """Whether workers do it again and again, so that the audit has a line with a count instead of a line for each."""
     subject: Callable[[Any], str] = lambda request: getattr(request, "computation", "")
     """From the request: what the audit says it was done to: a computation, a reference, or a region."""
 
@@ -57,8 +59,8 @@ class Method:
         """Raise PermissionDenied for a caller whose request is not worth reading, whatever it says."""
         if self.everything:
             caller.demand_everything()
-        if self.some is not None:
-            caller.demand_some(self.some)
+        if self.some:
+            caller.demand_some(*self.some)
         if self.region is not None:
             caller.demand_some_region(operator=self.operator)
 
@@ -119,26 +121,33 @@ _NAMED: Final = ("computations", MAX_NAMES)
 
 _READ: Final = ("inputs", MAX_INPUTS)
 
+_ANY: Final = (Action.READ, Action.REPORT, Action.OPERATE)
+"""For requests of megabytes that need no action in particular, or whose refusal has to name the computation: clients go on with the others."""
+
 METHODS: Final[dict[str, Method]] = {
     "/lowwater.v1.WorkerService/Claim": Method(
         _claim,
-        some=Action.REPORT,
+        some=(Action.REPORT,),
         of_slice=_claims_for_slice,
         act=lambda request: "adopt" if request.adopt else "claim",
     ),
     "/lowwater.v1.WorkerService/Release": Method(_own(Action.REPORT), act=lambda _: "release"),
-    "/lowwater.v1.WorkerService/Report": Method(some=Action.REPORT),
-    "/lowwater.v1.WorkerService/StageTask": Method(_own(Action.REPORT), some=Action.REPORT),
-    "/lowwater.v1.WorkerService/PrepareBatch": Method(_own(Action.REPORT), some=Action.REPORT),
-    "/lowwater.v1.WorkerService/CommitBatch": Method(_own(Action.REPORT), some=Action.REPORT),
+    "/lowwater.v1.WorkerService/Report": Method(some=(Action.REPORT,)),
+    "/lowwater.v1.WorkerService/StageTask": Method(_own(Action.REPORT), some=(Action.REPORT,)),
+    "/lowwater.v1.WorkerService/PrepareBatch": Method(_own(Action.REPORT), some=(Action.REPORT,)),
+    "/lowwater.v1.WorkerService/CommitBatch": Method(_own(Action.REPORT), some=(Action.REPORT,)),
     "/lowwater.v1.WorkerService/Vouch": Method(_own(Action.REPORT), reports=True),
-    "/lowwater.v1.WatermarkService/GetWatermarks": Method(_reads, most=_NAMED),
-    "/lowwater.v1.WatermarkService/Watch": Method(_reads, most=_NAMED),
+    "/lowwater.v1.WatermarkService/GetWatermarks": Method(_reads, some=_ANY, most=_NAMED),
+    "/lowwater.v1.WatermarkService/Watch": Method(_reads, some=_ANY, most=_NAMED),
     "/lowwater.v1.WatermarkService/CheckComplete": Method(_own(Action.READ)),
     "/lowwater.v1.WatermarkService/ListRanges": Method(_own(Action.READ)),
     "/lowwater.v1.WatermarkService/GetHistory": Method(_own(Action.READ)),
     "/lowwater.v1.TopologyService/Register": Method(
-        _inputs(Action.REPORT, "name"), most=_READ, act=lambda _: "register", subject=lambda request: request.name
+        _inputs(Action.REPORT, "name"),
+        some=(Action.REPORT,),
+        most=_READ,
+        act=lambda _: "register",
+        subject=lambda request: request.name,
     ),
     "/lowwater.v1.TopologyService/GetTopology": _ANYBODY,
     "/lowwater.v1.TopologyService/SetInputs": Method(
@@ -150,23 +159,23 @@ METHODS: Final[dict[str, Method]] = {
         _own(Action.OPERATE), of_slice=lambda request: request.sequencer > 0, act=lambda _: "retire"
     ),
     "/lowwater.v1.TopologyService/ChangeLayout": Method(
-        _own(Action.OPERATE), some=Action.OPERATE, act=lambda _: "change_layout"
+        _own(Action.OPERATE), some=(Action.OPERATE,), act=lambda _: "change_layout"
     ),
     "/lowwater.v1.TopologyService/GetLayout": Method(_own(Action.READ)),
     "/lowwater.v1.TopologyService/Drop": Method(_own(Action.OPERATE), act=lambda _: "drop"),
     "/lowwater.v1.TaskService/CreateGroup": Method(_own(Action.REPORT), act=lambda _: "create_group"),
     # As a change of inputs: it takes work away from all who have some.
     "/lowwater.v1.TaskService/ConfigureGroup": Method(_own(Action.OPERATE), act=lambda _: "configure_group"),
-    "/lowwater.v1.TaskService/CreateTasks": Method(_own(Action.REPORT), act=lambda _: "create_tasks"),
+    "/lowwater.v1.TaskService/CreateTasks": Method(_own(Action.REPORT), act=lambda _: "create_tasks", often=True),
     "/lowwater.v1.TaskService/TakeTask": Method(
-        _own(Action.REPORT), act=lambda _: "take_task", acted=lambda answer: answer.HasField("lease")
+        _own(Action.REPORT), act=lambda _: "take_task", acted=lambda answer: answer.HasField("lease"), often=True
     ),
     # As the reports of workers: no line for each.
     "/lowwater.v1.TaskService/RenewTask": Method(_own(Action.REPORT)),
-    "/lowwater.v1.TaskService/CommitTask": Method(_own(Action.REPORT), act=lambda _: "commit_task"),
-    "/lowwater.v1.TaskService/ReleaseTask": Method(_own(Action.REPORT), act=lambda _: "release_task"),
+    "/lowwater.v1.TaskService/CommitTask": Method(_own(Action.REPORT), act=lambda _: "commit_task", often=True),
+    "/lowwater.v1.TaskService/ReleaseTask": Method(_own(Action.REPORT), act=lambda _: "release_task", often=True),
     "/lowwater.v1.TaskService/ListTasks": Method(_own(Action.READ)),
-    "/lowwater.v1.ClusterService/Locate": Method(known=lambda request: request.computations, most=_NAMED),
+    "/lowwater.v1.ClusterService/Locate": Method(known=lambda request: request.computations, some=_ANY, most=_NAMED),
     "/lowwater.v1.ClusterService/ListShards": _ANYBODY,
     "/lowwater.v1.ClusterService/Drain": Method(everything=True, act=lambda _: "drain"),
     "/lowwater.v1.ClusterService/Pin": Method(everything=True, act=lambda _: "pin"),
@@ -207,7 +216,7 @@ REGION_METHODS: Final[dict[str, Method]] = {
     "/lowwater.v1.RegionService/ReleaseReference": _of_region("release", lambda request: request.reference),
     "/lowwater.v1.RegionService/ClaimReference": _of_region("claim_reference", lambda request: request.reference),
     "/lowwater.v1.RegionService/Enrol": _of_region("enrol", _speaks),
-    "/lowwater.v1.RegionService/ListReferences": Method(some=Action.READ),
+    "/lowwater.v1.RegionService/ListReferences": Method(some=(Action.READ,)),
     "/lowwater.v1.RegionService/Decide": Method(
         everything=True, act=lambda request: decision_name(request.decision), subject=lambda request: request.reference
     ),

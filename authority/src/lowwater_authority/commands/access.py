@@ -15,8 +15,8 @@ from lowwater._core.text import counted
 from lowwater._server.tokens import LEAST_TOKEN, digest, fingerprint, is_token
 from lowwater.cli.arguments import CommandParser, add_command
 from lowwater.cli.render import table
-from lowwater_authority.access.caller import parted
 from lowwater_authority.access.policy import DEFAULT_LIMITS, Access, Action, Principal
+from lowwater_authority.core.topology import name_parts
 from lowwater_authority.files.table import BadFile, date_text
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _may(access: Access, args: argparse.Namespace) -> int:
         msg = f"--may: {name!r} is no computation; write [namespace/]name"
         raise _Refused(msg)
     principal = _named(access, args)
-    namespace, plain = parted(name)
+    namespace, plain = name_parts(name)
     over = principal.ends is not None and principal.ends <= time.time()
     allowed = principal.may(Action(action), namespace, plain) and not over
     why = f": its last token expired at {date_text(principal.ends or 0)}" if over else ""

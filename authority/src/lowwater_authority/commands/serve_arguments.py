@@ -48,7 +48,7 @@ def parser() -> CommandParser:
         metavar="URL",
         default="",
         help="shared journal for any number of shards instead of --data: redis://, rediss://, redis+sentinel://HOST:PORT,.../NAME or "
-        "redis+cluster://HOST:PORT,...; one with a password only in the environment's LOWWATER_STORE",
+        "redis+cluster://HOST:PORT,...; one with a password only in the environment's LOWWATER_STORE, or in the file LOWWATER_STORE_FILE",
     )
     parse.add_argument(
         "--deployment", metavar="NAME", default="default", help="which deployment of the store (default: %(default)s)"

@@ -789,14 +789,21 @@ def _tombstone_bytes(name: str) -> int:
     return len(name) + 24
 
 
-def namespace_of(name: str) -> str:
-    """Return the namespace of a computation or a slice; empty: it has none.
+def name_parts(name: str) -> tuple[str, str]:
+    """Return the namespace and the rest of the name of a computation or a slice; the namespace is empty where there is none.
 
-    >>> namespace_of("flights/hourly~3"), namespace_of("hourly")
-    ('flights', '')
+    What can be nobody's name is not made into one:
+
+    >>> name_parts("flights/hourly~3"), name_parts("hourly"), name_parts("/hourly"), name_parts("a/b/c")
+    (('flights', 'hourly~3'), ('', 'hourly'), ('', '/hourly'), ('a', 'b/c'))
     """
-    namespace, _, plain = name.rpartition("/")
-    return namespace if plain else ""
+    namespace, _, plain = name.partition("/")
+    return (namespace, plain) if namespace and plain else ("", name)
+
+
+def namespace_of(name: str) -> str:
+    """Return the namespace of a computation or a slice; empty: it has none."""
+    return name_parts(name)[0]
 
 
 def whole(name: str) -> str:

@@ -188,8 +188,8 @@ class Gate(Generic[Ticket]):
                 extra=event("share_reached", gate=self.name, principal=who, inside=has, bound=limit, count=count),
             )
         what = (
-            f"{who} has {has} of {limit} {self._called}, and no principal may have more than are "
-            "free; use fewer, or add a shard"
+            f"{who} has {has} of {limit} {self._called}; a principal may have as many as are free, or three "
+            "quarters of all while it is alone; use fewer, or add a shard"
         )
         raise self._overloaded(what, limit, now)
 

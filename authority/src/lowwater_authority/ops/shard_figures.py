@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -10,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from lowwater.prometheus import Figure
 from lowwater_authority.ops.computation_figures import READ, Reading
+from lowwater_authority.ops.resources import memory_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -142,6 +144,13 @@ CERTIFICATE_REFUSED: Final = _gauge(
     "1 while the files of --tls-cert and its like cannot be used, and those of before are in force, else 0; absent without TLS.",
 )
 
+CLOCK: Final = _gauge("clock_timestamp_seconds", "Clock of this process at the scrape.")
+
+MEMORY_LIMIT: Final = _gauge(
+    "memory_limit_bytes",
+    "Memory that the control groups of this process allow; absent without a limit, or without control groups of version 2.",
+)
+
 FIGURES: Final[tuple[Figure, ...]] = (
     *READ,
     *PROCESS,
@@ -152,6 +161,8 @@ FIGURES: Final[tuple[Figure, ...]] = (
     REFUSED,
     ACCESS_REFUSED,
     TOKEN_EXPIRES,
+    CLOCK,
+    MEMORY_LIMIT,
     ERRORS,
     FREE,
     *GATES,
@@ -159,8 +170,14 @@ FIGURES: Final[tuple[Figure, ...]] = (
 """All that is read at a scrape."""
 
 
-def doors(certificates: Certificates | None, access: AccessFile | None) -> Iterator[Metric]:
-    """Yield what tells whether new certificates and new access rules are in force."""
+def process(certificates: Certificates | None, access: AccessFile | None) -> Iterator[Metric]:
+    """Yield the clock of this process, its memory limit, and whether new certificates and access rules are in force."""
+    clock, limits, limit = CLOCK.family(), MEMORY_LIMIT.family(), memory_limit()
+    clock.add_metric([], time.time())
+    yield clock
+    if limit < math.inf:
+        limits.add_metric([], limit)
+    yield limits
     not_after, refused = NOT_AFTER.family(), CERTIFICATE_REFUSED.family()
     if certificates is not None:
         not_after.add_metric([], certificates.not_after)
@@ -177,16 +194,16 @@ def doors(certificates: Certificates | None, access: AccessFile | None) -> Itera
     yield expires
 
 
-class DoorCollector(Collector):
-    """Reads the certificates and the access rules of a process that serves no computation."""
+class ProcessCollector(Collector):
+    """Reads what :func:`process` yields, of a process that serves no computation."""
 
     def __init__(self, certificates: Certificates | None, access: AccessFile | None) -> None:
         self._certificates = certificates
         self._access = access
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what ``doors`` yields."""
-        return doors(self._certificates, self._access)
+        """Yield the figures."""
+        return process(self._certificates, self._access)
 
 
 class ShardCollector(Collector):
@@ -241,7 +258,7 @@ class ShardCollector(Collector):
             now = time.time()
             confirmed.add_metric([], min(now - stale_for, self._shard.confirmed_at(int(now * 1e6)) / 1e6))
         yield confirmed
-        yield from doors(self._certificates, self._access)
+        yield from process(self._certificates, self._access)
         refused = REFUSED.family()
         if self._promises is not None:
             refused.add_metric([], float(self._promises.refused is not None))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import hdrs, web
@@ -35,6 +36,14 @@ STALLED_SECONDS: Final = 60.0
 hung. A step takes less than 10 s, also while both authorities are away."""
 
 FETCH_SITE: Final = "Sec-Fetch-Site"
+
+
+_TAKE: Final[dict[str, Callable[[RegionAgent, str, PipelineReport], None]]] = {
+    "/committed": lambda agent, reference, report: agent.committed(reference, report),
+    "/arrived": lambda agent, reference, report: agent.arrived(reference, report),
+    "/mirrored": lambda agent, reference, report: agent.mirrors(reference, report.positions),
+}
+"""How the agent takes over a report, by the path that it is posted to."""
 
 
 class _Tokens:
@@ -116,32 +125,25 @@ class Questions:
 
     def routes(self) -> list[web.RouteDef]:
         """See Part."""
-        posted = {
-            "/committed": self._committed,
-            "/arrived": self._arrived,
-            "/mirrored": self._mirrored,
-            "/raised": self._raised,
-        }
         return [
             web.get("/", self._status),
             web.get("/token", self._token),
-            *(web.post(path, handler) for path, handler in posted.items()),
+            *(web.post(path, self._report) for path in _TAKE),
+            web.post("/raised", self._raised),
         ]
 
-    async def _there(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+    async def _there(self, ask: Callable[[], Any]) -> Any:
         """Ask the agent in its own event loop. A caller that goes away meanwhile ends nothing there."""
 
         async def asked() -> Any:
-            return await ask()
+            found = ask()
+            return await found if isawaitable(found) else found
 
         return await asyncio.shield(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asked(), self._loop)))
 
     @_answering
     async def _status(self, _: web.Request) -> dict[str, Any]:
-        async def ask() -> dict[str, Any]:
-            return self._agent.status()
-
-        found: dict[str, Any] = await self._there(ask)
+        found: dict[str, Any] = await self._there(self._agent.status)
         return found
 
     @_answering
@@ -167,33 +169,9 @@ class Questions:
         return found
 
     @_answering
-    async def _committed(self, request: web.Request) -> dict[str, Any]:
+    async def _report(self, request: web.Request) -> dict[str, Any]:
         reference, report, _ = await _report_in(request)
-
-        async def ask() -> None:
-            self._agent.committed(reference, report)
-
-        await self._there(ask)
-        return {}
-
-    @_answering
-    async def _arrived(self, request: web.Request) -> dict[str, Any]:
-        reference, report, _ = await _report_in(request)
-
-        async def ask() -> None:
-            self._agent.arrived(reference, report)
-
-        await self._there(ask)
-        return {}
-
-    @_answering
-    async def _mirrored(self, request: web.Request) -> dict[str, Any]:
-        reference, report, _ = await _report_in(request)
-
-        async def ask() -> None:
-            self._agent.mirrors(reference, report.positions)
-
-        await self._there(ask)
+        await self._there(lambda: _TAKE[request.path](self._agent, reference, report))
         return {}
 
     @_answering

@@ -28,8 +28,8 @@ from lowwater_authority.commands.serve_arguments import add_expect_deployment, a
 from lowwater_authority.engine.writes import StoreState
 from lowwater_authority.journal import Journal, JournalError
 from lowwater_authority.ops.metrics import Metrics
-from lowwater_authority.ops.open_files import FileWatch
-from lowwater_authority.ops.shard_figures import DoorCollector
+from lowwater_authority.ops.resources import FILES, MEMORY, Watch
+from lowwater_authority.ops.shard_figures import ProcessCollector
 from lowwater_authority.regions.config import positive_duration
 from lowwater_authority.regions.figures import BUILD, ReferenceFigures
 from lowwater_authority.regions.registry import Registry
@@ -73,7 +73,7 @@ def parser() -> CommandParser:
         metavar="URL",
         default="",
         help="journal in Redis instead of --data, by the same URLs as for `lowwater serve`; one with a password only in the environment's "
-        "LOWWATER_STORE. A Redis that replicates without waiting may lose what was decided: consensus over three sites is better",
+        "LOWWATER_STORE, or in the file LOWWATER_STORE_FILE. A Redis that replicates without waiting may lose what was decided: consensus over three sites is better",
     )
     parse.add_argument(
         "--deployment", metavar="NAME", default="global", help="which deployment of the store (default: %(default)s)"
@@ -173,7 +173,7 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         registry.writes.on_change.append(lambda state: health.set_journal(serving=state is StoreState.TAKES))
         metrics.registry.register(ReferenceFigures(registry))
-        metrics.registry.register(DoorCollector(certificates, None if door is None else door.file))
+        metrics.registry.register(ProcessCollector(certificates, None if door is None else door.file))
         endpoint = local.endpoint_of(args, certificates, metrics, door, lambda: registry.writes.state)
         await server.start()
         if endpoint is not None:
@@ -191,7 +191,7 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
         assert registry.ended is not None
         asked, watching = asyncio.create_task(stopping.wait()), asyncio.create_task(registry.watch())
         following = [] if door is None else [asyncio.create_task(door.watch())]
-        files = asyncio.create_task(FileWatch().run())
+        resources = [asyncio.create_task(Watch(resource).run()) for resource in (FILES, MEMORY)]
         waiting: list[asyncio.Future[Any]] = [registry.ended, asked, watching, *following]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         code = 0 if stopping.is_set() else local.FAILED
@@ -200,7 +200,7 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
         for beside in (watching, *following):
             if beside.done() and (failure := beside.exception()) is not None:
                 log.error("%s", failure, extra=event("stopped", reason=repr(failure)))
-        for task in (asked, watching, files, *following):
+        for task in (asked, watching, *resources, *following):
             task.cancel()
         health.stop()
         await server.stop(local.GRACE_SECONDS)

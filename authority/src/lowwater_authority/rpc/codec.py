@@ -16,6 +16,7 @@ import numpy as np
 from lowwater._core import wire
 from lowwater._core.events import NAME_BYTES, shortened
 from lowwater._core.lateness import MOST_BUCKETS
+from lowwater._core.text import without_passwords, without_secrets
 from lowwater._pb.lowwater.v1 import topology_pb2, types_pb2, watermarks_pb2, workers_pb2
 from lowwater.layout import SLOTS, wrong
 from lowwater_authority.core.batches import MAX_PARTS
@@ -253,8 +254,8 @@ def group(message: workers_pb2.GroupReport) -> GroupReport:
     if len(message.computation) > NAME_BYTES:
         problem = f"has {len(message.computation)} characters, more than any name"
         raise bad_field("groups.computation", problem, "name the computation as it was registered")
-    _check_words("waiting_for", message.waiting_for)
-    _check_words("remarks.failure", message.remarks.failure)
+    waiting_for = without_passwords(_words("waiting_for", message.waiting_for))
+    failure = without_secrets(_words("remarks.failure", message.remarks.failure))
     return GroupReport(
         message.sequencer,
         int64s(message.watermarks_micros),
@@ -264,8 +265,8 @@ def group(message: workers_pb2.GroupReport) -> GroupReport:
         message.oldest_operation_micros,
         mass(message.mass) if message.HasField("mass") else None,
         message.turn,
-        message.waiting_for,
-        wire.remarks(message.remarks),
+        shortened(waiting_for, MAX_WAITING_FOR),
+        wire.remarks(message.remarks)._replace(failure=shortened(failure, MAX_WAITING_FOR)),
         lateness(message.lateness) if message.HasField("lateness") else None,
     )
 
@@ -295,12 +296,13 @@ def lateness(message: workers_pb2.Lateness) -> Lateness:
     return Lateness(told, message.reference_micros, message.frontier_micros, behind)
 
 
-def _check_words(field: str, words: str) -> None:
+def _words(field: str, words: str) -> str:
     size = len(words.encode())
     if size > MAX_WAITING_FOR:
         raise bad_field(field, f"has {size} bytes", f"use at most {MAX_WAITING_FOR} bytes of UTF-8")
     if CONTROL.search(words):
         raise bad_field(field, "has a control character", "use printable characters only")
+    return words
 
 
 def attempt(message: workers_pb2.TaskAttempt) -> TaskAttempt:

@@ -21,7 +21,7 @@ from lowwater_authority.rpc.refusals import MESSAGE_BYTES, bad_field, check_toke
 from lowwater_authority.rpc.streams import Outbox, Streams
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator
 
     import grpc
 
@@ -154,17 +154,20 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         self, request_iterator: AsyncIterator[pb.ReportRequest], context: Context
     ) -> AsyncIterator[pb.ReportResponse]:
         """One process's reports up, acknowledgements and fencing down."""
+        messages: Any = aiter(request_iterator)
         try:
             self.services.check()
-            first = await anext(aiter(request_iterator), None)
+            first = await anext(messages, None)
             if first is None:
                 return
             sender = self._opening(first)
             outbox = await self.streams.admit(sender, first.open.stream, holder())
         except errors.LowwaterError as error:
+            # Else gRPC's generator would hold the first message, which may be no opening but megabytes.
+            await messages.aclose()
             self.services.observer.refused("Report", error.reason)
             await refuse(context, error, again=self.streams.again)
-        reader = asyncio.create_task(self._read(request_iterator, sender, first.open.stream, outbox))
+        reader = asyncio.create_task(self._read(messages, sender, first.open.stream, outbox))
         try:
             yield pb.ReportResponse(opened=pb.ReportOpened(server_token=self.services.token))
             if self.services.leaving.is_set():
@@ -200,7 +203,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         return first.open.sender
 
     async def _read(
-        self, requests: AsyncIterator[pb.ReportRequest], sender: bytes, stream: int, outbox: Outbox
+        self, requests: AsyncGenerator[pb.ReportRequest], sender: bytes, stream: int, outbox: Outbox
     ) -> None:
         last: asyncio.Future[Any] | None = None
         newest = 0
@@ -224,8 +227,10 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
                 await asyncio.wait([last])
         except errors.LowwaterError as error:
             self.services.observer.refused("Report", error.reason)
-            outbox.close(error)
+            # Else the frames of the error would hold the message until the garbage collector runs, and so would gRPC's generator.
+            outbox.close(error.with_traceback(None))
         finally:
+            await requests.aclose()
             outbox.finish()
 
     def _size(self, report: pb.Report) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from lowwater.views import RangeState, RangeView, WatermarkView
 from lowwater.watermark import Watermark
 
@@ -15,11 +18,33 @@ __all__ = [
     "duration",
     "lag",
     "on_one_line",
+    "without_passwords",
+    "without_secrets",
 ]
 
 _DAY = 86_400_000_000
 
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+_PASSWORD: Final = re.compile(r"(?P<scheme>\b[a-z][a-z0-9+.-]*://)(?P<user>[^\s:/@]*):[^\s\"']+@", re.IGNORECASE)
+"""User and password of a URL, the password up to the last @: some are written without the escapes that they need."""
+
+_PASSWORD_OPTION: Final = re.compile(r"(?P<name>[?&][^?&=\s]*password=)[^&\s]+", re.IGNORECASE)
+"""The same as an option of a URL, such as ssl_password."""
+
+_MOST_CHARACTERS: Final = 2000
+"""Number of characters of an error's first line that are looked at. A plan in one line may have
+millions."""
+
+_USER: Final = re.compile(r"""//(?:[^\s:/?#"'@]*:[^\s"']+|[^\s/?#"']+)@""")
+"""User and password of a URL, up to the last @: some passwords lack the escapes that they need."""
+
+_SECRET: Final = re.compile(
+    r"""((?:passw|pwd|passphrase|secret|token|credential|authorization)[\w.-]*|key|signature|\bsig)"""
+    r"""([\\"']*\s*[=:]+\s*)(?:(?:bearer|basic)\s+)?("[^"]*"?|'[^']*'?|[^\s&]+)""",
+    re.IGNORECASE,
+)
+"""The end of a name that says that its value is secret, what stands between, and the value."""
 
 
 def on_one_line(text: str) -> str:
@@ -31,6 +56,32 @@ def on_one_line(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def without_passwords(text: str) -> str:
+    """Return a text without the passwords of the URLs in it.
+
+    >>> without_passwords("rediss://lowwater:pa:ss@redis:6379/0 does not answer")
+    'rediss://lowwater:***@redis:6379/0 does not answer'
+    """
+    return _PASSWORD_OPTION.sub(r"\g<name>***", _PASSWORD.sub(r"\g<scheme>\g<user>:***@", text))
+
+
+def without_secrets(line: str) -> str:
+    """Return a line of an error without the secrets in it, shortened if it is very long.
+
+    A secret is recognised by its place in a URL, or by the name before it.
+
+    >>> without_secrets("no answer from postgres://etl:p@ss/w@db:5432/x?sslkey=k&a=1")
+    'no answer from postgres://***@db:5432/x?sslkey=***&a=1'
+    >>> without_secrets("fs.s3a.secret.key=a/b+c refused; Password: 'a b', {'api_token': 'Bearer x'} of file:///in")
+    "fs.s3a.secret.key=*** refused; Password: ***, {'api_token': ***} of file:///in"
+    >>> len(without_secrets(999 * "column " + "//user:pass@host"))
+    1994
+    """
+    if len(line) > _MOST_CHARACTERS:
+        line = line[:_MOST_CHARACTERS].rpartition(" ")[0]  # half a word may be a user whose @ is cut off
+    return _SECRET.sub(r"\1\2***", _USER.sub("//***@", line))
 
 
 def counted(count: int, what: str) -> str:

@@ -29,8 +29,9 @@ class Actor(NamedTuple):
 
 
 class Audit:
-    """Writes the audit log. ``monotonic`` gives seconds; refusals that repeat are one line in ten seconds, acts are never left out.
+    """Writes the audit log. ``monotonic`` gives seconds.
 
+    Refusals that repeat are one line in ten seconds, and so are acts that workers repeat all the time (``often``). Other acts are never left out.
     Refusals of different computations that are ``registered`` are told apart. Other names are the caller's to make up, as many and as long as
     it likes: they count as one, and are shortened.
     """
@@ -40,24 +41,30 @@ class Audit:
         self._registered = registered
         self._quiet = Limited()
 
-    def done(self, act: str, who: Actor, computation: str = "") -> None:
+    def done(self, act: str, who: Actor, computation: str = "", *, often: bool = False) -> None:
         """Somebody has done something."""
-        _tell(logging.INFO, act, who, computation, "done")
+        self._act(act, who, computation, "done", None, often=often)
 
-    def failed(self, act: str, who: Actor, computation: str, reason: str) -> None:
+    def failed(self, act: str, who: Actor, computation: str, reason: str, *, often: bool = False) -> None:
         """Somebody who may do something did not achieve it; ``reason`` is that of the error."""
-        _tell(logging.INFO, act, who, computation, "failed", reason)
+        self._act(act, who, computation, "failed", reason, often=often)
 
-    def unknown(self, act: str, who: Actor, computation: str, reason: str) -> None:
+    def unknown(self, act: str, who: Actor, computation: str, reason: str, *, often: bool = False) -> None:
         """Somebody who may do something had no answer that says whether it was done; ``reason`` is what came instead."""
-        _tell(logging.INFO, act, who, computation, "unknown", reason)
+        self._act(act, who, computation, "unknown", reason, often=often)
 
-    def refused(self, act: str, who: Actor, computation: str, reason: str) -> None:
+    def refused(self, act: str, who: Actor, computation: str, reason: str, *, often: bool = True) -> None:
         """Somebody was refused for who it is; once in a while for each act, caller, reason and computation."""
-        known = computation if self._registered(computation) else ""
-        count = self._quiet.count((act, who, reason, known), self._monotonic())
-        if count:
-            _tell(logging.WARNING, act, who, computation, "refused", reason, count)
+        self._act(act, who, computation, "refused", reason, often=often)
+
+    def _act(self, act: str, who: Actor, computation: str, outcome: str, reason: str | None, *, often: bool) -> None:
+        count = None
+        if often:
+            known = computation if self._registered(computation) else ""
+            count = self._quiet.count((act, who, outcome, reason, known), self._monotonic())
+        if count != 0:
+            level = logging.WARNING if outcome == "refused" else logging.INFO
+            _tell(level, act, who, computation, outcome, reason, count)
 
 
 def _tell(

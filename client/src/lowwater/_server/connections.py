@@ -58,12 +58,15 @@ PAUSE_SECONDS: Final = 1.0
 log = logging.getLogger(__name__)
 
 
+def file_limit() -> float:
+    """Return how many files this process may have open; infinity: any number."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return math.inf if files == resource.RLIM_INFINITY else files
+
+
 def most_connections() -> int:
     """Return how many connections may be open at once, at least one: ``MOST_CONNECTIONS``, or what the limit of open files leaves."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files == resource.RLIM_INFINITY:
-        return MOST_CONNECTIONS
-    return max(1, min(MOST_CONNECTIONS, files // OF_FILES))
+    return max(1, int(min(MOST_CONNECTIONS, file_limit() / OF_FILES)))
 
 
 def _host(peer: Any) -> str:

@@ -9,7 +9,6 @@ the lines of a traceback are indented, so that none of them looks like a line of
 from __future__ import annotations
 
 import logging
-import re
 import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TextIO
@@ -17,25 +16,19 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 import structlog
 
 from lowwater._core.events import ATTRIBUTE
-from lowwater._core.text import on_one_line
+from lowwater._core.text import on_one_line, without_passwords
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
     Fields = MutableMapping[str, Any]
 
-__all__ = ["FORMATS", "formatter", "set_up", "without_secrets"]
+__all__ = ["FORMATS", "formatter", "set_up"]
 
 FORMATS: Final = ("text", "json")
 
 _QUIET: Final = ("aiohttp", "asyncio", "grpc", "opentelemetry", "redis")
 """Libraries whose news below a warning are about themselves."""
-
-_SECRET: Final = re.compile(r"(?P<scheme>\b[a-z][a-z0-9+.-]*://)(?P<user>[^\s:/@]*):[^\s\"']+@", re.IGNORECASE)
-"""User and password of a URL, the password up to the last @: some are written without the escapes that they need."""
-
-_SECRET_OPTION: Final = re.compile(r"(?P<name>[?&][^?&=\s]*password=)[^&\s]+", re.IGNORECASE)
-"""The same as an option of a URL, such as ssl_password."""
 
 
 def set_up(chosen: str | None, *, verbose: bool = False, stream: TextIO | None = None) -> None:
@@ -62,15 +55,6 @@ def formatter(chosen: str) -> logging.Formatter:
     return structlog.stdlib.ProcessorFormatter(processors=[_fields, *render])
 
 
-def without_secrets(text: str) -> str:
-    """Return a text without the passwords of the URLs in it.
-
-    >>> without_secrets("rediss://lowwater:pa:ss@redis:6379/0 does not answer")
-    'rediss://lowwater:***@redis:6379/0 does not answer'
-    """
-    return _SECRET_OPTION.sub(r"\g<name>***", _SECRET.sub(r"\g<scheme>\g<user>:***@", text))
-
-
 def _fields(logger: Any, method: str, given: Fields) -> Fields:
     """Return what a line has, in the order in which it has it."""
     del logger, method
@@ -87,7 +71,7 @@ def _fields(logger: Any, method: str, given: Fields) -> Fields:
 
 def _redacted(logger: Any, method: str, made: Fields) -> Fields:
     del logger, method
-    return {key: without_secrets(value) if isinstance(value, str) else value for key, value in made.items()}
+    return {key: without_passwords(value) if isinstance(value, str) else value for key, value in made.items()}
 
 
 def _text(logger: Any, method: str, made: Fields) -> str:

@@ -204,7 +204,7 @@ _shtab_lowwater_drop_defaults_added=0
 _shtab_lowwater_global_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--data[folder of the journal (default\: lowwater-global)]:data:_files -/"
-  "--store[journal in Redis instead of --data, by the same URLs as for \`lowwater serve\`\; one with a password only in the environment\'s LOWWATER_STORE. A Redis that replicates without waiting may lose what was decided\: consensus over three sites is better]:URL:"
+  "--store[journal in Redis instead of --data, by the same URLs as for \`lowwater serve\`\; one with a password only in the environment\'s LOWWATER_STORE, or in the file LOWWATER_STORE_FILE. A Redis that replicates without waiting may lose what was decided\: consensus over three sites is better]:URL:"
   "--deployment[which deployment of the store (default\: global)]:NAME:"
   "--expect-deployment[serve only the journal of this server token, and begin no other\: a volume that is not mounted is refused (lowwater status --json and the line journal_created have the token)]:TOKEN:"
   "--listen[for gRPC\; port 0 picks one (default\: 0.0.0.0\:7430 with --access\; without it 127.0.0.1\:7430, which only this machine reaches)]:HOST:PORT:"
@@ -626,7 +626,7 @@ _shtab_lowwater_retire_defaults_added=0
 _shtab_lowwater_serve_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--data[folder of the journal (default\: lowwater-data)]:data:_files -/"
-  "--store[shared journal for any number of shards instead of --data\: redis\:\/\/, rediss\:\/\/, redis\+sentinel\:\/\/HOST\:PORT,...\/NAME or redis\+cluster\:\/\/HOST\:PORT,...\; one with a password only in the environment\'s LOWWATER_STORE]:URL:"
+  "--store[shared journal for any number of shards instead of --data\: redis\:\/\/, rediss\:\/\/, redis\+sentinel\:\/\/HOST\:PORT,...\/NAME or redis\+cluster\:\/\/HOST\:PORT,...\; one with a password only in the environment\'s LOWWATER_STORE, or in the file LOWWATER_STORE_FILE]:URL:"
   "--deployment[which deployment of the store (default\: default)]:NAME:"
   "--expect-deployment[serve only the journal of this server token, and begin no other\: a volume that is not mounted is refused (lowwater status --json and the line journal_created have the token)]:TOKEN:"
   "--advertise[where clients and shards reach this one\; needed with --store]:HOST:PORT:"

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 import lowwater
-from lowwater._core.text import on_one_line
+from lowwater._core.text import on_one_line, without_secrets
 from lowwater_spark.track.cut import Cut
 
-__all__ = ["KeyRange", "Status", "first_line", "in_short", "without_secrets"]
+__all__ = ["KeyRange", "Status", "first_line", "in_short"]
 
 _MOST: Final = 200
 """Bytes of UTF-8 that the authority takes of what a worker waits for."""
@@ -21,20 +21,6 @@ _LEADING_FOLDERS: Final = re.compile(r"\S*/(?=[^\s/]+/[^\s/]+)")
 
 _SPARKS_OWN: Final = re.compile(r"^\[STREAM_FAILED\] .*? terminated with exception: ")
 """What Spark puts before the error that ended a query."""
-
-_MOST_CHARACTERS: Final = 2000
-"""Number of characters of an error's first line that are looked at. A plan in one line may have
-millions."""
-
-_USER: Final = re.compile(r"""//(?:[^\s:/?#"'@]*:[^\s"']+|[^\s/?#"']+)@""")
-"""User and password of a URL, up to the last @: some passwords lack the escapes that they need."""
-
-_SECRET: Final = re.compile(
-    r"""((?:passw|pwd|passphrase|secret|token|credential|authorization)[\w.-]*|key|signature|\bsig)"""
-    r"""([\\"']*\s*[=:]+\s*)(?:(?:bearer|basic)\s+)?("[^"]*"?|'[^']*'?|[^\s&]+)""",
-    re.IGNORECASE,
-)
-"""The end of a name that says that its value is secret, what stands between, and the value."""
 
 
 def in_short(waiting_for: Sequence[str]) -> str:
@@ -56,23 +42,6 @@ def in_short(waiting_for: Sequence[str]) -> str:
         head = said[: room // 3]
         first = f"{head.decode(errors='ignore')}...{said[len(head) + 3 - room :].decode(errors='ignore')}"
     return first + more
-
-
-def without_secrets(line: str) -> str:
-    """Return a line of an error without the secrets in it, shortened if it is very long.
-
-    A secret is recognised by its place in a URL, or by the name before it.
-
-    >>> without_secrets("no answer from postgres://etl:p@ss/w@db:5432/x?sslkey=k&a=1")
-    'no answer from postgres://***@db:5432/x?sslkey=***&a=1'
-    >>> without_secrets("fs.s3a.secret.key=a/b+c refused; Password: 'a b', {'api_token': 'Bearer x'} of file:///in")
-    "fs.s3a.secret.key=*** refused; Password: ***, {'api_token': ***} of file:///in"
-    >>> len(without_secrets(999 * "column " + "//user:pass@host"))
-    1994
-    """
-    if len(line) > _MOST_CHARACTERS:
-        line = line[:_MOST_CHARACTERS].rpartition(" ")[0]  # half a word may be a user whose @ is cut off
-    return _SECRET.sub(r"\1\2***", _USER.sub("//***@", line))
 
 
 def first_line(failure: BaseException | None) -> str:
