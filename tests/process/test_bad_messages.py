@@ -6,8 +6,6 @@ import contextlib
 import random
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ import pytest
 
 import lowwater
 from lowwater import Watermark
-from lowwater._core.attempts import error_of_call
 from lowwater._pb.lowwater.v1 import (
     cluster_pb2,
     cluster_pb2_grpc,
@@ -26,7 +23,10 @@ from lowwater._pb.lowwater.v1 import (
     workers_pb2,
     workers_pb2_grpc,
 )
+from lowwater.cli import main
 from tests.kit.times import HOUR
+from tests.process.conftest import Refused
+from tests.process.peer import reason
 from tests.process.scrape import Scrape
 from tests.process.serving import Serving, serving
 
@@ -100,7 +100,8 @@ ASKS = {
     "Register": "TopologyService",
     "Locate": "ClusterService",
 }
-UNREADABLE = {"bytes that are no message": b"\xff\xff\xff", "text that is not UTF-8": b"\x0a\x02\xff\xfe"}
+UNREADABLE = (b"\xff\xff\xff", b"\x0a\x02\xff\xfe")
+"""Bytes that are no message, and a text that is not UTF-8."""
 
 
 def raw(channel: grpc.Channel, method: str, body: bytes) -> grpc.RpcError:
@@ -112,17 +113,16 @@ def raw(channel: grpc.Channel, method: str, body: bytes) -> grpc.RpcError:
     return refused.value
 
 
-@pytest.mark.parametrize("what", UNREADABLE)
-@pytest.mark.parametrize("method", ASKS)
 def test_what_cannot_be_read_is_an_invalid_argument(
-    server: Serving, lw: lowwater.Client, lease: lowwater.Lease, method: str, what: str
+    server: Serving, lw: lowwater.Client, lease: lowwater.Lease
 ) -> None:
     with grpc.insecure_channel(server.address) as channel:
-        failure: Any = raw(channel, method, UNREADABLE[what])
-        assert failure.code() is grpc.StatusCode.INVALID_ARGUMENT
-        error = error_of_call(failure, server.address)
-    assert isinstance(error, lowwater.InvalidArgument)
-    assert "generate the client" in error.metadata["fix"]
+        for method in ASKS:
+            for body in UNREADABLE:
+                failure: Any = raw(channel, method, body)
+                code, why, facts = reason(failure)
+                assert (code, why) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT"), method
+                assert "generate the client" in facts["fix"]
     assert "Traceback" not in (server.data.parent / "serve.log").read_text()
     goes_on(lease, lw)
 
@@ -135,7 +135,9 @@ def test_what_is_sent_again_and_again_and_cannot_be_read_is_counted_and_one_line
         assert (one.data.parent / "serve.log").read_text().count("call_refused") == 1
 
 
-def test_many_shards_are_refused_alike_by_one_that_is_alone(lw: lowwater.Client, server: Serving) -> None:
+def test_many_shards_are_refused_alike_by_one_that_is_alone(
+    lw: lowwater.Client, server: Serving, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Whatever is asked of them: one code, one reason, one sentence with what to do."""
     with grpc.insecure_channel(server.address) as channel:
         cluster = cluster_pb2_grpc.ClusterServiceStub(channel)
@@ -151,21 +153,13 @@ def test_many_shards_are_refused_alike_by_one_that_is_alone(lw: lowwater.Client,
         for call in calls:
             with pytest.raises(grpc.RpcError) as refused:
                 call()
-            error = error_of_call(refused.value, server.address)
-            told.add((refused.value.code(), error.reason, error.message))
-    [(code, reason, message)] = told
-    assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT")
+            told.add((*reason(refused.value)[:2], refused.value.details()))
+    [(code, why, message)] = told
+    assert (code, why) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT")
     assert "lowwater serve --store redis://" in message
-    said = [cli(server, *words) for words in (("shards",), ("drain", "x:1"), ("pin", "a", "x:1"), ("pin", "no", "x:1"))]
-    assert {(code, text.partition(": ")[2]) for code, text in said} == {(2, message + "\n")}
-
-
-def cli(server: Serving, *words: str) -> tuple[int, str]:
-    """The exit code of the command, and what it says."""
-    command = [sys.executable, "-m", "lowwater.cli", *words, "--address", server.address]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert ended.stdout == ""
-    return ended.returncode, ended.stderr
+    for words in (["shards"], ["drain", "x:1"], ["pin", "a", "x:1"], ["pin", "no", "x:1"]):
+        assert main([*words, "--address", server.address]) == 2
+        assert capsys.readouterr().err.partition(": ")[2] == f"{message}\n"
 
 
 # -- too large a message -------------------------------------------------------------------------------------------------
@@ -193,16 +187,8 @@ def test_a_message_beyond_64_mb_is_refused_readably(
 # -- a second server -----------------------------------------------------------------------------------------------------
 
 
-def second(data: Path) -> tuple[int, str]:
-    """Start another server on the data; its exit code and what it says."""
-    command = [sys.executable, "-m", "lowwater_authority", "--data", str(data), "--listen", "127.0.0.1:0"]
-    ended = subprocess.run([*command, "--http", "off"], capture_output=True, text=True, timeout=60, check=False)
-    assert ended.stdout == ""
-    return ended.returncode, ended.stderr
-
-
 def test_a_second_server_is_refused_also_while_the_first_is_stopped(
-    server: Serving, lw: lowwater.Client, lease: lowwater.Lease
+    server: Serving, lw: lowwater.Client, lease: lowwater.Lease, refused_start: Refused
 ) -> None:
     assert server.process is not None
     pid = server.process.pid
@@ -210,11 +196,10 @@ def test_a_second_server_is_refused_also_while_the_first_is_stopped(
         if stopped:
             server.freeze()
         try:
-            code, said = second(server.data)
+            said = refused_start("--data", str(server.data))
         finally:
             if stopped:
                 server.signal(signal.SIGCONT)
-        assert code == 2
         assert said.startswith("lowwater serve: ")
         assert f"in use by process {pid} on host" in said
         assert "stop that process" in said
