@@ -16,6 +16,7 @@ from lowwater import RangeState, Watermark
 from tests.kit.eventually import eventually_async
 from tests.kit.times import at, mark
 from tests.process.peer import Peer
+from tests.process.scripted_shards import Deployment, Shard
 from tests.process.serving import Serving
 
 BOUNDS = [b"", b"\x40", b"\x80", b""]
@@ -252,3 +253,29 @@ async def test_many_tasks_share_one_client(lw: lowwater.aio.Client) -> None:
     assert (await lw.get("sum"))["sum"].low.finished
     statistics = lw.statistics()
     assert (statistics.reporter.leases, statistics.reporter.streams) == (0, 1)
+
+
+async def test_it_finds_and_follows_computations_over_shards() -> None:
+    deployment = Deployment("a", "b")
+    shards = Shard.start(deployment), Shard.start(deployment)
+    for name, shard in zip("ab", shards, strict=True):
+        deployment.give(name, shard)
+        deployment.publish(name, 1)
+    try:
+        async with lowwater.aio.connect(shards[0].address, timeout=20.0) as lw, asyncio.timeout(60):
+            assert {name: view.low.micros for name, view in (await lw.get()).items()} == {"a": 1, "b": 1}
+            lease = await lw.worker("b").claim()
+            async with lw.inputs("a", "b") as both:
+                assert (await both.read()).low.micros == 1
+                shards[1].kill()
+                deployment.give("b", shards[0])
+                for name in "ab":
+                    deployment.publish(name, 5)
+                assert (await lw.wait("b", 5, timeout=20)).epoch == 3
+                assert (await both.read()).low.micros == 5
+            lease.advance(None, oldest=None, frontier=7)
+            await lease.flush()
+            assert deployment.taken["b"][-1] == (shards[0].address, 7)
+    finally:
+        for shard in shards:
+            shard.kill()

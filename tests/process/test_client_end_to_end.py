@@ -8,10 +8,8 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -147,17 +145,6 @@ def test_values_keep_across_kill_and_restart_while_a_worker_reports(server: Serv
     assert worker.inputs().stale_for < 10
 
 
-def test_a_planned_stop_is_announced_and_survived(server: Serving, lw: lowwater.Client) -> None:
-    flights, worker, _ = pipeline(lw)
-    flights.advance(None, oldest=None, frontier=at(14))
-    inputs_at(worker, mark(14))
-    assert server.stop() == 0
-    server.start()
-    flights.advance(None, oldest=None, frontier=at(15))
-    flights.flush(timeout=30)
-    assert inputs_at(worker, mark(15)).low == mark(15)
-
-
 def test_a_newer_claim_fences_the_older_one(lw: lowwater.Client) -> None:
     _, worker, old = pipeline(lw)
     seen = worker.inputs()
@@ -187,23 +174,6 @@ def _advance(lease: lowwater.Lease, seen: lowwater.Inputs) -> bool:
     return False
 
 
-def test_claims_that_never_reported_are_forgotten_when_newer_ones_take_them(lw: lowwater.Client) -> None:
-    lw.register("flights")
-    worker = lw.worker("flights")
-    leases = [worker.claim(bounds=BOUNDS) for _ in range(5)]
-    other = worker.claim(b"\x60", b"\x90")
-    assert [len(lease.lost) for lease in (*leases, other)] == [3, 3, 3, 3, 2, 0]
-    assert lw.statistics().reporter.leases == 2
-    with pytest.raises(lowwater.StaleSequencer, match="2 of its 3 ranges"):
-        leases[-1].advance(None, oldest=None, frontier=at(14))
-    leases[-1].advance(None, oldest=None, frontier=at(14))
-    other.advance(None, oldest=None, frontier=at(15))
-    leases[-1].flush()
-    worker.claim()
-    eventually(lambda: lw.statistics().reporter.leases == 1)
-    assert lw.statistics().reporter.refused == 0
-
-
 def test_a_released_range_holds_until_it_is_claimed_again(lw: lowwater.Client) -> None:
     flights, worker, enriched = pipeline(lw)
     flights.advance(None, oldest=None, frontier=at(14))
@@ -218,19 +188,6 @@ def test_a_released_range_holds_until_it_is_claimed_again(lw: lowwater.Client) -
     assert lw.retire("enriched", b"\x40", b"\x80", force=True) == 1
     seen = worker.inputs()
     eventually(lambda: _advance(again, seen) or 1 in again.lost)
-
-
-def test_saying_nothing_new_is_durable_at_once(lw: lowwater.Client) -> None:
-    lw.register("flights")
-    begun = time.monotonic()
-    with lw.worker("flights") as worker:
-        lease = worker.claim()
-        for _ in range(20):
-            lease.advance(None, oldest=None, frontier=at(14))
-            lease.flush(timeout=30)
-        for _ in range(20):
-            lease.finish()
-    assert time.monotonic() < begun + 40, "by beats, they would take two minutes"
 
 
 def workers_that_cannot_leave(server: Serving, lw: lowwater.Client) -> list[lowwater.Lease]:
@@ -275,22 +232,6 @@ def test_leaving_a_client_does_so_for_all_its_workers(server: Serving, lw: lowwa
         leaving.register("flights")
         leaving.worker("flights").claim().advance(None, oldest=None, frontier=at(14))
     assert lw.get("flights")["flights"].low == mark(14)
-
-
-def test_a_range_too_far_ahead_is_refused_and_named(lw: lowwater.Client) -> None:
-    lw.register("flights")
-    lease = lw.worker("flights").claim(bounds=BOUNDS)
-    lease.advance(None, oldest=[at(13), None, at(14)], frontier=datetime(2099, 1, 1, tzinfo=UTC))
-    with pytest.raises(lowwater.TooFarAhead):
-        lease.flush()
-    refused = lease.refused
-    assert refused is not None
-    assert refused.reason == "TOO_FAR_AHEAD"
-    assert [each.watermark for each in lw.ranges("flights")] == [Watermark.UNKNOWN, mark(13), mark(14)]
-    lease.advance(None, oldest=None, frontier=at(15))
-    lease.flush()
-    assert lease.refused is None
-    assert lw.get("flights")["flights"].low == mark(15)
 
 
 def test_a_wait_does_not_survive_a_reset(server: Serving, lw: lowwater.Client) -> None:
@@ -339,44 +280,6 @@ def test_a_wait_after_a_reset_never_sees_the_old_incarnation(server: Serving, lw
             lw.wait("flights", at(14), timeout=0.3)
     with lw.inputs("flights") as reader:
         assert reader.read().incarnations == (old.incarnation + 1,)
-
-
-def test_new_inputs_are_folded_after_a_new_claim(lw: lowwater.Client) -> None:
-    flights, worker, enriched = pipeline(lw)
-    enriched.advance(worker.inputs(), oldest=None)
-    enriched.flush()
-    lw.register("weather")
-    assert lw.set_inputs("enriched", ["flights", "weather"]).inputs == ("flights", "weather")
-    eventually(lambda: len(enriched.lost) == 3)
-    again = worker.claim(bounds=BOUNDS)
-    flights.advance(None, oldest=None, frontier=at(14))
-    lw.worker("weather").claim().advance(None, oldest=None, frontier=at(13))
-    again.advance(inputs_at(worker, mark(13)), oldest=None)
-    assert lw.wait("enriched", at(13), timeout=30).low == mark(13)
-
-
-def test_an_input_may_be_registered_between_a_look_at_the_inputs_and_its_report(
-    server: Serving, lw: lowwater.Client
-) -> None:
-    flights, neighbour, hourly = pipeline(lw)
-    flights.advance(None, oldest=None, frontier=at(14))
-    lw.register("joined", inputs=["flights", "weather"])
-    worker = lw.worker("joined")
-    lease = worker.claim()
-    before = worker.inputs()
-    lease.advance(before, oldest=None)
-    lease.flush()
-    lw.register("weather")
-    lease.advance(before, oldest=None, waiting_for="the first file")
-    lease.flush()
-    assert lease.refused is None
-    assert lw.why("joined").guilty.computation == "weather"
-    hourly.advance(inputs_at(neighbour, mark(14)), oldest=None)
-    assert lw.wait("enriched", at(14), timeout=30).low == mark(14)
-    lw.worker("weather").claim().advance(None, oldest=None, frontier=at(13))
-    lease.advance(inputs_at(worker, mark(13)), oldest=None)
-    assert lw.wait("joined", at(13), timeout=30).low == mark(13)
-    assert "refused" not in (server.data.parent / "serve.log").read_text()
 
 
 def test_another_deployment_is_refused(server: Serving, lw: lowwater.Client, tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ import pytest
 import lowwater
 import lowwater.aio
 from lowwater._core import causes
-from lowwater._pb.lowwater.v1 import workers_pb2, workers_pb2_grpc
 from lowwater.cli import main
 from lowwater.watermark import MIN
 from lowwater_spark.track.authority import WIDEN_INTERVAL, Authority, Registration
@@ -122,23 +121,6 @@ def test_why_blames_no_worker_while_the_store_hangs(tmp_path: Path, command: Com
         assert (code, said) == (3, "")
         assert complaint.startswith("lowwater why: ")
         assert "exec-7" not in complaint
-
-
-@pytest.mark.usefixtures("soon")
-def test_a_claim_is_a_sign_of_life_and_after_a_restart_nobody_is_accused(tmp_path: Path) -> None:
-    """A worker that claims and says nothing more is silent from its claim on, though its key range never moved."""
-    ask = workers_pb2.ClaimRequest(computation="flights", bounds=[b"", b""], worker="exec-7", request_id=bytes(16))
-    with serving(tmp_path) as server:
-        with lowwater.connect(server.address) as lw, server.channel() as channel:
-            lw.register("flights")
-            workers_pb2_grpc.WorkerServiceStub(channel).Claim(ask)
-            held = "flights is unknown: held by flights all keys on exec-7, "
-            assert lw.why("flights").sentence == f"{held}alive, but it has not moved yet."
-            eventually(lambda: lw.why("flights").sentence.startswith(f"{held}silent for "))
-        server.kill()
-        server.start()
-        with lowwater.connect(server.address) as lw:
-            assert lw.why("flights").sentence == f"{held}of which the authority has not heard yet."
 
 
 FILE = "/in/daily.json <script>alert(1)</script>"
