@@ -153,7 +153,7 @@ def test_many_shards_are_refused_alike_by_one_that_is_alone(
         for call in calls:
             with pytest.raises(grpc.RpcError) as refused:
                 call()
-            told.add((*reason(refused.value)[:2], refused.value.details()))
+            told.add((*reason(refused.value)[:2], str(refused.value.details())))
     [(code, why, message)] = told
     assert (code, why) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT")
     assert "lowwater serve --store redis://" in message

@@ -144,7 +144,7 @@ def test_everything_is_followed_over_all_shards(connect: Connect, deployment: De
 
 def waits_for_a_busy_shard(lw: lowwater.Client, shard: Shard) -> None:
     """Have the client watch "c" later, much later."""
-    assert lw.wait("c", 0, timeout=20)
+    assert lw.wait("c", 0, timeout=20).registered
     shard.busy = 60
     eventually(lambda: lw.statistics().watcher.unserved == ("c",))
 
