@@ -46,7 +46,8 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
 
     def run(*arguments: str) -> tuple[int, str, str]:
         code = main([*arguments])
-        return code, *capsys.readouterr()
+        said = capsys.readouterr()
+        return code, said.out, said.err
 
     return run
 
