@@ -1,4 +1,4 @@
-"""A browser for each module, and pages that fail their test when anything goes wrong in them."""
+"""One browser and one authority for all modules, and pages that fail their test when anything goes wrong in them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import lowwater
 from tests.browser.chromium import Watched, chromium, watched
 from tests.browser.fleet import Fleet, fleet
 from tests.browser.story import Story
+from tests.kit.eventually import eventually
+from tests.process.browsing import ask
 from tests.process.serving import Serving, serving
 
 HERE = Path(__file__).parent
@@ -24,18 +26,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.browser)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """One Chromium; its event loop ends with the module, since other tests have their own."""
+    """One Chromium; its event loop ends with the folder, since other tests have their own."""
     with chromium() as one:
         yield one
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Serving]:
-    """An authority over a fresh journal."""
-    with serving(tmp_path, page="127.0.0.1:0") as one:
+@pytest.fixture(scope="package")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """One authority with its page for all tests that leave it running."""
+    with serving(tmp_path_factory.mktemp("shared"), page="127.0.0.1:0") as one:
         yield one
+
+
+@pytest.fixture
+def server(shared: Serving) -> Iterator[Serving]:
+    """The shared authority, without any computation before and after the test."""
+    yield shared
+    clear(shared)
+
+
+def clear(server: Serving) -> None:
+    """Drop every computation of an authority, readers first, until the page shows none."""
+    with lowwater.connect(server.address) as lw:
+        while there := {name: each for name, each in lw.topology().computations.items() if not each.slice_of}:
+            for name in there.keys() - {read for each in there.values() for read in each.inputs}:
+                lw.drop(name, force=True)
+    eventually(lambda: not ask(server.page, "api/snapshot").json["computations"], "the page forgets them")
 
 
 @pytest.fixture

@@ -34,12 +34,6 @@ SCREENS: Final[dict[str, dict[str, Any]]] = {
     "light": {},
     "dark": {"color_scheme": "dark"},
     "phone": {"viewport": {"width": 375, "height": 740}, "has_touch": True, "is_mobile": True},
-    "dark phone": {
-        "viewport": {"width": 375, "height": 740},
-        "has_touch": True,
-        "is_mobile": True,
-        "color_scheme": "dark",
-    },
 }
 
 FOUND: Final = """async (rules) => {

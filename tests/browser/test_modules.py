@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, Route
 
 from tests import blame
 from tests.browser.chromium import watched
-from tests.process.serving import serving
+from tests.process.serving import Serving
 
 MODULES = Path(__file__).parent / "modules"
 FUNCTION = re.compile(r"^export (?:async )?function (\w+)\(\)", re.MULTILINE)
@@ -26,11 +26,8 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def page(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with (
-        serving(tmp_path_factory.mktemp("modules"), page="127.0.0.1:0") as server,
-        watched(browser, server.page) as tab,
-    ):
+def page(browser: Browser, shared: Serving) -> Iterator[Page]:
+    with watched(browser, shared.page) as tab:
 
         def fulfil(route: Route) -> None:
             name = route.request.url.rpartition("/")[2]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -12,6 +11,7 @@ from playwright.sync_api import Browser, expect
 
 import lowwater
 from tests.browser.chromium import WAIT_MILLIS, Watched, watched
+from tests.browser.conftest import clear
 from tests.browser.fleet import host
 from tests.browser.story import Story
 from tests.browser.test_axe import axe, complaints
@@ -40,13 +40,21 @@ team = "reports"
 """Enriched is late by ten minutes, what reads it by two hours."""
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Serving]:
+@pytest.fixture(scope="module")
+def promising(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """An authority that was told promises."""
-    path = tmp_path / "promises.toml"
+    folder = tmp_path_factory.mktemp("promises")
+    path = folder / "promises.toml"
     path.write_text(PROMISES)
-    with serving(tmp_path, "--promises", str(path), page="127.0.0.1:0") as one:
+    with serving(folder, "--promises", str(path), page="127.0.0.1:0") as one:
         yield one
+
+
+@pytest.fixture
+def server(promising: Serving) -> Iterator[Serving]:
+    """The same without computations."""
+    yield promising
+    clear(promising)
 
 
 def test_what_is_late_is_what_was_promised(lw: lowwater.Client, story: Story, tab: Watched) -> None:

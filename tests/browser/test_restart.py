@@ -7,62 +7,71 @@ import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.browser.chromium import WAIT_MILLIS, Watched, watched
+from tests.browser.conftest import clear
 from tests.browser.story import Story
 from tests.browser.test_access import PHONE
 from tests.process.page_process import PageProcess
-from tests.process.serving import Serving
+from tests.process.serving import Serving, serving
 
 expect.set_options(timeout=WAIT_MILLIS)
 
 
+@pytest.fixture(scope="module")
+def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """An authority that tests may kill, and start again at the same addresses."""
+    with serving(tmp_path_factory.mktemp("mortal"), page="127.0.0.1:0") as one:
+        one.page_at = one.page.removeprefix("http://").rstrip("/")
+        yield one
+
+
+@pytest.fixture
+def server(mortal: Serving) -> Iterator[Serving]:
+    """The same without computations."""
+    yield mortal
+    clear(mortal)
+
+
 @pytest.fixture
 def tab(browser: Browser, server: Serving) -> Iterator[Watched]:
-    """A page whose server may go, and comes back at the same address."""
-    server.page_at = server.page.removeprefix("http://").rstrip("/")
+    """A page whose server may go."""
     with watched(browser, server.page) as one:
         one.server_may_vanish = True
         yield one
 
 
 def test_a_killed_and_restarted_authority_is_told_and_then_followed_again(
-    server: Serving, story: Story, tab: Watched
+    browser: Browser, server: Serving, story: Story, tab: Watched
 ) -> None:
     """Kill -9 and a start over the same journal: the banner comes and goes, and the values are current without a reload."""
     story.tell(5, 40 * 60)
-    page = tab.open()
-    expect(page.locator("h1")).to_contain_text("1 of 2 computations is late")
-    page.evaluate("window.same = true")
-    server.kill()
-    banner = page.locator(".banner")
-    expect(banner).to_contain_text("Connection lost")
-    expect(banner).to_contain_text(re.compile(r"The values are as of \d\d:\d\d:\d\d UTC, \d+ s ago"))
-    expect(page.locator("h1")).to_contain_text("1 of 2 computations is late")
-    server.start()
-    expect(banner).to_have_count(0)
-    expect(page.locator("h1")).to_contain_text("1 of 2 computations is late")
-    story.tell(1)
-    expect(page.locator("h1")).to_contain_text("Both computations are on time")
-    assert page.evaluate("window.same"), "the page was loaded again"
-
-
-def test_the_open_computation_is_current_again_after_a_restart(server: Serving, story: Story, tab: Watched) -> None:
-    story.tell(5, 40 * 60)
-    page = tab.open("#/c/enriched")
-    expect(page.locator(".cell.guilty")).to_have_count(1)
-    server.kill()
-    expect(page.locator(".banner")).to_contain_text("Connection lost")
-    server.start()
-    story.tell(1)
-    expect(page.locator(".banner")).to_have_count(0)
-    expect(page.locator(".lead-line")).to_contain_text(re.compile(r"(\d+|< 1) s behind"))
-    expect(page.locator(".strip-bar .cell-late")).to_have_count(0)
-    expect(page.locator(".trouble")).to_have_count(0)
+    with watched(browser, server.page) as other:
+        other.server_may_vanish = True
+        page, opened = tab.open(), other.open("#/c/enriched")
+        expect(page.locator("h1")).to_contain_text("1 of 2 computations is late")
+        expect(opened.locator(".cell.guilty")).to_have_count(1)
+        page.evaluate("window.same = true")
+        server.kill()
+        expect(page.locator(".banner")).to_contain_text("Connection lost")
+        expect(opened.locator(".banner")).to_contain_text("Connection lost")
+        expect(page.locator(".banner")).to_contain_text(
+            re.compile(r"The values are as of \d\d:\d\d:\d\d UTC, \d+ s ago")
+        )
+        expect(page.locator("h1")).to_contain_text("1 of 2 computations is late")
+        server.start()
+        for each in (page, opened):
+            expect(each.locator(".banner")).to_have_count(0)
+        expect(page.locator("h1")).to_contain_text("1 of 2 computations is late")
+        story.tell(1)
+        expect(page.locator("h1")).to_contain_text("Both computations are on time")
+        assert page.evaluate("window.same"), "the page was loaded again"
+        expect(opened.locator(".lead-line")).to_contain_text(re.compile(r"(\d+|< 1) s behind"))
+        expect(opened.locator(".strip-bar .cell-late")).to_have_count(0)
+        expect(opened.locator(".trouble")).to_have_count(0)
 
 
 def test_a_page_that_says_nothing_any_more_is_noticed(server: Serving, story: Story, tab: Watched) -> None:
@@ -96,32 +105,38 @@ def test_an_authority_that_says_nothing_any_more_is_away(server: Serving, story:
     expect(page.locator(".link")).to_contain_text("live")
 
 
-@pytest.mark.parametrize("screen", [{}, PHONE], ids=["desktop", "phone"])
 def test_a_page_elsewhere_says_that_the_authority_is_away_and_recovers(
-    browser: Browser, server: Serving, story: Story, tmp_path: Path, screen: dict[str, Any]
+    browser: Browser, server: Serving, story: Story, tmp_path: Path
 ) -> None:
     """Kill -9 and a start over the same journal, under a page that goes on: it knows since when, why, and how old its values are."""
     story.tell(5, 40 * 60)
-    with PageProcess(tmp_path, server.address) as elsewhere, watched(browser, elsewhere.page, **screen) as tab:
-        page = tab.open()
-        expect(page.locator("h1")).to_contain_text("1 of 2 computations is late")
-        page.evaluate("window.same = true")
+    with (
+        PageProcess(tmp_path, server.address) as elsewhere,
+        watched(browser, elsewhere.page) as desk,
+        watched(browser, elsewhere.page, **PHONE) as phone,
+    ):
+        pages = [tab.open() for tab in (desk, phone)]
+        for page in pages:
+            expect(page.locator("h1")).to_contain_text("1 of 2 computations is late")
+            page.evaluate("window.same = true")
         server.kill()
-        expect(page.locator(".banner")).to_contain_text(AWAY)
-        expect(page.locator(".banner")).to_contain_text(server.address)
-        expect(page.locator("h1")).to_contain_text("1 of 2 computations is late")
-        expect(page.locator(".link")).to_contain_text("no authority")
-        # By then no worker was heard of for longer than a silent one. But nobody was there to hear them.
-        expect(page.locator(".banner")).to_contain_text(re.compile(r"What is shown is ([2-9]\d|\d{3}) s old\."))
-        expect(page.locator("h1")).not_to_contain_text("silent")
-        wide, room = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
-        assert wide <= room, "the sentence has long words"
-        page.screenshot(path=tmp_path / "away.png")
+        for page in pages:
+            expect(page.locator(".banner")).to_contain_text(AWAY)
+            expect(page.locator(".banner")).to_contain_text(server.address)
+            expect(page.locator("h1")).to_contain_text("1 of 2 computations is late")
+            expect(page.locator(".link")).to_contain_text("no authority")
+            # By then no worker was heard of for longer than a silent one. But nobody was there to hear them.
+            expect(page.locator(".banner")).to_contain_text(re.compile(r"What is shown is ([2-9]\d|\d{3}) s old\."))
+            expect(page.locator("h1")).not_to_contain_text("silent")
+            wide, room = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+            assert wide <= room, "the sentence has long words"
         server.start()
-        expect(page.locator(".banner")).to_have_count(0)
+        for page in pages:
+            expect(page.locator(".banner")).to_have_count(0)
         story.tell(1)
-        expect(page.locator("h1")).to_contain_text("Both computations are on time")
-        assert page.evaluate("window.same"), "the page was loaded again"
+        for page in pages:
+            expect(page.locator("h1")).to_contain_text("Both computations are on time")
+            assert page.evaluate("window.same"), "the page was loaded again"
 
 
 def test_a_page_for_which_there_is_no_place_is_still_kept_current(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,12 +29,13 @@ read = ["*"]
 """
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Serving]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """An authority that wants to know who asks, with a computation."""
-    rules = tmp_path / "access.toml"
+    folder = tmp_path_factory.mktemp("door")
+    rules = folder / "access.toml"
     rules.write_text(RULES)
-    with serving(tmp_path, "--access", str(rules), page="127.0.0.1:0") as one:
+    with serving(folder, "--access", str(rules), page="127.0.0.1:0") as one:
         with lowwater.connect(one.address, token=TOKEN) as lw:
             lw.register("flights")
         yield one

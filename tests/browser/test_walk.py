@@ -15,9 +15,9 @@ from lowwater_page import records
 from lowwater_page.board import Board
 from tests.browser.chromium import watched
 from tests.kit.times import SECOND
-from tests.process.serving import serving
+from tests.process.serving import Serving
 
-PIPELINES: Final = 400
+PIPELINES: Final = 200
 NOW: Final = 1_795_000_000 * SECOND
 LATER: Final = (0, 1, 10, 60)
 """Seconds after which each pipeline is judged again, though nothing has changed: a worker falls silent by time alone."""
@@ -39,8 +39,8 @@ JUDGE: Final = """async ([pipelines, now, later]) => {
 
 
 @pytest.fixture(scope="module")
-def page(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with serving(tmp_path_factory.mktemp("walk"), page="127.0.0.1:0") as server, watched(browser, server.page) as tab:
+def page(browser: Browser, shared: Serving) -> Iterator[Page]:
+    with watched(browser, shared.page) as tab:
         yield tab.open()
 
 
@@ -130,6 +130,6 @@ def test_the_page_blames_whom_lowwater_why_blames(page: Page) -> None:
                 ties += bool(way.others)
                 before[name] = guilty
     # The pipelines are such that it matters.
-    assert passed > 100, "hardly any walk passed a living stage that holds by itself"
-    assert turned > 100, "hardly any verdict changed with time alone"
-    assert ties > 200, "hardly any computation was held by several"
+    assert passed > 50, "hardly any walk passed a living stage that holds by itself"
+    assert turned > 50, "hardly any verdict changed with time alone"
+    assert ties > 100, "hardly any computation was held by several"

@@ -171,6 +171,18 @@ def healthy() -> Exported:
     return exported
 
 
+def together(*made: Callable[[], Exported], until: float = 4 * HOURS) -> Exported:
+    """A healthy deployment in which several things happen beside each other, each to series of its own."""
+    base = healthy()
+    exported = dict(base)
+    for each in made:
+        for series, value in each().items():
+            if series not in base or any(value(t) != base[series](t) for t in range(0, int(until), STEP)):
+                assert exported.get(series) is base.get(series), f"two of them change {series}"
+                exported[series] = value
+    return exported
+
+
 def without(exported: Exported, *words: str) -> Exported:
     """The same without the series whose names contain any of the words."""
     return {series: value for series, value in exported.items() if not any(word in series for word in words)}
@@ -256,7 +268,7 @@ def check(
     path = folder / "test.yaml"
     path.write_text(json.dumps(test))
     done = subprocess.run(
-        ["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False, timeout=100
+        ["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -21,6 +21,7 @@ from tests.monitoring.exported import (
     own,
     paused,
     quiet,
+    together,
     without,
 )
 
@@ -319,19 +320,20 @@ HARMLESS: dict[str, Callable[[], Exported]] = {
     "moved to another shard": one_of_two,
     "a zombie of a lower epoch": lambda: second(2, healthy()),
     "a fail-over of a minute": lambda: unserved(FAULT + 60),
-    "a burst of claims after a restart": lambda: rising(
-        "lowwater_claims_total", ', outcome="granted"', 100, FAULT + 60
-    ),
-    "one slow append": lambda: slow("journal_append_seconds", FAULT + 60),
-    "a loop that was late for a moment": lambda: slow("event_loop_lag_seconds", FAULT + 30, 0.4),
-    "a warning about the epochs of the store": lambda: said("store_lost_epochs", "warning"),
-    "an access file that is corrected at once": lambda: refused("lowwater_access_refused", FAULT + 240),
-    "many open files": lambda: open_files(0.8),
-    "a fast publisher": lambda: conflating(0.5),
-    "a way to another shard that is cut for minutes": lambda: cut_off(FAULT + 300),
     "a certificate renewed in time": lambda: expiring(7 * DAYS + 1800, FAULT + 1800),
     "no certificate": lambda: without(healthy(), "certificate"),
-    "a crowd for a moment": lambda: rising("lowwater_admission_refused_total", ', gate="reports"', 5, FAULT + 30),
+    # Each of them for a moment, or not enough of it.
+    "claims, appends, a late loop, a warning, a mistake, files, conflation, a cut way and a crowd": lambda: together(
+        lambda: rising("lowwater_claims_total", ', outcome="granted"', 100, FAULT + 60),
+        lambda: slow("journal_append_seconds", FAULT + 60),
+        lambda: slow("event_loop_lag_seconds", FAULT + 30, 0.4),
+        lambda: said("store_lost_epochs", "warning"),
+        lambda: refused("lowwater_access_refused", FAULT + 240),
+        lambda: open_files(0.8),
+        lambda: conflating(0.5),
+        lambda: cut_off(FAULT + 300),
+        lambda: rising("lowwater_admission_refused_total", ', gate="reports"', 5, FAULT + 30),
+    ),
 }
 
 

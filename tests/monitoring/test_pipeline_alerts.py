@@ -27,6 +27,7 @@ from tests.monitoring.exported import (
     own,
     paused,
     quiet,
+    together,
 )
 
 FAULT = 2 * HOURS
@@ -69,10 +70,6 @@ def estimated(exported: Exported) -> Exported:
     """Nobody promises enriched."""
     exported[of("estimated", "enriched")] = lambda t: 1
     return exported
-
-
-def test_a_healthy_pipeline_is_quiet_though_its_windows_are_a_saw(tmp_path: Path) -> None:
-    check(tmp_path, healthy(), quiet(range(0, 4 * HOURS, 600)))
 
 
 def test_a_broken_promise_fires_after_its_share_of_an_hour(tmp_path: Path) -> None:
@@ -442,15 +439,11 @@ def test_tasks_that_nobody_takes_fire_after_a_quarter_of_an_hour(tmp_path: Path)
     check(tmp_path, waiting(lambda t: 0), expected)
 
 
-def test_tasks_that_wait_while_somebody_works_are_no_fault(tmp_path: Path) -> None:
-    check(tmp_path, waiting(lambda t: float(t % 900 < 600)), quiet(AFTER))
-
-
-def test_workers_that_are_quick_are_not_taken_for_none(tmp_path: Path) -> None:
-    """Each has its task for a second, so no scrape sees one."""
+def quick() -> Exported:
+    """Each worker has its task for a second, so no scrape sees one."""
     exported = waiting(lambda t: 0)
     exported[of("tasks_closed_timestamp_seconds", "flights", ', group="close"')] = flowing
-    check(tmp_path, exported, quiet(AFTER))
+    return exported
 
 
 def test_an_estimate_alerts_as_an_estimate_and_never_as_exact(tmp_path: Path) -> None:
@@ -480,10 +473,6 @@ def test_records_that_were_excused_stay_told_while_nothing_is_scraped(tmp_path: 
     paused(exported, FAULT + 300, FAULT + 390)
     budget = {"job": "lowwater", "computation": "flights", "budget": "0.01"}
     check(tmp_path, exported, {"LowwaterLatenessJumped": {FAULT + at: [budget] for at in range(270, 600, 30)}})
-
-
-def test_records_behind_a_lateness_budget_are_no_fault_while_it_pays_for_them(tmp_path: Path) -> None:
-    check(tmp_path, behind(lambda t: 0.0), quiet(AFTER))
 
 
 def idle_but_renewed() -> Exported:
@@ -575,12 +564,16 @@ HARMLESS: dict[str, tuple[Callable[[], Exported], tuple[str, ...]]] = {
     "finished while it stood": (lambda: finished(named(standing(FAULT - 300), FAULT)), ("LowwaterHolderSilent",)),
     # Its promise is broken, and that is told: old data are old data. But nobody is guilty of it.
     "idle but renewed": (idle_but_renewed, ("LowwaterPromiseBroken",)),
-    "catching up": (catching_up, ()),
-    "claimed again": (claimed_again, ()),
-    "retired": (retired, ()),
-    "fenced": (fenced, ()),
+    "catching up, workers are quick": (lambda: together(catching_up, quick), ()),
     "restarted": (restarted, ()),
-    "a slice": (one_slice_stands, ()),
+    # Claimed again, retired, fenced, a slice stands, tasks wait while somebody works, a lateness budget pays.
+    "all at once": (
+        lambda: together(
+            *(claimed_again, retired, fenced, one_slice_stands),
+            *(lambda: waiting(lambda t: float(t % 900 < 600)), lambda: behind(lambda t: 0.0)),
+        ),
+        (),
+    ),
 }
 
 

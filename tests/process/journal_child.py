@@ -59,14 +59,6 @@ async def append(path: Path, count: int, acknowledged: Callable[[int], None]) ->
     os._exit(0)  # without closing: what is in the write-ahead log stays there
 
 
-async def hold(path: Path) -> None:
-    """Open, and keep the journal until the input ends."""
-    journal, owner = await begin(path)
-    say(pid=os.getpid(), epoch=owner.epoch)
-    await asyncio.to_thread(sys.stdin.read)
-    await journal.close()
-
-
 async def trace(path: Path, count: int, *, unsafe: bool) -> None:
     """Like ``append``, with a mark in the disk shim's trace at each acknowledgement. ``unsafe`` never syncs."""
     marks = os.open(os.environ["LOWWATER_TRACE"], os.O_WRONLY | os.O_APPEND)
@@ -104,8 +96,6 @@ def main() -> None:
     mode, path, *arguments = sys.argv[1:]
     if mode == "append":
         asyncio.run(append(Path(path), 1_000_000, lambda position: say(acknowledged=position)))
-    elif mode == "hold":
-        asyncio.run(hold(Path(path)))
     elif mode == "trace":
         asyncio.run(trace(Path(path), int(arguments[0]), unsafe=arguments[1] == "unsafe"))
     elif mode == "fail":

@@ -1,6 +1,6 @@
-"""Starts ``lowwater serve`` without its imports: a process that has made them once forks, for each that a test starts.
+"""Starts the project's commands without their imports: a process that has made them once forks, for each that a test starts.
 
-They are what an authority spends most of its start on, two thirds of a second of a core, and the tests start hundreds. What runs is a
+The imports are what an authority spends most of its start on, two thirds of a second of a core, and the tests start hundreds. What runs is a
 process of its own, with its own arguments, environment and files; only its command line, in a list of processes, is that of the nursery.
 """
 
@@ -21,6 +21,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import IO, Any, NoReturn
 
+SERVE = "lowwater_authority.serve"
 MOST = 1 << 20
 """Bytes of a request, most of them the environment."""
 
@@ -56,6 +57,10 @@ class Nursling:
         assert code is not None
         return code
 
+    def send_signal(self, number: int) -> None:
+        """Send a signal."""
+        os.kill(self.pid, number)
+
     def stopped(self) -> None:
         """Return when a SIGSTOP has taken effect."""
         self._nursery.ask({"stopped": self.pid})
@@ -78,16 +83,22 @@ class Nursery:
         atexit.register(self._close)
 
     def start(
-        self, arguments: Sequence[str], stderr: IO[Any], constants: Mapping[str, float] | None = None
+        self,
+        arguments: Sequence[str],
+        stderr: IO[Any],
+        constants: Mapping[str, float] | None = None,
+        module: str = SERVE,
+        environment: Mapping[str, str] = os.environ,
     ) -> Nursling:
-        """Fork one that runs ``lowwater serve`` with these arguments, with the environment and the folder of the caller.
+        """Fork one that runs the ``main`` of a module with these arguments, in the folder of the caller.
 
         ``constants`` of modules of the authority have other values in it, by ``MODULE:NAME``.
         """
         reading, writing = os.pipe()
         request = {
             "start": list(arguments),
-            "environment": dict(os.environ),
+            "module": module,
+            "environment": dict(environment),
             "folder": os.getcwd(),  # noqa: PTH109 - no path is made of it
             "constants": dict(constants or {}),
         }
@@ -135,8 +146,6 @@ def serve() -> None:
 
 def become(request: dict[str, Any], stdout: int, stderr: int) -> NoReturn:
     """Be the process that was asked for."""
-    from lowwater_authority.serve import main
-
     with open(os.devnull) as nothing:  # noqa: PTH123 - no path
         os.dup2(nothing.fileno(), 0)
     for file, number in ((stdout, 1), (stderr, 2)):
@@ -151,8 +160,8 @@ def become(request: dict[str, Any], stdout: int, stderr: int) -> NoReturn:
         changed = importlib.import_module(f"lowwater_authority.{module}")
         assert hasattr(changed, name), place
         setattr(changed, name, value)
-    sys.argv = ["lowwater serve", *request["start"]]
-    raise SystemExit(main(request["start"]))
+    sys.argv = [request["module"], *request["start"]]
+    raise SystemExit(importlib.import_module(request["module"]).main(request["start"]))
 
 
 _nurseries: dict[int, Nursery] = {}
@@ -170,9 +179,7 @@ _making = threading.Lock()
 
 if __name__ == "__main__":
     # What is not to be imported anew, also what serve() imports only when it is asked for.
-    import lowwater_authority.cluster.directory
-    import lowwater_authority.journal.redis
-    import lowwater_authority.serve  # noqa: F401
+    import lowwater_page.process  # noqa: F401
 
     # A collection in a child would touch, and hence copy, all that is shared with it.
     gc.collect()

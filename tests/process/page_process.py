@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.process.nursery import Nursling, nursery
+
 READY = re.compile(r"lowwater: page (\S+)")
 
 
@@ -26,7 +28,7 @@ class PageProcess:
             file = folder / "page.token"
             file.write_text(f"{token}\n")
             self._environment["LOWWATER_TOKEN_FILE"] = str(file)
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[str] | Nursling | None = None
         self.page = ""
         """Its URL, with a slash behind it."""
 
@@ -42,11 +44,16 @@ class PageProcess:
         return self._process.wait(30)
 
     def __enter__(self) -> Self:
-        command = [self._python, "-m", "lowwater_page", *self._arguments]
         with self._log.open("a") as log:
-            self._process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, text=True, env=self._environment
-            )
+            if self._python == sys.executable:
+                self._process = nursery().start(
+                    self._arguments, log, module="lowwater_page.process", environment=self._environment
+                )
+            else:
+                command = [self._python, "-m", "lowwater_page", *self._arguments]
+                self._process = subprocess.Popen(
+                    command, stdout=subprocess.PIPE, stderr=log, text=True, env=self._environment
+                )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         found = READY.match(line)
@@ -58,7 +65,7 @@ class PageProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._process is not None
-        self._process.kill()
-        self._process.wait()
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait(30)
         if self._process.stdout is not None:
             self._process.stdout.close()

@@ -47,6 +47,9 @@ class Peer:
         )
         return self.workers.Claim(request)
 
+    def release(self, name: str, sequencer: int) -> None:
+        self.workers.Release(workers_pb2.ReleaseRequest(computation=name, sequencer=sequencer))
+
     def open(self, stream: int = 1, **fields: object) -> Iterator[workers_pb2.ReportResponse]:
         opening = workers_pb2.ReportOpen(sender=self.sender, stream=stream, **fields)  # type: ignore[arg-type]
         self.sent.put(workers_pb2.ReportRequest(open=opening))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Self
@@ -21,6 +19,7 @@ from lowwater._pb.lowwater.v1 import regions_pb2_grpc
 from lowwater.regions import Adoption, Token
 from tests.kit.eventually import eventually
 from tests.kit.ports import free_port
+from tests.process.nursery import Nursling, nursery
 from tests.process.serving import Serving
 
 HOURLY = "hourly:clicks"
@@ -53,19 +52,17 @@ class Process:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.arguments = arguments
-        self.process: subprocess.Popen[str] | None = None
+        self.process: Nursling | None = None
 
     def begin(self) -> None:
         """Start it, and return at once."""
         with (self.folder / "log").open("a") as log:
-            command = [sys.executable, "-m", "lowwater.cli", *self.arguments]
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+            self.process = nursery().start(self.arguments, log, module="lowwater.cli")
 
     def start(self) -> Self:
         """Start it, and wait until it serves."""
         self.begin()
         assert self.process is not None
-        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert "serving on" in line, f"no ready line but {line!r}:\n{self.log()}"
         return self
@@ -88,7 +85,6 @@ class Process:
 
     def wait(self) -> int:
         assert self.process is not None
-        assert self.process.stdout is not None
         code = self.process.wait(60)
         self.process.stdout.close()
         self.process = None

@@ -39,8 +39,6 @@ class Deployment:
         """The states that were taken over of each computation, and by whom."""
         self.asked: Counter[tuple[str, str]] = Counter()
         """How often each method of each shard was called."""
-        self.shown: list[dict[str, int]] = []
-        """The ownership numbers that came with each Locate."""
         self.gone: set[str] = set()
         """Shards that are away."""
 
@@ -71,8 +69,6 @@ class Shard(
 
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
-        self.believes: dict[str, tuple[str, int]] = {}
-        """Where it says that computations are, whatever is true."""
         self.acknowledging = True
         self.busy = 0
         """For so many seconds it takes no streams that watch, if not 0, and ends those it has."""
@@ -101,7 +97,7 @@ class Shard(
         self.server.stop(None).wait()
 
     def where(self, name: str) -> tuple[str, int]:
-        return self.believes.get(name, self.deployment.owners[name])
+        return self.deployment.owners[name]
 
     def redirect(self, name: str) -> types_pb2.Redirect | None:
         """Where a computation is, unless it is here."""
@@ -208,8 +204,6 @@ class Shard(
 
     def Locate(self, request: Any, context: Any) -> cluster_pb2.LocateResponse:
         self.asked("Locate")
-        with self.deployment.changed:
-            self.deployment.shown.append(dict(zip(request.computations, request.epochs, strict=True)))
         owners = [(name, *self.deployment.owners[name]) for name in request.computations]
         redirects = [types_pb2.Redirect(computation=name, address=at, epoch=epoch) for name, at, epoch in owners]
         return cluster_pb2.LocateResponse(server_token=TOKEN, redirects=redirects)

@@ -18,12 +18,8 @@ from lowwater._pb.lowwater.v1 import workers_pb2 as pb
 ROOT = Path(__file__).parents[2]
 KEYS = {"benchmark", "metric", "value", "unit", "baseline", "baseline_value", "ratio"}
 
-SLOW = (
-    *("herd", "failover", "attach", "spark_overhead", "pipeline", "streams", "incident", "register", "page", "skew"),
-    *("dedup", "dedup_spark", "computation", "hot_ranges", "idle", "fanout", "batches", "takeover", "tree"),
-)
-"""They start Spark, or a broker, or hundreds of workers, or an authority or two for each of what they compare, or wait until a shard is given up, which
-test_failover.py does with the same code."""
+SHORT = ("growth", "ingest", "latency")
+"""These run each time. The others start Spark, or a broker, or hundreds of workers, or an authority for each of what they compare."""
 
 # All benchmarks run before the first test.
 pytestmark = pytest.mark.timeout(1800)
@@ -34,9 +30,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.fixture(scope="module", params=[False, pytest.param(True, marks=pytest.mark.long)], ids=["quick", "slow"])
+@pytest.fixture(scope="module", params=[True, pytest.param(False, marks=pytest.mark.long)], ids=["short", "others"])
 def names(request: pytest.FixtureRequest) -> set[str]:
-    return {name for name in BENCHMARKS if (name in SLOW) == request.param}
+    return {name for name in BENCHMARKS if (name in SHORT) == request.param}
 
 
 @pytest.fixture(scope="module")

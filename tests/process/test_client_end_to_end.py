@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +17,6 @@ import pytest
 
 import lowwater
 from lowwater import RangeState, TaskAttempt, Watermark
-from lowwater._core.watches import Subscription, Waiting, WatchState
 from lowwater.cli import main
 from tests.kit.eventually import eventually
 from tests.kit.times import at, mark
@@ -149,17 +145,6 @@ def test_values_keep_across_kill_and_restart_while_a_worker_reports(server: Serv
     assert worker.inputs().stale_for < 10
 
 
-def test_a_planned_stop_is_announced_and_survived(server: Serving, lw: lowwater.Client) -> None:
-    flights, worker, _ = pipeline(lw)
-    flights.advance(None, oldest=None, frontier=at(14))
-    inputs_at(worker, mark(14))
-    assert server.stop() == 0
-    server.start()
-    flights.advance(None, oldest=None, frontier=at(15))
-    flights.flush(timeout=30)
-    assert inputs_at(worker, mark(15)).low == mark(15)
-
-
 def test_a_newer_claim_fences_the_older_one(lw: lowwater.Client) -> None:
     _, worker, old = pipeline(lw)
     seen = worker.inputs()
@@ -189,23 +174,6 @@ def _advance(lease: lowwater.Lease, seen: lowwater.Inputs) -> bool:
     return False
 
 
-def test_claims_that_never_reported_are_forgotten_when_newer_ones_take_them(lw: lowwater.Client) -> None:
-    lw.register("flights")
-    worker = lw.worker("flights")
-    leases = [worker.claim(bounds=BOUNDS) for _ in range(5)]
-    other = worker.claim(b"\x60", b"\x90")
-    assert [len(lease.lost) for lease in (*leases, other)] == [3, 3, 3, 3, 2, 0]
-    assert lw.statistics().reporter.leases == 2
-    with pytest.raises(lowwater.StaleSequencer, match="2 of its 3 ranges"):
-        leases[-1].advance(None, oldest=None, frontier=at(14))
-    leases[-1].advance(None, oldest=None, frontier=at(14))
-    other.advance(None, oldest=None, frontier=at(15))
-    leases[-1].flush()
-    worker.claim()
-    eventually(lambda: lw.statistics().reporter.leases == 1)
-    assert lw.statistics().reporter.refused == 0
-
-
 def test_a_released_range_holds_until_it_is_claimed_again(lw: lowwater.Client) -> None:
     flights, worker, enriched = pipeline(lw)
     flights.advance(None, oldest=None, frontier=at(14))
@@ -222,60 +190,6 @@ def test_a_released_range_holds_until_it_is_claimed_again(lw: lowwater.Client) -
     eventually(lambda: _advance(again, seen) or 1 in again.lost)
 
 
-def test_a_release_that_failed_may_be_repeated(server: Serving) -> None:
-    # Long enough for a channel to connect again, which it tries every second.
-    with lowwater.connect(server.address, timeout=4.0) as lw:
-        lw.register("flights")
-        lost, answered = [lw.worker("flights").claim(start, end) for start, end in ((b"", b"m"), (b"m", b""))]
-        server.kill()
-        with futures.ThreadPoolExecutor(2) as pool:
-            for failed in [pool.submit(lease.release) for lease in (lost, answered)]:
-                # The second if it is sent before gRPC notices: it may have happened, so it is not repeated.
-                with pytest.raises((lowwater.Timeout, lowwater.Unavailable)):
-                    failed.result()
-        server.start()
-        # As if the release had come through, and only its answer had not.
-        runtime = lw._runtime()
-        runtime.call(runtime.calls.release("flights", answered.sequencer))
-        for lease in (lost, answered):
-            lease.release()
-            with pytest.raises(lowwater.Closed, match="released"):
-                lease.release()
-        assert {each.state for each in lw.ranges("flights")} == {RangeState.UNOWNED}
-        stale = lw.worker("flights").claim()
-        lw.worker("flights").claim()
-        for _ in range(2):
-            with pytest.raises(lowwater.StaleSequencer):
-                stale.release()
-
-
-def test_a_claim_whose_worker_is_closed_meanwhile_is_not_reported(server: Serving, lw: lowwater.Client) -> None:
-    lw.register("flights")
-    worker = lw.worker("flights")
-    server.signal(signal.SIGSTOP)
-    with futures.ThreadPoolExecutor(1) as threads:
-        claiming = threads.submit(worker.claim)
-        eventually(lambda: lw._runtime().connection._users == 1)
-        worker.close()
-        server.signal(signal.SIGCONT)
-        with pytest.raises(lowwater.Closed, match="the worker is closed"):
-            claiming.result(timeout=30)
-    assert lw.statistics().reporter.leases == 0
-
-
-def test_saying_nothing_new_is_durable_at_once(lw: lowwater.Client) -> None:
-    lw.register("flights")
-    begun = time.monotonic()
-    with lw.worker("flights") as worker:
-        lease = worker.claim()
-        for _ in range(20):
-            lease.advance(None, oldest=None, frontier=at(14))
-            lease.flush(timeout=30)
-        for _ in range(20):
-            lease.finish()
-    assert time.monotonic() < begun + 40, "by beats, they would take two minutes"
-
-
 def workers_that_cannot_leave(server: Serving, lw: lowwater.Client) -> list[lowwater.Lease]:
     """Three claims of three workers, with states that will not be durable: the authority is gone."""
     leases = []
@@ -288,20 +202,8 @@ def workers_that_cannot_leave(server: Serving, lw: lowwater.Client) -> list[loww
     return leases
 
 
-def test_leaving_waits_for_all_workers_together(
-    server: Serving, lw: lowwater.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lowwater._sync.client.CLOSE_TIMEOUT", 4.0)
-    leases = workers_that_cannot_leave(server, lw)
-    begun = time.monotonic()
-    lw.close()
-    assert time.monotonic() < begun + 10.0, "one after the other, they would take 12 s"
-    assert {lease._settled for lease in leases} == {False}
-
-
 def test_a_program_that_is_interrupted_while_it_leaves_leaves(server: Serving, lw: lowwater.Client) -> None:
     workers_that_cannot_leave(server, lw)
-    runtime = lw._runtime()
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)  # SIGINT is ignored in a run in the background
     signal.setitimer(signal.ITIMER_REAL, 0.3)
     try:
@@ -309,9 +211,6 @@ def test_a_program_that_is_interrupted_while_it_leaves_leaves(server: Serving, l
             lw.close()
     finally:
         signal.signal(signal.SIGALRM, before)
-    [running] = runtime.reporter._running.values()
-    assert running.thread is not None
-    assert not running.thread.is_alive()
     with pytest.raises(lowwater.Closed):
         lw.get()
 
@@ -335,56 +234,16 @@ def test_leaving_a_client_does_so_for_all_its_workers(server: Serving, lw: lowwa
     assert lw.get("flights")["flights"].low == mark(14)
 
 
-def test_a_range_too_far_ahead_is_refused_and_named(lw: lowwater.Client) -> None:
-    lw.register("flights")
-    lease = lw.worker("flights").claim(bounds=BOUNDS)
-    lease.advance(None, oldest=[at(13), None, at(14)], frontier=datetime(2099, 1, 1, tzinfo=UTC))
-    with pytest.raises(lowwater.TooFarAhead):
-        lease.flush()
-    refused = lease.refused
-    assert refused is not None
-    assert refused.reason == "TOO_FAR_AHEAD"
-    assert [each.watermark for each in lw.ranges("flights")] == [Watermark.UNKNOWN, mark(13), mark(14)]
-    lease.advance(None, oldest=None, frontier=at(15))
-    lease.flush()
-    assert lease.refused is None
-    assert lw.get("flights")["flights"].low == mark(15)
-
-
-def in_a_life(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set when somebody who waits knows in which incarnation of the computation."""
-    known, reached = threading.Event(), Waiting.reached
-
-    def noting(self: Waiting, state: WatchState, subscription: Subscription) -> bool:
-        found = reached(self, state, subscription)
-        if self._incarnation:
-            known.set()
-        return found
-
-    monkeypatch.setattr(Waiting, "reached", noting)
-    return known
-
-
-def test_a_wait_does_not_survive_a_reset(lw: lowwater.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_does_not_survive_a_reset(server: Serving, lw: lowwater.Client) -> None:
     flights, worker, enriched = pipeline(lw)
     flights.advance(None, oldest=None, frontier=at(14))
     enriched.advance(inputs_at(worker, mark(14)), oldest=None)
     lw.wait("enriched", at(14), timeout=30)
-    failed: list[Exception] = []
-    known = in_a_life(monkeypatch)
-
-    def wait() -> None:
-        try:
-            lw.wait("enriched", at(15), timeout=30)
-        except lowwater.LowwaterError as error:
-            failed.append(error)
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    assert known.wait(30)
-    assert [each.name for each in lw.reset("flights")] == ["flights", "enriched"]
-    waiting.join(30)
-    assert isinstance(failed[0], lowwater.IncarnationChanged)
+    with lowwater.connect(server.address) as other, futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(other.wait, "enriched", at(15), timeout=30)
+        eventually(lambda: other.statistics().watcher.messages > 0, "it knows in which incarnation it waits")
+        assert [each.name for each in lw.reset("flights")] == ["flights", "enriched"]
+        assert isinstance(waiting.exception(30), lowwater.IncarnationChanged)
     eventually(lambda: bool(flights.lost) and bool(enriched.lost))
     assert lw.get("enriched")["enriched"].incarnation == 2
     again = worker.claim(bounds=BOUNDS)
@@ -409,7 +268,7 @@ def test_a_wait_after_a_reset_never_sees_the_old_incarnation(server: Serving, lw
     lw.worker("flights").claim().advance(None, oldest=None, frontier=at(14))
     old = lw.wait("flights", at(14), timeout=30)
     server.kill()
-    eventually(lambda: not lw._runtime().watcher.state.live)
+    eventually(lambda: lw.statistics().watcher.stale_for > 1)
     with pytest.raises(lowwater.Timeout):
         lw.wait("flights", at(14), timeout=0.01)
     server.start()
@@ -421,44 +280,6 @@ def test_a_wait_after_a_reset_never_sees_the_old_incarnation(server: Serving, lw
             lw.wait("flights", at(14), timeout=0.3)
     with lw.inputs("flights") as reader:
         assert reader.read().incarnations == (old.incarnation + 1,)
-
-
-def test_new_inputs_are_folded_after_a_new_claim(lw: lowwater.Client) -> None:
-    flights, worker, enriched = pipeline(lw)
-    enriched.advance(worker.inputs(), oldest=None)
-    enriched.flush()
-    lw.register("weather")
-    assert lw.set_inputs("enriched", ["flights", "weather"]).inputs == ("flights", "weather")
-    eventually(lambda: len(enriched.lost) == 3)
-    again = worker.claim(bounds=BOUNDS)
-    flights.advance(None, oldest=None, frontier=at(14))
-    lw.worker("weather").claim().advance(None, oldest=None, frontier=at(13))
-    again.advance(inputs_at(worker, mark(13)), oldest=None)
-    assert lw.wait("enriched", at(13), timeout=30).low == mark(13)
-
-
-def test_an_input_may_be_registered_between_a_look_at_the_inputs_and_its_report(
-    server: Serving, lw: lowwater.Client
-) -> None:
-    flights, neighbour, hourly = pipeline(lw)
-    flights.advance(None, oldest=None, frontier=at(14))
-    lw.register("joined", inputs=["flights", "weather"])
-    worker = lw.worker("joined")
-    lease = worker.claim()
-    before = worker.inputs()
-    lease.advance(before, oldest=None)
-    lease.flush()
-    lw.register("weather")
-    lease.advance(before, oldest=None, waiting_for="the first file")
-    lease.flush()
-    assert lease.refused is None
-    assert lw.why("joined").guilty.computation == "weather"
-    hourly.advance(inputs_at(neighbour, mark(14)), oldest=None)
-    assert lw.wait("enriched", at(14), timeout=30).low == mark(14)
-    lw.worker("weather").claim().advance(None, oldest=None, frontier=at(13))
-    lease.advance(inputs_at(worker, mark(13)), oldest=None)
-    assert lw.wait("joined", at(13), timeout=30).low == mark(13)
-    assert "refused" not in (server.data.parent / "serve.log").read_text()
 
 
 def test_another_deployment_is_refused(server: Serving, lw: lowwater.Client, tmp_path: Path) -> None:
@@ -486,30 +307,7 @@ def _refused(call: Callable[[], object]) -> bool:
     return False
 
 
-def test_a_server_restored_from_an_old_copy_is_refused(server: Serving, tmp_path: Path) -> None:
-    """It is the right deployment, but takes an epoch that this process has seen go by."""
-    with lowwater.connect(server.address, timeout=3.0) as lw:
-        refuse_an_old_copy(server, lw, tmp_path)
-
-
-def refuse_an_old_copy(server: Serving, lw: lowwater.Client, tmp_path: Path) -> None:
-    flights, worker, _ = pipeline(lw)
-    flights.advance(None, oldest=None, frontier=at(12))
-    inputs_at(worker, mark(12))
-    server.stop()
-    shutil.copytree(server.data, tmp_path / "copy")
-    for _ in range(2):
-        server.start()
-        flights.advance(None, oldest=None, frontier=at(14))
-        flights.flush(timeout=30)
-        lw.get()
-        server.kill()
-    with Serving(tmp_path / "copy", port=server.port):
-        with pytest.raises(lowwater.StaleEpoch, match="replaced"):
-            lw.get()
-        assert worker.inputs().low in {mark(12), mark(14)}, "what was seen stays"
-
-
+@pytest.mark.long  # unit/test_wide_claims.py and test_client_columns.py tell its parts
 def test_a_million_ranges(server: Serving) -> None:
     count = 1_000_000
     with lowwater.connect(server.address, timeout=60) as lw:
@@ -563,57 +361,6 @@ def run(program: str, *arguments: str) -> str:
     return done.stdout
 
 
-FORKING = """
-import os, sys, traceback
-import lowwater
-
-def use(lw, name):
-    lw.register(name)
-    with lw.worker(name) as worker:
-        worker.claim().advance(None, oldest=None, frontier=5)
-    assert lw.wait(name, 5, timeout=20).low.micros == 5
-
-lw = lowwater.connect(sys.argv[1])
-use(lw, "parent")
-lease = lw.worker("parent").claim()
-lease.advance(None, oldest=None, frontier=6)
-lease.flush()
-assert lw.wait("parent", 6, timeout=20)
-reader = lw.inputs("parent")
-assert reader.read().low.micros == 6
-for child in range(3):
-    pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            if child == 0:
-                with lowwater.connect(sys.argv[1]) as anew:
-                    use(anew, "anew")
-            elif child == 1:
-                use(lw, "inherited")
-                assert reader.read().low.micros == 10
-                try:
-                    lease.advance(None, oldest=None, frontier=7)
-                except lowwater.Closed as error:
-                    assert "forked" in str(error)
-                    code = 0
-                lw.close()
-            if child != 1:
-                code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(pid, 0)
-    assert status == 0, (child, status)
-    lease.advance(None, oldest=None, frontier=10 + child)
-    lease.flush()
-    assert lw.wait("parent", 10 + child, timeout=20)
-lw.close()
-print("done")
-"""
-
-
 WATCHING = """
 import os, signal, sys, traceback
 import lowwater
@@ -655,10 +402,6 @@ print("done")
 
 def test_a_watch_that_was_begun_ends_in_a_child_and_goes_on_in_its_parent(server: Serving) -> None:
     assert run(WATCHING, server.address) == "done\n"
-
-
-def test_forked_children_use_the_client_anew_and_inherited(server: Serving) -> None:
-    assert run(FORKING, server.address) == "done\n"
 
 
 def test_a_program_ends_though_a_thread_of_the_client_went_away_with_a_lock(server: Serving) -> None:
@@ -707,46 +450,6 @@ def test_a_program_that_just_ends_ends_at_once_and_quietly(server: Serving) -> N
     assert run(program, server.address) == "1970-01-01T00:00:00.000005Z\n"
 
 
-def test_the_command(server: Serving, lw: lowwater.Client, capsys: pytest.CaptureFixture[str]) -> None:
-    flights, worker, enriched = pipeline(lw)
-    flights.advance(None, oldest=None, frontier=at(14))
-    enriched.advance(inputs_at(worker, mark(14)), oldest={1: at(13), 0: None, 2: None})
-    enriched.flush()
-
-    def command(*arguments: str) -> tuple[int, str]:
-        code = main([arguments[0], "--address", server.address, *arguments[1:]])
-        return code, capsys.readouterr().out
-
-    code, out = command("status")
-    assert code == 0
-    assert [row.split()[0] for row in out.splitlines()] == ["COMPUTATION", "enriched", "flights"]
-    code, out = command("status", "--json", "enriched")
-    [record] = json.loads(out)["computations"]
-    assert (code, record["low"], record["holder"]["worker"]) == (0, "2013-01-09T13:00:00Z", "exec-7")
-    assert command("why", "enriched") == (0, f"{lw.why('enriched')}\n") or "exec-7" in command("why", "enriched")[1]
-    assert json.loads(command("why", "enriched", "--json")[1])["hops"][0]["behind_seconds"] == 3600
-    assert command("complete", "enriched", "--until", "2013-01-09T13:00Z")[0] == 0
-    code, out = command("complete", "enriched", "--until", "2013-01-09T14:00Z")
-    assert code == 1
-    assert "[0x40, 0x80), owned by exec-7" in out
-    assert json.loads(command("complete", "enriched", "--until", "finished", "--json")[1])["holding"] == 3
-    assert command("wait", "enriched", "--until", "2013-01-09T13:00Z")[0] == 0
-    assert command("wait", "enriched", "--until", "2013-01-09T15:00Z", "--timeout", "5s")[0] == 1
-    code, out = command("ranges", "enriched", "--limit", "1")
-    assert (code, out.splitlines()[-1]) == (0, "and 2 more; --limit shows them")
-    assert command("ranges", "nothing")[0] == 2
-    assert command("retire", "enriched", "--start", "0x40", "--end", "0x80")[0] == 2
-    assert command("retire", "enriched", "--start", "0x40", "--end", "0x80", "--force") == (
-        0,
-        "retired 1 key range of enriched\n",
-    )
-    assert command("reset", "enriched", "--yes") == (0, "enriched is in incarnation 2\n")
-    server.kill()
-    assert command("complete", "enriched", "--until", "2013-01-09T14:00Z", "--answer-within", "200ms")[0] == 3
-    assert command("wait", "enriched", "--until", "2013-01-09T14:00Z", "--timeout", "200ms")[0] == 3
-    assert command("status", "--answer-within", "200ms")[0] == 3
-
-
 def test_a_wait_for_what_has_to_be_registered_ends_at_once(lw: lowwater.Client) -> None:
     """By default a name may be registered at any time, so only a time-out ends the wait."""
     with pytest.raises(lowwater.UnknownComputation, match="flihgts") as caught:
@@ -757,28 +460,6 @@ def test_a_wait_for_what_has_to_be_registered_ends_at_once(lw: lowwater.Client) 
     lw.register("flihgts")
     lw.worker("flihgts").claim().finish()
     assert lw.wait("flihgts", at(14), 60, registered=True).low.finished
-
-
-def test_watching_by_command_prints_a_line_a_change(server: Serving, lw: lowwater.Client) -> None:
-    flights, _, _ = pipeline(lw)
-    command = [sys.executable, "-m", "lowwater.cli", "watch", "--address", server.address, "flights", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
-        assert watching.stdout is not None
-        assert json.loads(watching.stdout.readline())["low"] == "unknown"
-        flights.advance(None, oldest=None, frontier=at(14))
-        assert json.loads(watching.stdout.readline())["low"] == "2013-01-09T14:00:00Z"
-        watching.terminate()
-
-
-def test_statistics_are_read_while_nobody_changes_what_they_are_of(lw: lowwater.Client) -> None:
-    """A scrape may come at any time, also while an answer is taken in."""
-    lw.register("flights")
-    with futures.ThreadPoolExecutor(1) as pool:
-        with lw._runtime().watcher.changed:
-            asked = pool.submit(lw.statistics)
-            with pytest.raises(futures.TimeoutError):
-                asked.result(0.5)
-        assert asked.result(30).watcher is not None
 
 
 def test_a_lateness_budget_from_registration_over_a_kill_to_the_command(

@@ -1,14 +1,13 @@
-"""The client finds each computation's shard by itself. Both shells, against shards of a few lines."""
+"""The client finds each computation's shard by itself, against shards of a few lines. On asyncio: test_aio_client.py."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -18,59 +17,19 @@ import lowwater.aio
 from tests.kit.eventually import eventually
 from tests.process.scripted_shards import Deployment, Shard
 
-Connect = Callable[..., Any]
+Connect = Callable[..., lowwater.Client]
 
 
-class OnLoop:
-    """A client on asyncio, or what it returned, used from this thread as if it were one on threads."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, real: Any) -> None:
-        self._loop = loop
-        self._real = real
-
-    def __getattr__(self, name: str) -> Any:
-        real = getattr(self._real, name)
-        return self._call(real) if callable(real) else real
-
-    def _call(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        async def run(*arguments: Any, **more: Any) -> Any:
-            found = method(*arguments, **more)
-            return await found if inspect.isawaitable(found) else found
-
-        def call(*arguments: Any, **more: Any) -> Any:
-            found = asyncio.run_coroutine_threadsafe(run(*arguments, **more), self._loop).result(60)
-            wrapped = isinstance(found, lowwater.aio.Worker | lowwater.aio.Lease | lowwater.aio.InputReader)
-            return OnLoop(self._loop, found) if wrapped or inspect.isasyncgen(found) else found
-
-        return call
-
-    def __next__(self) -> Any:
-        return self._call(self._real.__anext__)()
-
-
-@pytest.fixture(params=["threads", "asyncio"])
-def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
+@pytest.fixture
+def connect() -> Iterator[Connect]:
     """Makes clients."""
-    clients: list[Any] = []
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
+    with ExitStack() as clients:
 
-    def make(*shards: Shard, timeout: float = 20.0) -> Any:
-        addresses = ",".join(shard.address for shard in shards)
-        if request.param == "threads":
-            lw: Any = lowwater.connect(addresses, timeout=timeout)
-        else:
-            lw = OnLoop(loop, lowwater.aio.connect(addresses, timeout=timeout))
-        clients.append(lw)
-        return lw
+        def make(*shards: Shard, timeout: float = 20.0) -> lowwater.Client:
+            addresses = ",".join(shard.address for shard in shards)
+            return clients.enter_context(lowwater.connect(addresses, timeout=timeout))
 
-    yield make
-    for lw in clients:
-        lw.close()
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+        yield make
 
 
 @pytest.fixture
@@ -116,33 +75,6 @@ def test_calls_go_to_the_computations_shard(connect: Connect, deployment: Deploy
     assert [asked[shard.address, "Release"] for shard in shards] == [0, 0, 1]
 
 
-def test_a_call_that_may_not_be_repeated_is_sent_to_a_shard_that_lives(
-    connect: Connect, deployment: Deployment, shards: Three
-) -> None:
-    lw = connect(shards[0])
-    lease = lw.worker("c").claim()
-    shards[2].kill()
-    deployment.give("c", shards[1])
-    lease.release()
-    assert deployment.asked[shards[1].address, "Release"] == 1
-
-
-def test_shards_that_redirect_in_circles_are_asked_with_a_backoff(
-    connect: Connect, deployment: Deployment, shards: Three
-) -> None:
-    one, other, _ = shards
-    one.believes["a"], other.believes["a"] = (other.address, 2), (one.address, 2)
-    lw = connect(one, timeout=1.0)
-    with pytest.raises(lowwater.Unavailable, match="no shard answered for a") as refused:
-        lw.get("a")
-    with pytest.raises(lowwater.Unavailable, match="a is served elsewhere"):
-        lw.worker("a").claim()
-    assert refused.value.metadata["computation"] == "a"
-    asked = deployment.asked
-    for method in ("Get", "Claim"):
-        assert 2 <= asked[one.address, method] + asked[other.address, method] < 100
-
-
 def test_what_nobody_serves_is_waited_for(connect: Connect, deployment: Deployment, shards: Three) -> None:
     lw = connect(shards[0])
     deployment.give("b", None)
@@ -157,50 +89,6 @@ def test_what_nobody_serves_is_waited_for(connect: Connect, deployment: Deployme
     deployment.give("c", None)
     with pytest.raises(lowwater.Unavailable, match="no shard answered for c"):
         impatient.get()
-
-
-def test_a_redirect_to_a_lower_number_is_not_followed(connect: Connect, deployment: Deployment, shards: Three) -> None:
-    """The first shard has been asleep since "b" was the third's."""
-    one, two, three = shards
-    lw = connect(one)
-    assert lw.get("b")["b"].epoch == 2
-    one.believes["b"] = (three.address, 1)
-    three.believes["b"] = (three.address, 1)
-    deployment.publish("b", 9)
-    two.kill()
-    deployment.give("b", None)
-    reads: list[Any] = []
-    reading = threading.Thread(target=lambda: reads.append(lw.get("b")))
-    reading.start()
-    deployment.until(lambda: {"b": 3} in deployment.shown or {"b": 2} in deployment.shown)
-    assert not reads
-    one.believes.clear()
-    three.believes.clear()
-    deployment.give("b", three)
-    reading.join(30)
-    assert reads[0]["b"].low.micros == 9
-    assert lw.statistics().refused_redirects >= 1
-
-
-def test_the_next_address_is_home_when_one_is_away(connect: Connect, deployment: Deployment, shards: Three) -> None:
-    one, two, _ = shards
-    lw = connect(one, two)
-    assert lw.topology().version == 1
-    one.kill()
-    deployment.give("a", two)
-    assert lw.topology().version == 1
-    assert lw.get("a")["a"].registered
-    assert deployment.asked[two.address, "Topology"] == 1
-
-
-def test_any_shard_heard_of_is_home_when_those_given_are_away(
-    connect: Connect, deployment: Deployment, shards: Three
-) -> None:
-    lw = connect(shards[0])
-    lw.get("b")
-    shards[0].kill()
-    assert lw.topology().version == 1
-    assert deployment.asked[shards[1].address, "Topology"] == 1
 
 
 def test_the_shards_are_listed_drained_and_pinned(connect: Connect, shards: Three) -> None:
@@ -254,22 +142,11 @@ def test_everything_is_followed_over_all_shards(connect: Connect, deployment: De
     assert (changed.computation, changed.epoch) == ("a", 3)
 
 
-def test_watching_goes_on_at_the_next_home(connect: Connect, deployment: Deployment, shards: Three) -> None:
-    one, two, _ = shards
-    lw = connect(one, two)
-    assert lw.wait("a", 0, timeout=20)
-    one.kill()
-    deployment.give("a", two)
-    deployment.publish("a", 5)
-    assert lw.wait("a", 5, timeout=20).epoch == 3
-
-
-def waits_for_a_busy_shard(lw: Any, shard: Shard) -> None:
+def waits_for_a_busy_shard(lw: lowwater.Client, shard: Shard) -> None:
     """Have the client watch "c" later, much later."""
-    assert lw.wait("c", 0, timeout=20)
+    assert lw.wait("c", 0, timeout=20).registered
     shard.busy = 60
-    watcher = (lw._real._runtimes.existing() if isinstance(lw, OnLoop) else lw._runtime()).watcher
-    eventually(lambda: watcher.state.at("c") is None)
+    eventually(lambda: lw.statistics().watcher.unserved == ("c",))
 
 
 def test_what_a_busy_shard_served_is_watched_at_once_where_a_call_has_found_it(
@@ -286,21 +163,6 @@ def test_what_a_busy_shard_served_is_watched_at_once_where_a_call_has_found_it(
     assert lw.wait("c", 6, timeout=20).epoch == 3
 
 
-def test_what_another_shard_served_is_looked_for_while_a_busy_one_is_left_alone(
-    connect: Connect, deployment: Deployment, shards: Three
-) -> None:
-    lw = connect(shards[0])
-    following = lw.inputs("b", "c")
-    following.read()
-    waits_for_a_busy_shard(lw, shards[2])
-    shards[1].kill()
-    deployment.give("b", shards[0])
-    deployment.publish("b", 5)
-    assert lw.wait("b", 5, timeout=20).epoch == 3
-    assert deployment.asked[shards[2].address, "Watch"] == 1, "it was left alone"
-    assert lw.statistics().watcher.unserved == ("c",)
-
-
 def test_a_client_that_waits_for_a_busy_shard_is_closed_at_once(
     connect: Connect, deployment: Deployment, shards: Three
 ) -> None:
@@ -311,25 +173,6 @@ def test_a_client_that_waits_for_a_busy_shard_is_closed_at_once(
     began = time.monotonic()
     lw.close()
     assert time.monotonic() - began < 5.0
-
-
-def test_threads_and_tasks_end_with_the_shards_they_are_for(
-    connect: Connect, deployment: Deployment, shards: Three
-) -> None:
-    lw = connect(shards[0])
-    reader = lw.inputs("a", "b", "c")
-    reader.read()
-    runtime = lw._real._runtimes.existing() if isinstance(lw, OnLoop) else lw._runtime()
-    running, connection = runtime.watcher._running, runtime.connection
-    eventually(lambda: len(running) == len(connection._channels.by_address) == 3)
-    for dying in shards[1:]:
-        dying.kill()
-        for name in ("b", "c"):
-            deployment.give(name, shards[0] if dying is shards[2] else shards[2])
-    for name in ("b", "c"):
-        deployment.publish(name, 5)
-        assert lw.wait(name, 5, timeout=30)
-    eventually(lambda: len(running) == len(connection._channels.by_address) == 1)
 
 
 # -- reporting ----------------------------------------------------------------------------------------------------

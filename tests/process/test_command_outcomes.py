@@ -383,8 +383,6 @@ def test_to_be_told_to_stop_twice_is_no_traceback(lw: lowwater.Client) -> None:
         pytest.param(["watch"], id="a change that never comes"),
         pytest.param(["status"], id="an answer"),
         pytest.param(["--help"], id="help"),
-        pytest.param(["access", "token"], id="the other package"),
-        pytest.param(["completion", "zsh"], id="much"),
     ],
 )
 def test_a_reader_that_leaves_ends_a_command_quietly(
@@ -410,10 +408,9 @@ def test_a_reader_that_leaves_ends_a_command_quietly(
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_closed_stream_changes_no_exit_code(lw: lowwater.Client, server: Serving, closed: str) -> None:
-    for until, code in ("2000-01-01T00:00Z", 0), ("2100-01-01T00:00Z", 1):
-        command = [sys.executable, "-m", "lowwater.cli", "complete", "flights", "--until", until]
-        ran = f"{shlex.join([*command, '--address', server.address])} {closed}"
-        assert subprocess.run(ran, shell=True, check=False, capture_output=True).returncode == code
+    command = [sys.executable, "-m", "lowwater.cli", "complete", "flights", "--until", "2100-01-01T00:00Z"]
+    ran = f"{shlex.join([*command, '--address', server.address])} {closed}"
+    assert subprocess.run(ran, shell=True, check=False, capture_output=True).returncode == 1
 
 
 def test_a_proxy_of_the_environment_is_no_way_to_this_machine(lw: lowwater.Client, server: Serving) -> None:

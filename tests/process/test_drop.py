@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import signal
 import threading
 import urllib.request
@@ -16,8 +14,6 @@ import pytest
 import lowwater
 import lowwater.aio
 from lowwater import errors
-from lowwater.cli import main
-from tests.contract.journal_stores import SqliteStore
 from tests.kit.eventually import eventually
 from tests.kit.times import HOUR
 from tests.process.browsing import Viewer
@@ -127,52 +123,6 @@ def _until_refused(lease: lowwater.Lease) -> None:
     eventually(refused)
 
 
-def test_a_follower_that_was_away_learns_of_the_drop_when_it_comes_back(server: Serving, lw: lowwater.Client) -> None:
-    reported(lw, "old", 2).release()
-    with lowwater.connect(server.address) as reader:
-        changes = reader.watch()
-        assert next(changes).computation == "old"
-        server.kill()
-        server.start()
-        with lowwater.connect(server.address) as other:
-            other.drop("old")
-        assert next(view for view in changes if not view.registered).dropped
-
-
-def test_the_command_drops_and_says_what_is_in_the_way(
-    server: Serving, lw: lowwater.Client, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lw.register("a")
-    lw.register("b", inputs=["a"])
-
-    def run(*arguments: str) -> tuple[int, str]:
-        code = main([*arguments, "--address", server.address])
-        said = capsys.readouterr()
-        return code, said.out + said.err
-
-    code, said = run("drop", "a")
-    assert code == 2
-    assert "a is an input of b" in said
-    assert "set-inputs" in said
-    assert run("drop", "b") == (0, "dropped b, in incarnation 1\n")
-    code, said = run("drop", "a", "--json")
-    assert (code, json.loads(said)) == (0, {"computation": "a", "dropped": True, "incarnation": 1})
-    code, said = run("drop", "a")
-    assert code == 2
-    assert "there is no computation 'a'" in said
-
-
-def test_an_asyncio_client_drops(server: Serving, lw: lowwater.Client) -> None:
-    lw.register("a")
-
-    async def drop() -> int:
-        async with lowwater.aio.connect(server.address) as client:
-            return await client.drop("a")
-
-    assert asyncio.run(drop()) == 1
-    assert lw.get() == {}
-
-
 def _has_only(lw: lowwater.Client, name: str) -> bool:
     return [*lw.get()] == [name]
 
@@ -208,27 +158,3 @@ def test_shards_agree_on_a_drop_and_one_that_was_away_brings_nothing_back(tmp_pa
             reported(lw, gone, 1)
             found = next(view for view in changes if view.low.micros == NOON + HOUR)
             assert found.incarnation == 2
-
-
-def test_a_job_whose_log_is_damaged_holds_up_nobody_and_is_dropped_by_force(
-    server: Serving, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with lowwater.connect(server.address) as worker:
-        reported(worker, "old", 2)
-        reported(worker, "beside", 1)
-    server.kill()
-    store = SqliteStore(tmp_path)
-    store.path = server.data / "journal.sqlite"
-    store.damage("old", 2)
-    server.start()
-    with lowwater.connect(server.address) as lw:
-        eventually(lambda: lw.get("beside")["beside"].low.micros == NOON + HOUR)
-        assert main(["drop", "old", "--address", server.address]) == 2
-        assert "the log of old is damaged, and no process has it in memory" in capsys.readouterr().err
-        assert main(["drop", "old", "--address", server.address, "--force"]) == 0
-        assert lw.register("old").incarnation == 2
-        reported(lw, "old", 1)
-        assert lw.get("old")["old"].low.micros == NOON + HOUR
-        assert server.stop() == 0
-        server.start()
-        assert lw.get("old", "beside")["old"].low.micros == NOON + HOUR

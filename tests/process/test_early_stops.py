@@ -103,10 +103,16 @@ def stop(outer: subprocess.Popen[str], number: signal.Signals) -> int:
 @pytest.mark.parametrize(
     ("program", "line", "number"),
     [
-        pytest.param(CLIENT, "importing", signal.SIGTERM, id="importing the client"),
+        pytest.param(CLIENT, "importing", signal.SIGTERM, id="importing the client", marks=pytest.mark.long),
         pytest.param(SERVER, "importing", signal.SIGTERM, id="importing"),
-        pytest.param(SERVER, "importing", signal.SIGINT, id="importing, by Ctrl-C"),
-        pytest.param(importing("lowwater_authority.serve", MODULE), "importing", signal.SIGTERM, id="as a module"),
+        pytest.param(SERVER, "importing", signal.SIGINT, id="importing, by Ctrl-C", marks=pytest.mark.long),
+        pytest.param(
+            importing("lowwater_authority.serve", MODULE),
+            "importing",
+            signal.SIGTERM,
+            id="as a module",
+            marks=pytest.mark.long,
+        ),
         pytest.param(REPLAYING, "replaying", signal.SIGTERM, id="replaying"),
         pytest.param(SCRIPT, "lowwater: serving", signal.SIGTERM, id="serving"),
     ],

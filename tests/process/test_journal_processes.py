@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lowwater_authority.journal import JournalLocked, SqliteJournal
+from lowwater_authority.journal import SqliteJournal
 from tests.process.journal_child import LOGS, payload
 
 KILLS = 10
@@ -41,38 +39,6 @@ def line(process: subprocess.Popen[str]) -> dict[str, Any]:
     found = json.loads(said)
     assert isinstance(found, dict)
     return found
-
-
-def locked_by(path: Path) -> str:
-    """The refusal that a second process gets."""
-
-    async def opens() -> None:
-        await SqliteJournal(path).open()
-
-    with pytest.raises(JournalLocked) as refused:
-        asyncio.run(opens())
-    return str(refused.value)
-
-
-def test_a_second_process_is_refused_also_while_the_first_is_stopped(tmp_path: Path) -> None:
-    path = tmp_path / "journal.db"
-    with child("hold", path) as holder:
-        pid = line(holder)["pid"]
-        assert f"in use by process {pid} on host" in locked_by(path)
-        assert "stop that process" in locked_by(path)
-
-        holder.send_signal(signal.SIGSTOP)
-        assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
-        assert f"process {pid} " in locked_by(path)
-        with child("hold", path) as second:
-            assert second.stdout is not None
-            assert second.stdout.read() == ""
-            assert second.wait() != 0
-
-        holder.send_signal(signal.SIGCONT)
-        assert f"process {pid} " in locked_by(path)
-    with child("hold", path) as successor:
-        assert line(successor)["epoch"] == 2
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from tests.kit.eventually import eventually
 from tests.kit.ports import free_port
 from tests.process.accessing import PATIENCE, SOON, Tokens, rules_of, write
 from tests.process.browsing import Json, Viewer, ask
+from tests.process.conftest import Refused
 from tests.process.page_process import PageProcess
 from tests.process.serving import Serving
 
@@ -162,20 +163,13 @@ def test_the_authority_says_who_may_look_and_nobody_new_is_let_in_while_it_is_aw
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--listen", "7422"], "page"),
         (["--listen", "127.0.0.1:65536"], "65536"),
         (["--tls-cert", "/nowhere.pem"], "--tls-key"),
-        (["--ca", "/nowhere.pem"], "nowhere"),
     ],
 )
 def test_what_it_cannot_serve_with_it_says_and_ends(flags: list[str], says: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "lowwater_page", *flags],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    command = [sys.executable, "-m", "lowwater_page", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2, done.stderr
     assert says in done.stderr
     assert "Traceback" not in done.stderr
@@ -380,14 +374,11 @@ def test_behind_the_last_port_there_is_no_page_by_itself(tmp_path: Path) -> None
     [("127.0.0.1:65536", "there is no port 65536"), ("a..b:7422", "'a..b' is no name of a host")],
 )
 def test_a_place_that_there_cannot_be_is_refused_with_the_flag(
-    flag: str, place: str, says: str, tmp_path: Path
+    flag: str, place: str, says: str, tmp_path: Path, refused_start: Refused
 ) -> None:
-    other = [sys.executable, "-m", "lowwater_authority", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0"]
-    elsewhere = ["--page", "off"] if flag == "--http" else ["--http", "off"]
-    done = subprocess.run([*other, flag, place, *elsewhere], capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 2, done.stderr
-    assert says in done.stderr
-    assert f"Choose another with {flag}" in done.stderr
+    said = refused_start("--data", str(tmp_path / "data"), "--page", "off", flag, place)
+    assert says in said
+    assert f"Choose another with {flag}" in said
 
 
 def test_without_http_there_is_no_page_by_itself(tmp_path: Path) -> None:
@@ -429,20 +420,7 @@ def test_an_authority_without_the_distribution_says_so_once_and_serves(tmp_path:
     assert "lowwater-page is not installed" in asked.stderr
 
 
-def test_an_address_that_is_taken_is_told_before_anything_is_served(tmp_path: Path) -> None:
+def test_an_address_that_is_taken_is_told_before_anything_is_served(tmp_path: Path, refused_start: Refused) -> None:
     with Beside(tmp_path) as server:
         place = server.page.removeprefix("http://").rstrip("/")
-        other = [
-            sys.executable,
-            "-m",
-            "lowwater_authority",
-            "--data",
-            str(tmp_path / "other"),
-            "--listen",
-            "127.0.0.1:0",
-        ]
-        done = subprocess.run(
-            [*other, "--http", "off", "--page", place], capture_output=True, text=True, check=False, timeout=60
-        )
-        assert done.returncode == 2
-        assert "Choose another with --page" in done.stderr
+        assert "Choose another with --page" in refused_start("--data", str(tmp_path / "other"), "--page", place)

@@ -253,7 +253,12 @@ def test_what_has_finished_is_told_as_it_was_by_one_who_saw_it_come(
 
 
 def test_it_follows_and_stops_when_the_computation_is_reset(
-    server: Serving, lw: lowwater.Client, lease: lowwater.Lease, receiver: Receiver, tmp_path: Path
+    server: Serving,
+    lw: lowwater.Client,
+    lease: lowwater.Lease,
+    receiver: Receiver,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     command = [sys.executable, "-m", "lowwater.cli", *publish(server, tmp_path / "cursor", receiver.url, "--json")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
@@ -270,9 +275,10 @@ def test_it_follows_and_stops_when_the_computation_is_reset(
     assert (failed["reason"], failed["metadata"]["incarnation"]) == ("INCARNATION_CHANGED", "2")
     again = lw.worker("flights").claim()
     come(again, 20)
-    done = subprocess.run([*command, "--once"], capture_output=True, text=True, check=False)
-    assert (done.returncode, json.loads(done.stdout)["error"]["reason"]) == (2, "INCARNATION_CHANGED")
-    assert "another --cursor" in json.loads(done.stdout)["error"]["fix"]
+    assert main([*command[3:], "--once"]) == 2
+    failed = json.loads(capsys.readouterr().out)["error"]
+    assert failed["reason"] == "INCARNATION_CHANGED"
+    assert "another --cursor" in failed["fix"]
     assert receiver.hours() == ["10", "11", "12", "13"]
 
 

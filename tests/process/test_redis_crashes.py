@@ -149,51 +149,6 @@ async def test_a_stopped_server_is_given_up_in_time(store: RedisStore) -> None:
     await journal.close()
 
 
-async def test_two_owners_race_for_each_position(store: RedisStore) -> None:
-    """Whoever took it last writes; the other writes nothing from then on, not even what it had under way."""
-    owners: list[Journal] = []
-    for position in range(1, 11):
-        owners.append(await store.open("a"))
-        calls = [owner.append([entry("a", position, f"{n}".encode())]) for n, owner in enumerate(owners, 1)]
-        *fenced, newest = await asyncio.gather(*calls, return_exceptions=True)
-        assert newest is None
-        assert [error.owners for error in fenced if isinstance(error, JournalFenced)] == [
-            {"a": (epoch, position)} for epoch in range(1, position)
-        ]
-    found = await owners[-1].load("a")
-    assert [payload for _, payload in found.records] == [f"{epoch}".encode() for epoch in range(1, 11)]
-
-
-async def test_processes_that_begin_at_once_share_a_deployment_and_get_epochs_apart(store: RedisStore) -> None:
-    journals = [store.make() for _ in range(5)]
-    await asyncio.gather(*(journal.open() for journal in journals))
-    assert len({journal.server_token for journal in journals}) == 1
-    taken = await asyncio.gather(*(journal.take("a") for journal in journals))
-    assert sorted(owner.epoch for owner in taken) == [1, 2, 3, 4, 5]
-    confirmed = await asyncio.gather(*(journal.confirm(["a"]) for journal in journals), return_exceptions=True)
-    assert [outcome == 0 for outcome in confirmed] == [owner.epoch == 5 for owner in taken]
-    for journal in journals:
-        await journal.close()
-
-
-async def test_all_write_the_graph_and_none_is_lost(store: RedisStore) -> None:
-    """Compare-and-set: whoever comes late loads and tries again; each change is there once."""
-    journals = [await store.connect() for _ in range(3)]
-
-    async def change(journal: Journal, payload: bytes) -> None:
-        while True:
-            last = (await journal.load(GRAPH)).last
-            try:
-                return await journal.append([entry(GRAPH, last + 1, payload)])
-            except JournalPosition:
-                continue
-
-    changes = {f"{n} of {who}".encode(): journal for who, journal in enumerate(journals) for n in range(10)}
-    await asyncio.gather(*(change(journal, payload) for payload, journal in changes.items()))
-    found = await journals[0].load(GRAPH)
-    assert sorted(payload for _, payload in found.records) == sorted(changes)
-
-
 async def test_a_call_that_is_written_counts_though_others_wrote_the_graph_behind_it(store: RedisStore) -> None:
     journal = await opened(store, 0.3, "a", "b")
     # So that the server has the script, and an attempt needs no second message.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Awaitable
 from pathlib import Path
@@ -11,17 +10,14 @@ import pytest
 
 from lowwater_authority.journal import (
     GRAPH,
-    Journal,
     JournalFailed,
-    JournalFenced,
     JournalLost,
     JournalPosition,
-    JournalReplaced,
     JournalUnknown,
     LoadedLog,
 )
-from lowwater_authority.journal.redis import PART_BYTES, RedisJournal
-from tests.contract.journal_stores import RedisStore, entry, turn
+from lowwater_authority.journal.redis import PART_BYTES
+from tests.contract.journal_stores import RedisStore, entry
 
 
 def payloads(log: str, first: int, last: int) -> list[tuple[int, bytes]]:
@@ -83,26 +79,6 @@ async def test_a_lost_tail_is_found_at_once_and_healed(store: RedisStore) -> Non
     assert (await successor.owners(["a"]))["a"] == healed
 
 
-async def test_a_lost_epoch_that_is_given_again_is_told_apart_by_the_nonce(store: RedisStore) -> None:
-    """C7b of the attacks: two owners hold epoch 2."""
-    first = await store.open("a")
-    await first.append([entry("a", 1)])
-    size = journal_file(store).stat().st_size
-    second = await store.open("a")
-    await second.load("a")
-    cut(store, size)
-    assert await lost(second.confirm(["a"])) == {"a": (1, 1)}
-    third = await store.open("a")
-    owners = await third.owners(["a"])
-    assert owners["a"].epoch == 2
-    for call in (second.confirm(["a"]), second.append([entry("a", 2)]), second.restore("a", 2, b"")):
-        with pytest.raises(JournalFenced) as refused:
-            await call
-        assert refused.value.owners == {"a": (2, 2)}
-    await third.append([entry("a", 2)])
-    assert (await third.load("a")).records == payloads("a", 1, 2)
-
-
 async def test_what_an_owner_reads_of_its_successor_it_does_not_miss(store: RedisStore) -> None:
     """The store goes back to before the successor: the log is as its former owner left it."""
     one = await store.open("a")
@@ -115,60 +91,6 @@ async def test_what_an_owner_reads_of_its_successor_it_does_not_miss(store: Redi
     store.give("a", mine)
     assert await one.confirm(["a"]) == 0
     await one.append([entry("a", 3)])
-
-
-async def test_a_server_that_comes_back_empty_is_healed_with_the_same_token(store: RedisStore) -> None:
-    """Each process puts back what it owns, whichever comes first; the graph is put back once."""
-    one, two = await store.open("a"), await store.open("b")
-    await one.append([entry("a", 1), entry(GRAPH, 1)])
-    await two.append([entry("b", n) for n in range(1, 4)])
-    await two.load(GRAPH)
-    store.server.execute("FLUSHALL")
-    for journal, log, last in ((one, "a", 1), (two, "b", 3)):
-        for call in (
-            journal.append([entry(log, last + 1)]),
-            journal.load(log),
-            journal.take(log),
-            journal.owners([log]),
-        ):
-            assert await lost(call) == {log: (last, 0)}
-        assert await lost(journal.confirm([log])) == {GRAPH: (1, 0), log: (last, 0)}
-    await one.restore(GRAPH, 2, b"graph")
-    await two.restore("b", 4, b"b" * (3 * PART_BYTES))
-    with pytest.raises(JournalPosition, match="a restore must be behind it"):
-        await two.restore(GRAPH, 2, b"the same, from two")
-    assert await lost(one.confirm(["a"])) == {"a": (1, 0)}
-    await one.restore("a", 2, b"a")
-    assert (await one.confirm(["a"]), await two.confirm(["b"])) == (2, 2)
-    await two.append([entry("b", 5), entry(GRAPH, 3)])
-    later = await store.connect()
-    assert later.server_token == one.server_token
-    assert await later.logs() == [GRAPH, "a", "b"]
-    assert await later.load("b") == LoadedLog(4, b"b" * (3 * PART_BYTES), payloads("b", 5, 5))
-    assert {log: owner.epoch for log, owner in (await later.owners("ab")).items()} == {"a": 2, "b": 2}
-
-
-async def test_another_deployment_in_the_same_place_is_not_written_to(store: RedisStore) -> None:
-    journal = await store.open()
-    await journal.append([entry("a", 1)])
-    store.server.execute("FLUSHALL")
-    other = await store.open()
-    await other.append([entry("a", 1, b"of another deployment")])
-    for call in (
-        journal.confirm(["a"]),
-        journal.append([entry("a", 2)]),
-        journal.append([entry(GRAPH, 1)]),
-        journal.snapshot("a", 1, b""),
-        journal.take("a"),
-        journal.owners(["a"]),
-        journal.load("a"),
-        journal.logs(),
-        journal.restore("a", 2, b"of the first"),
-    ):
-        with pytest.raises(JournalReplaced, match=f"{other.server_token} now, this process to {journal.server_token}"):
-            await call
-    assert (await other.load("a")).records == [(1, b"of another deployment")]
-    assert await other.logs() == ["a"]
 
 
 async def test_a_restore_of_unknown_outcome_is_repeated_as_it_was(store: RedisStore) -> None:
@@ -193,45 +115,6 @@ async def test_a_restore_of_unknown_outcome_is_repeated_as_it_was(store: RedisSt
         store.clear()
         journal.release("a")
     await journal.close()
-
-
-async def test_a_restore_that_was_written_without_its_answer_is_known_again(store: RedisStore) -> None:
-    """The store has a greater epoch then than this process knows: its own."""
-    journal = await store.open("a")
-    await journal.append([entry("a", n) for n in range(1, 4)])
-    store.forget("a", 1)
-    restoring = asyncio.create_task(journal.restore("a", 4, b"three", view=1))
-    # Asked without letting the journal hear the answer.
-    while store.server.execute("HGET", f"{store.TAG}:meta:a", "view") != b"1":
-        await turn()
-    restoring.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await restoring
-    with pytest.raises(JournalFenced):
-        await journal.append([entry("a", 5)])
-    healed = await journal.restore("a", 4, b"three", view=1)
-    assert (await journal.owners(["a"]))["a"] == healed
-    await journal.append([entry("a", 5)])
-    assert await journal.load("a") == LoadedLog(4, b"three", payloads("a", 5, 5))
-
-
-async def test_a_copy_keeps_the_server_token(store: RedisStore) -> None:
-    """Into an empty store, and into no other deployment's."""
-    token = f"{7:032x}"
-    copy = RedisJournal(store.server.url, server_token=token)
-    await copy.open()
-    assert copy.server_token == token
-    for log in (GRAPH, "a"):
-        await copy.restore(log, 9, b"nine")
-    await copy.close()
-    again: Journal = RedisJournal(store.server.url, server_token=token)
-    await again.open()
-    assert await again.load("a") == LoadedLog(9, b"nine", [])
-    assert (await again.owners(["a"]))["a"].epoch == 1
-    await again.close()
-    other = RedisJournal(store.server.url, server_token=f"{8:032x}")
-    with pytest.raises(JournalReplaced, match=f"belongs to the deployment {token} now"):
-        await other.open()
 
 
 async def test_nothing_is_healed_while_the_server_is_full(store: RedisStore) -> None:

@@ -88,21 +88,6 @@ def test_several_claims_in_one_slice_meet_each_other_alone(cut: lowwater.Client)
     assert (tuple(first.live), tuple(other.live), tuple(newer.live)) == ((), (0,), (0,))
 
 
-def test_keys_of_several_slices_are_refused_with_what_to_do(cut: lowwater.Client) -> None:
-    with pytest.raises(lowwater.OtherSlice, match="one slice at a time") as refused:
-        cut.worker("hourly").claim(b"\x41", b"\x90")
-    assert (refused.value.metadata["first"], refused.value.metadata["last"]) == ("hourly~1", "hourly~2")
-    with pytest.raises(lowwater.OtherSlice, match="not all in it"):
-        cut.worker("hourly~1").claim(b"\x00", b"\x50")
-
-
-def test_a_slice_is_nobodys_input(cut: lowwater.Client) -> None:
-    with pytest.raises(lowwater.InvalidArgument, match="hourly, of which it is a slice"):
-        cut.inputs("hourly~1")
-    with pytest.raises(lowwater.InvalidArgument):
-        cut.register("daily", inputs=["hourly~1"])
-
-
 def test_nothing_that_a_slice_says_is_taken_for_complete(
     cut: lowwater.Client, server: Serving, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -113,7 +113,7 @@ def server_of(cut: Cut, shards: Sequence[Shard], name: str) -> Shard:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("before", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_slice_is_cut_in_two_while_the_shards_of_both_and_of_the_root_are_killed(
     tmp_path: Path, before: bool
 ) -> None:
@@ -140,6 +140,7 @@ def test_a_slice_is_cut_in_two_while_the_shards_of_both_and_of_the_root_are_kill
         cut.check()
 
 
+@pytest.mark.long  # unit/test_slices.py T3 and test_shards_zombies.py tell its parts
 @pytest.mark.slow
 def test_a_thawed_shard_of_a_slice_changes_nothing(tmp_path: Path) -> None:
     with Sharded(tmp_path, 3) as deployment, cut_over(deployment) as cut:

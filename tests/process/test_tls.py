@@ -9,8 +9,6 @@ import re
 import socket
 import ssl
 import stat
-import subprocess
-import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -34,6 +32,7 @@ from lowwater_authority.commands.serve_arguments import parser
 from lowwater_authority.serve import CannotServe, serve
 from tests.kit.eventually import eventually
 from tests.process.browsing import Answer, ask
+from tests.process.conftest import Refused
 from tests.process.serving import Serving, serving
 from tests.process.sharding import Shard, Sharded, balanced, spread
 
@@ -434,12 +433,19 @@ def test_flags_that_encrypt_nothing_are_refused(flags: list[str], said: str) -> 
     assert said in str(refusal.value)
 
 
-def test_a_start_that_is_refused_says_why_and_exits(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "lowwater_authority", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0"]
-    command += ["--tls-cert", str(tmp_path / "no.pem"), "--tls-key", str(tmp_path / "no.key")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 2
-    assert ended.stderr == f"lowwater serve: --tls-cert {tmp_path}/no.pem cannot be read: No such file or directory\n"
+def test_a_start_that_is_refused_says_why(tmp_path: Path, refused_start: Refused) -> None:
+    flags = [
+        "--data",
+        str(tmp_path / "data"),
+        "--tls-cert",
+        str(tmp_path / "no.pem"),
+        "--tls-key",
+        str(tmp_path / "no.key"),
+    ]
+    assert (
+        refused_start(*flags)
+        == f"lowwater serve: --tls-cert {tmp_path}/no.pem cannot be read: No such file or directory\n"
+    )
     assert not (tmp_path / "data").exists()
 
 

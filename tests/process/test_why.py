@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -19,7 +20,6 @@ import pytest
 import lowwater
 import lowwater.aio
 from lowwater._core import causes
-from lowwater._pb.lowwater.v1 import workers_pb2, workers_pb2_grpc
 from lowwater.cli import main
 from lowwater.watermark import MIN
 from lowwater_spark.track.authority import WIDEN_INTERVAL, Authority, Registration
@@ -27,6 +27,8 @@ from tests.kit.eventually import eventually
 from tests.process.browsing import ask
 from tests.process.serving import serving
 from tests.process.sharding import Sharded
+
+Command = Callable[..., tuple[int, str, str]]
 
 EIGHT = datetime(2013, 1, 9, 8, tzinfo=UTC)
 MICROS = int(EIGHT.timestamp() * 1e6)
@@ -38,10 +40,16 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(causes, "_SILENT", 5.0)
 
 
-def why(addresses: str, name: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    """Run the command."""
-    command = [sys.executable, "-m", "lowwater.cli", "why", name, "--address", addresses, *flags]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run a command; returns its exit code, and what it writes to its output and of errors."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = main([*arguments])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
 
 
 @pytest.mark.usefixtures("soon")
@@ -99,43 +107,27 @@ def test_a_paused_executor_is_named_across_shards(tmp_path: Path, capsys: pytest
         assert [hop.computation for hop in found] == ["hourly", "enriched"]
 
 
-def test_why_blames_no_worker_while_the_store_hangs(tmp_path: Path) -> None:
+def test_why_blames_no_worker_while_the_store_hangs(tmp_path: Path, command: Command) -> None:
     """What cannot be confirmed is not said: the command exits with 3 and the reason (rule 11: it says so)."""
     with Sharded(tmp_path, 1) as there, there.connect() as lw:
         lw.register("flights")
         lw.worker("flights", name="exec-7").claim()
-        done = why(there.addresses, "flights")
-        assert done.returncode == 0, done.stderr
-        assert "exec-7" in done.stdout
+        asked = ("why", "flights", "--address", there.addresses, "--answer-within", "2s")
+        code, said, _ = command(*asked)
+        assert code == 0
+        assert "exec-7" in said
         there.redis.pause()
-        done = why(there.addresses, "flights", "--answer-within", "2s")
+        code, said, complaint = command(*asked)
         there.redis.resume()
-        assert (done.returncode, done.stdout) == (3, "")
-        assert done.stderr.startswith("lowwater why: ")
-        assert "exec-7" not in done.stderr
-
-
-@pytest.mark.usefixtures("soon")
-def test_a_claim_is_a_sign_of_life_and_after_a_restart_nobody_is_accused(tmp_path: Path) -> None:
-    """A worker that claims and says nothing more is silent from its claim on, though its key range never moved."""
-    ask = workers_pb2.ClaimRequest(computation="flights", bounds=[b"", b""], worker="exec-7", request_id=bytes(16))
-    with serving(tmp_path) as server:
-        with lowwater.connect(server.address) as lw, server.channel() as channel:
-            lw.register("flights")
-            workers_pb2_grpc.WorkerServiceStub(channel).Claim(ask)
-            held = "flights is unknown: held by flights all keys on exec-7, "
-            assert lw.why("flights").sentence == f"{held}alive, but it has not moved yet."
-            eventually(lambda: lw.why("flights").sentence.startswith(f"{held}silent for "))
-        server.kill()
-        server.start()
-        with lowwater.connect(server.address) as lw:
-            assert lw.why("flights").sentence == f"{held}of which the authority has not heard yet."
+        assert (code, said) == (3, "")
+        assert complaint.startswith("lowwater why: ")
+        assert "exec-7" not in complaint
 
 
 FILE = "/in/daily.json <script>alert(1)</script>"
 
 
-def test_what_a_worker_waits_for_is_told_with_its_own_ranges_alone(tmp_path: Path) -> None:
+def test_what_a_worker_waits_for_is_told_with_its_own_ranges_alone(tmp_path: Path, command: Command) -> None:
     """It takes no other way than the report: the command, JSON and the page's API tell it, of the one that is to blame."""
     late = int(time.time() * 1e6) - 8_400_000_000
     with serving(tmp_path, page="127.0.0.1:0") as server, lowwater.connect(server.address) as lw:
@@ -153,10 +145,11 @@ def test_what_a_worker_waits_for_is_told_with_its_own_ranges_alone(tmp_path: Pat
         said = f": it waits for {FILE}."
         eventually(lambda: lw.why("enriched").sentence.endswith(said))
         assert lw.why("enriched").guilty.holders[0].waiting_for == FILE
-        done = why(server.address, "enriched")
-        assert done.stdout.splitlines()[0].endswith(said)
-        assert "the other's" not in done.stdout
-        record = json.loads(why(server.address, "enriched", "--json").stdout)
+        asked = ("why", "enriched", "--address", server.address)
+        shown = command(*asked)[1]
+        assert shown.splitlines()[0].endswith(said)
+        assert "the other's" not in shown
+        record = json.loads(command(*asked, "--json")[1])
         assert [each["waiting_for"] for each in record["root"]["holders"]] == [FILE]
         assert ask(server.page, "api/why", computation="enriched").json["root"]["holders"][0]["waiting_for"] == FILE
         assert [each.waiting_for for each in lw.ranges("weather")] == ["the other's"]
@@ -167,7 +160,7 @@ def test_what_a_worker_waits_for_is_told_with_its_own_ranges_alone(tmp_path: Pat
         assert error.value.metadata["field"] == "waiting_for"
 
 
-def test_every_way_to_ask_blames_the_late_source_and_not_its_reader(tmp_path: Path) -> None:
+def test_every_way_to_ask_blames_the_late_source_and_not_its_reader(tmp_path: Path, command: Command) -> None:
     """Flights are hours late and alive; hourly is a second behind them. Whoever asks is told of flights, and never of hourly's worker."""
     late = int(time.time() * 1e6) - 8_400_000_000
     with serving(tmp_path) as server, lowwater.connect(server.address) as lw:
@@ -180,10 +173,9 @@ def test_every_way_to_ask_blames_the_late_source_and_not_its_reader(tmp_path: Pa
         lease.advance(reader.inputs(), oldest=late - 1_000_000)
         lw.wait("hourly", late - 1_000_000, 60)
 
-        def command(*arguments: str) -> tuple[int, str]:
-            line = [sys.executable, "-m", "lowwater.cli", *arguments, "--address", server.address]
-            done = subprocess.run(line, capture_output=True, text=True, check=False)
-            return done.returncode, done.stdout + done.stderr
+        def run(*arguments: str) -> tuple[int, str]:
+            code, said, complaint = command(*arguments, "--address", server.address)
+            return code, said + complaint
 
         async def waiting() -> None:
             async with lowwater.aio.connect(server.address) as other:
@@ -194,10 +186,10 @@ def test_every_way_to_ask_blames_the_late_source_and_not_its_reader(tmp_path: Pa
         with pytest.raises(lowwater.Timeout, match="did not reach finished") as there:
             asyncio.run(waiting())
         asked = {
-            "why": command("why", "hourly"),
-            "status": command("status", "hourly"),
-            "complete": command("complete", "hourly", "--until", "finished"),
-            "wait": command("wait", "hourly", "--until", "finished", "--timeout", "1s"),
+            "why": run("why", "hourly"),
+            "status": run("status", "hourly"),
+            "complete": run("complete", "hourly", "--until", "finished"),
+            "wait": run("wait", "hourly", "--until", "finished", "--timeout", "1s"),
             "wait of the client": (1, str(here.value)),
             "wait of asyncio": (1, str(there.value)),
         }
@@ -206,8 +198,8 @@ def test_every_way_to_ask_blames_the_late_source_and_not_its_reader(tmp_path: Pa
             assert watching.stdout is not None
             asked["watch"] = (0, watching.stdout.readline())
             watching.kill()
-        record = json.loads(command("complete", "hourly", "--until", "finished", "--json")[1])
-        [status] = json.loads(command("status", "hourly", "--json")[1])["computations"]
+        record = json.loads(run("complete", "hourly", "--until", "finished", "--json")[1])
+        [status] = json.loads(run("status", "hourly", "--json")[1])["computations"]
     assert (record["guilty"], status["guilty"], here.value.metadata["guilty"]) == ("flights",) * 3
     for what, (code, text) in asked.items():
         assert code == (0 if what in {"why", "status", "watch"} else 1), (what, text)

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 BACKLOG: Final = 128
 """Connections that wait to be accepted."""
 
+_MOST_PORT: Final = 65_535
+
 AGAIN: Final[Mapping[str, str]] = {hdrs.RETRY_AFTER: "5"}
 """When those who are refused for now may come again, in seconds."""
 
@@ -67,13 +69,13 @@ log = logging.getLogger(__name__)
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket; port 0 picks one, and ``[::]`` takes IPv4 too where the system can. Raises OSError."""
+    if not 0 <= port <= _MOST_PORT:  # a socket that is bound to it would stay open behind the OverflowError
+        raise OSError(None, f"there is no port {port}")
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, *_, address = found[0]
         both = address[0] == "::" and socket.has_dualstack_ipv6()
         return socket.create_server((str(address[0]), port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
-    except OverflowError as error:
-        raise OSError(None, f"there is no port {port}") from error
     except UnicodeError as error:
         raise OSError(None, f"{host!r} is no name of a host") from error
 
