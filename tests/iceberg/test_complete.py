@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 import lowwater_spark as lws
-from lowwater_spark.complete.mark import Claim, Standing, follow
+from lowwater_spark.complete.mark import Claim, Standing
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.delta import app_id
-from lowwater_spark.track import iceberg_out
 from lowwater_spark.track.iceberg_out import append
 from tests.iceberg.table import TableFlow, through
 from tests.kit.times import at, mark
@@ -25,10 +24,10 @@ class Appender:
         self.table, self.checkpoint, self.life, self.batch = table, checkpoint, life, 0
         self.app = app_id(name, checkpoint)
 
-    def __call__(self, hour: int, *, claimed: bool = True) -> int:
+    def __call__(self, hour: int) -> int:
         """Return the snapshot."""
         said = {"checkpoint": self.checkpoint, "batch": self.batch, "digest": f"{self.batch}", "run": 1}
-        standing = Standing(mark(hour).micros, Claim(self.life, 7) if claimed else None)
+        standing = Standing(mark(hour).micros, Claim(self.life, 7))
         rows = self.table.rows(("k", hour))
         newest = self.batch - 1
         assert append(rows, self.table.log, self.app, self.batch, said, standing, replayed=False, newest=newest)
@@ -115,58 +114,7 @@ def test_a_rollback_makes_it_unknown(table: TableFlow, filled: Appender) -> None
     assert asked_in_sql(table) is None
 
 
-def test_a_rollback_past_a_later_life_of_an_earlier_checkpoint_makes_it_unknown(
-    table: TableFlow, filled: Appender
-) -> None:
-    """The life in between, whose snapshot is the newest again, has come after that checkpoint: after what it had written by then."""
-    second = Appender(table, life=2, checkpoint="e")
-    before = second(11)
-    filled.life = 3
-    last = filled(12)
-    assert through(table).low == mark(12)
-    table.call("rollback_to_snapshot", snapshot_id=before)
-    lost = f"snapshot {last} of it, which has its batch 2, is not in the lineage of the table"
-    assert lost in through(table).why
-    assert asked_in_sql(table) is None
-    with pytest.raises(CheckpointMismatch, match="life 3 of stage has written into the table"):
-        second(12)
-
-
-def test_what_a_rollback_has_taken_of_a_life_is_not_forgotten_by_a_batch_without_a_claim(
-    table: TableFlow, filled: Appender
-) -> None:
-    """It finds nothing of its own any more, so it does not know its life; the one before counts for nothing all the same."""
-    before = table.head
-    second = Appender(table, life=2, checkpoint="e")
-    second(11)
-    table.call("rollback_to_snapshot", snapshot_id=before)
-    second(12, claimed=False)
-    assert "is not in the lineage of the table" in through(table).why
-    assert asked_in_sql(table) is None
-
-
-def test_a_rollback_between_the_look_of_a_writer_and_its_snapshot(
-    table: TableFlow, filled: Appender, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its mark does not know of it. Its reader does, and its next mark."""
-    before, last = table.log.table().lineage[0].id, table.head
-
-    def looked(*args: Any) -> Any:
-        monkeypatch.undo()
-        found = follow(*args)
-        table.call("rollback_to_snapshot", snapshot_id=before)
-        return found
-
-    monkeypatch.setattr(iceberg_out, "follow", looked)
-    made = filled(11)
-    assert table.log.table().snapshots[made].mark["complete"]["rewound"] == ""
-    why = f"snapshot {made} (append) was made when the table had snapshot {last}, which is not in its lineage"
-    assert why in through(table).why
-    made = filled(12)
-    assert why in table.log.table().snapshots[made].mark["complete"]["rewound"]
-    assert why in through(table).why
-
-
+@pytest.mark.long
 def test_what_has_expired_before_anybody_looked_may_have_been_anything(table: TableFlow, filled: Appender) -> None:
     """What is older than the newest mark is not asked for."""
     table.expire()
@@ -187,6 +135,7 @@ def test_a_table_that_was_made_anew_says_nothing(table: TableFlow, filled: Appen
     )
 
 
+@pytest.mark.long
 def test_the_least_of_all_writers_and_the_highest_life_count(table: TableFlow, filled: Appender) -> None:
     """A neighbour whose property says nothing harms nobody else."""
     other = Appender(table, "other", checkpoint="d")

@@ -28,7 +28,14 @@ Row = tuple[Any, ...]
 
 
 CARE = pytest.mark.parametrize(
-    "care", [True, pytest.param(False, marks=pytest.mark.xfail(strict=True, raises=AssertionError, reason="no care"))]
+    "care",
+    [
+        True,
+        pytest.param(
+            False,
+            marks=[pytest.mark.long, pytest.mark.xfail(strict=True, raises=AssertionError, reason="no care")],
+        ),
+    ],
 )
 """With the care, and a twin without it that must fail."""
 

@@ -189,17 +189,28 @@ class Slow(Proxy):
         yield from super()._forward(method, requests, context)
 
 
-@pytest.mark.parametrize("how", ["answering", "refused", "frozen", "slow"])
-def test_the_same_rows_come_out_whatever_the_authority_does(
-    how: str, windows: Windows, authority: Serving, attached: Attach
-) -> None:
-    """And no row waits for it: how little a batch is delayed is measured by the benchmark `attach`."""
+def fed(windows: Windows) -> None:
+    """Put a backlog of eight hours."""
     for hour in range(1, 9):
         windows.feed.put([row("a", hour), row("b", hour, 30)], mtime=1e9 + hour)  # Spark reads files by age
-    windows.start(checkpoint="alone", availableNow=True).awaitTermination(100)
-    alone, windows.out = windows.out, []
-    assert len(alone) >= 7
 
+
+@pytest.fixture(scope="module")
+def alone(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str, int]]:
+    """What comes out of the backlog when nothing is attached."""
+    windows = Windows(spark, tmp_path_factory.mktemp("alone"))
+    fed(windows)
+    windows.start(availableNow=True).awaitTermination(100)
+    assert len(windows.out) >= 7
+    return windows.out
+
+
+@pytest.mark.parametrize("how", ["refused", "frozen", "slow"])
+def test_the_same_rows_come_out_whatever_the_authority_does(
+    how: str, windows: Windows, authority: Serving, attached: Attach, alone: list[tuple[int, str, int]]
+) -> None:
+    """And no row waits for it: how little a batch is delayed is measured by the benchmark `attach`."""
+    fed(windows)
     with Slow(authority.address, lambda _: False) as proxy:
         address = proxy.address if how == "slow" else authority.address
         if how == "refused":

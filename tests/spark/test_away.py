@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -95,9 +94,8 @@ def test_a_glance_that_fails_brings_a_look_which_says_why(
     assert query._run.news()
 
 
-@pytest.mark.parametrize("kind", ["plain", "function"])
 def test_head_of_w_a_source_that_is_not_mounted_for_a_moment_holds(
-    kind: str, flow: Flow, lw: lowwater.Client, upstream: Upstream
+    flow: Flow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
     """An empty directory stands there meanwhile, and Spark sees no reason to fail. A neighbour over another directory goes on."""
 
@@ -107,10 +105,7 @@ def test_head_of_w_a_source_that_is_not_mounted_for_a_moment_holds(
     flow.feed.put([row("a", 9)])
     (flow.folder / "elsewhere").mkdir()
     upstream.at(10)
-    if kind == "plain":
-        query = stage("stage").start(flow.read(), checkpoint=flow.folder / "ck", format="noop")
-    else:
-        query = stage("stage").foreach_batch(flow.read(), flow.plain, checkpoint=flow.folder / "ck")
+    query = stage("stage").foreach_batch(flow.read(), flow.plain, checkpoint=flow.folder / "ck")
     elsewhere = flow.spark.readStream.schema("key string, t timestamp").json(str(flow.folder / "elsewhere"))
     flow.queries += [query, stage("neighbour").start(elsewhere, checkpoint=flow.folder / "ck2", format="noop")]
     flow.eventually(lambda: low(lw, "stage") == low(lw, "neighbour") == mark(10), "all that 10:00 covers is read")
@@ -134,9 +129,8 @@ def test_head_of_w_a_source_that_is_not_mounted_for_a_moment_holds(
     assert query.stage_status().waiting_for == ()
 
 
-@pytest.mark.parametrize("kind", ["plain", "function"])
 def test_the_last_look_is_made_again_when_files_are_away(
-    kind: str, flow: Flow, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+    flow: Flow, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A query that ends by itself may have one look alone, and what is committed would wait for the next start to be reported."""
     stale = [OSError(errno.ESTALE, "Stale file handle", str(flow.folder / "ck/commits")) for _ in range(2)]
@@ -152,11 +146,7 @@ def test_the_last_look_is_made_again_when_files_are_away(
     flow.feed.put([row("a", 9)])
     upstream.at(10)
     stage = lws.stage(flow.spark, "stage", inputs=["source"], key="key", event_time="t", address=flow.address)
-    once: dict[str, Any] = {"checkpoint": flow.folder / "ck", "trigger": {"availableNow": True}}
-    if kind == "plain":
-        query = stage.start(flow.read(), format="noop", **once)
-    else:
-        query = stage.foreach_batch(flow.read(), flow.plain, **once)
+    query = stage.foreach_batch(flow.read(), flow.plain, checkpoint=flow.folder / "ck", trigger={"availableNow": True})
     flow.queries.append(query)
     assert query.await_termination(60)
     assert (stale, low(lw, "stage")) == ([], mark(10))

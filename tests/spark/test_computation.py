@@ -357,11 +357,13 @@ def test_records_that_wait_come_in_order_of_time_over_batches_and_restarts(
 
     flow = computed.flow
     upstream.at(10)
+    query = computed.start(Ordered())
     for minute in (40, 30, 20, 10):
-        query = computed.start(Ordered())
+        if minute == 20:
+            query = computed.start(Ordered())
         flow.feed.put([row("a", 10, minute), row("B", 10, minute), row("A", 10, minute + 5)])
         flow.eventually(lambda: len(computed.begun) == 5 - minute // 10, "it is read")  # noqa: B023
-        if minute > 10:
+        if minute == 30:
             query.stop()
             flow.queries.remove(query)
     assert computed.out(Ordered, "ordered") == []

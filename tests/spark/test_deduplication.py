@@ -126,20 +126,6 @@ def test_late_rows_go_beside_and_a_record_is_told_from_its_copy_within_the_slack
     assert [dedup.out(route) for route in ROUTES] == [Counter("a"), Counter("b"), Counter("c")]
 
 
-def test_a_backlog_that_the_low_watermark_has_passed_is_in_time(
-    dedup: Dedup, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    """The first batch reads all of it, and runs with a low watermark beyond. What comes afterwards is late."""
-    flow = dedup.flow
-    flow.feed.put([row("a", 9), row("b", 10), row("a", 9)])
-    upstream.at(12)
-    dedup.start(Deduplication("key", "t"))
-    flow.eventually(lambda: low(lw, "stage") == mark(12), "it is read")
-    flow.feed.put([row("c", 9)])
-    flow.eventually(lambda: dedup.out("undecidable") == Counter("c"), "nobody knows whether it came before")
-    assert [dedup.out(route) for route in ROUTES] == [Counter("ab"), Counter(), Counter("c")]
-
-
 def passed(_: int, state: pa.Table | None, rows: pa.Table, _low: lowwater.Watermark) -> lws.UpdateResult:
     """Pass all rows, and keep something."""
     return pa.table({"n": [1]}), rows.append_column("lowwater_route", pa.array(["main"] * rows.num_rows)), None, ()
@@ -180,23 +166,6 @@ def test_what_another_function_has_made_is_refused(
     with pytest.raises(Exception, match=said):
         query.await_termination(120)
     flow.queries.remove(query)
-
-
-def test_a_window_by_size_is_for_the_last_ids_whatever_the_low_watermark(
-    dedup: Dedup, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    flow = dedup.flow
-    dedup.start(Deduplication("key", "t", window="size", most=100))
-    upstream.at(12)
-    flow.eventually(lambda: low(lw, "stage") == mark(12), "so far W is")
-    flow.feed.put([row("a", 10), row("b", 13)])
-    flow.eventually(lambda: Counts(main=1, late=1, remembered=2) in dedup.counts, "the first of each")
-    flow.feed.put([row("a", 10), row("b", 13), row("c", 9)])
-    told = Counts(late=1, duplicates=2, remembered=3)
-    flow.eventually(lambda: told in dedup.counts, "copies below W are known as well")
-    upstream.at(14)
-    flow.eventually(lambda: low(lw, "stage") == mark(14), "they are committed")
-    assert [dedup.out(route) for route in ROUTES] == [Counter("b"), Counter("ac"), Counter()]
 
 
 def test_bad_rows_end_the_query_and_lose_nothing(dedup: Dedup, lw: lowwater.Client, upstream: Upstream) -> None:

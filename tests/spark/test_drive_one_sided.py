@@ -92,7 +92,7 @@ OPERATORS: dict[str, Operator] = {
 STATELESS = ("union",)
 """Of them, those for which Spark runs no batch without rows."""
 
-QUICK = ("inner", "full", "windows over a left join")
+QUICK = ("full", "windows over a left join")
 
 
 @dataclass

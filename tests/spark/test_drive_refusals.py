@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -47,101 +47,93 @@ def refused(spark: SparkSession, idle: Serving, tmp_path: Path) -> Iterator[Driv
     made.stop()
 
 
-class Frames:
-    """What is refused, each with just that in it."""
-
-    @staticmethod
-    def own_watermark(driven: Driven) -> DataFrame:
-        return driven.hourly(driven.drive(driven.read().withWatermark("t", "1 hour")))
-
-    @staticmethod
-    def watermark_above(driven: Driven) -> DataFrame:
-        return driven.hourly(driven.drive().withWatermark("t", "1 hour"))
-
-    @staticmethod
-    def state_below(driven: Driven) -> DataFrame:
-        return driven.hourly(driven.drive(driven.read().dropDuplicates(["key"])))
-
-    @staticmethod
-    def other_column(driven: Driven) -> DataFrame:
-        frame = driven.drive(driven.read(schema="key string, t timestamp, u timestamp"))
-        return frame.groupBy(sf.window("u", "1 hour"), "key").count().withColumn("t", sf.col("window.end"))
-
-    @staticmethod
-    def no_window(driven: Driven) -> DataFrame:
-        return driven.drive().groupBy("key").agg(sf.max("t").alias("t"))
-
-    @staticmethod
-    def session_of_unknown_length(driven: Driven) -> DataFrame:
-        frame = driven.drive().groupBy(sf.session_window("t", "1 hour"), "key").count()
-        return frame.withColumn("t", sf.col("session_window.start"))
-
-    @staticmethod
-    def joined_with_undriven(driven: Driven) -> DataFrame:
-        other = driven.read("other").withColumnRenamed("t", "u")
-        return driven.drive().join(other, "key")
-
-    @staticmethod
-    def undriven_beside(driven: Driven) -> DataFrame:
-        return driven.hourly(driven.drive().union(driven.read("other")))
-
-    @staticmethod
-    def driven_twice(driven: Driven) -> DataFrame:
-        return driven.hourly(driven.drive(driven.drive()))
-
-    @staticmethod
-    def duplicates_of_unknown_distance(driven: Driven) -> DataFrame:
-        return driven.drive().dropDuplicatesWithinWatermark(["key"])
-
-    @staticmethod
-    def no_empty_batches(driven: Driven) -> DataFrame:
-        driven.spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
-        return driven.hourly(driven.drive())
-
-    @staticmethod
-    def greatest_of_several(driven: Driven) -> DataFrame:
-        driven.spark.conf.set("spark.sql.streaming.multipleWatermarkPolicy", "max")
-        return driven.hourly(driven.drive().union(driven.drive(driven.read("other"))))
-
-    @staticmethod
-    def late_by_another_watermark(driven: Driven) -> DataFrame:
-        driven.spark.conf.set("spark.sql.streaming.statefulOperator.allowMultiple", "false")
-        return driven.hourly(driven.drive(approximate=0.99, late=driven.folder / "late"))
+SETTINGS = ("noDataMicroBatches.enabled", "multipleWatermarkPolicy", "statefulOperator.allowMultiple")
 
 
-REASONS = {
-    "own_watermark": "withWatermark beside",
-    "watermark_above": "withWatermark beside|Redefining watermark",
-    "state_below": "below lws.drive",
-    "other_column": "aggregation that is not grouped by the event time .*Group by window",
-    "no_window": "aggregation that is not grouped by the event time .*Group by window",
-    "session_of_unknown_length": "A driven aggregation .*how far below the low watermark.* declare with retention=",
-    "joined_with_undriven": r"A driven join .*Call lws.drive\(\) for each frame",
-    "undriven_beside": "not driven",
-    "driven_twice": "inside of a driven frame|withWatermark beside",
-    "duplicates_of_unknown_distance": "how far apart duplicates may be",
-    "no_empty_batches": "noDataMicroBatches",
-    "greatest_of_several": "multipleWatermarkPolicy",
-    "late_by_another_watermark": "allowMultiple",
+def under(driven: Driven, setting: str, value: str) -> Driven:
+    """The same in a session with a setting of streaming."""
+    assert setting in SETTINGS
+    driven.spark.conf.set(f"spark.sql.streaming.{setting}", value)
+    return driven
+
+
+def by_another_column(driven: Driven) -> DataFrame:
+    frame = driven.drive(driven.read(schema="key string, t timestamp, u timestamp"))
+    return frame.groupBy(sf.window("u", "1 hour"), "key").count().withColumn("t", sf.col("window.end"))
+
+
+def by_session(driven: Driven) -> DataFrame:
+    frame = driven.drive().groupBy(sf.session_window("t", "1 hour"), "key").count()
+    return frame.withColumn("t", sf.col("session_window.start"))
+
+
+REFUSED: dict[str, tuple[Callable[[Driven], DataFrame], str]] = {
+    "own_watermark": (
+        lambda driven: driven.hourly(driven.drive(driven.read().withWatermark("t", "1 hour"))),
+        "withWatermark beside",
+    ),
+    "watermark_above": (
+        lambda driven: driven.hourly(driven.drive().withWatermark("t", "1 hour")),
+        "withWatermark beside|Redefining watermark",
+    ),
+    "state_below": (
+        lambda driven: driven.hourly(driven.drive(driven.read().dropDuplicates(["key"]))),
+        "below lws.drive",
+    ),
+    "other_column": (by_another_column, "aggregation that is not grouped by the event time .*Group by window"),
+    "no_window": (
+        lambda driven: driven.drive().groupBy("key").agg(sf.max("t").alias("t")),
+        "aggregation that is not grouped by the event time .*Group by window",
+    ),
+    "session_of_unknown_length": (
+        by_session,
+        "A driven aggregation .*how far below the low watermark.* declare with retention=",
+    ),
+    "joined_with_undriven": (
+        lambda driven: driven.drive().join(driven.read("other").withColumnRenamed("t", "u"), "key"),
+        r"A driven join .*Call lws.drive\(\) for each frame",
+    ),
+    "undriven_beside": (lambda driven: driven.hourly(driven.drive().union(driven.read("other"))), "not driven"),
+    "driven_twice": (
+        lambda driven: driven.hourly(driven.drive(driven.drive())),
+        "inside of a driven frame|withWatermark beside",
+    ),
+    "duplicates_of_unknown_distance": (
+        lambda driven: driven.drive().dropDuplicatesWithinWatermark(["key"]),
+        "how far apart duplicates may be",
+    ),
+    "no_empty_batches": (
+        lambda driven: driven.hourly(under(driven, SETTINGS[0], "false").drive()),
+        "noDataMicroBatches",
+    ),
+    "greatest_of_several": (
+        lambda driven: driven.hourly(
+            under(driven, SETTINGS[1], "max").drive().union(driven.drive(driven.read("other")))
+        ),
+        "multipleWatermarkPolicy",
+    ),
+    "late_by_another_watermark": (
+        lambda driven: driven.hourly(
+            under(driven, SETTINGS[2], "false").drive(approximate=0.99, late=driven.folder / "late")
+        ),
+        "allowMultiple",
+    ),
 }
 
 
-@pytest.mark.parametrize("what", list(REASONS))
-def test_what_cannot_be_driven_is_refused_with_the_way_out(what: str, refused: Driven) -> None:
-    settings = [
-        "spark.sql.streaming.noDataMicroBatches.enabled",
-        "spark.sql.streaming.multipleWatermarkPolicy",
-        "spark.sql.streaming.statefulOperator.allowMultiple",
-    ]
+@pytest.mark.parametrize(("frame", "reason"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_driven_is_refused_with_the_way_out(
+    frame: Callable[[Driven], DataFrame], reason: str, refused: Driven
+) -> None:
     try:
-        with pytest.raises(Exception, match=REASONS[what]) as refusal:
-            refused.start(getattr(Frames, what)(refused), stamp=HOUR)
+        with pytest.raises(Exception, match=reason) as refusal:
+            refused.start(frame(refused), stamp=HOUR)
     finally:
-        for setting in settings:
-            refused.spark.conf.unset(setting)
+        for setting in SETTINGS:
+            refused.spark.conf.unset(f"spark.sql.streaming.{setting}")
     assert not isinstance(refusal.value, Unsupported) or refusal.value.fix
     # Its watermark comes from drive(); another one is refused.
-    assert "withWatermark" not in getattr(refusal.value, "fix", "") or "withWatermark" in REASONS[what]
+    assert "withWatermark" not in getattr(refusal.value, "fix", "") or "withWatermark" in reason
     assert not (refused.folder / "ck").exists()
 
 
@@ -204,8 +196,8 @@ def test_one_rule_says_which_column_a_text_names(text: str, name: str, refused: 
     assert frame.select(event_micros(frame, text), *columns_of(frame, [text])).schema.names[1].lower() == name.lower()
     for wrong, why in (
         ("Event  Time", "its columns are key, t, Event Time, a.b"),
-        ("a.c", "none called"),
-        ("`a", "none called"),
+        ("a.c", "has no such column"),
+        ("`a", "has no such column"),
     ):
         with pytest.raises(ValueError, match=why):
             check_column(frame, wrong, "event_time")

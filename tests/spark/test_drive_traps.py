@@ -16,7 +16,6 @@ from lowwater import errors
 from lowwater.watermark import MIN
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.drive import frame as frame_module
-from lowwater_spark.drive import plan as plan_module
 from lowwater_spark.drive import watermark as watermark_module
 from lowwater_spark.drive.watermark import Driving
 from lowwater_spark.errors import Unsupported
@@ -237,19 +236,6 @@ def test_a_filter_below_the_watermark_is_refused(driven: Driven, monkeypatch: py
     with pytest.raises(Unsupported, match="would be filtered out below the watermark"):
         driven.start(driven.hourly(driven.drive()), stamp=HOUR)
     assert not (driven.folder / "ck").exists()
-
-
-def test_a_filter_below_the_watermark_would_be_found_out(
-    driven: Driven, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same without the look at the plan: the first control row tells."""
-    monkeypatch.setattr(frame_module, "_data_rows", pushed_down)
-    monkeypatch.setattr(plan_module, "_check_optimised", lambda *_: None)
-    driven.feed().put([record("a", at(9, 30))])
-    query = driven.start(driven.hourly(driven.drive()), stamp=HOUR)
-    say(upstream, at(10))
-    with pytest.raises(lws.WatermarkLost, match="watermark is 0 ms"):
-        query.await_termination(90)
 
 
 @CARE

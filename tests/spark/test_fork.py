@@ -15,8 +15,8 @@ from tests.spark.forked_tasks import report_and_read
 from tests.spark.session import spark_session
 from tests.spark.support import SETTINGS
 
-PARTITIONS = 8
-RUNS = 3
+PARTITIONS = 4
+RUNS = 2
 
 
 @pytest.fixture(scope="module", params=["true", "false"], ids=["reused", "forked_for_each_task"])

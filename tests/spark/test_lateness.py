@@ -129,7 +129,11 @@ def test_rows_are_counted_by_how_late_they_are(action: str | None, spark: SparkS
     assert counted.arrived == lowwater.Arrived.of(times, reference)
 
 
-@pytest.mark.parametrize("write", [nothing, twice, windows], ids=["by a job", "by actions", "with state"])
+@pytest.mark.parametrize(
+    "write",
+    [pytest.param(nothing, marks=pytest.mark.long), twice, windows],
+    ids=["by a job", "by actions", "with state"],
+)
 def test_rule8_a_stage_tells_how_late_each_row_was_once(write: Any, late: Late, lw: lowwater.Client) -> None:
     """On time, late by minutes, late by hours, and ahead; those behind are all that are behind what was published."""
     source = Source(lw)

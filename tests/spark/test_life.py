@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,6 +43,8 @@ RECORDS = 8
 """New ones in a round."""
 SEEDS = range(1, 4)
 """Of the orders in which drivers are killed."""
+SHOWN = ["function done", "delivery published", "told"]
+"""Points at which `make test` cuts a life off: in the function, in the delivery, and between commit and acknowledgement."""
 AGES = 5
 """Minutes that are longer than the slack."""
 
@@ -314,21 +316,22 @@ def life(kafka: Kafka, flow: Flow, lw: lowwater.Client, upstream: Upstream) -> L
     return Life(kafka, flow, lw, upstream)
 
 
+@pytest.mark.parametrize("points", [SHOWN, pytest.param([*POINTS], marks=pytest.mark.long)], ids=["shown", "all"])
 def test_a_life_that_is_cut_off_at_any_point_of_it_ends_as_it_would_have(
-    life: Life, capsys: pytest.CaptureFixture[str]
+    life: Life, points: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with doomed(life.doom):
-        life.run([*POINTS], Thread(life))
-    exact(life, capsys)
+        life.run(points, Thread(life))
+    exact(life, points, capsys)
 
 
-def exact(life: Life, capsys: pytest.CaptureFixture[str]) -> None:
-    """Everything was cut off once, and nothing is lost, doubled or in a wrong place."""
+def exact(life: Life, points: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Each life was cut off once, and nothing is lost, doubled or in a wrong place."""
     with capsys.disabled():
         print(life.table())
     assert life.outcome() == Outcome(0, 0, 0)
-    assert life.died == Counter(POINTS.keys())
-    assert life.senders.late.total() == life.senders.undecidable.total() == len(POINTS)
+    assert life.died == Counter(points)
+    assert life.senders.late.total() == life.senders.undecidable.total() == len(points)
 
 
 def test_the_page_has_every_point() -> None:
@@ -367,6 +370,7 @@ def test_without_deduplication_rows_come_twice(life: Life) -> None:
     assert life.outcome().doubled
 
 
+@pytest.mark.long
 def test_ids_that_are_not_one_with_their_rows_lose_some(life: Life) -> None:
     with doomed(life.doom):
         life.run(["function begun"], Thread(life, dedup=apart(Path(life.place.folder, "known"))))
@@ -389,4 +393,4 @@ def test_a_driver_that_is_killed_with_all_its_processes_at_any_point(
         life.run(random.Random(seed).sample([*POINTS], len(POINTS)), driver)
     finally:
         driver.stop()
-    exact(life, capsys)
+    exact(life, [*POINTS], capsys)

@@ -98,14 +98,13 @@ def test_an_input_that_moves_and_a_committed_batch_are_news(
     flow.eventually(lambda: low(lw, "stage") == mark(15), "idle: W alone has moved", seconds=100)
 
 
-@pytest.mark.parametrize("kind", ["foreach_batch", "plain"])
 def test_a_stage_waits_for_its_clock_without_news(
-    flow: Gated, lw: lowwater.Client, upstream: Upstream, kind: str, monkeypatch: pytest.MonkeyPatch
+    flow: Gated, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So the test above can fail: nothing else than news brings its stages on."""
     monkeypatch.setattr(TrackedQuery, "_news", lambda _, **__: False)
     upstream.at(9)
-    flow.start(kind)
+    flow.start("plain")
     flow.eventually(lambda: low(lw, "stage") == mark(9), "a run looks when it starts")
     flow.feed.put([row("a", 9)])
     upstream.at(10)
@@ -114,7 +113,7 @@ def test_a_stage_waits_for_its_clock_without_news(
         flow.eventually(lambda: low(lw, "stage") == mark(10), "nobody has looked", seconds=2)
 
 
-@pytest.mark.parametrize("kind", ["foreach_batch", "plain", "driven"])
+@pytest.mark.parametrize("kind", ["foreach_batch", "plain", pytest.param("driven", marks=pytest.mark.long)])
 def test_an_input_that_moves_is_found_though_nobody_tells(
     flow: Gated, lw: lowwater.Client, upstream: Upstream, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

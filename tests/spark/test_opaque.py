@@ -106,30 +106,36 @@ def test_a_python_data_source_begins_a_pipeline(flow: Flow, lw: lowwater.Client,
     assert json.loads(lines(flow, 0)[0]) == {"tape": {"line": 3}}
 
 
-@pytest.mark.parametrize("step", ["begun", "written", "staged", "prepared"])
 def test_durable_before_reported_a_batch_that_runs_again_finds_the_same_rows_and_frontier(
-    step: str, flow: Flow, lw: lowwater.Client, tape: Tape
+    flow: Flow, lw: lowwater.Client, tape: Tape
 ) -> None:
+    """Whether it dies when it has begun, is written, staged or prepared: one batch after the other, each of one row."""
     begin = Beginning(flow)
-    tape.put(row("a", 9))
+    steps = ["begun", "written", "staged", "prepared"]
 
     def fail(reached: str, number: int) -> None:
-        if (reached, number) == (step, 1):
-            tape.put(row("c", 12))  # the next run must not take it for a part of this batch
-            raise ConnectionResetError(step)
+        if 0 < number <= len(steps) and reached == steps[number - 1] and number not in died:
+            died.append(number)
+            tape.put(row(f"{number + 1}", 10 + number))  # the next run must not take it for a part of this batch
+            raise ConnectionResetError(reached)
 
+    died: list[int] = []
+    tape.put(row("0", 9))
     query = begin.start(taped(flow), probe=fail)
     flow.eventually(lambda: low(lw, "begin") == mark(9), "the first batch")
-    tape.put(row("b", 10))
-    with pytest.raises(Exception, match=step):
-        query.await_termination(120)
-    assert low(lw, "begin") == mark(9), "what is not committed is not reported"
-    begin.start(taped(flow))
-    flow.eventually(lambda: low(lw, "begin") == mark(12), "the rest")
-    assert [json.loads(lines(flow, batch)[0])["tape"]["line"] for batch in range(3)] == [1, 2, 3]
-    assert [each for each in begin.ran if each[0] == 1][-1] == (1, True, str(mark(9)))
+    tape.put(row("1", 10))
+    for number, step in enumerate(steps, start=1):
+        with pytest.raises(Exception, match=step):
+            query.await_termination(120)
+        assert low(lw, "begin") <= mark(8 + number), "what is not committed is not reported"
+        flow.queries.clear()
+        query = begin.start(taped(flow), probe=fail)
+    flow.eventually(lambda: low(lw, "begin") == mark(14), "the rest")
+    assert [json.loads(lines(flow, batch)[0])["tape"]["line"] for batch in range(6)] == [1, 2, 3, 4, 5, 6]
+    for number in range(1, 5):
+        assert [each for each in begin.ran if each[0] == number][-1] == (number, True, str(mark(8 + number)))
     out = flow.spark.read.option("basePath", str(flow.folder / "out")).parquet(str(flow.folder / "out"))
-    assert sorted((r.batch, r.key) for r in out.collect()) == [(0, "a"), (1, "b"), (2, "c")]
+    assert sorted((r.batch, r.key) for r in out.collect()) == [(number, f"{number}") for number in range(6)]
 
 
 def test_two_sources_in_one_query(flow: Flow, lw: lowwater.Client, tape: Tape) -> None:

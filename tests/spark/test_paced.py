@@ -226,6 +226,7 @@ def test_rows_of_open_and_aborted_transactions_hold_up_no_task(topic: Paced, lw:
     topic.reaches(lw, 9, 19)
 
 
+@pytest.mark.long
 def test_a_secured_cluster_is_asked_by_both_clients(flow: Flow, lw: lowwater.Client, tmp_path: Path) -> None:
     """The one that reads the rows has its own names for the password; the one in Spark's JVM asks for the topics' ids and ends."""
     login = "org.apache.kafka.common.security.plain.PlainLoginModule required"
@@ -306,6 +307,7 @@ def test_times_are_as_in_sparks_own_source(topic: Paced) -> None:
     assert sorted([row[name] for name in names] for row in rows) == sorted([row[name] for name in names] for row in own)
 
 
+@pytest.mark.long
 def test_the_frontier_is_exact_with_the_limit_as_without(topic: Paced, lw: lowwater.Client) -> None:
     """Two partitions whose rows come in disorder: what is not read yet is never below the frontier."""
     times = [[at(9, 3 * i + (i % 2)) for i in range(20)], [at(9, i) for i in range(20)]]

@@ -217,21 +217,6 @@ def test_all_stages_follow_an_input_that_is_registered_after_them(
     assert {key for _, key, _ in flow.closed()} == ({"bad"} if same else {"a", "bad"})
 
 
-def test_a_checkpoint_of_one_stage_goes_on_and_takes_no_second(
-    flow: Pair, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    flow.feed.put([row("a", 9)])
-    upstream.at(9)
-    flow.run(flow.plain)
-    flow.eventually(lambda: low(lw, "enriched") == mark(9), "one stage")
-    flow.queries.pop().stop()
-    with pytest.raises(CheckpointMismatch, match="begun by one stage"):
-        flow.run(flow.both, flow.declare("rejected"))
-    flow.run(flow.plain)
-    upstream.at(10)
-    flow.eventually(lambda: low(lw, "enriched") == mark(10), "it goes on alone")
-
-
 def test_m4_a_later_stage_follows_the_earlier_one_in_the_same_batch(
     flow: Pair, lw: lowwater.Client, upstream: Upstream
 ) -> None:

@@ -183,20 +183,6 @@ def test_rule11_the_pipeline_goes_on_without_the_authority(
     assert query.stage_status().holding == ""
 
 
-def test_rule11_a_stage_starts_without_the_authority_and_claims_later(
-    flow: Flow, lw: lowwater.Client, authority: Serving, upstream: Upstream
-) -> None:
-    authority.kill()
-    flow.feed.put([row("a", 9)])
-    query = flow.start(flow.windows, stamp=HOUR)
-    flow.eventually(lambda: query.stage_status().batch == 0, "a batch of a stage that could not claim")
-    assert query.stage_status().holding
-    authority.start()
-    upstream.at(10, 30)
-    flow.eventually(lambda: low(lw, "stage") == mark(10), "claimed, tracked, closed")
-    assert flow.closed() == [("09:00", "a", 1)]
-
-
 def test_two_queries_of_one_name(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
     """C9c: the second is refused, unless it adopts the name; then the first stops."""
     upstream.at(9)
@@ -242,24 +228,6 @@ def test_c9b_a_copy_of_an_older_checkpoint_is_refused(flow: Flow, lw: lowwater.C
     assert [batch for batch, *_ in flow.batches] == [0, 1]
 
 
-def test_a_restart_starts_from_what_its_state_holds(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
-    flow.feed.put([row("stuck", 9)])
-    upstream.at(12)
-    query = flow.start(flow.windows, stamp=HOUR)
-    flow.eventually(lambda: query.stage_status().batch == 0, "batch 0")
-    flow.eventually(lambda: low(lw, "stage") == mark(9), "held")
-    query.stop()
-    query = flow.start(flow.windows, stamp=HOUR)
-    assert query.stage_status().reported == mark(9)
-    flow.eventually(
-        lambda: (
-            sorted(str(each.watermark)[11:16] for each in lw.ranges("stage")) == ["09:00", "12:00", "12:00", "12:00"]
-        ),
-        "",
-    )
-    assert low(lw, "stage") == mark(9)
-
-
 def test_a_commit_that_the_disk_lost_is_a_replay_and_no_rewind(
     flow: Flow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
@@ -302,16 +270,6 @@ def test_c1b_targets_fixed_at_the_start_leave_rows_behind(flow: Flow, lw: lowwat
     query = flow.start(flow.plain, trigger={"availableNow": True})
     assert query.await_termination(60)
     assert low(lw, "stage") == mark(14)
-
-
-def test_finished_inputs_finish_the_stage(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
-    flow.feed.put([row("a", 9), row("b", 23)])
-    upstream.at(9)
-    flow.start(flow.windows, stamp=HOUR)
-    flow.eventually(lambda: low(lw, "stage") == mark(9), "held")
-    upstream.lease.finish()
-    flow.eventually(lambda: low(lw, "stage").finished, "every window is written, and nothing will ever come")
-    assert flow.closed() == [("09:00", "a", 1), ("23:00", "b", 1)]
 
 
 def test_c5_a_reset_of_an_input_stops_the_query_and_its_checkpoint(

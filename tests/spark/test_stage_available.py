@@ -11,10 +11,14 @@ from tests.kit.times import mark
 from tests.spark.flow import HOUR, Flow
 from tests.spark.support import Upstream, low, row
 
-TRIGGERS: list[dict[str, Any]] = [{"availableNow": True}, {"once": True}]
+TRIGGERS = pytest.mark.parametrize(
+    "trigger",
+    [{"availableNow": True}, pytest.param({"once": True}, marks=pytest.mark.long)],
+    ids=["available now", "once"],
+)
 
 
-@pytest.mark.parametrize("trigger", TRIGGERS, ids=["available now", "once"])
+@TRIGGERS
 def test_what_is_committed_is_reported_before_the_handle_closes(
     trigger: dict[str, Any], flow: Flow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
@@ -33,7 +37,7 @@ def test_what_is_committed_is_reported_before_the_handle_closes(
     assert flow.closed() == [("09:00", "a", 1), ("11:00", "b", 1)]
 
 
-@pytest.mark.parametrize("trigger", TRIGGERS, ids=["available now", "once"])
+@TRIGGERS
 def test_only_finished_inputs_finish_a_query_that_has_ended(
     trigger: dict[str, Any], flow: Flow, lw: lowwater.Client, upstream: Upstream
 ) -> None:

@@ -477,6 +477,7 @@ def test_what_an_earlier_life_has_said_is_not_carried_on() -> None:
     assert left(written(said(5)), claim=None).through == 5
     assert left(written(said(12)), claim=None).through == 9
     assert left(Version(), claim=None, apps=()).through == MIN
+    assert asked(written(said(5, life=0))).why == "a: its stage had not been claimed yet"
     for life, through in ((1, 5), (2, MIN)):
         standing = Standing(9, Claim(life, 1), current=False)
         assert follow(APP, standing, of(written(said(5))))[0].through == through
