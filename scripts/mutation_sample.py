@@ -1,114 +1,342 @@
 """Change the authority's core and engine by machine, one small change at a time, and list the changes that no test notices.
 
-A tool for developers, not for CI: each change costs half a minute. Install it with ``uv pip install cosmic-ray`` and run
-``python -m scripts.mutation_sample --number 50``. The copy that is changed is made in ``build/mutation``; the checkout stays as it is.
+A tool for developers, not for CI::
+
+    nice -n 15 python -m scripts.mutation_sample --minutes 60
+
+One process imports the product and the tests. For each change it forks a child, which puts the changed code into the function that is there and runs
+the simulated worlds and the property tests that reach the line, the cheapest first, until one fails. Results are kept in ``build/mutation`` as long as
+core and engine stay the same: the next run with the same seed goes on behind them.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import gc
+import json
 import os
+import pickle
 import random
-import shutil
-import sqlite3
-import subprocess
+import resource
+import signal
 import sys
+import time
+import types
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from hashlib import blake2b
+from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
+
+import pytest
+from hypothesis import Phase, settings
+
+from tests.simulation.runs import live
 
 ROOT: Final = Path(__file__).parents[1]
+SOURCE: Final = ROOT / "authority" / "src" / "lowwater_authority"
+MODULES: Final = {
+    str(path): path.relative_to(SOURCE).as_posix()
+    for each in ("core", "engine")
+    for path in sorted(SOURCE.glob(f"{each}/*.py"))
+}
+"""The modules that are changed: names by paths."""
 
-ROOM: Final = ROOT / "build" / "mutation"
-"""Folder of the copy, of the session and of the report."""
+DIGEST: Final = blake2b(b"".join(Path(path).read_bytes() for path in MODULES), digest_size=4).hexdigest()
+ROOM: Final = ROOT / "build" / "mutation" / DIGEST
 
-DISTRIBUTIONS: Final = ("authority", "client", "pipeline")
-"""Folders whose ``src`` the tests import from the copy."""
+WORLDS: Final = tuple((seed, 24) for seed in (2013, 2015, 2017, 2020))
+"""Seeds and moves of the simulated worlds."""
 
-CHANGED: Final = ("core", "engine")
-"""Packages of the authority that are changed."""
+OFTEN: Final = 100
+"""Number of calls of a function from which on a test counts as reaching all lines of it: to trace more costs too much."""
 
-PROPERTIES: Final = (
-    "tests/property/test_core_stateful.py",
-    "tests/property/test_core_tasks.py",
-    "tests/property/test_slices.py",
-    "tests/property/test_core_topology.py",
-)
-"""Property tests that each change meets behind the simulated worlds, but for those that plant bugs of their own."""
+MANY: Final = 50_000
+"""Number of all calls from which on it counts as reaching all lines of the modules that it has called."""
 
-CONFIGURATION: Final = """\
-[cosmic-ray]
-module-path = [{modules}]
-timeout = {seconds}
-excluded-modules = []
-test-command = "{command}"
+PROPERTIES: Final = [
+    str(path) for path in sorted(ROOT.glob("tests/property/test_[cst][lo]*.py")) if "client" not in path.name
+]
+"""Files of property tests. Those tests of them that plant bugs of their own are left out by their names."""
 
-[cosmic-ray.distributor]
-name = "local"
-"""
+SWAPPED: Final = [
+    (ast.Lt, ast.LtE),
+    (ast.Gt, ast.GtE),
+    (ast.Eq, ast.NotEq),
+    (ast.Is, ast.IsNot),
+    (ast.In, ast.NotIn),
+    (ast.Add, ast.Sub),
+    (ast.And, ast.Or),
+]
+OTHERS: Final[dict[type[ast.AST], Callable[[], ast.AST]]] = {
+    **{one: other for pair in SWAPPED for one, other in (pair, pair[::-1])},
+    ast.Mult: ast.Add,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+}
+NAMES: Final = {"min": "max", "max": "min", "any": "all", "all": "any"}
+
+
+class Change(NamedTuple):
+    """One change: what is put into which field of which node."""
+
+    path: str
+    tree: ast.Module
+    function: str
+    statement: ast.stmt
+    node: ast.AST
+    field: str
+    new: Any
+
+    def diff(self) -> str:
+        """Return where it is, and what it makes of which line."""
+        old, before = getattr(self.node, self.field), ast.unparse(self.statement).splitlines()
+        setattr(self.node, self.field, self.new)
+        after = ast.unparse(self.statement).splitlines()
+        setattr(self.node, self.field, old)
+        was, now = next(((a, b) for a, b in zip(before, after, strict=False) if a != b), ("", ""))
+        return f"{MODULES[self.path]}:{self.statement.lineno} {self.function}\n  - {was.strip()}\n  + {now.strip()}"
+
+    def lines(self) -> set[tuple[str, int]]:
+        """Return the lines of which a test must reach one."""
+        end = getattr(self.node, "end_lineno", self.statement.lineno)
+        return {(MODULES[self.path], line) for line in range(self.statement.lineno, end + 1)}
+
+    def plant(self) -> bool:
+        """Put the changed code into the functions that are there; False when there is none."""
+        setattr(self.node, self.field, self.new)
+        code: types.CodeType = compile(ast.fix_missing_locations(self.tree), self.path, "exec")
+        for part in self.function.split("."):
+            code = next(each for each in code.co_consts if isinstance(each, types.CodeType) and each.co_name == part)
+        gc.unfreeze()  # what is frozen is not listed
+        there = [
+            each
+            for each in gc.get_objects()
+            if isinstance(each, types.FunctionType) and place(each.__code__) == place(code)
+        ]
+        for each in there:
+            each.__code__ = code
+        return bool(there)
+
+
+def place(code: types.CodeType) -> tuple[str, str, int]:
+    """Return where a function stands."""
+    return code.co_filename, code.co_qualname, code.co_firstlineno
+
+
+def variants(node: ast.AST) -> Iterator[tuple[str, Any]]:
+    """Return what may be put into which field of a node."""
+    match node:
+        case ast.Compare(ops=[op]):
+            yield "ops", [OTHERS[type(op)]()]
+        case ast.BinOp(op=op) | ast.AugAssign(op=op) | ast.BoolOp(op=op) if type(op) in OTHERS:
+            yield "op", OTHERS[type(op)]()
+        case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
+            yield "test", ast.UnaryOp(ast.Not(), test)
+        case ast.comprehension(ifs=[test, *others]):
+            yield "ifs", others
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            yield "operand", ast.UnaryOp(ast.Not(), operand)
+        case ast.Constant(value=bool(value)):
+            yield "value", not value
+        case ast.Constant(value=int(value)):
+            yield "value", value + 1
+        case ast.Name(id=name) if name in NAMES:
+            yield "id", NAMES[name]
+        case ast.Expr(value=ast.Call() | ast.Await()):
+            yield "value", ast.Constant(None)
+        case _:
+            pass
+
+
+def nodes(node: ast.AST, statement: ast.stmt) -> Iterator[tuple[ast.AST, ast.stmt]]:
+    """Return all nodes below one, each with its statement, but for what is logged, said or annotated."""
+    if isinstance(node, ast.stmt):
+        statement = node
+    if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Expr) and ast.unparse(node).startswith("log.")):
+        return
+    yield node, statement
+    for name, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST) and name not in {"annotation", "returns"}:
+                yield from nodes(child, statement)
+
+
+def fork() -> int:
+    """Start a child, whose tests print nothing; returns 0 in it."""
+    if not (child := os.fork()):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return child
+
+
+def functions(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Return the functions of a module and of its classes, by their qualified names."""
+    for each in body:
+        if isinstance(each, ast.ClassDef):
+            yield from functions(each.body, f"{prefix}{each.name}.")
+        elif isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield prefix + each.name, each
+
+
+def changes(path: str) -> Iterator[Change]:
+    """Return all changes of a module."""
+    tree = ast.parse(Path(path).read_text())
+    for name, function in functions(tree.body):
+        for node, statement in [pair for each in function.body for pair in nodes(each, each)]:
+            for field, new in variants(node):
+                yield Change(path, tree, name, statement, node, field, new)
+
+
+class Sampler:
+    """A plugin of pytest that runs changes in place of the collected tests."""
+
+    def __init__(self, minutes: float, seed: int, seconds: int) -> None:
+        self._until = time.monotonic() + 60 * minutes
+        self._seed = seed
+        self._seconds = seconds
+        self._failed = False
+
+    def pytest_sessionstart(self) -> None:
+        """Let a failing property test end at its first example."""
+        settings.register_profile(
+            "mutation", settings.get_profile("lowwater"), database=None, phases=[Phase.explicit, Phase.generate]
+        )
+        settings.load_profile("mutation")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Remember whether a test has failed."""
+        self._failed |= report.failed
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Find out which lines each test reaches, then run the sample."""
+        tests: dict[str, Callable[[], bool]] = {
+            f"world {seed}": partial(self._world, seed, moves) for seed, moves in WORLDS
+        }
+        tests |= {item.nodeid: partial(self._test, item) for item in session.items}
+        gc.freeze()
+        known = ROOM / "reached.pickle"
+        if not known.exists():
+            known.write_bytes(pickle.dumps([self._reach(name, test) for name, test in tests.items()]))
+        reached = sorted(pickle.loads(known.read_bytes()))
+        for seconds, name, lines in reached:
+            print(f"{seconds:6.1f} s {len(lines):5} lines {name}", flush=True)
+        sample = [change for path in MODULES for change in changes(path)]
+        print(f"there are {len(sample)} changes", flush=True)
+        random.Random(self._seed).shuffle(sample)
+        results = ROOM / f"results-{self._seed}.jsonl"
+        done = len(results.read_text().splitlines()) if results.exists() else 0
+        with results.open("a") as file:
+            for change in sample[done:]:
+                if time.monotonic() > self._until:
+                    break
+                lines = change.lines()
+                chosen = {name: tests[name] for _, name, of in reached if lines & of}
+                result = self._run(change, chosen) if chosen else "not reached"
+                file.write(json.dumps([MODULES[change.path], result, change.diff()]) + "\n")
+                file.flush()
+        report(results)
+        return True
+
+    def _world(self, seed: int, moves: int) -> bool:
+        return not live((seed, moves)).violations
+
+    def _test(self, item: pytest.Item) -> bool:
+        self._failed = False
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+        return not self._failed
+
+    def _reach(self, name: str, test: Callable[[], bool]) -> tuple[float, str, set[tuple[str, int]]]:
+        """Run a test in a child; returns its seconds and the lines that it reaches."""
+        lines: set[tuple[str, int]] = set()
+        calls, total = Counter[types.CodeType](), count(1)
+
+        def line(frame: types.FrameType, what: str, _: Any) -> Any:
+            if what == "line":
+                lines.add((MODULES[frame.f_code.co_filename], frame.f_lineno))
+            return line
+
+        def call(frame: types.FrameType, *_: Any) -> Any:
+            code = frame.f_code
+            if code.co_filename not in MODULES:
+                return None
+            calls[code] += 1
+            if calls[code] == OFTEN:
+                lines.update((MODULES[code.co_filename], number) for _, _, number in code.co_lines() if number)
+            if next(total) == MANY:
+                called = {MODULES[each.co_filename] for each in calls}
+                lines.update((module, number) for module in called for number in range(10_000))
+                sys.settrace(None)
+            return line if calls[code] < OFTEN else None
+
+        print(f"{name} ...", flush=True)
+        kept = ROOM / "lines.pickle"
+        if not (child := fork()):
+            sys.settrace(call)
+            passed = test()
+            sys.settrace(None)
+            kept.write_bytes(pickle.dumps((time.process_time(), name, lines)))
+            os._exit(int(not passed))
+        started = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+        if os.waitpid(child, 0)[1]:
+            print(f"{name} is left out: it fails without any change", flush=True)
+            return 0.0, name, set()
+        seconds = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - started
+        return seconds, name, pickle.loads(kept.read_bytes())[2]
+
+    def _run(self, change: Change, tests: dict[str, Callable[[], bool]]) -> str:
+        """Run tests over a change, in a child; returns the name of the one that failed, or what else came of it."""
+        if not (child := fork()):
+            resource.setrlimit(resource.RLIMIT_CPU, (self._seconds, self._seconds + 5))
+            resource.setrlimit(resource.RLIMIT_AS, (1 << 32, 1 << 32))
+            signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+            if not change.plant():
+                os._exit(254)
+            for number, test in enumerate(tests.values()):
+                passed = False
+                try:
+                    passed = test()
+                finally:
+                    if not passed:
+                        os._exit(1 + number)
+            os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if status in {0, 254} or status < 0:
+            return {0: "survived", 254: "no function"}.get(status, "no result")
+        return list(tests)[status - 1]
+
+
+def report(results: Path) -> None:
+    """Print what came of the changes, by module, and those that survived."""
+    rows = [json.loads(line) for line in results.read_text().splitlines()]
+    others = ("survived", "not reached", "no result", "no function")
+    counts = Counter((module, result if result in others else "killed") for module, result, _ in rows)
+    for _, result, diff in rows:
+        if result in {"survived", "not reached"}:
+            print(f"{result}: {diff}")
+    columns = ("killed", *others)
+    print("| module | " + " | ".join(columns) + " |\n" + "|---" * (1 + len(columns)) + "|")
+    for module in sorted({row[0] for row in rows}):
+        print(f"| {module} | " + " | ".join(str(counts[module, each]) for each in columns) + " |")
+    totals = [sum(n for (_, what), n in counts.items() if what == each) for each in columns]
+    print("| all | " + " | ".join(map(str, totals)) + " |")
 
 
 def main() -> int:
-    """Make the sample, run it, and print what survived."""
-    parse = argparse.ArgumentParser(description=__doc__)
-    parse.add_argument("--number", type=int, default=1000, help="number of changes (default: %(default)s)")
+    """Run the sample for a while, and print what came of it so far."""
+    parse = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parse.add_argument("--minutes", type=float, default=60, help="how long to go on (default: %(default)s)")
     parse.add_argument("--seed", type=int, default=1, help="seed of the sample (default: %(default)s)")
-    parse.add_argument("--steps", type=int, default=120, help="moves of the simulated worlds (default: %(default)s)")
-    parse.add_argument("--world", type=int, default=2013, help="seed of the first world (default: %(default)s)")
-    parse.add_argument("--seconds", type=int, default=1200, help="time limit of one change (default: %(default)s)")
-    parse.add_argument("--again", action="store_true", help="go on with the session that is there")
-    asked = parse.parse_args()
-    session = ROOM / "session.sqlite"
-    if not asked.again or not session.exists():
-        _begin(asked, session)
-    sources = [str(ROOM / "tree" / each / "src") for each in DISTRIBUTIONS]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOM / "tree"), *sources])}
-    _cosmic_ray("exec", str(ROOM / "session.toml"), str(session), environment=environment)
-    return report(session)
-
-
-def _begin(asked: argparse.Namespace, session: Path) -> None:
-    """Copy what is committed, and choose the changes."""
-    shutil.rmtree(ROOM, ignore_errors=True)
-    tree = ROOM / "tree"
-    tree.mkdir(parents=True)
-    archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, check=True)
-    subprocess.run(["tar", "-x", "-C", str(tree)], input=archive.stdout, check=True)
-    worlds = f"{sys.executable} -m tests.simulation run --seed {asked.world} --steps {asked.steps} --jobs 1 --no-shrink"
-    tests = f"{sys.executable} -m pytest -q -x -p no:cacheprovider -k 'not notice' {' '.join(PROPERTIES)}"
-    modules = ", ".join(f'"authority/src/lowwater_authority/{each}"' for each in CHANGED)
-    (ROOM / "session.toml").write_text(
-        CONFIGURATION.format(modules=modules, seconds=asked.seconds, command=f'sh -c \\"{worlds} && {tests}\\"')
+    parse.add_argument(
+        "--seconds", type=int, default=30, help="seconds of processor that one change may take (default: %(default)s)"
     )
-    _cosmic_ray("init", str(ROOM / "session.toml"), str(session))
-    with sqlite3.connect(session) as database:
-        jobs = sorted(row[0] for row in database.execute("SELECT job_id FROM work_items"))
-        chosen = set(random.Random(asked.seed).sample(jobs, min(asked.number, len(jobs))))
-        for table in ("mutation_specs", "work_items"):
-            database.executemany(
-                f"DELETE FROM {table} WHERE job_id = ?",
-                [(job,) for job in jobs if job not in chosen],
-            )
-    print(f"{len(chosen)} of {len(jobs)} changes are in the sample", flush=True)
-
-
-def _cosmic_ray(*arguments: str, environment: dict[str, str] | None = None) -> None:
-    command = [str(Path(sys.executable).with_name("cosmic-ray")), *arguments]
-    subprocess.run(command, cwd=ROOM / "tree", env=environment, check=True)
-
-
-def report(session: Path) -> int:
-    """Print the changes that no test noticed, and how many ran."""
-    with sqlite3.connect(session) as database:
-        rows = database.execute(
-            "SELECT s.module_path, s.start_pos_row, s.operator_name, r.test_outcome, r.worker_outcome, r.diff, r.output "
-            "FROM mutation_specs s JOIN work_results r ON r.job_id = s.job_id ORDER BY 1, 2"
-        ).fetchall()
-    survivors = [row for row in rows if "SURVIVED" in str(row[3]).upper()]
-    slow = sum(row[6].endswith("timeout") for row in rows)
-    for module, line, operator, _, _, diff, _ in survivors:
-        print(f"\n{module}:{line} {operator}\n{diff}")
-    print(f"{len(rows)} changes ran, {len(survivors)} survived, {slow} had no result in time")
-    return 0
+    asked = parse.parse_args()
+    ROOM.mkdir(parents=True, exist_ok=True)
+    chosen = "not notice and not switched and not broken and not _off"
+    options = ["-q", "-n0", "-s", "-W", "ignore:Module already imported", "-k", chosen, *PROPERTIES]
+    return int(pytest.main(options, plugins=[Sampler(asked.minutes, asked.seed, asked.seconds)]))
 
 
 if __name__ == "__main__":

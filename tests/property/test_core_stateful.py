@@ -7,13 +7,12 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from hypothesis import HealthCheck, Phase, seed, settings
-from hypothesis.stateful import run_state_machine_as_test
 
 from lowwater_authority.core import columns
 from lowwater_authority.core.computation import Computation
 from tests.property import switches
 from tests.property.core_machine import CoreMachine, LaidOut
+from tests.property.search import play
 from tests.property.switches import off
 
 STEPS = 60
@@ -64,17 +63,7 @@ def walk(machine: type[CoreMachine], monkeypatch: pytest.MonkeyPatch, *, example
     """Run a machine; returns the steps it took, by kind. Small blocks, so that there are many."""
     monkeypatch.setattr(columns, "BLOCK", 4)
     machine.steps = Counter()
-    run_state_machine_as_test(
-        seed(seed_)(machine),
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=STEPS,
-            deadline=None,
-            database=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
-        ),
-    )
+    play(machine, examples=examples, steps=STEPS, seed_=seed_)
     return machine.steps
 
 

@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from hypothesis import HealthCheck, Phase, seed, settings
-from hypothesis.stateful import run_state_machine_as_test
 
 from tests.property import task_switches
+from tests.property.search import play
 from tests.property.switches import off
 from tests.property.task_machine import TaskMachine, small
 
@@ -36,17 +35,7 @@ def walk(machine: type[TaskMachine], monkeypatch: pytest.MonkeyPatch, *, example
     """Run a machine; returns the steps it took, by kind."""
     small(monkeypatch.setattr)
     machine.steps = Counter()
-    run_state_machine_as_test(
-        seed(seed_)(machine),
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=STEPS,
-            deadline=None,
-            database=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
-        ),
-    )
+    play(machine, examples=examples, steps=STEPS, seed_=seed_)
     return machine.steps
 
 

@@ -13,16 +13,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from lowwater import errors
 from lowwater_authority.core.times import MAX, MIN
@@ -39,6 +31,7 @@ from lowwater_authority.regions.references import (
     Sink,
     name_of,
 )
+from tests.property.search import play
 
 SUSPECT = 10
 NAME = name_of("hourly", ["clicks"])
@@ -440,23 +433,8 @@ class Regions(RuleBasedStateMachine):
             assert self.core.get(OTHER) == self.neighbour
 
 
-def search(examples: int = 150) -> None:
-    run_state_machine_as_test(
-        Regions,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=40,
-            deadline=None,
-            derandomize=True,
-            database=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
-        ),
-    )
-
-
 def test_nothing_leads_and_nothing_goes_back() -> None:
-    search()
+    play(Regions, examples=150, steps=40)
 
 
 def _publish_l(found: Reference) -> int:
@@ -516,4 +494,4 @@ def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> No
     where, name, wrong = BUGS[bug]
     monkeypatch.setattr(where, name, wrong)
     with pytest.raises((AssertionError, ExceptionGroup)):
-        search(300)
+        play(Regions, examples=300, steps=40)

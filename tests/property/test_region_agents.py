@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import grpc
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowwater import Watermark, WatermarkView, errors
@@ -31,6 +31,7 @@ from lowwater_authority.regions.registry import LOG, Registry
 from lowwater_authority.rpc.regions import RegionServicer
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.kit.times import SECOND
+from tests.property.search import SEARCH
 
 NAME = "hourly:clicks"
 KEPT = Kept("hourly", ("clicks",), ("A", "B"), "A", LOCAL, (Sink("lake", fences=True),), "hourly", "mirror")
@@ -362,14 +363,7 @@ def play(steps: list[tuple[str, str]]) -> World:
 
 
 def search(examples: int, steps: list[str] = STEPS) -> None:
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
-    )
+    @settings(SEARCH, max_examples=examples, derandomize=True)
     @given(st.lists(st.tuples(st.sampled_from(steps), st.sampled_from("AB")), min_size=5, max_size=40))
     def searched(played: list[tuple[str, str]]) -> None:
         play(played)

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from lowwater import errors
 from lowwater_authority.core.computation import Computation
@@ -28,6 +28,7 @@ from lowwater_authority.engine import slices
 from tests.kit.memory_journal import MemoryDisk
 from tests.kit.tree import NeverCame, Tree, rest, until
 from tests.property import slice_switches as switches
+from tests.property.search import play
 
 SEED = int(os.environ.get("LOWWATER_SEED", "1"))
 EXAMPLES = 25
@@ -490,20 +491,6 @@ def test_the_heuristics_of_a_root_never_lead_those_of_the_same_claims_without_sl
             assert root.heuristics[share] <= flat.heuristics[share]
 
 
-def play(examples: int, machine: type[Slices] = Slices) -> None:
-    run_state_machine_as_test(
-        seed(SEED)(machine),
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=STEPS,
-            deadline=None,
-            database=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
-        ),
-    )
-
-
 @pytest.fixture(autouse=True)
 def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing waits for the machine."""
@@ -512,7 +499,7 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_root_never_leads_what_was_told_of_its_slices_and_arrives() -> None:
-    play(EXAMPLES)
+    play(Slices, examples=EXAMPLES, steps=STEPS, seed_=SEED)
 
 
 @pytest.mark.parametrize(
@@ -531,4 +518,4 @@ def test_a_rule_that_is_switched_off_is_noticed(
 ) -> None:
     broken(monkeypatch)
     with pytest.raises((AssertionError, NeverCame, ExceptionGroup)):
-        play(MOST, machine)
+        play(machine, examples=MOST, steps=STEPS, seed_=SEED)

@@ -64,7 +64,7 @@ FINDERS: Final = Path(__file__).with_name("finders.json")
 """The seed of a world that finds each of them."""
 
 NEVER: Final = re.compile("nothing went wrong for")
-"""What a world says that does not arrive. That is not enough of what :data:`UNSAFE` has."""
+"""What a world says that does not arrive. That is not enough of what is ``unsafe``."""
 
 FAILED: Final = re.compile(r"\b(AttributeError|KeyError|NameError|TypeError)\b")
 """What a bug says that does not fit to the code any more into which it is planted: that finds nothing."""
@@ -534,157 +534,122 @@ def keep_the_claim_of_a_lost_retirement(planted: Planted) -> None:
     planted.setattr(Slice, "_retire", kept)
 
 
-UNCONFIRMED: Final = (change_inputs_by_an_unconfirmed_graph, hand_keys_over_by_an_unconfirmed_graph)
-"""Bugs that only show behind a fail-over, where many shards read what it takes away."""
+class Mutant(NamedTuple):
+    """A bug, and the worlds that are searched for it."""
 
-HARSH: Final = (*UNCONFIRMED, keep_the_claim_of_a_lost_retirement)
-"""Bugs that are looked for in harsh worlds. The others are looked for in worlds that are not harsh."""
+    plant: Callable[[Planted], None]
+    where: tuple[Callable[[int], bool], ...] = ()
+    """What a world must be, by its seed, so that the bug can show."""
+    harsh: bool = False
+    """Whether all of these worlds are harsh; else none is."""
+    unsafe: bool = False
+    """Whether the bug must be seen as it does harm: a value that leads or goes back, or a process that is refused for long."""
 
-UNFOUND: Final = frozenset({keep_the_claim_of_a_lost_retirement.__name__})
-"""Names of bugs that no world has found yet. Other tests find them: ``tests/unit/test_slices.py``."""
 
-HARSH_SLICED: Final = (hand_keys_over_by_an_unconfirmed_graph, keep_the_claim_of_a_lost_retirement)
-"""Those of them that only show where computations are cut into slices."""
+def _mutants(
+    *plants: Callable[[Planted], None],
+    where: tuple[Callable[[int], bool], ...] = (),
+    harsh: bool = False,
+    unsafe: bool = False,
+) -> dict[str, Mutant]:
+    return {plant.__name__: Mutant(plant, where, harsh, unsafe) for plant in plants}
 
-SLICED: Final = (
-    slice_switches.ratchet_is_told,
-    slice_switches.lowerings_are_acknowledged_at_once,
-    slice_switches.new_owners_answer_at_once,
-    slice_switches.any_life_fits,
-    slice_switches.one_order,
-    slice_switches.sequencers_go_down_in_a_move,
-    slice_switches.retired_is_told_as_finished,
-    slice_switches.retirements_name_no_claim,
-    slice_switches.logs_name_the_keys,
-    publish_a_slice_as_the_whole,
-)
-"""Bugs that only show where computations are cut into slices."""
 
-RECUT: Final = (
-    slice_switches.keys_are_exported_early,
-    slice_switches.sequencers_begin_anew_in_a_cut,
-)
-"""Those that only show where slices are cut in two. By the second one sinks refuse for good whoever owns the keys, which is seen by what does not arrive."""
+def is_strong(seed: int) -> bool:
+    """Whether the store of a world keeps what it acknowledged."""
+    return not is_weak(seed)
 
-UNSAFE: Final = (*SLICED, leave_a_damaged_graph)
-"""Bugs that must be seen as they do harm: a value that leads or goes back, or somebody who is refused for long."""
 
-WRITING: Final = (
-    let_a_zombie_write,
-    take_a_higher_token_for_a_raise,
-    raise_a_guard_downwards,
-    pass_over_the_life_of_a_store,
-    count_no_batches,
-    write_again_what_is_there,
-)
-"""Bugs of guards, that only show where guarded writes are made."""
-
-BUDGETED: Final = (forget_the_budget_on_recovery, let_the_budget_fall_below_low, judge_by_what_was_not_shown)
-"""Bugs that only show where computations have a lateness budget."""
-
-MUTANTS: Final[dict[str, Callable[[Planted], None]]] = {
-    plant.__name__: plant
-    for plant in (
+MUTANTS: Final[dict[str, Mutant]] = {
+    **_mutants(
         publish_before_append,
         forget_an_interval_on_recovery,
         switches.merge_takes_the_greatest,
         drop_the_ratchet,
-        *BUDGETED,
         silence_counts_as_idle,
         check_against_applied_state,
         fold_newer_inputs,
         accept_an_older_claim,
-        skip_the_epoch_check,
-        restart_counters_after_a_lost_epoch,
-        overwrite_a_newer_snapshot,
-        follow_a_redirect_to_a_lower_epoch,
         forget_the_tombstone,
         take_what_is_damaged_for_the_end,
-        leave_a_damaged_graph,
         leave_the_log_of_what_is_dropped,
-        answer_what_has_left_a_round,
         lose_a_change_by_compaction,
-        apply_over_the_wrong_whole,
-        answer_older_reports_as_if_taken,
-        ignore_turns,
-        keep_no_number_of_what_changes_nothing,
-        forget_the_first_sender,
-        take_any_claim_for_a_repeat,
         answer_what_was_staged_meanwhile,
+    ),
+    **_mutants(
+        forget_the_budget_on_recovery,
+        let_the_budget_fall_below_low,
+        judge_by_what_was_not_shown,
+        where=(is_budgeted, is_strong),
+    ),
+    **_mutants(
+        skip_the_epoch_check,
+        overwrite_a_newer_snapshot,
+        answer_what_has_left_a_round,
+        apply_over_the_wrong_whole,
         let_the_older_process_have_the_address,
+        where=(is_sharded,),
+    ),
+    **_mutants(restart_counters_after_a_lost_epoch, follow_a_redirect_to_a_lower_epoch, where=(is_sharded, is_weak)),
+    **_mutants(leave_a_damaged_graph, where=(is_rotten,), unsafe=True),
+    **_mutants(answer_older_reports_as_if_taken, ignore_turns, take_any_claim_for_a_repeat, where=(is_careless,)),
+    # Careless clients send nothing late where a store forgets: the authority cannot know what was newer.
+    **_mutants(keep_no_number_of_what_changes_nothing, forget_the_first_sender, where=(is_careless, is_strong)),
+    **_mutants(
         task_switches.versions_count_for_nothing,
         task_switches.intervals_lead,
         task_switches.snapshots_forget_intervals,
-        *SLICED,
-        *RECUT,
-        *WRITING,
-        *TIMING,
-        *HARSH,
-    )
+        where=(is_closing, is_strong),
+    ),
+    **_mutants(
+        slice_switches.ratchet_is_told,
+        slice_switches.lowerings_are_acknowledged_at_once,
+        slice_switches.new_owners_answer_at_once,
+        slice_switches.one_order,
+        slice_switches.sequencers_go_down_in_a_move,
+        slice_switches.retired_is_told_as_finished,
+        slice_switches.logs_name_the_keys,
+        publish_a_slice_as_the_whole,
+        where=(is_sliced,),
+        unsafe=True,
+    ),
+    **_mutants(
+        slice_switches.any_life_fits,
+        slice_switches.retirements_name_no_claim,
+        where=(is_sliced, is_sharded),
+        unsafe=True,
+    ),
+    # By the second one sinks refuse for good whoever owns the keys, which is seen by what does not arrive.
+    **_mutants(
+        slice_switches.keys_are_exported_early, slice_switches.sequencers_begin_anew_in_a_cut, where=(is_sliced,)
+    ),
+    **_mutants(
+        let_a_zombie_write,
+        take_a_higher_token_for_a_raise,
+        raise_a_guard_downwards,
+        pass_over_the_life_of_a_store,
+        count_no_batches,
+        write_again_what_is_there,
+        where=(is_writing,),
+    ),
+    **_mutants(*TIMING, where=(is_timed,)),
+    # These only show behind a fail-over, where many shards read what it takes away, or where messages come late.
+    **_mutants(change_inputs_by_an_unconfirmed_graph, where=(is_sharded, is_strong), harsh=True),
+    **_mutants(
+        hand_keys_over_by_an_unconfirmed_graph,
+        keep_the_claim_of_a_lost_retirement,
+        where=(is_sharded, is_sliced),
+        harsh=True,
+    ),
 }
 
-SHARDED: Final = (
-    skip_the_epoch_check,
-    overwrite_a_newer_snapshot,
-    answer_what_has_left_a_round,
-    apply_over_the_wrong_whole,
-    let_the_older_process_have_the_address,
-    slice_switches.retirements_name_no_claim,
-    slice_switches.any_life_fits,
-    *HARSH,
-)
-"""Bugs that only many shards can have; they are looked for where there are many."""
-
-FORGETFUL: Final = (
-    restart_counters_after_a_lost_epoch,
-    follow_a_redirect_to_a_lower_epoch,
-)
-"""Bugs that only many shards over a store can have that loses what it acknowledged."""
-
-
-CARELESS: Final = (
-    answer_older_reports_as_if_taken,
-    ignore_turns,
-    keep_no_number_of_what_changes_nothing,
-    forget_the_first_sender,
-    take_any_claim_for_a_repeat,
-)
-"""Bugs that only careless clients meet."""
-
-
-ROTTEN: Final = (leave_a_damaged_graph,)
-"""Bugs that only show where the graph is damaged."""
-
-
-CLOSING: Final = (
-    task_switches.versions_count_for_nothing,
-    task_switches.intervals_lead,
-    task_switches.snapshots_forget_intervals,
-)
-"""Bugs of leases and tasks, that only show where intervals are closed."""
-
-RETENTIVE: Final = (keep_no_number_of_what_changes_nothing, forget_the_first_sender)
-"""Those of them that need a store that keeps its word: careless clients say nothing late where nobody can know any more what was newer."""
+UNFOUND: Final = frozenset({keep_the_claim_of_a_lost_retirement.__name__})
+"""Names of bugs that no world has found yet. Other tests find them: ``tests/unit/test_slices.py``."""
 
 
 def worlds(name: str) -> Iterator[int]:
     """Return the seeds of the worlds where a bug can show."""
-    plant = MUTANTS[name]
-    for seed in count(FIRST):
-        if (
-            (plant not in SHARDED + FORGETFUL or is_sharded(seed))
-            and (plant not in FORGETFUL or is_weak(seed))
-            and (plant not in CARELESS or is_careless(seed))
-            and (plant not in ROTTEN or is_rotten(seed))
-            and (plant not in CLOSING or (is_closing(seed) and not is_weak(seed)))
-            and (plant not in WRITING or is_writing(seed))
-            and (plant not in TIMING or is_timed(seed))
-            and (plant not in SLICED + RECUT + HARSH_SLICED or is_sliced(seed))
-            and (plant not in UNCONFIRMED or not is_weak(seed))
-            and (plant not in RETENTIVE or not is_weak(seed))
-            and (plant not in BUDGETED or (is_budgeted(seed) and not is_weak(seed)))
-        ):
-            yield seed
+    return (seed for seed in count(FIRST) if all(fits(seed) for fits in MUTANTS[name].where))
 
 
 class Hunt(NamedTuple):
@@ -702,12 +667,12 @@ class Hunt(NamedTuple):
 def hunt(name: str, first: int | None = None, most: int = SEEDS) -> Hunt:
     """Look for one bug, in the world ``first`` before all others."""
     seeds = islice(worlds(name), most) if first is None else chain([first], islice(worlds(name), most))
-    number, why = 0, "nothing was noticed"
+    number, why, mutant = 0, "nothing was noticed", MUTANTS[name]
     with Planted.context() as planted:
-        MUTANTS[name](planted)
+        mutant.plant(planted)
         for number, seed in enumerate(seeds, start=1):
-            outcome = live((seed, MOVES), harsh=MUTANTS[name] in HARSH)
-            late = MUTANTS[name] in UNSAFE and bool(outcome.violations) and NEVER.search(outcome.violations[0])
+            outcome = live((seed, MOVES), harsh=mutant.harsh)
+            late = mutant.unsafe and bool(outcome.violations) and NEVER.search(outcome.violations[0])
             if outcome.violations and not late and not FAILED.search(outcome.violations[0]):
                 return Hunt(name, number, seed, outcome.violations[0])
             why = outcome.violations[0] if outcome.violations else why

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import subprocess
-import sys
 import weakref
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from tests.simulation.kernel import Crashed, Simulation, SimulationStuck
-from tests.simulation.kernel.small_world import SmallWorld, stormy
 
 # -- time ------------------------------------------------------------------------------------------------------------
 
@@ -307,22 +302,3 @@ def test_each_label_has_its_own_randomness() -> None:
     assert one.rng("a").random() == two.rng("a").random()
     assert one.rng("a") is one.rng("a")
     assert one.rng("a").random() != other.rng("a").random()
-
-
-def test_the_same_seed_gives_the_same_run_whatever_the_hash_seed() -> None:
-    root = Path(__file__).parents[2]
-    printed = [
-        subprocess.run(
-            [sys.executable, "-W", "error", "-m", "tests.simulation.kernel.small_world", seed],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            cwd=root,
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=100,
-        ).stdout
-        for seed, hash_seed in (("7", "1"), ("7", "2"), ("8", "1"))
-    ]
-    assert printed[0] == printed[1] != printed[2]
-    here = SmallWorld(7)
-    assert f"{here.run(stormy, 100_000)} {here.sim.digest()}\n" == printed[0]

@@ -123,7 +123,7 @@ def test_a_bug_that_only_fails_itself_is_not_found(monkeypatch: pytest.MonkeyPat
     def broken(planted: mutants.Planted) -> None:
         planted.setattr(Computation, "take_record", lambda self: None)
 
-    monkeypatch.setattr(mutants, "MUTANTS", {"harmless": harmless, "broken": broken})
+    monkeypatch.setattr(mutants, "MUTANTS", {plant.__name__: mutants.Mutant(plant) for plant in (harmless, broken)})
     monkeypatch.setattr(mutants, "MOVES", 3)
     found = {name: mutants.hunt(name, most=1) for name in mutants.MUTANTS}
     assert all((each.seed, each.worlds) == (None, 1) for each in found.values())

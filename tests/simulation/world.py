@@ -340,7 +340,7 @@ class World:
             self.sim.network.heal(process)
             process.resume()
         started = self.sim.now
-        for name in self.oracle.lost_incarnations():
+        for name in dict.fromkeys(self.pipeline.whole(each).name for each in self.oracle.lost_incarnations()):
             self.havoc.reset(name)
         await self._arrive(
             "the truth", lambda: not self.pipeline.unfinished and not self.oracle.behind(self.pipeline.nodes)

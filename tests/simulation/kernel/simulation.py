@@ -16,12 +16,10 @@ T = TypeVar("T")
 
 
 class Simulation:
-    """To be run once. ``keep_trace`` keeps every traced line in ``lines``; else only their hash is kept."""
+    """To be run once."""
 
-    def __init__(self, seed: int, *, keep_trace: bool = False) -> None:
+    def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.keep_trace = keep_trace
-        self.lines: list[str] = []
         self.points: Counter[str] = Counter()
         """How often each named fault point was reached."""
         self.errors: list[tuple[float, str, BaseException | None]] = []
@@ -63,10 +61,7 @@ class Simulation:
         """Record that something happened. Facts must be the same in every run: no sets, no addresses of objects."""
         if self.ended:
             return
-        line = f"{self.loop.now:.9f} {kind} {facts}"
-        self._hash.update(line.encode())
-        if self.keep_trace:
-            self.lines.append(line)
+        self._hash.update(f"{self.loop.now:.9f} {kind} {facts}".encode())
 
     def digest(self) -> str:
         """A hash of all that was traced so far."""
