@@ -481,9 +481,9 @@ def test_no_secret_is_shown_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyP
                             refused = wire.attempt(rpc, bearer(token), name, server_token="another")
                             seen.append(f"{refused} {getattr(refused, 'metadata', '')}")
             urls = [f"{server.page}{path}" for path in ("", "api/snapshot", "nothing")]
-            for url in (*urls, server.metrics, f"{server.endpoint}nothing"):
+            for asked in (*urls, server.metrics, f"{server.endpoint}nothing"):
                 for token in ("", tokens["wrong"], tokens["idle"], tokens["admin"]):
-                    seen.append(fetch(url, trust, token))
+                    seen.append(fetch(asked, trust, token))
             write(path, f"[[principal]]\nname = '{'x' * 65}'\ntoken_sha256 = ['{tokens['wrong']}']")
             eventually(lambda: "access_refused" in server.log)
             redis.kill()  # its errors name the store
