@@ -55,7 +55,7 @@ def memory_limit(groups: Path = CONTROL_GROUPS, own: Path = Path("/proc/self/cgr
     Infinity: any number, or nothing says how many, as without control groups of version 2.
     """
     try:
-        lines = own.read_text(encoding="utf-8").splitlines()
+        lines = own.read_text(encoding="utf-8").split("\n")
         [group] = [line.removeprefix("0::").strip("/") for line in lines if line.startswith("0::")]
     except (OSError, ValueError):
         return math.inf
