@@ -10,7 +10,6 @@ from itertools import count
 import numpy as np
 
 from lowwater import errors
-from lowwater.views import NO_REMARKS, Remarks
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.groups import GroupState, Mass
 from lowwater_authority.core.requests import ClaimRequest, Grant, GroupReport, Refused
@@ -197,11 +196,10 @@ class One:
         return await self.shard.claim(name, asked)
 
     def report(
-        self, name: str, grant: Grant, *hours: int, finish: bool = False, remarks: Remarks = NO_REMARKS
+        self, name: str, grant: Grant, *hours: int, finish: bool = False
     ) -> asyncio.Future[list[tuple[str, Refused]]]:
         values = np.array([_micros(hour) for hour in hours], dtype=np.int64)
-        fold = self.shard.topology.required(name)
-        report = GroupReport(grant.sequencer, values, finish=finish, fold=fold, remarks=remarks)
+        report = GroupReport(grant.sequencer, values, finish=finish, fold=self.shard.topology.required(name))
         return self.shard.report([(name, report)], sender=b"s" * 16, number=(1, next(numbers)))
 
     def slice(self, name: str) -> Slice:

@@ -272,6 +272,8 @@ def test_refusals_that_repeat_are_one_line_and_acts_are_all_told(caplog: pytest.
             audit.failed("commit_task", who, "n/a", "STALE_LEASE", often=True)
         now[0] = 11.0
         audit.done("take_task", who, "n/a", often=True)
+        for host in range(2_000):  # more than are told apart
+            audit.done("renew", Actor("worker", str(host)), "n/a", often=True)
         audit.refused("reset", who, "n/a", "PERMISSION_DENIED")
     told = [getattr(record, ATTRIBUTE) for record in caplog.records]
     assert all(each["event"] == "audit" for each in told)

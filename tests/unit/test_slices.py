@@ -18,7 +18,6 @@ from lowwater import errors
 from lowwater._core.columns import Column
 from lowwater._core.fold import Fold
 from lowwater._core.lease import LeaseState
-from lowwater.views import NO_REMARKS, Remarks
 from lowwater_authority.cluster.peers import _told_lateness
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import CLAIMS_OF_ONE, CUTS_OF_ONE, LARGEST_EPOCH, Computation
@@ -80,23 +79,6 @@ async def test_T1_a_slice_tells_its_minimum_and_not_what_it_has_published(tree: 
     assert await tree.below.report("a~0", first, 5) == []
     assert (tree.low("a~0"), tree.stands(0)) == (10, 5)
     assert tree.low() == 10, "what was published stays"
-
-
-async def test_the_remarks_of_the_worker_that_holds_a_slice_reach_the_reader_of_the_whole(tree: Tree) -> None:
-    """Else `why` would ask an operator to look after a worker that has said that it has ended."""
-    first, second = await tree.both(10, 20)
-    ended = Remarks(holdback_micros=HOUR, ended=True, failure="[STATE_STORE] no", untimed_rows=3)
-    assert await tree.below.report("a~1", second, 20, remarks=Remarks(untimed_rows=7)) == []
-    assert await tree.below.report("a~0", first, 10, remarks=ended) == []
-
-    def told() -> Remarks:
-        holder = tree.root.published.holder
-        assert holder is not None
-        return holder.owner.remarks
-
-    await until(lambda: told() == ended)
-    assert await tree.below.report("a~0", first, 10) == []
-    await until(lambda: told() == NO_REMARKS)
 
 
 # -- T2: lowerings --------------------------------------------------------------------------------------------------

@@ -148,7 +148,6 @@ class RangeThere:
                 told.low,
                 oldest_operation=told.oldest_operation,
                 waiting_for=told.waiting_for,
-                remarks=told.remarks,
                 now=0.0,
             )
             reporter.staged(state)

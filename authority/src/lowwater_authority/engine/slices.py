@@ -39,7 +39,6 @@ import numpy as np
 
 from lowwater import errors
 from lowwater._core.events import event
-from lowwater.views import NO_REMARKS, Remarks
 from lowwater_authority.core.budget import Lateness
 from lowwater_authority.core.computation import CLAIMS_OF_ONE, CUTS_OF_ONE
 from lowwater_authority.core.requests import ClaimRequest, Fold, GroupReport
@@ -96,8 +95,6 @@ class Told(NamedTuple):
     """Of each lateness budget in ppm: its watermark, all records, and those of them that came behind."""
     oldest_operation: int
     waiting_for: str
-    remarks: Remarks = NO_REMARKS
-    """Of the worker whose range holds the slice."""
     identity: str | None = None
     """Of its workers; None: nobody has claimed any of it yet."""
     span: tuple[bytes, bytes] = WHOLE
@@ -204,7 +201,6 @@ def told_of(computation: Computation, topology: Topology) -> Told:
         kept=tuple((kept.ppm, kept.micros, kept.records, kept.behind) for kept in view.budgets),
         oldest_operation=view.oldest_operation,
         waiting_for=view.holder.owner.waiting_for if view.holder is not None else "",
-        remarks=view.holder.owner.remarks if view.holder is not None else NO_REMARKS,
         identity=computation.identity,
         span=computation.map.span,
         cut_version=computation.cut_version,
@@ -678,7 +674,6 @@ def report_of(told: Told, mass: Mass | None, sequencer: int) -> GroupReport:
         oldest_operation=told.oldest_operation,
         mass=mass,
         waiting_for=told.waiting_for,
-        remarks=told.remarks,
         lateness=Lateness({0: records} if records else {}, MIN, MIN, late) if late else None,
     )
 

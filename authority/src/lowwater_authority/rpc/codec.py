@@ -254,8 +254,12 @@ def group(message: workers_pb2.GroupReport) -> GroupReport:
     if len(message.computation) > NAME_BYTES:
         problem = f"has {len(message.computation)} characters, more than any name"
         raise bad_field("groups.computation", problem, "name the computation as it was registered")
-    waiting_for = without_passwords(_words("waiting_for", message.waiting_for))
-    failure = without_secrets(_words("remarks.failure", message.remarks.failure))
+    waiting_for, remarks = message.waiting_for, wire.remarks(message.remarks)
+    if waiting_for:
+        waiting_for = shortened(without_passwords(_words("waiting_for", waiting_for)), MAX_WAITING_FOR)
+    if remarks.failure:
+        failure = without_secrets(_words("remarks.failure", remarks.failure))
+        remarks = remarks._replace(failure=shortened(failure, MAX_WAITING_FOR))
     return GroupReport(
         message.sequencer,
         int64s(message.watermarks_micros),
@@ -265,8 +269,8 @@ def group(message: workers_pb2.GroupReport) -> GroupReport:
         message.oldest_operation_micros,
         mass(message.mass) if message.HasField("mass") else None,
         message.turn,
-        shortened(waiting_for, MAX_WAITING_FOR),
-        wire.remarks(message.remarks)._replace(failure=shortened(failure, MAX_WAITING_FOR)),
+        waiting_for,
+        remarks,
         lateness(message.lateness) if message.HasField("lateness") else None,
     )
 

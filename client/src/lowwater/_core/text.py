@@ -41,7 +41,7 @@ _USER: Final = re.compile(r"""//(?:[^\s:/?#"'@]*:[^\s"']+|[^\s/?#"']+)@""")
 
 _SECRET: Final = re.compile(
     r"""((?:passw|pwd|passphrase|secret|token|credential|authorization)[\w.-]*|key|signature|\bsig)"""
-    r"""([\\"']*\s*[=:]+\s*)(?:(?:bearer|basic)\s+)?("[^"]*"?|'[^']*'?|[^\s&]+)""",
+    r"""([\\"']*\s*[=:]+\s*)(?!\*\*\*)(?:(?:bearer|basic)\s+)?("[^"]*"?|'[^']*'?|[^\s&]+)""",
     re.IGNORECASE,
 )
 """The end of a name that says that its value is secret, what stands between, and the value."""
@@ -76,6 +76,8 @@ def without_secrets(line: str) -> str:
     'no answer from postgres://***@db:5432/x?sslkey=***&a=1'
     >>> without_secrets("fs.s3a.secret.key=a/b+c refused; Password: 'a b', {'api_token': 'Bearer x'} of file:///in")
     "fs.s3a.secret.key=*** refused; Password: ***, {'api_token': ***} of file:///in"
+    >>> without_secrets("{'api_token': ***, 'rows': 5}")  # Spark has done it already
+    "{'api_token': ***, 'rows': 5}"
     >>> len(without_secrets(999 * "column " + "//user:pass@host"))
     1994
     """

@@ -39,7 +39,9 @@ class Audit:
     def __init__(self, monotonic: Callable[[], float], registered: Callable[[str], bool] = lambda _: False) -> None:
         self._monotonic = monotonic
         self._registered = registered
-        self._quiet = Limited()
+        self._refusals = Limited()
+        self._acts = Limited()
+        """Apart from the refusals: many workers use up all keys that are told apart."""
 
     def done(self, act: str, who: Actor, computation: str = "", *, often: bool = False) -> None:
         """Somebody has done something."""
@@ -61,7 +63,8 @@ class Audit:
         count = None
         if often:
             known = computation if self._registered(computation) else ""
-            count = self._quiet.count((act, who, outcome, reason, known), self._monotonic())
+            limited = self._refusals if outcome == "refused" else self._acts
+            count = limited.count((act, who, outcome, reason, known), self._monotonic())
         if count != 0:
             level = logging.WARNING if outcome == "refused" else logging.INFO
             _tell(level, act, who, computation, outcome, reason, count)
