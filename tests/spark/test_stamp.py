@@ -91,6 +91,7 @@ def test_every_way_to_lower_an_event_time_is_found(flow: PlainFlow) -> None:
     rows = flow.read().withColumn("struct", sf.struct(sf.col("t").alias("own"), sf.date_trunc("day", "t").alias("day")))
     hours = rows.select("*", sf.window("t", "1 hour").alias("w"))
     sliding = rows.select(sf.window("t", "1 hour", "20 minutes").alias("w")).withColumnRenamed("w", "v")
+    gap = sf.expr("make_interval(0, 0, 0, 0, length(key))")
     lowered: list[tuple[DataFrame, Any]] = [
         (rows, sf.date_trunc("day", sf.to_timestamp("t"))),
         (rows, sf.date_trunc("day", sf.coalesce("t", sf.current_timestamp()))),
@@ -105,6 +106,9 @@ def test_every_way_to_lower_an_event_time_is_found(flow: PlainFlow) -> None:
         (rows, sf.expr("t - interval 1 hour")),
         (rows, sf.expr("t + interval -1 month")),
         (rows, sf.expr("t - make_interval(0, 0, 0, 0, length(key))")),
+        (rows, sf.expr("timestampadd(HOUR, -1, t)")),
+        (rows, sf.expr("dateadd(HOUR, length(key), t)")),
+        (rows, sf.get_json_object(sf.to_json(sf.struct("t")), "$.t").cast("timestamp")),
         (rows, sf.col("struct.day")),
         (rows.select(sf.explode(sf.array(sf.date_trunc("day", "t"))).alias("s")), "s"),
         (hours, sf.col("w.start")),
@@ -112,7 +116,11 @@ def test_every_way_to_lower_an_event_time_is_found(flow: PlainFlow) -> None:
         (sliding, sf.col("v.start")),
         (rows.select("t").union(hours.select("w.start")), "t"),
         (hours.dropDuplicates(["key"]), sf.col("w.start")),
+        (rows.select(sf.session_window(sf.date_trunc("day", "t"), gap).alias("w")), sf.col("w.end")),
+        (rows.select(sf.session_window("t", "1 hour -1 day").alias("w")), sf.col("w.end")),
     ]
+    if rows.sparkSession.catalog.functionExists("time_bucket"):  # from Spark 4.2 on
+        lowered.append((rows, sf.expr("time_bucket(interval 1 hour, t)")))
     for frame, stamp in lowered:
         with pytest.raises(Unsupported, match="which date_trunc"):
             check_arriving(frame, stamp)
@@ -126,8 +134,12 @@ def test_every_way_to_lower_an_event_time_is_found(flow: PlainFlow) -> None:
         (rows, sf.when(sf.hour("t") > 5, sf.col("t")).otherwise(sf.col("struct.own"))),
         (rows, sf.expr("t + interval 1 hour")),
         (rows, sf.expr("t + interval 1 month")),
+        (rows, sf.expr("t + cast(null as interval)")),
+        (rows, sf.expr("dateadd(HOUR, 1, t)")),
+        (rows, sf.get_json_object(sf.to_json(sf.struct("key")), "$.key").cast("timestamp")),
         (rows, sf.expr("timestamp_seconds(length(key))")),
         (rows.select(sf.session_window("t", "1 hour").alias("w")), sf.col("w.end")),
+        (rows.select(sf.session_window("t", gap).alias("w")), sf.col("w.end")),
         (rows.select(sf.session_window("t", "1 hour").alias("w")), sf.col("w.start")),
         (texts, sf.col("s")),  # the day is what the source has, and so what its inputs promise by
         (rows, sf.col("made_by_a_function")),

@@ -386,7 +386,8 @@ def _stamps(node: Any, followed: _Followed | None) -> list[Stamp] | None:
 def is_lowered(frame: DataFrame, column: str | Column) -> bool:
     """Return whether the plan cuts a time off to make a column of a frame.
 
-    It does so by ``date_trunc()``, the start of a ``window()``, a date, number or text made of a moment, or an interval that is taken off.
+    It does so by ``date_trunc()``, ``time_bucket()``, the start of a ``window()``, a date, number or text made of a moment, or an interval
+    that is not a constant of zero or more.
 
     The expressions that define the column are searched, down to the sources and to the aggregations. Such a column can be below the event time of its row.
     """
@@ -431,12 +432,12 @@ def _lowers(expression: Any, below: Any, path: _Path, searched: set[tuple[int, _
             return False
         searched.add((attribute, path))
         return _is_lowered(below, attribute, path, searched)
-    if name == "TruncTimestamp" or _cuts_off(expression, name, children):
+    if name in ("TimeBucket", "TruncTimestamp") or _cuts_off(expression, name, children):
         return True
     if name == "GetStructField":
         return _lowers(children[0], below, (expression.ordinal(), *path), searched)
     if name == "CreateNamedStruct" and path:
-        value = children[2 * path[0] + 1]
+        value = children[1 if _has_varying_gap(children) else 2 * path[0] + 1]
         return (path[0] == 0 and _is_window_start(value)) or _lowers(value, below, path[1:], searched)
     # A condition says which value is taken, and is none.
     return any(_lowers(child, below, path, searched) for child in children if _type(child) != "boolean")
@@ -446,27 +447,45 @@ _WHOLE: Final = frozenset({"array", "boolean", "map", "struct", "timestamp", "ti
 """Types that can keep all of a moment, or that no moment is made of."""
 
 
+_SHIFTS: Final = frozenset({"TimeAdd", "TimestampAdd", "TimestampAddInterval", "TimestampAddYMInterval"})
+"""Expressions that add an interval, or a number of units, to a moment."""
+
+
 def _cuts_off(expression: Any, name: str, children: Sequence[Any]) -> bool:
     """Return whether an expression makes a date, a number or a text of a moment, or an earlier moment by an interval.
 
     How much of the moment comes back from a number is not searched. A date of a text is whatever the source has.
     """
+    if name in ("StructsToCsv", "StructsToJson", "StructsToXml"):
+        return "timestamp" in children[0].dataType().catalogString()
     moments = [_type(child).startswith("timestamp") for child in children]
     if True not in moments or name == "PreciseTimestampConversion":  # of window(): the microseconds
         return False
-    if name in ("TimeAdd", "TimestampAddInterval", "TimestampAddYMInterval"):
-        return not _is_forward(children[1])
+    if name in _SHIFTS:
+        return not _is_forward(children[moments.index(False)])
     return _type(expression) not in _WHOLE
 
 
 def _is_forward(interval: Any) -> bool:
-    """Return whether an interval is constant and not negative."""
+    """Return whether an interval, or a number of units, is constant and not negative. A null makes no moment at all."""
     if not interval.foldable():
         return False
     value = interval.eval(None)
-    if isinstance(value, int):
-        return value >= 0
+    if value is None or isinstance(value, int):
+        return value is None or value >= 0
     return not (value.extractAsPeriod().isNegative() or value.extractAsDuration().isNegative())
+
+
+def _has_varying_gap(fields: Sequence[Any]) -> bool:
+    """Return whether a struct is a ``session_window()`` whose gap is no constant. Spark drops the rows whose end is not after the start.
+
+    Of a constant gap Spark tests the sum of months, days and microseconds instead, which one of a negative day may pass.
+    """
+    start = fields[1]
+    if any(e.getClass().getSimpleName() != "PreciseTimestampConversion" for e in (start, *items(start.children()))):
+        return False  # that of window() is calculated
+    gap = next((e for e in nodes(fields[-1]) if e.getClass().getSimpleName() in _SHIFTS), None)
+    return gap is not None and not items(gap.children())[1].foldable()
 
 
 def _is_window_start(value: Any) -> bool:

@@ -333,7 +333,7 @@ def check_arriving(frame: DataFrame, column: str | Column) -> None:
         return  # the function of foreach_batch() adds this column: the frame lacks it
     if lowered:
         raise Unsupported(
-            f"The stamp {column}, which date_trunc(), a date, a number, a text, an interval or the start of a window() makes of the event time",
+            f"The stamp {column}, which date_trunc(), a date, a number, a text, an interval that is not a constant of zero or more, or the start of a window() makes of the event time",
             "rows that arrive after the watermark has passed the beginning of a day are stamped with that beginning, below what is published",
             "Stamp the rows with their event time or the end of the window, and keep the truncated one in a column beside it; or group them by window().",
         )

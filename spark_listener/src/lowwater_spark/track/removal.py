@@ -55,7 +55,9 @@ class Removal:
         old = list(made)
         if not old:
             if cleared - before.cleared == self.AT_ONCE:  # that many batches in a row have written nothing here
-                note_removed(self.folder, before._replace(cleared=cleared))
+                self.probe("passed")
+                if not self.is_overtaken(before):
+                    note_removed(self.folder, before._replace(cleared=cleared))
             return []
         # Until somebody says what is read, all of it is kept.
         self._choose(made, NOTHING, keep)
