@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql import SparkSession
 
 import lowwater
-from tests.kit.kafka import Kafka
 from tests.process.serving import Serving, serving
 from tests.spark.flow import Flow
 from tests.spark.queries import Queries
 from tests.spark.session import QUICK, spark_session
 from tests.spark.support import SETTINGS, Feed, Upstream
+
+if TYPE_CHECKING:
+    from tests.kit.kafka import Kafka
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +31,8 @@ def spark() -> Iterator[SparkSession]:
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     """One broker for the whole run; each test has topics of its own."""
+    from tests.kit.kafka import Kafka  # the environment of tests/iceberg has no client of Kafka
+
     with Kafka(tmp_path_factory.mktemp("kafka"), settings={"log.cleaner.backoff.ms": 100}) as running:
         yield running
 
