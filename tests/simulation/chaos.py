@@ -103,7 +103,10 @@ INPUTS: Final = 3
 """How often somebody tries to give a computation another input in worlds with slices, besides; it has it once."""
 
 LATE: Final = "late messages"
-"""Connections break for some seconds, and what was sent over them arrives up to a minute later."""
+"""Connections break for some seconds, and what was sent over them arrives up to a minute later.
+
+``brief``: this move also shortens the delays that an earlier one has set.
+"""
 
 LAG: Final = "let the replica lag"
 """The store executes writes, shows them to all readers and acknowledges none, until its replica catches up or takes over."""
@@ -171,8 +174,23 @@ def is_harsh(seed: int) -> bool:
     return seed % 4 in (1, 2)
 
 
+def is_hasty(seed: int) -> bool:
+    """Whether new workers claim a retired slice at once in the world of a seed, if it is harsh.
+
+    Every third world is hasty, whatever else it is.
+    """
+    return seed % 3 == 0
+
+
 def schedule(
-    random: Random, moves: int, *, sharded: bool, rotten: bool = False, sliced: bool = False, harsh: bool = False
+    random: Random,
+    moves: int,
+    *,
+    sharded: bool,
+    rotten: bool = False,
+    sliced: bool = False,
+    harsh: bool = False,
+    hasty: bool = False,
 ) -> list[Move]:
     """Return what will happen. Everything that a move leaves open is decided here, by ``pick`` as well: a number from 0 to 1."""
     at = 5.0
@@ -185,7 +203,7 @@ def schedule(
         kind = random.choices(list(kinds), weights=list(kinds.values()))[0]
         made.append(Move(round(at, 3), kind, _facts(kind, random)))
         if harsh and kind in OPERATORS:
-            made += _beside(at, random, sharded=sharded)
+            made += _beside(made[-1], random, sharded=sharded, hasty=hasty)
     for kind in (DAMAGE, DAMAGE_GRAPH) if rotten else (DAMAGE,):
         made += [Move(round(random.uniform(5.0, at), 3), kind, _facts(kind, random)) for _ in range(DAMAGES)]
     if sliced:
@@ -199,23 +217,29 @@ def schedule(
             when = random.uniform(5.0, at)
             made.append(Move(round(when, 3), kind, _facts(kind, random)))
             if harsh:
-                made += _beside(when, random, sharded=sharded)
+                made += _beside(made[-1], random, sharded=sharded, hasty=hasty)
     return sorted(made, key=lambda move: move.at)
 
 
-def _beside(at: float, random: Random, *, sharded: bool) -> list[Move]:
+def _beside(move: Move, random: Random, *, sharded: bool, hasty: bool) -> list[Move]:
     """Return what happens while an operator acts in a harsh world.
 
-    A request takes seconds to reach a slice: messages come late for as long, those of shards where there are several.
+    A request takes seconds to reach a slice: messages come late for as long, those of shards where
+    there are several. In a hasty world, new workers mostly claim a retired slice at once: before
+    the slice repeats to its root a retirement that is still on its way.
     """
     beside = ((), (LATE,), (LATE,), (LAG,), (LAG,), (LATE, LAG)) if sharded else ((), (LATE,), (LATE,))
-    kinds = random.choice(beside)
-    made = [Move(round(at - 0.2 * random.random(), 3), kind, _facts(kind, random)) for kind in kinds]
-    for facts in (move.facts for move in made if move.kind == LATE):
+    claimed = hasty and move.kind == RETIRE and random.random() < 0.8
+    kinds = (LATE,) if claimed else random.choice(beside)
+    made = [Move(round(move.at - 0.2 * random.random(), 3), kind, _facts(kind, random)) for kind in kinds]
+    for facts in (each.facts for each in made if each.kind == LATE):
         facts |= {
             "seconds": round(random.uniform(2, 12), 3),
             "pick": round(random.uniform(0, 0.5 if sharded else 1), 4),
         }
+    if claimed:
+        move.facts.update(claimed=True, late=False)
+        made[0].facts.update(sender=0.6, pick=0.0, most=4.0, brief=True)
     return made
 
 
@@ -286,6 +310,7 @@ def _facts(kind: str, random: Random) -> dict[str, Any]:
                 "most": seconds(2, 60),
                 "sender": random.choice([0.03, 0.1, 0.8]),
                 "pick": chance() if chance() < 0.6 else None,
+                "brief": False,
             }
         case "let the replica lag":
             return {
@@ -305,7 +330,7 @@ def _facts(kind: str, random: Random) -> dict[str, Any]:
         case "hold a slice":
             return {"pick": chance(), "seconds": seconds(4, 20)}
         case "retire":
-            return {"pick": chance(), "late": chance() < 0.7}
+            return {"pick": chance(), "late": chance() < 0.7, "claimed": False}
         case "share out anew":
             return {"pick": chance(), "cut": random.randrange(1 << 30)}
         case _:

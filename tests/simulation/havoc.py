@@ -113,7 +113,7 @@ class Havoc:
                 self._drop(names[int(facts["pick"] * len(names))])
             case chaos.RETIRE:
                 self._acted(move.kind)
-                self._retire(facts["pick"])
+                self._retire(facts["pick"], claimed=facts["claimed"])
                 if facts["late"]:
                     self._world.later(self._bad_network, "bad network", LATE)
             case chaos.SPLIT:
@@ -180,7 +180,8 @@ class Havoc:
         chosen = among if is_shard and 4 * pick < 1 else [self._pick(among, 2 * pick % 1)]
         names = [process.name for process in chosen if process is not None]
         self._acted(chaos.LATE)
-        network.weather.late = 0.5, max(facts["most"], network.weather.late[1])
+        longest = 0.0 if facts["brief"] else network.weather.late[1]
+        network.weather.late = 0.5, max(facts["most"], longest)
         share: float = facts["sender"]
         network.late_senders.update(dict.fromkeys(names, share))
         await asyncio.sleep(facts["seconds"])
@@ -352,8 +353,12 @@ class Havoc:
 
         self.operate(run)
 
-    def _retire(self, pick: float) -> None:
-        """Let an operator take out a slice of the computation that no other reads, or all of it, whoever owns it. Its workers claim it again."""
+    def _retire(self, pick: float, *, claimed: bool) -> None:
+        """Let an operator retire a slice of the computation that no other reads, or all of it.
+
+        Its workers claim it again when they are refused. ``claimed``: new workers claim it within
+        a tenth of a second.
+        """
         node = self._world.pipeline.nodes[UNREAD]
         edges = (0, *node.cuts, len(node.cells))
         number = int(2 * pick * (len(edges) - 1))
@@ -361,6 +366,10 @@ class Havoc:
 
         async def run(lw: Client) -> None:
             await lw.retire(UNREAD, node.edge(start), node.edge(end), force=True)
+            if claimed:
+                await asyncio.sleep(0.1 * pick)
+                for slot in [slot for slot in self._world.slots if slot.name == UNREAD]:
+                    self._replace(slot)
 
         self.operate(run)
 

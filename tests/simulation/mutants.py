@@ -47,7 +47,7 @@ from tests.kit import memory_journal as memory
 from tests.kit.memory_journal import MemoryJournal, StoredLog
 from tests.property import slice_switches, switches, task_switches
 from tests.simulation.careless import SENDERS
-from tests.simulation.chaos import is_budgeted, is_careless, is_rotten, is_sharded, is_sliced, is_weak
+from tests.simulation.chaos import is_budgeted, is_careless, is_hasty, is_rotten, is_sharded, is_sliced, is_weak
 from tests.simulation.closes import is_closing
 from tests.simulation.runs import MOVES, live
 from tests.simulation.timer_mutants import TIMING
@@ -635,16 +635,9 @@ MUTANTS: Final[dict[str, Mutant]] = {
     **_mutants(*TIMING, where=(is_timed,)),
     # These only show behind a fail-over, where many shards read what it takes away, or where messages come late.
     **_mutants(change_inputs_by_an_unconfirmed_graph, where=(is_sharded, is_strong), harsh=True),
-    **_mutants(
-        hand_keys_over_by_an_unconfirmed_graph,
-        keep_the_claim_of_a_lost_retirement,
-        where=(is_sharded, is_sliced),
-        harsh=True,
-    ),
+    **_mutants(hand_keys_over_by_an_unconfirmed_graph, where=(is_sharded, is_sliced), harsh=True),
+    **_mutants(keep_the_claim_of_a_lost_retirement, where=(is_sharded, is_sliced, is_hasty), harsh=True),
 }
-
-UNFOUND: Final = frozenset({keep_the_claim_of_a_lost_retirement.__name__})
-"""Names of bugs that no world has found yet. Other tests find them: ``tests/unit/test_slices.py``."""
 
 
 def worlds(name: str) -> Iterator[int]:

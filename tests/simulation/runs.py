@@ -20,7 +20,15 @@ def moves_of(seed: int, count: int = MOVES, *, harsh: bool | None = None) -> lis
     random, sharded, rotten = Random(f"moves of {seed}"), chaos.is_sharded(seed), chaos.is_rotten(seed)
     if harsh is None:
         harsh = chaos.is_harsh(seed)
-    return chaos.schedule(random, count, sharded=sharded, rotten=rotten, sliced=chaos.is_sliced(seed), harsh=harsh)
+    return chaos.schedule(
+        random,
+        count,
+        sharded=sharded,
+        rotten=rotten,
+        sliced=chaos.is_sliced(seed),
+        harsh=harsh,
+        hasty=chaos.is_hasty(seed),
+    )
 
 
 def live(world: tuple[int, int], *, harsh: bool | None = None) -> Result:

@@ -236,13 +236,13 @@ class UnaryCall(Call):
             loop.call_later(network.detour(), self._arrive, None, context=KERNEL)
 
     def _arrive_late(self) -> None:
-        if self.network.listener(self.client, self.channel.address) is not None:
+        if self.network.listener(self.client, self.channel.address, sent=True) is not None:
             self.network.arrived_late(self._request)
         self._arrive(None)
 
     def _arrive(self, meant: SimServer | None) -> None:
         """The request is there, or its copy: that goes to whoever listens now."""
-        server = self.network.listener(self.client, self.channel.address)
+        server = self.network.listener(self.client, self.channel.address, sent=meant is None)
         if server is not None and meant in (None, server):
             server.accept(self, self._payload)
         elif meant is not None and meant.process.alive and not self.severed:

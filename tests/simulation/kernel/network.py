@@ -169,10 +169,13 @@ class Network:
         if self._listeners.get(server.address) is server:
             del self._listeners[server.address]
 
-    def listener(self, client: Process, address: str) -> SimServer | None:
-        """Whom a client reaches at an address now."""
+    def listener(self, client: Process, address: str, *, sent: bool = False) -> SimServer | None:
+        """Whom a client reaches at an address now.
+
+        ``sent``: by a message that is on its way already, which a link that went down does not stop.
+        """
         server = self._listeners.get(address)
-        down = (client.name, address) in self._down
+        down = not sent and (client.name, address) in self._down
         return None if server is None or down or self._is_cut(client, server) else server
 
     def break_link(self, client: Process, address: str, late: float) -> None:

@@ -159,6 +159,20 @@ def test_a_link_may_be_down_behind_a_late_request_and_recovers() -> None:
     run(world)
 
 
+def test_a_late_request_arrives_over_a_link_that_went_down_again() -> None:
+    async def world(echo: Echo) -> None:
+        echo.sim.network.weather.late = (20.0, 20.0)
+        echo.sim.network.weather.p_late = 1.0
+        for _ in range(8):
+            await echo.client.start(echo.ask, "Say", b"late")
+            await asyncio.sleep(19.9)
+            await echo.client.start(echo.ask, "Say", b"breaks the link")
+            await asyncio.sleep(25)
+        assert echo.got == [b"late", b"breaks the link"] * 8
+
+    run(world)
+
+
 def test_a_late_message_of_a_stream_arrives_while_its_client_talks_on_another() -> None:
     async def world(echo: Echo) -> None:
         echo.sim.network.weather.late = (20.0, 20.0)
