@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
-import importlib
+import importlib.util
 import json
 import os
 import random
@@ -179,7 +179,9 @@ _making = threading.Lock()
 
 if __name__ == "__main__":
     # What is not to be imported anew, also what serve() imports only when it is asked for.
-    import lowwater_page.process  # noqa: F401
+    importlib.import_module(SERVE)
+    if importlib.util.find_spec("lowwater_page"):  # the environment of tests/iceberg has no page
+        importlib.import_module("lowwater_page.process")
 
     # A collection in a child would touch, and hence copy, all that is shared with it.
     gc.collect()

@@ -190,7 +190,7 @@ class Request:
         requests.append(weakref.ref(self))
 
 
-requests: list[weakref.ref[Request]] = []
+requests: list[weakref.ref[Any]] = []
 
 
 async def refused(request: Request, context: Any) -> bytes:
