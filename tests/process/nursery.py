@@ -58,8 +58,9 @@ class Nursling:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send a signal."""
-        os.kill(self.pid, number)
+        """Send a signal, unless the process has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
 
     def stopped(self) -> None:
         """Return when a SIGSTOP has taken effect."""
@@ -179,7 +180,8 @@ _making = threading.Lock()
 
 if __name__ == "__main__":
     # What is not to be imported anew, also what serve() imports only when it is asked for.
-    importlib.import_module(SERVE)
+    for name in (SERVE, "lowwater_authority.cluster.directory", "lowwater_authority.journal.redis"):
+        importlib.import_module(name)
     if importlib.util.find_spec("lowwater_page"):  # the environment of tests/iceberg has no page
         importlib.import_module("lowwater_page.process")
 
