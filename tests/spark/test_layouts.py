@@ -204,6 +204,7 @@ def test_rule11_a_claim_without_an_answer_leaves_the_layout_as_it_is(
         grants.append(granted)
         lost.clear()
         anew.clear()
+        counted.flow.eventually(lambda: lw.layout("counts").current is not None, "the owner says so")
         before = lw.layout("counts").current
         assert before is not None
         wanted = counted.ask(lambda base: base.split(0, [slot]))  # noqa: B023
