@@ -38,6 +38,8 @@ NAME = name_of("hourly", ["clicks"])
 OTHER = name_of("other", ["clicks"])
 REGIONS = st.sampled_from("ABC")
 STEPS = st.integers(0, 3)
+EXAMPLES = 300
+"""As many as every planted bug needs to be found."""
 
 
 class Region:
@@ -434,7 +436,7 @@ class Regions(RuleBasedStateMachine):
 
 
 def test_nothing_leads_and_nothing_goes_back() -> None:
-    play(Regions, examples=150, steps=40)
+    play(Regions, examples=EXAMPLES, steps=40)
 
 
 def _publish_l(found: Reference) -> int:
@@ -494,4 +496,4 @@ def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> No
     where, name, wrong = BUGS[bug]
     monkeypatch.setattr(where, name, wrong)
     with pytest.raises((AssertionError, ExceptionGroup)):
-        play(Regions, examples=300, steps=40)
+        play(Regions, examples=EXAMPLES, steps=40)

@@ -30,6 +30,9 @@ from lowwater._sync.lease import Lease
 from lowwater._sync.reporter import Reporter
 from lowwater._sync.runtime import Runtime
 from lowwater._sync.worker import Worker as SyncWorker
+from tests.kit.eventually import eventually_async
+from tests.kit.served import authority_served
+from tests.kit.times import HOUR
 
 KEYS = [bytes([number]) for number in range(12)]
 
@@ -191,6 +194,32 @@ def test_a_claim_that_was_answered_late_leaves_the_inputs_of_a_newer_one() -> No
         worker.claim()
         assert worker.inputs().input_version == NEWER.input_version
     runtime.close()
+
+
+async def test_rule5_new_inputs_end_a_claim_and_the_next_one_folds_them() -> None:
+    async with authority_served() as (_, address), aio.connect(address) as lw:
+        for name, inputs in (("x", []), ("y", []), ("a", ["x"])):
+            await lw.register(name, inputs=inputs)
+        worker = lw.worker("a")
+        lease = await worker.claim()
+        lease.advance(await worker.inputs(), oldest=None)
+        await lease.flush()
+        await lw.set_inputs("a", ["x", "y"])
+
+        async def lost() -> bool:
+            return bool(lease.lost)
+
+        await eventually_async(lost)
+        again = await worker.claim()
+        for name, hour in (("x", 14), ("y", 13)):
+            (await lw.worker(name).claim()).advance(None, oldest=None, frontier=hour * HOUR)
+
+        async def folded() -> bool:
+            return (await worker.inputs()).low.micros == 13 * HOUR
+
+        await eventually_async(folded)
+        again.advance(await worker.inputs(), oldest=None)
+        assert (await lw.wait("a", 13 * HOUR, timeout=30)).low.micros == 13 * HOUR
 
 
 class Meeting(Granting):

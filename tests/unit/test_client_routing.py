@@ -12,6 +12,7 @@ import pytest
 
 from lowwater import errors
 from lowwater._core.backoff import CAP, FIRST, Backoff
+from lowwater._core.channels import Channels
 from lowwater._core.columns import Column
 from lowwater._core.exchange import Exchange
 from lowwater._core.fold import Fold
@@ -151,6 +152,19 @@ def test_shards_that_come_and_go_leave_no_trace() -> None:
         assert router.lead_to(f"pod-{number}:1")
     assert not router.lead_to("pod-98:1")
     assert len(router._learnt) == MOST_LEARNT
+
+
+def test_rule7_a_channel_that_nobody_uses_and_no_route_leads_to_is_taken_out_to_be_closed() -> None:
+    router = router_of("home:1")
+    router.redirected("c", "led:1", 1)
+    channels = Channels[grpc.Channel](router)
+    for address in ("home:1", "led:1", "used:1", "gone:1"):
+        channels.use(address, None, grpc.insecure_channel).users -= address != "used:1"
+    gone = channels.by_address["gone:1"]
+    assert channels.unused() == [gone]
+    assert [*channels.by_address] == ["home:1", "led:1", "used:1"]
+    for used in (gone, *channels.clear()):
+        used.channel.close()
 
 
 # -- waiting ------------------------------------------------------------------------------------------------------

@@ -383,6 +383,21 @@ def test_a_stream_follows_what_is_wanted_in_order_or_everything() -> None:
     assert client.stream.wanted
 
 
+def test_a_follower_of_everything_that_was_away_learns_of_a_drop_and_of_none_that_it_never_heard_of() -> None:
+    client, changes = Following(()), Changes([])
+    client.hears(5)
+    assert shown_by(changes, client) == [5]
+    client.stream.ended(None)
+    client.stream.open("there:1")
+    message = client.sent()
+    for name in ("c", "strange"):
+        message.dropped.add(computation=name, incarnation=1)
+    client.stream.take(message)
+    assert changes.come(client.known, client.subscription)
+    assert changes.take(client.known).dropped
+    assert client.known.ratchet.names == {"c"}
+
+
 # -- the end of a stream ------------------------------------------------------------------------------------------
 
 

@@ -221,6 +221,15 @@ async def test_each_stream_hears_exactly_what_it_would_if_each_message_was_made_
         assert sum(len(each.watermarks) for made in oracle.said.values() for each in made) > 30
 
 
+async def test_a_follower_of_everything_is_told_first_what_was_dropped_before_it_came() -> None:
+    async with serving(None) as served:
+        await served.register("a", "b")
+        await served.graph.Drop(topology_pb2.DropRequest(computation="a"))
+        for names, dropped in (((), ["a"]), (("b",), [])):
+            first = await watch(served, *names).read()
+            assert [each.computation for each in first.dropped] == dropped
+
+
 async def test_a_message_is_made_once_for_all_who_hear_it(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
     make = codec.watermark_message

@@ -281,9 +281,10 @@ def test_row_a_tail_is_not_merged_after_a_write_off(world: World) -> None:
     world.do(world.core.write_off(HOURLY, "ops", 8))
     assert world.hourly.written_off
     assert world.hourly.write_offs[0].positions == at(100)
+    world.mirror("A", 80)
+    assert world.hourly.published == 50, "B has said nothing yet"
     assert refused(world.report("B", 2, 60, 0, digest="y", positions=at(121))) == "REGION_REFUSED"
     world.report("B", 2, 60, 0, digest="y", positions=at(100))
-    world.mirror("A", 60)
     assert (world.hourly.published, world.hourly.accepted) == (60, 50)
     world.report("B", 2, 55, 1, digest="z", positions=at(121), life=2)
     found = world.hourly

@@ -482,10 +482,13 @@ async def test_a_snapshot_bounds_the_replay(disk: MemoryDisk, monkeypatch: pytes
 
 
 class NoSnapshots(FaultPlan):
-    """A store that takes no snapshot."""
+    """A store that takes no snapshot of a."""
+
+    refusing = True
 
     async def before(self, operation: Operation) -> Outcome:
-        return Outcome.FAILED if operation.name == "snapshot" else await super().before(operation)
+        refused = self.refusing and operation.name == "snapshot" and operation.places[0][0] == "a"
+        return Outcome.FAILED if refused else await super().before(operation)
 
 
 def keys_of(ranges: int) -> list[bytes]:
@@ -583,38 +586,51 @@ async def test_the_back_off_of_a_refused_snapshot_outlives_a_roll_back_and_is_bo
     disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch, rolled_back: bool
 ) -> None:
     monkeypatch.setattr("lowwater_authority.engine.logs.SNAPSHOT_BYTES", 4_000)
-    made: list[int] = []
+    made: list[str] = []
     pieces, faults = recovery.pieces, NoSnapshots()
 
     def counted(computation: Computation) -> Iterator[bytes]:
-        made.append(one.now)
+        made.append(computation.spec.name)
         return pieces(computation)
 
     one = await Running(disk, faults).start()
-    await one.shard.register(Spec("a"))
-    grant = await one.claim("a", b"", *(bytes([number]) for number in range(1, 200)), b"")
+    bounds = [b"", *(bytes([number]) for number in range(1, 200)), b""]
+    grants = {}
+    for name in "ab":
+        await one.shard.register(Spec(name))
+        grants[name] = await one.claim(name, *bounds)
     monkeypatch.setattr(recovery, "pieces", counted)
 
     async def durable(hour: int) -> None:
-        assert await one.report(grant, *([hour] * 199), hour + 1) == []
+        for name, grant in grants.items():
+            assert await one.report(grant, *([hour] * 199), hour + 1, name=name) == []
         await one.shard.held.logs.settle()
 
     for hour in range(60):
         if rolled_back and hour % 5 == 4:
             faults.then(Outcome.FAILED)
             with pytest.raises(errors.JournalFailed):
-                await one.report(grant, *([hour + 50] * 200))
+                await one.report(grants["a"], *([hour + 50] * 200))
         await durable(hour)
-    assert 3 <= len(made) <= 6, "in 60 rounds, of which nearly each would have made one"
+    assert 3 <= made.count("a") <= 6 < made.count("b"), "in 60 rounds, of which nearly each would have made one"
     for _ in range(2):
         del made[:]
         one.now += logs.SNAPSHOT_AGAIN - 1
         await durable(100 + one.now // HOUR % 2)
-        assert not made
+        assert "a" not in made
         one.now += 1
         for hour in range(5):
             await durable(200 + hour)
-        assert len(made) == 1, "and no more before it is time again"
+        assert made.count("a") == 1, "and no more before it is time again"
+    faults.refusing = False
+    del made[:]
+    hours = count(300)
+    while "a" not in made:
+        await durable(next(hours))
+    del made[:]
+    for _ in range(60):
+        await durable(next(hours))
+    assert made.count("a") + 1 >= made.count("b") > 2, "as if nothing had been"
     await one.stop()
 
 
