@@ -62,7 +62,7 @@ def test_every_panel_of_spark_jobs_has_data(spark: SparkSession, tmp_path: Path)
             for hour in (9, 11, 13):
                 watched.put([row("a", hour)])
             queries = [query for query in asked("lowwater-workloads", ".+") if "lowwater_spark_" in query.expr]
-            assert len(queries) == 22
+            assert len(queries) == 23
             missing = queries
 
             def none_missing() -> bool:

@@ -12,7 +12,7 @@ import pytest
 from tests.process.accessing import PATIENCE, bearer
 from tests.process.serving import Serving
 from tests.process.stalling import flood_of_resets
-from tests.process.test_access_changes import EVERYTHING, Changing
+from tests.process.test_access_changes import EVERYTHING, FLIGHTS, Changing
 
 pytestmark = pytest.mark.process
 
@@ -61,13 +61,13 @@ def test_rule7_a_request_of_empty_names_is_refused_before_it_is_parsed(
     tmp_path: Path, compression: grpc.Compression, code: grpc.StatusCode
 ) -> None:
     changing = Changing(tmp_path)
-    changing.allow(nobody=[])
+    changing.allow(reader=FLIGHTS)
     with changing.server as server, grpc.insecure_channel(server.address, options=UNLIMITED) as channel:
         before = peak(server)
         call: Any = channel.unary_unary("/lowwater.v1.WatermarkService/GetWatermarks")
         for _ in range(2):
             with pytest.raises(grpc.RpcError) as refused:
-                call(EMPTY_NAMES, metadata=bearer(changing.tokens["nobody"]), compression=compression, timeout=PATIENCE)
+                call(EMPTY_NAMES, metadata=bearer(changing.tokens["reader"]), compression=compression, timeout=PATIENCE)
             assert refused.value.code() is code
         assert peak(server) - before < 5 * len(EMPTY_NAMES), (
             "as it came, twice or three times in gRPC; parsed it is 17 times that"
