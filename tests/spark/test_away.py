@@ -237,12 +237,14 @@ def test_rule11_a_batch_does_not_wait_for_a_claim(flow: Flow, lw: lowwater.Clien
         stage = lws.stage(flow.spark, "stage", inputs=["source"], key="key", event_time="t", client=client)
         query = stage.foreach_batch(flow.read(), flow.plain, checkpoint=flow.folder / "ck")
         flow.queries.append(query)
+        flow.feed.put([row("a", 9)])
+        flow.eventually(lambda: query.stage_status().batch == 0, "a batch of a stage that nobody answers")
         proxy.opened.set()
         flow.eventually(proxy.claiming.is_set, "the claim is on its way")
-        flow.feed.put([row("a", 9)])
-        flow.eventually((flow.folder / "ck/commits/0").exists, "a batch begins and ends meanwhile")
+        flow.feed.put([row("b", 9)])
+        flow.eventually((flow.folder / "ck/commits/1").exists, "a batch begins and ends meanwhile")
         assert not proxy.granting.is_set()
-        assert query.stage_status().batch is None, "nobody was told of it, and asking does not wait either"
+        assert query.stage_status().batch == 0, "nobody was told of it, and asking does not wait either"
         proxy.granting.set()
         flow.eventually(lambda: low(lw, "stage") == mark(10), "claimed, and reported")
         query.stop()

@@ -26,6 +26,7 @@ from lowwater_pipeline.guard import (
     NonceMismatch,
     NotRaised,
     OldConfiguration,
+    Rewound,
     Unfit,
     WrongOwner,
 )
@@ -167,6 +168,8 @@ def test_who_has_not_raised_does_not_write_and_equal_tokens_are_told_apart(table
     refused(OldConfiguration, lambda: table.raise_(claim(6)))
     assert table.values() == []
     assert table.write(writer, 0, "a", 1)
+    refused(Rewound, lambda: table.write(writer, 0, "b", 9), "other content")
+    refused(Rewound, lambda: table.write(writer, 5, "c", 9), "does not follow")
 
 
 @pytest.mark.long

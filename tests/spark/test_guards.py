@@ -39,6 +39,7 @@ from tests.kit.times import at, mark
 from tests.spark.flow import HOUR, Flow
 from tests.spark.proxy import Proxy
 from tests.spark.support import Upstream, as_before, low, place, row
+from tests.spark.test_bookmarks import Reader, Writer
 from tests.spark.updates import HOURLY, hourly
 
 NO_FRAME = cast(DataFrame, None)
@@ -72,6 +73,20 @@ def test_a_batch_that_had_not_begun_does_not_skip_its_write(tmp_path: Path) -> N
 def test_batches_are_not_kept_for_a_negative_time(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="keep says how long batches stay at least"):
         a_batch(tmp_path / "ck", replayed=False).write(NO_FRAME, tmp_path / "out", keep=timedelta(seconds=-1))
+
+
+def test_only_a_write_with_keep_removes_what_is_read(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    reader = Reader(tmp_path, writer, "reader")
+    writer.write()
+    reader.start()
+    reader.read()
+    reader.look()
+    publish_directory(writer.folder, "batch=3", "aa", lambda folder: (folder / "rows").touch(), ordinal=1)
+    assert not a_batch(tmp_path / "ck", replayed=True).write(NO_FRAME, writer.folder)
+    assert not writer.removed
+    assert not a_batch(tmp_path / "ck", replayed=True).write(NO_FRAME, writer.folder, keep=timedelta(0))
+    assert writer.removed == writer.written
 
 
 def test_a_second_write_to_one_directory_is_found_under_any_name(tmp_path: Path) -> None:

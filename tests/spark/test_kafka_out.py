@@ -414,7 +414,7 @@ def test_two_stages_of_a_query_write_each_for_itself(out: Out) -> None:
 def test_a_reader_follows_the_writer_and_is_refused_when_it_does_not_name_it(head: dict[str, str], out: Out) -> None:
     """Or when it would read rows of transactions that are aborted."""
 
-    def read(inputs: Sequence[str], **options: str) -> None:
+    def read(inputs: Sequence[str], head: Mapping[str, str] = head, /, **options: str) -> None:
         told = {**out.options, "subscribe": out.name, "startingOffsets": "earliest", BROKERS: "1", **head, **options}
         stream = (
             out.flow.spark.readStream.format("kafka").options(**{name: str(each) for name, each in told.items()}).load()
@@ -432,10 +432,11 @@ def test_a_reader_follows_the_writer_and_is_refused_when_it_does_not_name_it(hea
     out.feed()
     out.done()
     committed = {"kafka.isolation.level": "read_committed"}
-    with pytest.raises(Unsupported, match=r"without (the option )?kafka\.isolation\.level read_committed"):
-        read(["stage"])
-    with pytest.raises(Unsupported, match="into which stage writes and which the inputs do not name"):
-        read(["source"], **committed)
+    for each in ({}, head):
+        with pytest.raises(Unsupported, match=r"without (the option )?kafka\.isolation\.level read_committed"):
+            read(["stage"], each)
+        with pytest.raises(Unsupported, match="into which stage writes and which the inputs do not name"):
+            read(["source"], each, **committed)
     read(["stage"], **committed)
     out.feed()
     out.flow.eventually(lambda: low(out.lw, "reader") == mark(10, 2), "the reader has it")

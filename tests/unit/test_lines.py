@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lowwater_spark.checkpoint.lines import lines_of
-from lowwater_spark.sources.delta import Commit
+from lowwater_spark.sources.delta import Commit, app_id, marked
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("client/src", "authority/src", "page/src", "spark_listener/src", "pipeline/src", "integrations")
@@ -38,6 +38,15 @@ def test_a_commit_of_delta_may_have_any_text_in_its_statistics(mark: str) -> Non
     add = json.dumps({"add": {"path": "a", "dataChange": True, "stats": stats}}, ensure_ascii=False)
     assert mark in add
     assert Commit.parse(3, f"{add}\n{add}\n").added == 2
+
+
+def test_a_commit_of_delta_says_who_has_written_it() -> None:
+    txn = json.dumps({"txn": {"appId": app_id("default/hourly", "c0ffee"), "version": 3}})
+    info = json.dumps({"commitInfo": {"operation": "WRITE", "userMetadata": marked("default/daily")}})
+    foreign = json.dumps({"txn": {"appId": "another's", "version": 3}})
+    assert Commit.parse(3, f"{txn}\n{info}\n").writer == "default/hourly"
+    assert Commit.parse(3, f"{info}\n{foreign}\n").writer == "default/daily"
+    assert not Commit.parse(3, foreign).writer
 
 
 def test_no_product_code_breaks_data_into_lines_by_other_characters() -> None:

@@ -1,4 +1,4 @@
-"""How a stage and its tasks reach the authority: what goes before what, and which files are read where."""
+"""How a stage and its tasks reach the authority, and how Kafka: what goes before what, and which files are read where."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import pytest
 import lowwater
 from lowwater import errors
 from lowwater_spark.settings import SparkSettings, connection
+from lowwater_spark.sources.kafka import PACE
+from lowwater_spark.sources.kafka_admin import KafkaAdmin
+from lowwater_spark.sources.kafka_client import client_settings
 from lowwater_spark.track import receipt
 from lowwater_spark.track.receipt import Destination
 
@@ -108,3 +111,29 @@ def test_settings_that_mean_nothing_are_refused_at_the_start(settings: dict[str,
 
 def test_the_token_is_not_shown() -> None:
     assert "s3cret" not in repr(conf(token="s3cret"))
+
+
+def test_both_clients_of_kafka_are_told_how_a_secured_cluster_is_reached_each_by_its_own_names(tmp_path: Path) -> None:
+    """The one that reads at one pace; and the one in Spark's JVM, which asks about the same topics."""
+    for name in ("ca", "certificate", "key"):
+        (tmp_path / name).write_text(f"the {name}")
+    same = {"bootstrap.servers": "b:1", "security.protocol": "SASL_SSL"}
+    told = {**same, "sasl.mechanisms": "SCRAM-SHA-512", "sasl.username": "me", "sasl.password": 'a"b'}
+    told |= {f"ssl.{name}.location": str(tmp_path / name) for name in ("ca", "certificate", "key")}
+    options = {f"kafka.{name}": value for name, value in told.items()}
+    assert told.items() <= client_settings(options, "read_kafka").items()
+    found = KafkaAdmin(None, {**options, PACE: "folder"})._settings
+    login = "org.apache.kafka.common.security.scram.ScramLoginModule required"
+    jvm = {
+        **same,
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.jaas.config": f'{login} username="me" password="a\\"b";',
+        "ssl.truststore.certificates": "the ca",
+        "ssl.truststore.type": "PEM",
+        "ssl.keystore.certificate.chain": "the certificate",
+        "ssl.keystore.key": "the key",
+        "ssl.keystore.type": "PEM",
+    }
+    assert jvm.items() <= found.items()
+    assert not found.keys() & (told.keys() - jvm.keys())
+    assert told.items() <= KafkaAdmin(None, options)._settings.items(), "Spark's own source has one client"
