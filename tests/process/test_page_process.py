@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 import lowwater
+from lowwater_page.board import Board
+from lowwater_page.follower import Follower
 from tests.kit.eventually import eventually
 from tests.kit.ports import free_port
 from tests.process.accessing import PATIENCE, SOON, Tokens, rules_of, write
@@ -58,6 +60,22 @@ def snapshot(page: PageProcess, token: str = "") -> Json:
 def lows(found: Json) -> dict[str, int | None]:
     """The low watermarks that are times."""
     return {each["name"]: each["low"]["micros"] for each in found["computations"]}
+
+
+def test_what_was_dropped_before_anybody_looked_is_forgotten_also_where_nothing_is_left(server: Serving) -> None:
+    """The watch that begins with the first look brings nothing then."""
+    report(server.address, "flights", NOON)
+    board = Board()
+    with lowwater.connect(server.address) as lw:
+        follower = Follower(lambda _: lowwater.connect(server.address), board, clock=lambda: NOON, sharded=False)
+        follower.start()
+        try:
+            eventually(lambda: list(board.names()) == ["flights"])
+            lw.drop("flights", force=True)
+            follower.look()
+            eventually(lambda: not board.names(), seconds=30)
+        finally:
+            follower.close()
 
 
 def test_it_shows_what_is_published_and_answers_questions(server: Serving, tmp_path: Path) -> None:

@@ -67,6 +67,8 @@ class Follower:
         """Since when, by the clock, no authority answers, and what was said of that last; None: one does."""
         self._asking: Client | None = None
         self._watching: Client | None = None
+        self._unheard = False
+        """True while a watch has begun and has brought nothing."""
         self._confirmed = -math.inf
         self._looked = -math.inf
         self._wake = threading.Event()
@@ -174,6 +176,7 @@ class Follower:
             if not self._stopping.is_set():  # else close() may have come before
                 self._fill(client)
         finally:
+            self._unheard = False
             with self._lock:
                 self._watching = None
             client.close()
@@ -181,13 +184,13 @@ class Follower:
     def _fill(self, client: Client) -> None:
         seen: set[str] = set()
         due = time.monotonic() + PERIOD
-        asked = False
+        self._unheard = True
         for view in client.watch():
-            if not asked:
+            if self._unheard:
                 # A client that is new is not told of what was dropped before it came.
                 with suppress(errors.Unavailable, errors.Timeout):
                     self._ask(client)
-                asked = True
+                self._unheard = False
             if view.computation in seen or time.monotonic() > due:
                 # Those that changed take turns, so all have had theirs: what changes again until the next round is conflated.
                 self._stopping.wait(max(0.0, due - time.monotonic()))
@@ -201,6 +204,9 @@ class Follower:
     def _look(self) -> None:
         while not self._stopping.is_set():
             self._ask_shards()
+            if self._unheard and self._board.names():  # where all was dropped before a watch began, it brings nothing
+                with suppress(errors.Unavailable, errors.Timeout):
+                    self._ask(self.client())
             self._board.sample(self._clock())
             self._stopping.wait(STEP_SECONDS - time.time() % STEP_SECONDS)
 
