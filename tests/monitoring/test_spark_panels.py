@@ -72,7 +72,7 @@ def test_every_panel_of_spark_jobs_has_data(spark: SparkSession, tmp_path: Path)
 
             eventually(none_missing, seconds=180, seen=lambda: (missing, attachment.status()))
             wanted = {each for rule in rules("alerts") for each in selectors(rule["expr"]) if "lowwater_spark_" in each}
-            assert len(wanted) == 3
+            assert len(wanted) == 4
             assert [each for each in wanted if not prometheus.series(each)] == []
             for query in spark.streams.active:
                 query.stop()
