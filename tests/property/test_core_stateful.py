@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -59,30 +59,40 @@ MOMENTS = (
 )
 
 
-def walk(machine: type[CoreMachine], monkeypatch: pytest.MonkeyPatch, *, examples: int, seed_: int) -> Counter[str]:
-    """Run a machine; returns the steps it took, by kind. Small blocks, so that there are many."""
+def walk(
+    machine: type[CoreMachine], monkeypatch: pytest.MonkeyPatch, *, examples: int, seed_: int, kinds: Sequence[str] = ()
+) -> Counter[str]:
+    """Run a machine until it has taken steps of these kinds, with at most four seeds; returns all steps, by kind.
+
+    What Hypothesis draws depends on the modules that are loaded, so one seed may miss a kind. Blocks are small, so that there are many.
+    """
     monkeypatch.setattr(columns, "BLOCK", 4)
     machine.steps = Counter()
-    play(machine, examples=examples, steps=STEPS, seed_=seed_)
+    for seed in range(seed_, seed_ + 4):
+        play(machine, examples=examples, steps=STEPS, seed_=seed)
+        if all(machine.steps[kind] for kind in kinds):
+            break
     return machine.steps
 
 
 def test_the_core_does_what_the_oracle_says(monkeypatch: pytest.MonkeyPatch) -> None:
     seed_ = int(os.environ.get("LOWWATER_SEED", "1"))
     examples = int(os.environ.get("LOWWATER_EXAMPLES", EXAMPLES))
-    steps = walk(CoreMachine, monkeypatch, examples=examples, seed_=seed_)
+    kinds = (*KINDS, *REFUSALS, *MOMENTS)
+    steps = walk(CoreMachine, monkeypatch, examples=examples, seed_=seed_, kinds=kinds)
     total = sum(steps[kind] for kind in KINDS)
     print(f"seed {seed_}: {total} steps: {dict(steps)}")
     assert total >= PROMISED * min(1, examples / EXAMPLES)
-    assert all(steps[kind] for kind in (*KINDS, *REFUSALS, *MOMENTS)), "everything that can happen happened"
+    assert all(steps[kind] for kind in kinds), "everything that can happen happened"
 
 
 def test_the_core_does_what_the_oracle_says_where_ranges_are_cut_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     seed_ = int(os.environ.get("LOWWATER_SEED", "1"))
     examples = int(os.environ.get("LOWWATER_EXAMPLES", EXAMPLES // 2))
-    steps = walk(LaidOut, monkeypatch, examples=examples, seed_=seed_)
+    kinds = ("change_layout", "LAYOUT_CONFLICT", "STALE_SEQUENCER", "reset of a layout")
+    steps = walk(LaidOut, monkeypatch, examples=examples, seed_=seed_, kinds=kinds)
     print(f"seed {seed_}: {dict(steps)}")
-    assert all(steps[kind] for kind in ("change_layout", "LAYOUT_CONFLICT", "STALE_SEQUENCER", "reset of a layout"))
+    assert all(steps[kind] for kind in kinds)
 
 
 CLASSES = (
