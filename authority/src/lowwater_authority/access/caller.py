@@ -306,9 +306,9 @@ def _check_computations(limits: Limits, name: str, what: str, more: int, known: 
     if most is None or len(known) + more <= most:
         return
     namespace = namespace_of(name)
-    there = sum(namespace_of(each) == namespace for each in known)
-    if there + more > most:
-        msg = f"the namespace {namespace!r} may have {most} computations, counting slices; it has {there}, and {what} would be {more} more"
+    count = sum(namespace_of(each) == namespace for each in known)
+    if count + more > most:
+        msg = f"the namespace {namespace!r} may have {most} computations, counting slices; it has {count}, and {what} would be {more} more"
         raise limit_reached("computations", msg, str(most))
 
 

@@ -51,7 +51,7 @@ class Method:
     acted: Callable[[Any], bool] = lambda _: True
     """From the answer: whether anything was changed."""
     often: bool = False
-    """Whether workers do it again and again, so that the audit has a line with a count instead of a line for each."""
+    """True for a method that workers repeat all the time: the audit has one line with a count instead of a line a call."""
     subject: Callable[[Any], str] = lambda request: getattr(request, "computation", "")
     """From the request: what the audit says it was done to: a computation, a reference, or a region."""
 

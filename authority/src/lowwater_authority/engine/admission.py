@@ -4,8 +4,9 @@ Pure: the time is passed in, as seconds of any clock that never goes back. When 
 costs the same whenever it is served. Served all together, all are late, and what they send fills the memory; served a few at a time, in
 the order in which they came, the last is not later than it would be anyhow.
 
-Principals share a gate. Each may have as many places as it leaves free, or three quarters while it is alone, and those that wait are let in by turns, one of each principal. So whoever
-takes all that there is to have keeps nobody else away (Choudhury and Hahne 1998, "Dynamic queue length thresholds for shared-memory packet switches").
+Principals share a gate. A principal may have as many places as the gate has free, or three quarters of all while
+it is alone. Those that wait are let in by turns, one of each principal. So a principal that takes all that
+it can get keeps no other away (Choudhury and Hahne 1998, "Dynamic queue length thresholds for shared-memory packet switches").
 
 How long to stay away follows from Little's law (Little 1961, "A proof for the queuing formula L = lambda W"): those that wait, divided
 by the rate at which the gate was seen to serve.

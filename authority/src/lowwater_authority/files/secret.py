@@ -19,16 +19,16 @@ def secret(name: str, environment: Mapping[str, str]) -> str:
     The environment of a process can be read by its user for as long as the process lives, and every process that it starts gets a copy.
     Raises BadFile, which quotes nothing of the secret.
     """
-    named = environment.get(f"{name}_FILE", "")
-    if not named:
+    path = environment.get(f"{name}_FILE", "")
+    if not path:
         return environment.get(name, "")
-    place = f"{name}_FILE: {named}"
+    place = f"{name}_FILE: {path}"
     try:
-        found = Path(named).read_text("utf-8").strip()
+        text = Path(path).read_text("utf-8").strip()
     except OSError as error:
         raise BadFile(place, f"cannot be read: {error.strerror}", "name a file that this user can read") from None
     except UnicodeDecodeError:
         raise BadFile(place, "is not UTF-8", "save it as UTF-8") from None
-    if not found:
+    if not text:
         raise BadFile(place, "is empty", f"write what {name} would have into it")
-    return found
+    return text
