@@ -307,7 +307,7 @@ def _refused(call: Callable[[], object]) -> bool:
     return False
 
 
-@pytest.mark.long  # unit/test_wide_claims.py and test_client_columns.py tell its parts
+@pytest.mark.long  # unit/test_wide_claims.py and test_client_values.py tell its parts
 def test_a_million_ranges(server: Serving) -> None:
     count = 1_000_000
     with lowwater.connect(server.address, timeout=60) as lw:
