@@ -13,15 +13,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import trustme
 
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import regions_pb2 as pb
 from lowwater._server.http import HttpServer, listen, listen_at
-from lowwater._server.tls import Certificates, Files
 from lowwater.regions import Token
 from lowwater_authority.regions import region
-from lowwater_authority.regions.agent import RegionAgent
 from lowwater_authority.regions.config import BadConfig
 from lowwater_authority.regions.questions import Pipelines, Questions
 
@@ -53,14 +50,12 @@ class Asked:
 
 
 @asynccontextmanager
-async def asked(
-    *tokens: str, path: str = "", certificates: Certificates | None = None
-) -> AsyncIterator[tuple[Asked, str]]:
+async def asked(*tokens: str, path: str = "") -> AsyncIterator[tuple[Asked, str]]:
     agent = Asked()
     listening = listen_at(path) if path else listen("127.0.0.1", 0)
     place = f"unix:{path}" if path else f"127.0.0.1:{listening.getsockname()[1]}"
     visitors = Pipelines(tokens, monotonic=lambda: 0.0)
-    server = HttpServer(listening, [Questions(agent)], certificates=certificates, visitors=visitors)  # type: ignore[arg-type]
+    server = HttpServer(listening, [Questions(agent)], visitors=visitors)  # type: ignore[arg-type]
     server.start()
     try:
         yield agent, place
@@ -137,30 +132,6 @@ async def test_with_a_token_nobody_else_is_answered() -> None:
         assert await status_of(place, {**JSON, "Authorization": f"Bearer {TOKEN}", "Host": "region.svc"}) == 200
 
 
-async def test_over_tls_the_agent_and_the_pipeline_know_each_other(tmp_path: Path) -> None:
-    signer = trustme.CA()
-    signed = signer.issue_cert("127.0.0.1")
-    signer.cert_pem.write_to_path(tmp_path / "ca.pem")
-    signed.private_key_pem.write_to_path(tmp_path / "key.pem")
-    (tmp_path / "cert.pem").write_bytes(b"".join(each.bytes() for each in signed.cert_chain_pems))
-    (tmp_path / "key.pem").chmod(0o600)
-    ours, theirs = str(tmp_path / "ca.pem"), tmp_path / "other.pem"
-    trustme.CA().cert_pem.write_to_path(theirs)
-    async with asked(TOKEN, certificates=Certificates(Files(tmp_path / "cert.pem", tmp_path / "key.pem"))) as (
-        agent,
-        place,
-    ):
-        await asyncio.to_thread(say, Token(HOURLY, f"https://{place}", token=TOKEN, ca=ours), 3)
-        assert agent.told == [(HOURLY, 3)]
-        for stranger in (
-            Token(HOURLY, f"https://{place}", token=TOKEN, ca=str(theirs)),
-            Token(HOURLY, place, token=TOKEN),
-        ):
-            with pytest.raises(errors.Unavailable):
-                await asyncio.to_thread(say, stranger, 4)
-        assert agent.told == [(HOURLY, 3)]
-
-
 async def test_a_unix_socket_is_for_its_own_user(tmp_path: Path) -> None:
     path = tmp_path / "agent"
     async with asked(path=str(path)) as (agent, place):
@@ -191,28 +162,3 @@ def test_the_agent_does_not_start_open_to_others(
     monkeypatch.setenv(region.TOKENS, tokens)
     with pytest.raises(BadConfig, match=what):
         region._open(SimpleNamespace(listen=place, tls_cert=None, tls_key=None))  # type: ignore[arg-type]
-
-
-def test_the_process_fails_when_pipelines_can_no_longer_ask(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """An exit code of 0 would say that somebody asked for the stop, and then nobody may start it again."""
-
-    class Failing(HttpServer):
-        async def _serve(self) -> None:
-            raise OSError("no descriptor left")
-
-    async def once(_: Any) -> None:
-        """Report nothing."""
-
-    monkeypatch.setattr(region, "HttpServer", Failing)
-    monkeypatch.setattr(RegionAgent, "once", once)
-    monkeypatch.setattr(region, "set_up", lambda *_, **__: None)
-    config = tmp_path / "region.toml"
-    config.write_text(
-        '[[reference]]\ncomputation = "hourly"\ninputs = ["clicks"]\nregions = ["eu"]\nhome = "eu"\npolicy = "local"\n'
-    )
-    here = ("--authority=127.0.0.1:9", "--global=127.0.0.1:9", "--listen=127.0.0.1:0")
-    assert region.main(["--name=eu", f"--config={config}", f"--state={tmp_path / 'state'}", *here]) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("lowwater region: the server at 127.0.0.1:")
