@@ -1,21 +1,86 @@
-"""How a stage and its tasks reach the authority, and how Kafka: what goes before what, and which files are read where."""
+"""What stages are told of places: paths of Spark in their three forms, and how the authority and Kafka are reached."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import importlib
+import inspect
 import pickle
 from pathlib import Path
 
 import pytest
 
-import lowwater
+import lowwater_spark as lws
 from lowwater import errors
+from lowwater_spark.checkpoint.location import spark_path
+from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.settings import SparkSettings, connection
 from lowwater_spark.sources.kafka import PACE
 from lowwater_spark.sources.kafka_admin import KafkaAdmin
 from lowwater_spark.sources.kafka_client import client_settings
 from lowwater_spark.track import receipt
 from lowwater_spark.track.receipt import Destination
+
+ODD = ["a blank", "a%20b", "t#1", "what?", "a[1]", "{a,b}", "a:b", "größe-日本", "back\\slash", "line\u2028break"]
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize(("scheme", "authority"), [("", ""), ("file", ""), ("hdfs", "one:8020"), ("s3a", "bucket")])
+def test_each_form_gives_the_path_back(name: str, scheme: str, authority: str) -> None:
+    path = SparkPath(f"/data/{name}/x", scheme, authority)
+    assert SparkPath.of_text(path.text) == path
+    assert SparkPath.of_uri(path.uri) == path
+    assert path.uri.isascii()
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_local_path_stays_what_it_is(name: str) -> None:
+    path = Path("/data") / name
+    assert SparkPath.of_local(path).local == path
+    assert SparkPath.of_text(str(path)).local == path
+    assert SparkPath.of_text(spark_path(path).text).local == path
+    assert SparkPath.of_uri(SparkPath.of_local(path).uri).local == path
+
+
+@pytest.mark.parametrize(
+    ("uri", "path"),
+    [
+        # As Java writes them: letters beyond ASCII stay, and of slashes there may be one or three.
+        ("file:/my%20warehouse/orders", "/my warehouse/orders"),
+        ("file:///my%20warehouse/orders", "/my warehouse/orders"),
+        ("file:/gr\u00f6\u00dfe/t%231", "/größe/t#1"),
+        ("file:/a%2520b", "/a%20b"),
+        ("file:/a+b:c", "/a+b:c"),
+    ],
+)
+def test_a_uri_of_java_is_read(uri: str, path: str) -> None:
+    assert SparkPath.of_uri(uri) == SparkPath(path, "file")
+
+
+def test_a_path_elsewhere_is_not_local() -> None:
+    assert SparkPath.of_text("hdfs://one:8020/t").local is None
+    assert SparkPath.of_text("hdfs://one:8020/t").below("k=1/a.parquet").text == "hdfs://one:8020/t/k=1/a.parquet"
+
+
+def test_spark_paths_are_converted_in_one_place() -> None:
+    """Whoever escapes or unescapes by hand takes one form for another, sooner or later."""
+    root = Path(__file__).parents[2] / "spark_listener/src/lowwater_spark"
+    found = {
+        path.relative_to(root).as_posix()
+        for path in root.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module == "urllib.parse"
+        if {each.name for each in node.names} & {"unquote", "urlsplit", "urlparse"}
+    }
+    assert found == {"checkpoint/spark_path.py"}
+
+
+@pytest.mark.parametrize(("name", "inner"), [("attach", "attach.book"), ("drive", "drive.plan")])
+def test_a_folder_never_hides_the_function_of_its_name(name: str, inner: str) -> None:
+    importlib.import_module(f"lowwater_spark.{inner}")
+    assert inspect.isfunction(getattr(lws, name))
+
 
 EMPTY: dict[str, str] = {}
 
@@ -38,15 +103,6 @@ def test_the_argument_goes_before_the_session_and_that_before_the_environment(mo
         connection(EMPTY.get, "")
 
 
-def test_without_settings_it_is_the_clients_default() -> None:
-    with lowwater.connect("a:1") as client:
-        settings = connection(EMPTY.get, "a:1")
-        for field in dataclasses.fields(lowwater.Settings):
-            assert getattr(settings, field.name) == getattr(client.settings, field.name)
-    assert not settings.encrypted
-    assert settings.credentials is None
-
-
 def test_names_of_files_travel_and_their_contents_do_not(tmp_path: Path) -> None:
     key, certificate = tmp_path / "tls.key", tmp_path / "tls.crt"
     key.write_bytes(b"the private key")
@@ -67,21 +123,6 @@ def test_names_of_files_travel_and_their_contents_do_not(tmp_path: Path) -> None
         b"the certificate",
     )
     assert (here.timeout, here.token, here.namespace) == (1.0, "t", "team")
-
-
-def test_certificates_that_are_renewed_are_another_edition(tmp_path: Path) -> None:
-    """So that channels are made anew with them; while a file is replaced, what was read before is used."""
-    ca = tmp_path / "ca.crt"
-    ca.write_bytes(b"pem")
-    settings = conf(ca=str(ca))
-    first = settings.edition
-    assert settings.edition == first
-    ca.write_bytes(b"another pem")
-    assert settings.edition != first
-    ca.unlink()
-    assert settings.edition != first
-    assert settings.credentials_for("authority:7420") is not None
-    assert conf().credentials_for("authority:7420") is None
 
 
 def test_a_file_that_an_executor_does_not_have_is_a_refusal_and_no_channel_without_tls(tmp_path: Path) -> None:
@@ -107,10 +148,6 @@ def test_a_file_that_an_executor_does_not_have_is_a_refusal_and_no_channel_witho
 def test_settings_that_mean_nothing_are_refused_at_the_start(settings: dict[str, str], reason: str) -> None:
     with pytest.raises((ValueError, errors.InvalidArgument), match=reason):
         conf(**settings)
-
-
-def test_the_token_is_not_shown() -> None:
-    assert "s3cret" not in repr(conf(token="s3cret"))
 
 
 def test_both_clients_of_kafka_are_told_how_a_secured_cluster_is_reached_each_by_its_own_names(tmp_path: Path) -> None:
