@@ -1,16 +1,26 @@
-"""Where computations stood lately: coarse samples keep the worst of their step, and take bounded memory."""
+"""What the page remembers of computations, what its viewers ask, and what it recalls from the authority."""
 
 from __future__ import annotations
 
+import asyncio
 import random
+import threading
 import tracemalloc
-from itertools import pairwise
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any, cast
 
-import numpy as np
 import pytest
 
-from lowwater import Watermark
-from lowwater_page.samples import BLOCK, KEPT, PER_COMPUTATION, SPANS, STEP_SECONDS, Samples
+import lowwater
+from lowwater import Watermark, WatermarkView, errors
+from lowwater_page import questions, recall
+from lowwater_page.board import Board
+from lowwater_page.questions import MOST_ASKED, MOST_KEPT, THREADS, Questions
+from lowwater_page.recall import Recall
+from lowwater_page.samples import PER_COMPUTATION, SPANS, STEP_SECONDS, Samples
+from tests.kit.eventually import eventually, eventually_async
+from tests.kit.times import HOUR
 
 SECOND = 1_000_000
 START = 1_767_225_600 * SECOND
@@ -26,41 +36,6 @@ def run(samples: Samples, seconds: int, *lags: int, start: int = START, step: in
     for at in range(start, start + seconds * SECOND, step * SECOND):
         samples.add(at, names, [(at - lag * SECOND, at - lag * SECOND // 2) for lag in lags])
     return start + seconds * SECOND
-
-
-def test_a_coarse_sample_is_the_worst_of_its_step() -> None:
-    samples = Samples()
-    after = run(samples, 30, 10)
-    after = run(samples, 5, 300, start=after)
-    after = run(samples, 25, 10, start=after)
-    run(samples, 60, 20, start=after)
-    [first, second] = samples.of("c0", SPANS["24h"])
-    assert (first[0], second[0]) == (START + 55 * SECOND, START + 115 * SECOND)
-    assert (first[0] - (first[1] or 0), second[0] - (second[1] or 0)) == (300 * SECOND, 20 * SECOND)
-    assert second[0] - (second[2] or 0) == 10 * SECOND
-
-
-@pytest.mark.parametrize("span", SPANS)
-def test_no_more_than_the_span_is_told(span: str) -> None:
-    samples = Samples()
-    run(samples, 8 * 86_400, 10, step=300)
-    found = samples.of("c0", SPANS[span])
-    assert found[-1][0] == START + (8 * 86_400 - 300) * SECOND
-    if span != "1h":  # of which as many samples are kept as are taken in it
-        assert found[-1][0] - found[0][0] <= SPANS[span].seconds * SECOND
-    assert all(b[0] - a[0] >= SPANS[span].step * SECOND for a, b in pairwise(found))
-    assert len(found) <= KEPT[SPANS[span].step]
-
-
-def test_a_gap_is_no_sample() -> None:
-    """The process slept for a day and a half: nothing of the day before comes up again."""
-    samples = Samples()
-    run(samples, 600, 10)
-    run(samples, 60, 20, start=START + 36 * 3600 * SECOND)
-    found = samples.of("c0", SPANS["24h"])
-    assert [time - (low or 0) for time, low, _ in found] == [20 * SECOND]
-    heat = samples.heat(SPANS["24h"], 10, {}).lags["c0"]
-    assert heat == [None] * (len(heat) - 1) + [20]
 
 
 def test_what_has_no_time_has_no_lag() -> None:
@@ -126,16 +101,6 @@ def test_what_was_before_is_recalled_from_when_hours_were_complete() -> None:
     )
 
 
-def test_what_is_recalled_hides_nothing_that_was_seen() -> None:
-    samples = Samples()
-    after = run(samples, 1800, 50)
-    samples.recall(
-        "c0", [(START, START + 20 * SECOND), (START - 8 * 86_400 * SECOND, START - 8 * 86_400 * SECOND + SECOND)]
-    )
-    samples.recall("c0", [(after + 3600 * SECOND, after + 7200 * SECOND)])  # of a clock that is ahead
-    assert [lag for lag in samples.heat(SPANS["24h"], 1, {}).lags["c0"] if lag is not None] == [50, 50]
-
-
 @pytest.mark.parametrize("span", SPANS)
 def test_what_a_clock_that_went_back_had_said_of_the_future_is_forgotten(span: str) -> None:
     samples = Samples()
@@ -152,30 +117,6 @@ def test_what_a_clock_that_went_back_had_said_of_the_future_is_forgotten(span: s
     assert after < START + 3600 * SECOND
 
 
-def test_a_clock_that_went_back_shows_nothing_of_an_earlier_incarnation() -> None:
-    samples = Samples()
-    after = run(samples, 300, 10)
-    samples.begin("c0")
-    run(samples, 300, 10, start=after + 600 * SECOND)
-    run(samples, 60, 20, start=after)
-    assert {lag for lag in samples.heat(SPANS["1h"], 10, {}).lags["c0"] if lag is not None} == {20}
-
-
-def test_a_replay_was_not_behind_before_it_began() -> None:
-    """Nor is anything too far behind to be told."""
-    samples, day, now = Samples(), 86_400 * SECOND, START + 10 * 86_400 * SECOND
-    samples.add(now, ["a", "b"], [(now, now), (now, now)])
-    began = now - 2 * day
-    old = START - 6 * 365 * day
-    samples.recall("a", [(old, began), (old + day, began + 3600 * SECOND)])
-    samples.recall("b", [(-20 * 365 * day, began)])  # of 1950
-    heat = samples.heat(SPANS["7d"], 10, {})
-    column = (began - heat.from_micros) // (7200 * SECOND)
-    assert all(lag is None for lags in heat.lags.values() for lag in lags[:column])
-    assert heat.lags["a"][column] == pytest.approx((began - old) / SECOND, abs=7200)
-    assert heat.lags["b"][column] == np.iinfo(np.int32).max
-
-
 def test_the_worst_are_those_most_times_as_far_behind_as_is_late_of_them() -> None:
     samples = Samples()
     run(samples, 60, 3000, 900, 2000, 1)
@@ -183,36 +124,6 @@ def test_the_worst_are_those_most_times_as_far_behind_as_is_late_of_them() -> No
     late = {"c0": 86_400.0, "c1": 60.0, "c3": 1e9}
     assert list(samples.heat(SPANS["1h"], 3, late).lags) == ["c1", "c2", "c0"]
     assert list(samples.heat(SPANS["1h"], 10, late).lags) == ["c1", "c2", "c0", "c3", "never"]
-
-
-def test_a_row_in_any_block_is_its_own() -> None:
-    """Of more computations than a block has, some dropped, their room given to others."""
-    samples, many = Samples(), 3 * BLOCK + 7
-    run(samples, 600, *range(1, many + 1), step=300)
-    for i in range(0, many, 3):
-        samples.remove(f"c{i}")
-    lags = {f"c{i}": i + 1 for i in range(many) if i % 3} | {"new": 5000, "c1": 6000, f"c{many - 2}": 7000}
-    at = START + 600 * SECOND
-    samples.add(at, list(lags), [(at - lag * SECOND, at) for lag in lags.values()])
-    for span in SPANS.values():
-        heat = samples.heat(span, many, {})
-        assert {name: max(each or 0 for each in found) for name, found in heat.lags.items()} == lags
-        assert [low for _, low, _ in samples.of("c250", span)][-1] == at - 251 * SECOND
-
-
-def test_the_heat_map_takes_little_memory_beside_the_samples() -> None:
-    """A copy of all samples of an hour would be 11 KB a computation."""
-    samples = Samples()
-    run(samples, 3600, *([1] * 10 * BLOCK), step=60)
-    tracemalloc.start()
-    samples.heat(SPANS["1h"], 1000, {})
-    _, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert most < 10 * BLOCK * 3000
-
-
-def test_nothing_sampled_is_an_empty_heat_map() -> None:
-    assert Samples().heat(SPANS["7d"], 10, {}).lags == {}
 
 
 def test_memory_is_as_stated() -> None:
@@ -242,3 +153,99 @@ def test_samples_are_those_of_the_definition(seed: int) -> None:
             begin = heat.from_micros + number * span.column * SECOND
             inside = [each for at, each in taken if begin <= at < begin + span.column * SECOND]
             assert found == max(inside, default=None)
+
+
+class Asked:
+    """A question that counts how often it is asked, and at most how often at once; its answers wait until they are let go."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        self.most = 0
+        self.free = threading.Event()
+        self._now = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, client: lowwater.Client) -> Any:
+        with self._lock:
+            self.times += 1
+            self._now += 1
+            self.most = max(self.most, self._now)
+        assert self.free.wait(30)
+        with self._lock:
+            self._now -= 1
+        return {"times": self.times}
+
+
+@pytest.fixture
+async def asking() -> AsyncIterator[Questions]:
+    # Nothing here goes over the network.
+    with lowwater.connect("localhost:1") as client:
+        made = Questions(lambda: client)
+        yield made
+        made.close()
+
+
+async def test_who_asks_the_same_gets_the_same_answer(asking: Questions) -> None:
+    asked = Asked()
+    waiting = [asyncio.create_task(asking.ask(("why", "a"), asked)) for _ in range(50)]
+    await eventually_async(lambda: asked.times == 1)
+    asked.free.set()
+    assert await asyncio.gather(*waiting) == [b'{"times":1}'] * 50
+    assert await asking.ask(("why", "a"), asked) == b'{"times":1}'
+    assert asked.times == 1
+
+
+async def test_few_are_asked_at_once_and_more_than_can_wait_are_refused(asking: Questions) -> None:
+    asked = Asked()
+    waiting = [asyncio.create_task(asking.ask(("why", f"{i}"), asked)) for i in range(MOST_ASKED)]
+    await eventually_async(lambda: asked.times == THREADS)
+    with pytest.raises(errors.Overloaded, match=str(MOST_ASKED)):
+        await asking.ask(("why", "another"), asked)
+    same = asyncio.create_task(asking.ask(("why", "0"), asked))  # is asked already
+    asked.free.set()
+    assert len(await asyncio.gather(*waiting, same)) == MOST_ASKED + 1
+    assert asked.most == THREADS
+    await asking.ask(("why", "another"), asked)
+
+
+async def test_only_so_many_answers_are_kept(asking: Questions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(questions, "GOOD_SECONDS", 60.0)
+    asked = Asked()
+    asked.free.set()
+    for i in range(MOST_KEPT + 10):
+        await asking.ask(("why", f"{i}"), asked)
+    before = asked.times
+    await asking.ask(("why", f"{MOST_KEPT + 9}"), asked)
+    assert asked.times == before
+    await asking.ask(("why", "0"), asked)
+    assert asked.times == before + 1
+
+
+class Away:
+    """What a client answers while the shard of some computations is away."""
+
+    def __init__(self, *away: str) -> None:
+        self.away = set(away)
+        self.answered: list[str] = []
+
+    def history(self, name: str, limit: int) -> list[Any]:
+        if name in self.away:
+            raise errors.Unavailable("no shard answers")
+        self.answered.append(name)
+        return [SimpleNamespace(through=lowwater.Watermark(HOUR), time_micros=2 * HOUR, incarnation=1)][:limit]
+
+
+def test_a_shard_that_is_away_keeps_only_its_own_waiting(monkeypatch: Any) -> None:
+    monkeypatch.setattr(recall, "AGAIN_SECONDS", 0.01)
+    board, client = Board(), Away("a")
+    for name in ("a", "b", "c"):
+        board.admit(WatermarkView(name, registered=True, incarnation=1, low=lowwater.Watermark(HOUR)))
+    board.sample(3 * HOUR)
+    recalling = Recall(lambda: cast("lowwater.Client", client), board)
+    recalling.want()
+    try:
+        eventually(lambda: client.answered == ["b", "c"])
+        client.away.clear()
+        eventually(lambda: client.answered == ["b", "c", "a"])
+    finally:
+        recalling.close()
