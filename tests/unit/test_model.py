@@ -41,8 +41,8 @@ WIDE = {
 }
 
 HARMFUL = {
-    "lowwater": ("NO_FENCE", "PUBLISH_BEFORE_APPEND"),
-    "regions": ("NO_NUMBER_IN_RECORD",),
+    "lowwater": ("NO_FENCE", "FENCE_APART", "PUBLISH_BEFORE_APPEND"),
+    "regions": ("NO_NUMBER_IN_RECORD", "PUBLISH_L", "SILENT_REPLICA_LEFT_OUT"),
 }
 """Bugs that break an assertion which repeats the rule: they must be found without it, too."""
 
