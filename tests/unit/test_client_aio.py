@@ -51,16 +51,8 @@ def test_connect_takes_the_same_arguments_and_makes_the_same_settings() -> None:
 
 
 def test_the_public_names_are_these() -> None:
-    assert sorted(lowwater.aio.__all__) == [
-        "Batches",
-        "Client",
-        "InputReader",
-        "Lease",
-        "TaskLease",
-        "Tasks",
-        "Worker",
-        "connect",
-    ]
+    names = ["Batches", "Client", "InputReader", "Lease", "TaskLease", "Tasks", "Worker", "connect"]
+    assert sorted(lowwater.aio.__all__) == names
 
 
 def test_importing_and_connecting_start_nothing() -> None:

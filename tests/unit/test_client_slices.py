@@ -36,13 +36,8 @@ SLICE = topology_pb2.Computation(
 
 
 def test_a_name_says_what_it_is_a_slice_of() -> None:
-    assert [
-        slice_of(name) for name in ("hourly~0", "ns/hourly~999", "hourly", "~1", "hourly~", "hourly~1000", "a~1~2")
-    ] == [
-        "hourly",
-        "ns/hourly",
-        *[""] * 5,
-    ]
+    names = ("hourly~0", "ns/hourly~999", "hourly", "~1", "hourly~", "hourly~1000", "a~1~2")
+    assert [slice_of(name) for name in names] == ["hourly", "ns/hourly", *[""] * 5]
     assert slices_of(["hourly~10", "flights", "hourly~2", "hourly", "daily~0"]) == {
         "hourly": ("hourly~2", "hourly~10"),
         "daily": ("daily~0",),

@@ -196,11 +196,6 @@ def test_values_round_down_and_stay_in_64_bits(reference: int, t: int) -> None:
     assert MIN <= bucket_start(t, reference) <= t
 
 
-@given(references, st.integers(0, YEAR))
-def test_all_from_the_reference_on_share_one_bucket(reference: int, ahead: int) -> None:
-    assert bucket_start(reference + ahead, reference) == reference // MS * MS
-
-
 @given(references, st.lists(times))
 def test_many_at_once_is_one_by_one(reference: int, many: list[int]) -> None:
     at_once, one_by_one = Histogram(reference), Histogram(reference)
