@@ -28,6 +28,7 @@ from lowwater_authority.core.topology import Spec
 from lowwater_authority.ops.observer import Observer
 from lowwater_authority.rpc.refusals import refuse
 from tests.kit.served import healthy, served
+from tests.process.stalling import opening, without_room
 
 PATIENCE = 60.0
 
@@ -74,10 +75,11 @@ class Served(grpc.GenericRpcHandler):
 class GuardedServer:
     """A server with a guard, and a channel to it."""
 
-    def __init__(self, made: Guard, served: Served, channel: grpc.aio.Channel) -> None:
+    def __init__(self, made: Guard, served: Served, channel: grpc.aio.Channel, address: str) -> None:
         self.guard = made
         self.reached = served.reached
         self.channel = channel
+        self.port = int(address.rpartition(":")[2])
         self.health: Any = health_pb2_grpc.HealthStub(channel)
 
     def reset(self) -> Any:
@@ -103,7 +105,7 @@ async def guarded(failure: Exception | None = None) -> AsyncIterator[GuardedServ
     made = Guard(access, observer=Observer(), audit=Audit(lambda: 0.0), insiders=[], monotonic=lambda: 0.0)
     services = (lambda server: server.add_generic_rpc_handlers((handlers,)), healthy)
     async with served(*services, interceptors=[made]) as address, grpc.aio.insecure_channel(address) as channel:
-        yield GuardedServer(made, handlers, channel)
+        yield GuardedServer(made, handlers, channel, address)
 
 
 async def ending(call: Any) -> errors.LowwaterError | None:
@@ -204,6 +206,31 @@ async def refused(reader: asyncio.StreamReader, refusal: bytes) -> None:
         read = await reader.read(65536)
         assert read, "the connection ended, and nothing was refused"
         seen += read
+
+
+async def nothing_left(one: GuardedServer) -> None:
+    while one.guard._health._streams:
+        await one.arrived()
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(("method", "what"), [("Check", "checks"), ("Watch", "watches")])
+async def test_a_health_call_that_takes_nothing_keeps_its_place_until_its_connection_ends(
+    monkeypatch: pytest.MonkeyPatch, method: str, what: str
+) -> None:
+    """If its place were given to another before, one connection could hold any number."""
+    monkeypatch.setattr(guarding, "HEALTH_WATCH_SECONDS", 0.05)
+    most = getattr(guarding, f"HEALTH_{what.upper()}_OF_CONNECTION").streams
+    path, refusal = f"/grpc.health.v1.Health/{method}", b"%d streams of health %s over ipv4" % (most, what.encode())
+    async with guarded() as one, asyncio.timeout(PATIENCE):
+        reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+        writer.write(without_room(path, most + 1))
+        await refused(reader, refusal)
+        assert await ending(one.health.Watch(health_pb2.HealthCheckRequest())) is None, "opened later, and over"
+        writer.write(opening(path, 2 * (most + 1) + 1))
+        await refused(reader, refusal)
+        writer.close()
+        await nothing_left(one)
 
 
 # -- what the audit has --------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -22,12 +23,14 @@ from lowwater._server.tokens import digest
 from lowwater_authority.access.caller import CALLER, Caller, permit, room, room_for_slice, visible
 from lowwater_authority.access.door import PEER_TOKEN, Door
 from lowwater_authority.access.file import SOON_SECONDS, AccessFile
-from lowwater_authority.access.guard import Guard, insider, paced_by_host
+from lowwater_authority.access.guard import Guard, _Stream, insider, paced_by_host
 from lowwater_authority.access.identity import Credentials, host_of, presented
 from lowwater_authority.access.limits import Bucket, Usage
+from lowwater_authority.access.methods import Method
 from lowwater_authority.access.policy import Access, Action, Allowance, Limits, Principal
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.files.followed import LOOK_SECONDS, SETTLED_SECONDS
+from lowwater_authority.files import followed
+from lowwater_authority.files.followed import LOOK_SECONDS, MOST_SECONDS, SETTLED_SECONDS
 from lowwater_authority.files.table import BadFile
 from lowwater_authority.ops.observer import Observer
 from tests.kit.served import healthy, served
@@ -332,6 +335,36 @@ async def test_a_file_that_is_being_written_is_not_read(tmp_path: Path) -> None:
     assert await watched.look(10.0) == [11]
 
 
+async def test_a_file_that_never_rests_is_read_once_in_a_while(tmp_path: Path) -> None:
+    watched = Watched(tmp_path / "access.toml", 1)
+    for number in range(1000, 1000 + round(2.5 * MOST_SECONDS)):
+        watched.write(number)
+        await watched.look(2 * LOOK_SECONDS)
+    assert len(watched.seen) == 2
+
+
+async def test_a_file_is_followed_again_after_an_error_in_applying_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else whoever is removed would stay, as long as the process lives."""
+    monkeypatch.setattr(followed, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(followed, "SETTLED_SECONDS", 0.0)
+    watched = Watched(tmp_path / "access.toml", 1)
+    failures, applied = [ValueError("of a stream")], asyncio.Event()
+
+    def apply(_: Access) -> None:
+        if failures:
+            raise failures.pop()
+        applied.set()
+
+    watched.file.on_change.append(apply)
+    following = asyncio.create_task(watched.file.watch())
+    watched.write(22)
+    await asyncio.wait((following, asyncio.create_task(applied.wait())), timeout=60, return_when="FIRST_COMPLETED")
+    assert (applied.is_set(), following.done()) == (True, False)
+    following.cancel()
+
+
 def test_the_token_of_shards_is_no_principal_s(tmp_path: Path) -> None:
     """Else it were either: one that may change something, or one that reads everything and is not limited."""
     path, token = tmp_path / "access.toml", "p" * 43
@@ -479,3 +512,19 @@ async def test_a_client_certificate_is_an_identity() -> None:
             async with grpc.aio.secure_channel(f"localhost:{port}", shown) as channel:
                 call: Any = channel.unary_unary("/x.Extra/UnaryUnary")
                 assert type(await refusal(call(b""))) is expected
+
+
+async def test_a_removal_does_not_wait_for_a_slow_reader() -> None:
+    """A stream whose service is at work ends at once, one that is written to ends after that message; neither counts any more."""
+    made = guard()
+    for inside in (True, False):
+        task = asyncio.create_task(asyncio.Event().wait())
+        stream = _Stream(caller(), Credentials(digest("right")), Method(), None, task, inside=inside)
+        made._streams = {stream}
+        made.use(ACCESS)
+        assert stream.caller.may(Action.READ, "n/a")
+        made.use(Access([TWIN]))
+        assert isinstance(stream.revoked, errors.Unauthenticated)
+        assert not stream.caller.may(Action.READ, "n/a")
+        assert task.cancelling() == inside
+        task.cancel()

@@ -15,6 +15,7 @@ from lowwater_authority.access.caller import CALLER, Caller, room_for_ranges
 from lowwater_authority.access.guard import insider
 from lowwater_authority.access.methods import METHODS, OPEN, REGION_METHODS, Method
 from lowwater_authority.access.policy import Action, Allowance, Limits, Principal
+from lowwater_authority.rpc.request_bounds import BOUNDS, MOST_BYTES
 from lowwater_authority.serve import SERVICES
 
 FILES = (workers_pb2, watermarks_pb2, topology_pb2, cluster_pb2, tasks_pb2)
@@ -103,6 +104,12 @@ def test_each_method_of_the_global_authority_is_guarded() -> None:
     assert {path.rpartition("/")[2] for path, rule in REGION_METHODS.items() if rule.some} == {"ListReferences"}
     silent = {path.rpartition("/")[2] for path, rule in REGION_METHODS.items() if rule.act is None}
     assert silent == {"Report", "ListReferences"}, "all else is an act for the audit"
+
+
+def test_who_has_no_right_has_no_large_request_read() -> None:
+    for method in {*REGION_METHODS, *(each for each, bound in BOUNDS.items() if bound.size > MOST_BYTES)}:
+        with pytest.raises(errors.PermissionDenied):
+            (METHODS.get(method) or REGION_METHODS[method]).admit(caller(Principal("scraper", metrics=True)))
 
 
 def test_what_changes_something_is_an_act_for_the_audit() -> None:

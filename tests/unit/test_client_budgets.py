@@ -135,6 +135,15 @@ def test_what_is_no_count_is_refused_before_anything_is_staged(wrong: object) ->
         checks.arrived(wrong)
 
 
+@given(st.lists(st.integers(-HOUR, HOUR)), st.lists(st.integers(-HOUR, HOUR)), st.integers(0, HOUR))
+def test_two_counts_together_take_no_record_for_earlier(one: list[int], two: list[int], shift: int) -> None:
+    both = Arrived.of(one, shift) | Arrived.of(two, 0)
+    assert (both.reference, sum(both.counts.values())) == (0, len(one) + len(two))
+    for edge in lateness.EDGES[:700:7]:
+        later = sum(count for bucket, count in both.counts.items() if lateness.EDGES[bucket] > edge)
+        assert later >= sum(-time > edge for time in (*one, *two))
+
+
 def test_a_report_names_the_least_of_what_no_acknowledged_one_has_told() -> None:
     made = Arrivals({PPM: 5})
     assert made.told() is None, "a worker that tells no event times says nothing of lateness"

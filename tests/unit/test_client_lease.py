@@ -99,6 +99,20 @@ def test_finish_is_the_only_way_to_the_end() -> None:
     assert (set(spread(group, 3).values()), group.finish, lease.beat()) == ({MAX}, True, None)
 
 
+def test_lost_ranges_are_not_reported_any_more() -> None:
+    lease = lease_of(4)
+    lease.advance(fold_at(10), MAX, now=0.0)
+    lease.lose([1, 2], "a newer claim")
+    assert spread(taken(lease), 4) == {0: 10, 3: 10}
+    lease.advance(fold_at(10), {0: 6, 1: 5}, now=0.0)
+    assert spread(taken(lease), 4) == {0: 6}
+    lease.lose([0], "another")
+    assert spread(lease.beat() or taken(lease), 4) == {3: 10}
+    lease.lose([3], "the last")
+    lease.advance(fold_at(11), MAX, now=0.0)
+    assert (lease.lost_all, lease.take(), lease.beat()) == ("the last", None, None)
+
+
 def test_a_second_refusal_does_not_erase_the_first() -> None:
     lease = lease_of(4)
     lease.advance(fold_at(10), MAX, now=0.0)

@@ -565,6 +565,18 @@ def test_an_overloaded_home_is_not_asked_before_and_another_one_is() -> None:
     assert search.first_pause <= 1.0
 
 
+def test_what_another_shard_serves_by_now_does_not_wait_for_the_overloaded_one() -> None:
+    client = OfflineClient()
+    client.router.redirected("c", "busy:1", 1)
+    search = Search[Sought](client.router, client.surroundings, lambda _: None)
+    search.lose(Sought("c"), 60.0)
+    assert search.first_pause == 60.0
+    client.router.redirected("c", "new:1", 2)
+    assert hurried(search)
+    client.clock.now += search.first_pause
+    assert list(search.open("home:1", "t").computations) == ["c"]
+
+
 # -- when a shard fails: watching ---------------------------------------------------------------------------------
 
 
@@ -613,6 +625,27 @@ def reported_elsewhere() -> tuple[OfflineClient, LeaseState]:
     opened(client, "x:1")
     client.reporting.tend()
     return client, state
+
+
+def test_an_overloaded_shard_is_asked_again_when_it_said() -> None:
+    client, _ = reported_elsewhere()
+    client.known.subscribe(["c"])
+    client.known.stream("x:1").open("x:1")
+    for side in (client.known, client.reporting):
+        assert side.stream("x:1").ended(Failed("OVERLOADED", retry_after=5)) == 0.0
+        assert side.search.first_pause == 11.0, "5.5 s, twice"
+        assert client.router.place("c") == "x:1", "it is where it was"
+
+
+def test_another_deployment_ends_the_reporting_only_at_an_address_that_was_given() -> None:
+    client = OfflineClient("a:1")
+    client.router.redirected("d", "x:1", 1)
+    home = client.reporting.stream()
+    for address, reason in (("a:1", ""), ("x:1", "SERVER_TOKEN_MISMATCH")):
+        assert home.address == address
+        home.open(address, "t")
+        home.ended(Failed(reason))
+    assert (client.reporting.failure, home.address) == (None, "a:1")
 
 
 @pytest.mark.parametrize("failure", [Failed(), None], ids=["on a thread", "in a task"])

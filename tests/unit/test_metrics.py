@@ -19,6 +19,7 @@ from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Grant, GroupReport
 from lowwater_authority.core.times import MAX
 from lowwater_authority.core.topology import Spec
+from lowwater_authority.ops import range_survey
 from lowwater_authority.ops.metrics import FIGURES, LoopLag, Metrics
 from lowwater_authority.ops.range_survey import counted
 from tests.kit.times import HOUR, SECOND
@@ -226,6 +227,29 @@ async def test_rule2_a_survey_waits_for_what_is_staged_to_be_durable() -> None:
 
 
 # -- events ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_survey_that_fails_ends_neither_the_rounds_nor_the_surveys(
+    one: Metered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await one.shard.register(Spec("a"))
+    surveys = asyncio.Queue[None]()
+
+    def bad(*_: object) -> None:
+        surveys.put_nowait(None)
+        raise IndexError("as this test wants it")
+
+    monkeypatch.setattr(range_survey, "PERIOD", 0.0)
+    for where in ("counted", "survey"):
+        with monkeypatch.context() as patched:
+            patched.setattr(range_survey if where == "counted" else one.survey, where, bad)
+            running = asyncio.create_task(one.survey.run())
+            for _ in range(2):
+                await asyncio.wait_for(surveys.get(), 60)
+            running.cancel()
+    await one.report(await one.claim("a"), 14)
+    await one.survey.survey()
+    assert one.of("lowwater_ranges", state="owned") == {"a": 1}
 
 
 async def test_rounds_and_appends_are_those_of_the_journal(one: Metered) -> None:

@@ -137,6 +137,11 @@ def test_a_planted_bug_does_harm(model: str, bug: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+def test_a_region_that_is_not_asked_does_no_harm_where_numbers_are_compared(tmp_path: Path) -> None:
+    assert search("regions", tmp_path, "NO_CONFIRM", "BY_HARM").is_whole()
+
+
+@pytest.mark.process
 @pytest.mark.parametrize(("model", "goal"), [(model, goal) for model in MODELS for goal in goals(model)])
 def test_the_search_comes_to_what_is_worth_a_look(model: str, goal: str, tmp_path: Path) -> None:
     number = dict(NUMBER.findall(MODELS[model].read_text(encoding="utf-8")))[goal]

@@ -150,6 +150,10 @@ async def test_calls_of_regions_stand_in_the_audit_log(disk: MemoryDisk, caplog:
             await center.ask("eu", "Stop", pb.StopRequest(progress=pb.ReferenceProgress(reference=HOURLY)), "eu")
         with pytest.raises(errors.PermissionDenied):
             await center.ask("sandbox", "Report", pb.RegionReportRequest(), "eu")
+        early = pb.ReferenceProgress(reference="none:clicks", batch=-1)
+        [single] = (await center.ask("eu", "Report", pb.RegionReportRequest(progress=[early]), "eu")).refused
+        refusals = {("Stop", errors.RegionRefused.reason): 1, ("Report", single.reason): 1}
+        assert center.registry.refused == refusals, "whole calls, and a single reference of a report that is taken"
         decision = pb.DecideRequest(reference=HOURLY, decision=pb.DECISION_ALLOW_AUTOMATIC, who="the CFO")
         with pytest.raises(errors.RegionRefused):
             await center.ask("ops", "Decide", decision)

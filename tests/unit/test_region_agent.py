@@ -114,8 +114,11 @@ class Local:
             name: WatermarkView(name, registered=True, incarnation=1, low=Watermark(50))
             for name in ("hourly", "daily", "mirror")
         }
+        self.denied = ""
 
     async def get(self, *names: str) -> dict[str, WatermarkView]:
+        if self.denied in names:
+            raise errors.PermissionDenied("not for this token")
         return {name: self.views[name] for name in names}
 
     async def reset(self, name: str) -> None:
@@ -247,6 +250,24 @@ async def test_what_was_read_before_the_own_computation_was_reset_is_not_reporte
     await world.agent.once()
     told = {each.reference: (each.number, each.life) for each in world.center.reported().progress}
     assert told["hourly:clicks"] == (3, 2)
+
+
+async def test_an_estimate_is_not_reported(world: World) -> None:
+    await world.agent.once()
+    world.center.own("daily", 2, owner="B")
+    await world.agent.once()
+    for name in ("hourly", "mirror"):
+        world.local.views[name] = WatermarkView(name, registered=True, incarnation=1, low=Watermark(99), estimated=True)
+    await world.agent.once()
+    assert not world.center.reported().progress
+    assert not world.center.reported().replicas
+
+
+async def test_a_computation_that_may_not_be_read_keeps_no_other_from_being_reported(world: World) -> None:
+    await world.agent.once()
+    world.local.denied = "hourly"
+    await world.agent.once()
+    assert [each.reference for each in world.center.reported().progress] == ["daily:clicks"]
 
 
 async def test_a_pipeline_that_has_stopped_gets_no_number_before_the_move_is_cancelled(world: World) -> None:

@@ -19,6 +19,7 @@ from lowwater._pb.lowwater.v1 import regions_pb2 as pb
 from lowwater._server.http import HttpServer, listen, listen_at
 from lowwater.regions import Token
 from lowwater_authority.regions import region
+from lowwater_authority.regions.agent import RegionAgent
 from lowwater_authority.regions.config import BadConfig
 from lowwater_authority.regions.questions import Pipelines, Questions
 
@@ -162,3 +163,23 @@ def test_the_agent_does_not_start_open_to_others(
     monkeypatch.setenv(region.TOKENS, tokens)
     with pytest.raises(BadConfig, match=what):
         region._open(SimpleNamespace(listen=place, tls_cert=None, tls_key=None))  # type: ignore[arg-type]
+
+
+def test_the_process_fails_when_pipelines_can_no_longer_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exit code of 0 would say that somebody asked for the stop, and then nobody may start it again."""
+
+    async def fail(_: HttpServer) -> None:
+        raise OSError("no descriptor left")
+
+    async def once(_: RegionAgent) -> None:
+        """Report nothing."""
+
+    monkeypatch.setattr(HttpServer, "_serve", fail)
+    monkeypatch.setattr(RegionAgent, "once", once)
+    monkeypatch.setattr(region, "set_up", lambda *_, **__: None)
+    config = tmp_path / "region.toml"
+    config.write_text(
+        '[[reference]]\ncomputation = "hourly"\ninputs = ["clicks"]\nregions = ["eu"]\nhome = "eu"\npolicy = "local"\n'
+    )
+    here = ("--authority=127.0.0.1:9", "--global=127.0.0.1:9", "--listen=127.0.0.1:0")
+    assert region.main(["--name=eu", f"--config={config}", f"--state={tmp_path / 'state'}", *here]) == 2

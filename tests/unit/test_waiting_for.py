@@ -99,6 +99,11 @@ def test_remarks_reach_the_reader_of_the_watermark_and_go_with_their_worker() ->
         driver.settle()
         [held], _ = driver.core.map.all_ranges(10)
         assert wire.range_view(codec.key_range_message(held)).remarks == remarks
+    for text in (FILE, ""):
+        lease.advance(Fold(10, (), 0, ()), MAX, waiting_for=text, now=0.0)
+        alone = lease.take()
+        assert alone is not None, "so is what is waited for"
+        assert alone.waiting_for == text
     driver.core.report(
         GroupReport(owner, column([10]), remarks=REMARKS), sender=b"s", number=(1, 9), required=NO_FOLD, now=driver.now
     )
@@ -130,3 +135,11 @@ def test_what_a_stage_waits_for_is_always_taken(name: str, others: int) -> None:
     assert said.startswith(".../in/")
     assert said.removesuffix(f", and {others} more").endswith(".json (too old)")
     assert len(said.encode()) > 190, "no more is left out than has to be"
+
+
+def test_a_text_without_its_password_is_no_longer_than_the_root_takes() -> None:
+    told = workers_pb2.GroupReport(waiting_for="a://:p@ " * 25)
+    told.remarks.failure = "sig=a " * 33
+    shown = codec.group(told)
+    told.waiting_for, told.remarks.failure = shown.waiting_for, shown.remarks.failure
+    codec.group(told)
