@@ -208,17 +208,10 @@ async def refused(reader: asyncio.StreamReader, refusal: bytes) -> None:
         seen += read
 
 
-async def nothing_left(one: GuardedServer) -> None:
-    while one.guard._health._streams:
-        await one.arrived()
-        await asyncio.sleep(0)
-
-
 @pytest.mark.parametrize(("method", "what"), [("Check", "checks"), ("Watch", "watches")])
 async def test_a_health_call_that_takes_nothing_keeps_its_place_until_its_connection_ends(
     monkeypatch: pytest.MonkeyPatch, method: str, what: str
 ) -> None:
-    """If its place were given to another before, one connection could hold any number."""
     monkeypatch.setattr(guarding, "HEALTH_WATCH_SECONDS", 0.05)
     most = getattr(guarding, f"HEALTH_{what.upper()}_OF_CONNECTION").streams
     path, refusal = f"/grpc.health.v1.Health/{method}", b"%d streams of health %s over ipv4" % (most, what.encode())
@@ -230,7 +223,8 @@ async def test_a_health_call_that_takes_nothing_keeps_its_place_until_its_connec
         writer.write(opening(path, 2 * (most + 1) + 1))
         await refused(reader, refusal)
         writer.close()
-        await nothing_left(one)
+        while one.guard._health._streams:
+            await one.arrived()
 
 
 # -- what the audit has --------------------------------------------------------------------------------------------------

@@ -229,6 +229,8 @@ def test_an_error_is_told_without_names_that_the_caller_may_not_know() -> None:
     assert (type(told), told.retry_after) == (errors.Cycle, 2.0)
     innocent = errors.Cycle("n/a reads n/ab", metadata={"cycle": "n/a"})
     assert caller().redacted(innocent, known) is innocent
+    repeated = errors.InvalidArgument("name: 'n/secret' is refused")
+    assert caller().redacted(repeated, known) is repeated, "else what is hidden would tell what is registered"
 
 
 def test_refusals_that_repeat_are_one_line_and_acts_are_all_told(caplog: pytest.LogCaptureFixture) -> None:

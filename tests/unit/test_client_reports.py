@@ -338,6 +338,11 @@ def test_a_report_leaves_at_once_and_what_is_staged_meanwhile_with_the_next() ->
     assert not stage(reporter, lease, 4), "one wake-up is enough"
     [report] = reporter.take(10.0)
     assert report.groups[0].values == 4
+    stage(reporter, lease, 5)
+    reporter.hurry(lease)
+    reporter.remove(lease)  # released, redirected or lost while its state waited
+    reporter.acknowledged(3)
+    assert stage(reporter, beside, 5), "or the sender would sleep until the next beat"
 
 
 @pytest.mark.parametrize(("claims", "loud"), [(1, 1), (2, 2), (1000, LOUD)])

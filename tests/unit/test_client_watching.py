@@ -141,6 +141,9 @@ def test_rule11_values_are_never_younger_than_now() -> None:
     assert client.stale_for == 0.0
     client.clock.now -= 1.0
     assert client.stale_for == 0.0
+    client.clock.now += 8.0
+    client.stream.ended(None)
+    assert client.stale_for == pytest.approx(7.0), "as old as when the stream was there"
 
 
 # -- the newest first ---------------------------------------------------------------------------------------------
@@ -480,6 +483,15 @@ def test_a_wait_that_begins_on_old_news_is_answered_by_fresh_news_only(reset_at:
     assert subscription.confirmed
     assert not wait.reached(client.known, subscription)
     assert Waiting("c", -1, 10.0).reached(client.known, subscription)
+
+
+def test_a_first_message_that_lay_in_a_buffer_is_not_taken_for_fresh() -> None:
+    client = Following()
+    lying = client.sent(5000)
+    client.clock.now += 3600.0
+    after = client.known.subscribe(["c"])
+    assert client.stream.take(lying), "how old it is nobody knows"
+    assert confirmed(client.subscription, after) == [True, False], "it was sent after the first began to follow"
 
 
 def test_a_stream_that_seems_late_for_ever_is_renewed_for_those_who_wait() -> None:

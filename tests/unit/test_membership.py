@@ -96,6 +96,7 @@ def test_the_silent_are_left_out(now: int, dead: bool) -> None:
 @pytest.mark.parametrize(("now", "dead"), [(60, False), (61, True)])
 def test_nobody_is_dead_while_the_store_was_away(now: int, dead: bool) -> None:
     assert propose(view_of(A, B), beats(now, since=50, a1=now, b1=7)) == (View(now, (A,)) if dead else None)
+    assert propose(view_of(A), beats(now, a1=1), gone=frozenset({A.id})) is None, "nobody leaves itself out"
 
 
 def test_a_store_that_lost_views_gets_a_newer_one() -> None:

@@ -263,6 +263,13 @@ async def test_an_estimate_is_not_reported(world: World) -> None:
     assert not world.center.reported().replicas
 
 
+async def test_rule9_an_older_incarnation_is_not_relayed(world: World) -> None:
+    world.agent.watermarks = [pb.GlobalWatermark(computation="hourly", incarnation=2, published_micros=7)]
+    world.folder.state.relayed["global/hourly"] = 3
+    await world.agent._relay()
+    assert "older than 3" in world.agent.refusals["global/hourly"]
+
+
 async def test_a_computation_that_may_not_be_read_keeps_no_other_from_being_reported(world: World) -> None:
     await world.agent.once()
     world.local.denied = "hourly"

@@ -166,8 +166,6 @@ def test_the_agent_does_not_start_open_to_others(
 
 
 def test_the_process_fails_when_pipelines_can_no_longer_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exit code of 0 would say that somebody asked for the stop, and then nobody may start it again."""
-
     async def fail(_: HttpServer) -> None:
         raise OSError("no descriptor left")
 
@@ -181,5 +179,5 @@ def test_the_process_fails_when_pipelines_can_no_longer_ask(tmp_path: Path, monk
     config.write_text(
         '[[reference]]\ncomputation = "hourly"\ninputs = ["clicks"]\nregions = ["eu"]\nhome = "eu"\npolicy = "local"\n'
     )
-    here = ("--authority=127.0.0.1:9", "--global=127.0.0.1:9", "--listen=127.0.0.1:0")
-    assert region.main(["--name=eu", f"--config={config}", f"--state={tmp_path / 'state'}", *here]) == 2
+    here = ("--authority=127.0.0.1:9", "--global=127.0.0.1:9", "--listen=127.0.0.1:0", f"--state={tmp_path / 'state'}")
+    assert region.main(["--name=eu", f"--config={config}", *here]) == 2, "0 would say that somebody asked for the stop"
