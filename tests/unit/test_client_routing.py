@@ -580,19 +580,21 @@ def test_what_another_shard_serves_by_now_does_not_wait_for_the_overloaded_one()
 # -- when a shard fails: watching ---------------------------------------------------------------------------------
 
 
-def test_another_deployment_ends_the_watching_only_at_an_address_that_was_given() -> None:
+@pytest.mark.parametrize(("name", "token"), [("known", ()), ("reporting", ("t",))], ids=["watching", "reporting"])
+def test_another_deployment_ends_it_only_at_an_address_that_was_given(name: str, token: tuple[str, ...]) -> None:
     client = OfflineClient("a:1")
     client.router.redirected("d", "x:1", 1)
-    home = client.known.stream()
-    home.open("a:1")
+    side: Any = getattr(client, name)
+    home = side.stream()
+    home.open("a:1", *token)
     home.ended(Failed())
     assert home.address == "x:1"
-    home.open("x:1")
+    home.open("x:1", *token)
     home.ended(Failed("SERVER_TOKEN_MISMATCH"))
-    assert (client.known.failure, home.address) == (None, "a:1")
-    home.open("a:1")
+    assert (side.failure, home.address) == (None, "a:1")
+    home.open("a:1", *token)
     home.ended(Failed("SERVER_TOKEN_MISMATCH"))
-    assert isinstance(client.known.failure, errors.ServerTokenMismatch)
+    assert isinstance(side.failure, errors.ServerTokenMismatch)
 
 
 def test_a_watch_stream_that_nobody_needs_is_left() -> None:
@@ -635,17 +637,6 @@ def test_an_overloaded_shard_is_asked_again_when_it_said() -> None:
         assert side.stream("x:1").ended(Failed("OVERLOADED", retry_after=5)) == 0.0
         assert side.search.first_pause == 11.0, "5.5 s, twice"
         assert client.router.place("c") == "x:1", "it is where it was"
-
-
-def test_another_deployment_ends_the_reporting_only_at_an_address_that_was_given() -> None:
-    client = OfflineClient("a:1")
-    client.router.redirected("d", "x:1", 1)
-    home = client.reporting.stream()
-    for address, reason in (("a:1", ""), ("x:1", "SERVER_TOKEN_MISMATCH")):
-        assert home.address == address
-        home.open(address, "t")
-        home.ended(Failed(reason))
-    assert (client.reporting.failure, home.address) == (None, "a:1")
 
 
 @pytest.mark.parametrize("failure", [Failed(), None], ids=["on a thread", "in a task"])

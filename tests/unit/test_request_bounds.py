@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Awaitable
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -26,6 +27,7 @@ from lowwater_authority.rpc.codec import MAX_NAMES
 from lowwater_authority.rpc.interceptors import Decoding, Reading
 from lowwater_authority.rpc.refusals import refuse
 from lowwater_authority.rpc.request_bounds import SMALL, shape_of
+from lowwater_authority.rpc.workers import WorkerServicer
 
 LONGEST = "n" * 128 + "/" + "a" * 128
 WATERMARKS = "/lowwater.v1.WatermarkService/GetWatermarks"
@@ -157,6 +159,9 @@ class Request:
         self.data = data
         requests.append(weakref.ref(self))
 
+    def WhichOneof(self, _: str) -> str:
+        return "report"
+
 
 requests: list[weakref.ref[Any]] = []
 
@@ -174,10 +179,13 @@ async def refused_stream(request: Request, context: Any) -> Any:
 
 @pytest.mark.parametrize("access", [False, True], ids=["open", "with access rules"])
 async def test_what_is_refused_is_freed_at_once(access: bool) -> None:
-    reader = Principal("reader", (Allowance("*", {Action.READ: ("*",)}),), digests=(digest("right"),))
+    reader = Principal("reader", (Allowance("*", dict.fromkeys(Action, ("*",))),), digests=(digest("right"),))
     guard = Guard(Access([reader]), observer=Observer(), audit=Audit(lambda: 0.0), insiders=[], monotonic=lambda: 0.0)
     server = grpc.aio.server(interceptors=[Decoding(Observer()), *([guard] if access else [])])
+    services: Any = SimpleNamespace(shard=SimpleNamespace(), observer=Observer(), check=lambda: None)
+    report: Any = grpc.stream_stream_rpc_method_handler(WorkerServicer(services).Report, Request)
     handlers: tuple[tuple[str, str, Any], ...] = (
+        ("lowwater.v1.WorkerService", "Report", report),
         ("lowwater.v1.ClusterService", "ListShards", grpc.unary_unary_rpc_method_handler(refused, Request)),
         ("lowwater.v1.WatermarkService", "Watch", grpc.unary_stream_rpc_method_handler(refused_stream, Request)),
     )
@@ -191,16 +199,19 @@ async def test_what_is_refused_is_freed_at_once(access: bool) -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             unary: Any = channel.unary_unary("/lowwater.v1.ClusterService/ListShards")
             stream: Any = channel.unary_stream("/lowwater.v1.WatermarkService/Watch")
+            unopened: Any = channel.stream_stream(REPORT)
             right = (("authorization", "Bearer right"),)
             calls: list[Awaitable[Any]] = [
                 unary(b"1", metadata=right),
                 stream(b"2", metadata=right).read(),
-                unary(b"3", metadata=right),
+                unopened(iter([b"3"]), metadata=right).read(),
+                unary(b"4", metadata=right),
             ]
             for call in calls:
                 with pytest.raises(grpc.aio.AioRpcError) as failure:
                     await call
-                assert isinstance(error_of_call(failure.value, "here"), errors.UnknownComputation)
+                found = error_of_call(failure.value, "here")
+                assert isinstance(found, errors.UnknownComputation | errors.InvalidArgument)
         assert len(requests) == len(calls)
         await server.stop(None)
         assert [kept() for kept in requests] == [None] * len(calls)
