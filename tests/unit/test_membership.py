@@ -59,6 +59,7 @@ def test_a_pin_counts_while_its_shard_lives_and_is_not_draining() -> None:
     assert pinned.shard_of(name) == B
     assert pinned.draining(B.address, on=True).shard_of(name) == pinned.without([B.id]).shard_of(name) == A
     assert pinned.without([B.id]).joined(Member("b2", B.address)).shard_of(name) == Member("b2", B.address)
+    assert view.joined(Member("b2", B.address)).members == (A, Member("b2", B.address), C), "one at an address"
     assert pinned.pinned(name, "").shard_of(name) == A
     assert pinned.pinned(name, "").pins == {}
     assert view.pins == {}
