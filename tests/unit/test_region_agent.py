@@ -206,7 +206,7 @@ class World:
             self.local,  # type: ignore[arg-type]
             self.center,
             where="global",
-            metadata=(),
+            metadata=tuple,
             monotonic=lambda: self.now,
         )
 
