@@ -156,6 +156,8 @@ def test_the_sidecar_is_a_command_with_declarations_that_are_taken(tmp_path: Pat
     claim = found[f"PersistentVolumeClaim/{mounts[place]['persistentVolumeClaim']['claimName']}"]
     assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
     assert args.address == f"lw-lowwater.{NAMESPACE}.svc:7420"
+    [_, _, alive] = made["livenessProbe"]["exec"]["command"]
+    assert f"find {args.heartbeat} " in alive
     assert args.conf == [
         "spark.hadoop.fs.s3a.endpoint.region=eu-central-1",
         "spark.jars.packages=org.apache.hadoop:hadoop-aws:3.5.0",
@@ -167,7 +169,7 @@ def test_the_sidecar_is_a_command_with_declarations_that_are_taken(tmp_path: Pat
     assert query["promises"][-1] == "single-driver"
     environment = {each["name"] for each in made["env"]}
     assert environment == {
-        *("HOME", "LOWWATER_CA", "LOWWATER_CERT", "LOWWATER_KEY", "LOWWATER_TOKEN", "AWS_ACCESS_KEY_ID")
+        *("HOME", "LOWWATER_CA", "LOWWATER_CERT", "LOWWATER_KEY", "LOWWATER_TOKEN_FILE", "AWS_ACCESS_KEY_ID")
     }
     other = parsed(rendered("--values", SETS["sidecar"], "--set", "sidecar.queries=[[query]]"))
     assert "Deployment/lw-lowwater-sidecar spec.template.metadata.annotations.checksum/queries" in changes(

@@ -47,10 +47,18 @@ def made(found: Document | None) -> Document:
     return found
 
 
-def secrets_of(container: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Which key of which Secret each variable has."""
-    found = {each["name"]: each["valueFrom"]["secretKeyRef"] for each in container["env"]}
-    return {name: (ref["name"], ref["key"]) for name, ref in found.items()}
+def secrets_of(pod: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Which key of which Secret stands in the file of each variable."""
+    [container] = pod["containers"]
+    volumes = {each["name"]: each.get("secret") for each in pod["volumes"]}
+    found = {}
+    for each in container["env"]:
+        folder, _, file = each["value"].rpartition("/")
+        [mount] = [mount for mount in container["volumeMounts"] if mount["mountPath"] == folder]
+        secret = volumes[mount["name"]]
+        assert (mount["readOnly"], secret["items"]) == (True, [{"key": file, "path": file}])
+        found[each["name"].removesuffix("_FILE")] = (secret["secretName"], file)
+    return found
 
 
 def test_the_agent_is_a_command_with_references_that_are_taken(tmp_path: Path) -> None:
@@ -76,14 +84,13 @@ def test_the_agent_is_a_command_with_references_that_are_taken(tmp_path: Path) -
     )
     [kept] = read_config(config, args.name)
     assert (kept.computation, kept.replicated) == ("hourly", "mirror-clicks")
-    assert secrets_of(container) == {
+    assert secrets_of(spec["template"]["spec"]) == {
         "LOWWATER_TOKEN": ("lowwater-region", "local"),
         "LOWWATER_GLOBAL_TOKEN": ("lowwater-region", "global"),
         region.TOKENS: ("lowwater-region", "pipelines"),
     }
     alone = rendered("--values", SETS["regions"], "--set", "access.existingSecret=,region.globalTokenSecret.name=")
-    [open_to_all] = by_key(parsed(alone))["Deployment/lw-lowwater-region"]["spec"]["template"]["spec"]["containers"]
-    found = secrets_of(open_to_all)
+    found = secrets_of(by_key(parsed(alone))["Deployment/lw-lowwater-region"]["spec"]["template"]["spec"])
     assert found.pop(region.TOKENS) == ("lowwater-region", "pipelines")
     assert found == {"LOWWATER_TOKEN": ("lowwater-region", "local")}, "for the global authority too"
     own = rendered("--values", SETS["regions"], "--set", "region.globalAddress=,globalAuthority.redis.deployment=")
@@ -218,8 +225,12 @@ def test_what_is_started_serves_each_other_and_answers_its_probes(
         f'[[principal]]\nname = "eu"\ntoken_sha256 = ["{sha256(b"of the region").hexdigest()}"]\n'
         'regions = ["eu", "us"]\n'
     )
-    monkeypatch.setenv("LOWWATER_GLOBAL_TOKEN", "of the region")
-    monkeypatch.setenv(region.TOKENS, "p" * 32)
+    tokens = {"LOWWATER_GLOBAL_TOKEN_FILE": "of the region", f"{region.TOKENS}_FILE": "p" * 32}
+    for each in containers["region"]["env"]:
+        file = tmp_path / each["value"].lstrip("/")
+        file.parent.mkdir(parents=True)
+        file.write_text(tokens.get(each["name"], "of nobody"))
+        monkeypatch.setenv(each["name"], str(file))
     with (
         RedisServer(tmp_path / "redis", *DURABLE) as redis,
         Serving(tmp_path / "local") as local,

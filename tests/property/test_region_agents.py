@@ -141,7 +141,7 @@ class Site:
             self.local,  # type: ignore[arg-type]
             self,
             where="global",
-            metadata=(),
+            metadata=tuple,
             monotonic=lambda: float(self.world.now),
         )
 

@@ -805,6 +805,7 @@ def command(flow: Elsewhere) -> Iterator[Callable[[Path], Any]]:
     def start(path: Path) -> subprocess.Popen[str]:
         program = [sys.executable, "-m", "lowwater_spark.sidecar.command", "track", str(path)]
         arguments = ["--state", str(flow.folder / "state"), "--address", flow.address]
+        arguments += ["--heartbeat", str(flow.folder / "heartbeat")]
         running.append(subprocess.Popen([*program, *arguments], stderr=subprocess.PIPE, text=True))
         return running[-1]
 
@@ -836,6 +837,11 @@ def test_many_queries_in_one_process_are_each_on_their_own(
     flow.eventually(lambda: "ck" in lw.get("ck") and low(lw, "ck") == mark(10), "one goes on")
     flow.job(checkpoint="later", out="later-out")
     flow.eventually(lambda: "later" in lw.get("later") and low(lw, "later") == mark(10), "another one has come")
+    heartbeat = flow.folder / "heartbeat"
+    since = heartbeat.stat().st_mtime_ns
+    flow.eventually(
+        lambda: heartbeat.stat().st_mtime_ns > since, "both have looked, and the one that was refused does not count"
+    )
     first.kill()
     assert "windows is not tracked any more: the operator stateStoreSave" in first.stderr.read()
     flow.feed.put([row("a", 10)])

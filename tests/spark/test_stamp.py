@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.track.plan import check_arriving
+from lowwater_spark.track.plan import check_arriving, check_windows
 from tests.kit.times import mark
 from tests.spark.flow import PlainFlow
 from tests.spark.support import Upstream, low, row
@@ -104,6 +106,12 @@ def test_every_way_to_lower_an_event_time_is_found(flow: PlainFlow) -> None:
         (rows, sf.to_timestamp(sf.date_format("t", "yyyy-MM-dd HH:00"))),
         (rows, sf.make_timestamp(*(sf.lit(0) if n else sf.year("t") for n in range(6)))),
         (rows, sf.expr("t - interval 1 hour")),
+        (rows, sf.expr("t + (date'2099-01-01' - current_date())")),  # later less than nothing
+        (rows, sf.from_utc_timestamp("t", "America/New_York")),
+        (rows, sf.to_utc_timestamp("t", "Asia/Tokyo")),
+        (rows, sf.from_utc_timestamp("t", sf.col("key"))),
+        (rows, sf.expr("cast(cast(array(t) as array<date>)[0] as timestamp)")),
+        (rows, sf.explode(sf.expr("sequence(t, timestamp'1970-01-01', interval -1 day)"))),
         (rows, sf.expr("t + interval -1 month")),
         (rows, sf.expr("t - make_interval(0, 0, 0, 0, length(key))")),
         (rows, sf.expr("timestampadd(HOUR, -1, t)")),
@@ -133,6 +141,11 @@ def test_every_way_to_lower_an_event_time_is_found(flow: PlainFlow) -> None:
         (rows, sf.to_timestamp("t")),
         (rows, sf.when(sf.hour("t") > 5, sf.col("t")).otherwise(sf.col("struct.own"))),
         (rows, sf.expr("t + interval 1 hour")),
+        (rows, sf.explode(sf.expr("sequence(t, t + interval 1 day, interval 1 hour)"))),
+        (rows, sf.from_utc_timestamp("t", "Asia/Tokyo")),
+        (rows, sf.to_utc_timestamp("t", "America/New_York")),
+        (rows, sf.to_utc_timestamp("key", "Asia/Tokyo")),
+        (rows, sf.expr("cast(struct(t, 1) as struct<t: timestamp, n: bigint>).t")),
         (rows, sf.expr("t + interval 1 month")),
         (rows, sf.expr("t + cast(null as interval)")),
         (rows, sf.expr("dateadd(HOUR, 1, t)")),
@@ -145,6 +158,41 @@ def test_every_way_to_lower_an_event_time_is_found(flow: PlainFlow) -> None:
         (rows, sf.col("made_by_a_function")),
     ):
         check_arriving(frame, stamp)
+
+
+def test_windows_that_begin_below_the_declared_ones_are_refused(flow: PlainFlow, upstream: Upstream) -> None:
+    """The watermark at 10:10 is floored to 10:00, and a window shifted by 20 minutes begins at 9:20."""
+    frame, hour = flow.read(), timedelta(hours=1)
+    for cut, fits in (
+        (("1 hour",), True),
+        (("20 minutes",), True),
+        (("1 hour", "1 hour", "20 minutes"), False),
+        (("1 hour", "20 minutes"), False),
+        (("2 hours",), False),
+    ):
+        windows = frame.select(sf.window("t", *cut).alias("w")).select(sf.col("w").alias("v"))
+        check_windows(windows, None)
+        with contextlib.nullcontext() if fits else pytest.raises(Unsupported, match="shifted by"):
+            check_windows(windows, hour)
+
+    def write(rows: DataFrame, batch: lws.Batch) -> None:
+        shifted = sf.window("t", "1 hour", startTime="20 minutes")
+        batch.write(rows.groupBy(shifted.alias("w")).count(), str(flow.folder / "out"))
+
+    stage = flow.stage(stamp=hour)
+    with pytest.raises(Unsupported, match="shifted by 0:20:00"):
+        stage.start(
+            frame.select("*", sf.window("t", "1 hour", startTime="20 minutes")),
+            checkpoint=flow.folder / "ck",
+            format="parquet",
+            path=str(flow.folder / "out"),
+        )
+    query = stage.foreach_batch(frame, write, checkpoint=flow.folder / "ck")
+    flow.queries.append(query)
+    upstream.at(10, 10)
+    flow.feed.put([row("a", 10, 15)])
+    with pytest.raises(Unsupported, match="shifted by 0:20:00"):
+        query.await_termination(120)
 
 
 def test_a_later_stage_that_reads_an_earlier_one_has_that_ones_times(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lowwater._core.events import Limited, event
-from lowwater._core.text import without_passwords
+from lowwater._core.text import without_passwords, without_secrets
 from lowwater._server.logging import set_up
 from lowwater_authority.ops.log_events import ALERTED, MOST_SERIES, OTHER
 from lowwater_authority.ops.metrics import Metrics
@@ -108,10 +108,14 @@ def test_no_password_of_a_url_is_logged(chosen: str) -> None:
             "rediss://h?ssl_password=***&db=1 and redis://h?Password=***",
         ),
         ("http://127.0.0.1:7421/metrics of a@b", "http://127.0.0.1:7421/metrics of a@b"),
+        ("hdfs://host:8020/v@2 and redis://a:1,b:2/x@y", "hdfs://host:8020/v@2 and redis://a:1,b:2/x@y"),
+        ("redis://:12/3@a redis://u:12@a", "redis://:***@a redis://u:***@a"),
     ],
 )
 def test_what_is_a_password_and_what_is_not(text: str, shown: str) -> None:
     assert without_passwords(text) == shown
+    if text == shown:
+        assert without_secrets(text) == shown
 
 
 def test_what_happens_again_and_again_is_told_once_in_a_while_with_the_count() -> None:

@@ -172,7 +172,7 @@ class World:
             self.local,  # type: ignore[arg-type]
             self.center,
             where="global",
-            metadata=(),
+            metadata=tuple,
             monotonic=lambda: self.now,
         )
 

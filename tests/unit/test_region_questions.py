@@ -133,6 +133,27 @@ async def test_with_a_token_nobody_else_is_answered() -> None:
         assert await status_of(place, {**JSON, "Authorization": f"Bearer {TOKEN}", "Host": "region.svc"}) == 200
 
 
+async def test_the_token_of_agent_and_pipeline_stands_in_a_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    monkeypatch.setenv(region.TOKENS, "w" * 32)
+    monkeypatch.setenv(f"{region.TOKENS}_FILE", str(file))
+    with pytest.raises(FileNotFoundError):
+        Token(HOURLY)
+    file.write_text(f"{TOKEN},{'o' * 32}\n")
+    door = region._open(SimpleNamespace(listen="127.0.0.1:0", tls_cert=None, tls_key=None))  # type: ignore[arg-type]
+    door.listening.close()
+    assert door.tokens == (TOKEN, "o" * 32)
+    async with asked(*door.tokens) as (agent, place):
+        token = Token(HOURLY, place)
+        await asyncio.to_thread(say, token, 1)
+        file.write_text("w" * 32)
+        with pytest.raises(errors.Unauthenticated):
+            await asyncio.to_thread(say, token, 2)
+        assert agent.told == [(HOURLY, 1)]
+
+
 async def test_a_unix_socket_is_for_its_own_user(tmp_path: Path) -> None:
     path = tmp_path / "agent"
     async with asked(path=str(path)) as (agent, place):

@@ -16,6 +16,7 @@ from lowwater import errors
 from lowwater_spark.checkpoint.location import spark_path
 from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.settings import SparkSettings, connection
+from lowwater_spark.sidecar.watch import from_environment
 from lowwater_spark.sources.kafka import PACE
 from lowwater_spark.sources.kafka_admin import KafkaAdmin
 from lowwater_spark.sources.kafka_client import client_settings
@@ -125,6 +126,20 @@ def test_names_of_files_travel_and_their_contents_do_not(tmp_path: Path) -> None
     assert (here.timeout, here.token, here.namespace) == (1.0, "t", "team")
 
 
+def test_a_token_file_is_read_where_the_call_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("first\n")
+    shipped = pickle.dumps(conf(tokenFile=str(file)))
+    assert b"first" not in shipped
+    settings = pickle.loads(shipped)
+    for token in ("first", "second"):
+        file.write_text(token)
+        assert settings.metadata == (("authorization", f"Bearer {token}"),)
+    monkeypatch.setenv("LOWWATER_TOKEN", "start")
+    monkeypatch.setenv("LOWWATER_TOKEN_FILE", str(file))
+    assert connection(from_environment).token == "second"
+
+
 def test_a_file_that_an_executor_does_not_have_is_a_refusal_and_no_channel_without_tls(tmp_path: Path) -> None:
     """The task's call fails with a reason, which holds the stage."""
     ca = tmp_path / "ca.crt"
@@ -143,6 +158,7 @@ def test_a_file_that_an_executor_does_not_have_is_a_refusal_and_no_channel_witho
         ({"ca": "certs/ca.pem"}, "bare name"),
         ({"key": "/etc/tls.key"}, "belong together"),
         ({"ca": "/nowhere/ca.pem"}, "cannot be read here"),
+        ({"tokenFile": "/nowhere/token"}, "cannot be read here"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused_at_the_start(settings: dict[str, str], reason: str) -> None:
