@@ -17,7 +17,6 @@ from tests.iceberg.table import TableFlow
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-PATIENCE = 180
 
 NOWHERE = Standing(MIN, None)
 """Of who has nothing to say."""

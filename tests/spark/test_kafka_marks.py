@@ -30,7 +30,7 @@ from lowwater_spark.sources.kafka import (
     written,
 )
 from lowwater_spark.sources.kafka_admin import KafkaAdmin
-from lowwater_spark.sources.kafka_marks import Begun, Slot, SlotMark, marks_topic, parse, same_id
+from lowwater_spark.sources.kafka_marks import Begun, Slot, SlotMark, marks_topic, same_id
 from tests.kit.kafka import ANSWERS_WITHIN, Kafka
 from tests.kit.times import at, mark
 from tests.spark.flow import Flow
@@ -301,14 +301,6 @@ def test_rows_that_were_cut_off_below_their_marks_are_found(tmp_path: Path) -> N
     assert not source.reached(waiting, '{"t":{"0":5}}')
     with pytest.raises(CheckpointMismatch, match=said):
         opened(answers, begun(tmp_path, 2))
-
-
-def test_a_mark_that_is_none_is_refused_as_one() -> None:
-    slot = Slot("c", ".", "t", 0)
-    key, value = SlotMark(slot, "source", 1, "d", "s", "1", 1, {0: 5}).record()
-    for wrong in ({"ends": None}, {"topic_id": None}, {"ends": {"0": "x"}}):
-        with pytest.raises(ValueError, match=r"the mark of lw-c/\./t/0 cannot be read"):
-            parse(key, json.dumps({**json.loads(value), **wrong}).encode())
 
 
 def test_an_injector_goes_by_no_marks() -> None:

@@ -269,6 +269,8 @@ def test_what_would_not_be_once_is_refused_by_its_name(out: Out, monkeypatch: py
 
     def write(rows: DataFrame, batch: lws.Batch) -> None:
         def ask(what: str, topic: str = out.name, **how: Any) -> None:
+            if what != "twice":
+                batch._taken.clear()
             columns, options = how.pop("columns", ["key", "key AS value"]), {**out.options, **how.pop("options", {})}
             with contextlib.suppress(ValueError, CheckpointMismatch):
                 batch.write_kafka(rows.selectExpr(*columns), topic, options=options, **{"slots": 2, **how})
@@ -278,12 +280,10 @@ def test_what_would_not_be_once_is_refused_by_its_name(out: Out, monkeypatch: py
         ask("nothing")
         ask("twice")
         for what, (how, _) in REFUSED.items():
-            batch._taken.clear()
             ask(what, **how)
         with monkeypatch.context() as twice:
             twice.setattr(out.flow.spark.sparkContext, "_conf", SparkConf().set("spark.speculation", "true"))
             batch._topics.clear()
-            batch._taken.clear()
             ask("speculation")
 
     out.start(write)

@@ -14,8 +14,6 @@ from lowwater_spark.sources.files import FileSource, Intruder, hidden, intruders
 from lowwater_spark.sources.sink_log import refuse_sink
 from lowwater_spark.sources.writers import MARKS, mark_sink, mark_writer, strangers
 
-SCHEMA = "key string, t timestamp"
-
 
 def reading(folder: Path, *inputs: str, recursive: bool = True, sink_log: bool = False) -> FileSource:
     return FileSource(str(folder), recursive, "json", sink_log, frozenset(inputs) if inputs else None)
