@@ -18,10 +18,7 @@ from tests.guard.stores import claim
 from tests.kit.times import mark
 from tests.spark.flow import Flow
 from tests.spark.support import Upstream, low, row
-from tests.spark.test_delta import spark
 from tests.spark.updates import HOURLY, hourly
-
-__all__ = ["spark"]
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
