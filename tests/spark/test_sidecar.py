@@ -463,7 +463,8 @@ def test_many_queries_in_one_process_are_each_on_their_own(
         flow.eventually(lambda: "later" in lw.get("later") and low(lw, "later") == mark(10), "another one has come")
         since = heartbeat.stat().st_mtime_ns
         flow.eventually(
-            lambda: heartbeat.stat().st_mtime_ns > since, "both have looked, and the one that was refused does not count"
+            lambda: heartbeat.stat().st_mtime_ns > since,
+            "both have looked, and the one that was refused does not count",
         )
         first.kill()
         assert first.stderr is not None
