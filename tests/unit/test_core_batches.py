@@ -13,14 +13,13 @@ from lowwater_authority.core.requests import Fold, TaskAttempt
 from lowwater_authority.core.topology import Spec
 from tests.property import switches
 from tests.property.core_driver import MAX, MIN, Driver, part
-from tests.property.switches import off, planted
+from tests.property.switches import planted
 
 HALF = 500_000
 
 
 @planted("C2", switches.PartOfABatch)
 def test_C2_all_or_nothing(made: type[Computation]) -> None:
-    """C2: tasks 0, 1 and 2 hold nothing, task 3 holds 12, and its part never came."""
     d = Driver(made=made)
     run = d.claim(b"", b"d", b"h", b"p", b"").sequencer
     d.report(run, 10)
@@ -37,72 +36,6 @@ def test_C2_all_or_nothing(made: type[Computation]) -> None:
     assert d.strong[-1]
 
 
-def test_C2_a_failed_prepare_withdraws_the_earlier_one() -> None:
-    d = Driver()
-    run = d.claim(b"", b"").sequencer
-    task = d.stage(run, 1, 0, {0: MAX})
-    assert d.prepare(run, 1, [task], 14) == []
-    assert d.prepare(run, 1, [task, TaskAttempt(0, 1, 0)], 14) == [TaskAttempt(0, 1, 0)]
-    with pytest.raises(errors.NotPrepared):
-        d.commit(run, 1)
-
-
-def test_S4_only_the_accepted_attempt_counts() -> None:
-    """Attempt 0 staged part of its work and failed; attempt 1 succeeded, and its part was lost."""
-    d = Driver()
-    run = d.claim(b"", b"").sequencer
-    d.stage(run, 1, 0, {0: MAX}, attempt=0)
-    assert d.prepare(run, 1, [TaskAttempt(0, 0, 1)], 14) == [TaskAttempt(0, 0, 1)]
-    d.stage(run, 1, 0, {0: 12}, attempt=1)
-    assert d.prepare(run, 1, [TaskAttempt(0, 0, 1)], 14) == []
-    d.commit(run, 1)
-    assert d.low == 12
-
-
-def test_nothing_moves_before_the_commit() -> None:
-    d = Driver()
-    run = d.claim(b"", b"").sequencer
-    task = d.stage(run, 1, 0, {0: MAX})
-    d.prepare(run, 1, [task], 14)
-    assert d.settle() is None
-    assert d.low == MIN
-    d.crash()
-    with pytest.raises(errors.NotPrepared):
-        d.commit(run, 1)
-    assert d.low == MIN, "parts wait in memory only: a restart holds the stage"
-
-
-def test_a_commit_may_be_repeated() -> None:
-    d = Driver()
-    run = d.claim(b"", b"").sequencer
-    d.prepare(run, 1, [], 14)
-    assert d.commit(run, 1) == set()
-    d.report(run, 13)
-    assert d.commit(run, 1) == set()
-    assert d.values() == [(b"", 13)]
-
-
-@pytest.mark.parametrize("batch", [5, 6])
-def test_H2_a_late_repeat_of_a_batch_changes_nothing(batch: int) -> None:
-    """H2 once more: prepare and commit of an empty batch come a second time, behind a batch that lowered the range."""
-    d = Driver()
-    run = d.claim(b"", b"").sequencer
-    d.prepare(run, 5, [], 14)
-    d.commit(run, 5)
-    task = d.stage(run, 6, 0, {0: 13})
-    d.prepare(run, 6, [task], 15)
-    d.commit(run, 6)
-    assert d.values() == [(b"", 13)]
-    for _ in range(2):
-        d.prepare(run, batch, [], 14)
-        try:
-            d.commit(run, batch)
-        except errors.NotPrepared:
-            pass
-        assert d.values() == [(b"", 13)]
-        d.crash()
-
-
 def test_a_late_prepare_leaves_the_newer_one_as_it_is() -> None:
     d = Driver()
     run = d.claim(b"", b"").sequencer
@@ -115,72 +48,7 @@ def test_a_late_prepare_leaves_the_newer_one_as_it_is() -> None:
     assert d.low == 12
 
 
-@planted("H5b", switches.NoHandOver)
-def test_H5b_a_newer_claim_applies_what_was_prepared(made: type[Computation]) -> None:
-    """H5b: commits/7 is written, the driver dies before it tells, and the new run is idle."""
-    d = Driver(made=made)
-    run = d.claim(b"", b"m", b"", identity="q", generation=7).sequencer
-    d.report(run, 10)
-    task = d.stage(run, 7, 0, {0: 12, 1: MAX})
-    d.prepare(run, 7, [task], 14, digest=b"seven")
-    new = d.claim(b"", b"m", b"", identity="q", generation=8, bound=[20, 13])
-    assert new.watermarks.tolist() == [12, 13], "applied first, then the claim's bound"
-    assert d.core.last_batch == (7, b"seven")
-    d.crash()
-    assert [value for _, value in d.values()] == [12, 13]
-    assert d.low == 12
-
-
-@pytest.mark.parametrize("generation", [6, 7])
-def test_H5b_an_uncommitted_batch_is_not_applied(generation: int) -> None:
-    """The new run starts at the prepared batch itself: it is not in the commit log."""
-    d = Driver()
-    run = d.claim(b"", b"", identity="q", generation=6).sequencer
-    d.report(run, 10)
-    d.prepare(run, 7, [], 14)
-    assert d.claim(b"", b"", identity="q", generation=generation, ordinal=1).watermarks.tolist() == [10]
-    assert d.core.last_batch is None
-    assert d.claim(b"", b"", identity="q", generation=8).watermarks.tolist() == [10], "fenced by now"
-
-
-def test_H5b_a_refused_claim_applies_nothing() -> None:
-    d = Driver()
-    run = d.claim(b"", b"", identity="q", generation=6).sequencer
-    d.prepare(run, 6, [], 14)
-    with pytest.raises(errors.IdentityMismatch):
-        d.claim(b"", b"", identity="other", generation=9)
-    assert d.values() == [(b"", MIN)]
-    assert d.commit(run, 6) == set()
-
-
-def test_a_released_run_cannot_commit() -> None:
-    d = Driver()
-    run = d.claim(b"", b"", generation=1).sequencer
-    d.prepare(run, 1, [], 14)
-    d.release(run)
-    with pytest.raises(errors.StaleSequencer):
-        d.commit(run, 1)
-    for call in (lambda: d.stage(run, 1, 0, {}), lambda: d.prepare(run, 1, [], 14)):
-        with pytest.raises(errors.StaleSequencer):
-            call()
-    assert d.claim(b"", b"", generation=2).watermarks.tolist() == [MIN]
-
-
-def test_a_batch_of_another_fold_is_refused() -> None:
-    d = Driver(Spec("c", ("a",)))
-    run = d.claim(b"", b"").sequencer
-    d.prepare(run, 1, [], 14, fold=Fold(1, (1,)))
-    with pytest.raises(errors.InputVersion):
-        d.commit(run, 1, Fold(2, (1, 1)))
-    with pytest.raises(errors.IncarnationChanged):
-        d.commit(run, 1, Fold(1, (2,)))
-    assert d.low == MIN
-    assert d.commit(run, 1, Fold(1, (1,))) == set()
-    assert d.low == 14
-
-
 def test_an_input_that_is_registered_while_a_batch_runs_was_not_reset() -> None:
-    """It was folded as unknown, so nothing above MIN is in the batch, whatever incarnation the input is in now."""
     d = Driver(Spec("c", ("a", "b")))
     run = d.claim(b"", b"").sequencer
     with pytest.raises(errors.InvalidArgument, match="must be"):
@@ -197,41 +65,7 @@ def test_an_input_that_is_registered_while_a_batch_runs_was_not_reset() -> None:
         d.commit(run, 2, Fold(1, (1, 0)))
 
 
-def test_a_lost_range_is_refused_and_the_rest_of_the_batch_counts() -> None:
-    d = Driver()
-    run = d.claim(b"", b"m", b"").sequencer
-    task = d.stage(run, 1, 0, {0: 12, 1: 13})
-    d.prepare(run, 1, [task], 14)
-    d.claim(b"", b"m")
-    assert d.commit(run, 1) == {("STALE_SEQUENCER", 0)}
-    assert d.values() == [(b"", MIN), (b"m", 13)]
-
-
-@pytest.mark.parametrize(("covers_all", "values"), [(True, [12, 10]), (False, [12, 14])])
-def test_a_range_without_a_task_holds_or_has_nothing(covers_all: bool, values: list[int]) -> None:
-    d = Driver()
-    run = d.claim(b"", b"m", b"").sequencer
-    d.report(run, 10)
-    task = d.stage(run, 1, 0, {0: 12})
-    d.prepare(run, 1, [task], 14, covers_all=covers_all)
-    d.commit(run, 1)
-    assert [value for _, value in d.values()] == values
-
-
-def test_MAX_passes_only_by_a_bound_of_MAX() -> None:
-    d = Driver()
-    run = d.claim(b"", b"m", b"").sequencer
-    task = d.stage(run, 1, 0, {0: 12, 1: MAX})
-    d.prepare(run, 1, [task], MAX)
-    assert d.commit(run, 1) == set()
-    assert [value for _, value in d.values()] == [12, MAX]
-    d.prepare(run, 2, [], MAX - 1)
-    assert d.commit(run, 2) == {("TOO_FAR_AHEAD", 0)}, "the other one goes back, which nothing may keep it from"
-    assert [value for _, value in d.values()] == [12, MAX - 1]
-
-
 def test_jobs_of_a_batch_fold_minima_and_never_add_histograms() -> None:
-    """Two jobs see the same records: minima by min, the histogram and the count of the larger job alone."""
     d = Driver(Spec("c", heuristics=(HALF,)))
     run = d.claim(b"", b"m", b"").sequencer
     parts = {
@@ -265,7 +99,6 @@ def test_parts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rule7_the_bytes_of_parts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few tasks with large histograms cost what many with small ones do; a repeat of a task takes the place of its first part."""
     monkeypatch.setattr(batches, "MAX_PART_BYTES", 3 * batches.PART_BYTES)
     d = Driver()
     run = d.claim(b"", b"").sequencer
@@ -282,7 +115,6 @@ def test_rule7_the_bytes_of_parts_are_bounded(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_part_that_grows_nothing_is_taken_where_no_other_would_be() -> None:
-    """Others have filled the process; the answer to a part was lost, or its task says less when it is asked again."""
     d = Driver()
     run = d.claim(b"", b"").sequencer
     less, held, more = (part({0: at}, pending=range(records)) for at, records in ((7, 1), (5, 2), (5, 3)))
@@ -304,7 +136,6 @@ def test_a_part_that_grows_nothing_is_taken_where_no_other_would_be() -> None:
 
 
 def test_rule7_nothing_of_a_batch_is_kept_after_its_commit() -> None:
-    """Nor what comes late of it; the parts of the next batch, which is here before it, stay."""
     d = Driver()
     run = d.claim(b"", b"d", b"").sequencer
     tasks = [d.stage(run, 1, index, {index: 15}) for index in range(2)]
@@ -323,15 +154,6 @@ def test_rule7_nothing_of_a_batch_is_kept_after_its_commit() -> None:
     assert {value for _, value in d.values()} == {19}
 
 
-@off(7)
-def test_rule7_off_for_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def kept(self: batches.BatchStage, *_: object) -> None:
-        self.prepared = None
-
-    monkeypatch.setattr(batches.BatchStage, "committed", kept)
-    test_rule7_nothing_of_a_batch_is_kept_after_its_commit()
-
-
 OVER: dict[str, Callable[[Driver, int], object]] = {
     "a newer claim": lambda d, _: d.claim(b"", b"", worker="next"),
     "a release": lambda d, run: d.core.release(run),
@@ -342,7 +164,6 @@ OVER: dict[str, Callable[[Driver, int], object]] = {
 
 @pytest.mark.parametrize("how", OVER)
 def test_rule7_nothing_of_a_batch_is_kept_after_its_claim(how: str) -> None:
-    """What nobody can commit any more. A claim that goes on keeps what it has, whatever ends beside it."""
     d = Driver()
     run, beside = d.claim(b"", b"d").sequencer, d.claim(b"d", b"").sequencer
     staged = [d.stage(run, 1, index, {0: 15}) for index in range(2)]
@@ -354,16 +175,6 @@ def test_rule7_nothing_of_a_batch_is_kept_after_its_claim(how: str) -> None:
     OVER[how](d, run)
     assert (len(d.core.batches), d.core.batches.bytes) == (0, 0)
     assert d.core.batches.prepared is None
-
-
-def test_a_claim_that_lost_a_part_of_its_ranges_commits_what_it_prepared() -> None:
-    d = Driver()
-    run = d.claim(b"", b"d", b"").sequencer
-    tasks = [d.stage(run, 1, index, {index: 15}) for index in range(2)]
-    assert d.prepare(run, 1, tasks, 14) == []
-    d.claim(b"d", b"")
-    d.commit(run, 1)
-    assert d.values()[0] == (b"", 14)
 
 
 def test_a_part_of_a_range_that_is_not_there_is_refused() -> None:

@@ -39,19 +39,6 @@ def test_rule8_a_report_that_is_not_newer_is_refused(made: type[Computation]) ->
     assert d.values() == [(b"", 400), (b"m", 2000)]
 
 
-def test_the_refusal_says_which_stream_is_the_newest_and_what_to_do() -> None:
-    d = Driver()
-    owner = d.claim(b"", b"").sequencer
-    d.report(owner, 10, number=(9, 4))
-    report = GroupReport(owner, column([5]))
-    (refused,) = d.core.report(report, sender=b"s", number=(9, 4), required=NO_FOLD, now=d.now)
-    assert (refused.reason, refused.newest, refused.handles) == ("OLD_STREAM", 9, None)
-    assert "open a greater stream and send the full state" in refused.message
-    assert d.report(owner, 7, sender=b"another", number=(1, 1)) == set(), (
-        "its own counter is no other sender's business"
-    )
-
-
 def test_rule8_a_made_up_turn_leaves_room_for_those_that_the_owner_will_count() -> None:
     d = Driver()
     owner = d.claim(b"", b"").sequencer
@@ -68,28 +55,7 @@ def test_rule8_a_made_up_turn_leaves_room_for_those_that_the_owner_will_count() 
     assert report(3 + LONGEST_STEP) == report(4 + LONGEST_STEP) == []
 
 
-def test_a_refused_report_leaves_the_claim_beside_it_alone() -> None:
-    d = Driver()
-    left, right = d.claim(b"", b"m").sequencer, d.claim(b"m", b"").sequencer
-    d.report(left, 10, number=(9, 1))
-    assert d.report(left, 20, number=(3, 1)) == OLD
-    assert d.report(right, 20, number=(3, 1)) == set()
-    assert d.values() == [(b"", 10), (b"m", 20)]
-
-
 # -- numbers are durable ---------------------------------------------------------------------------------------
-
-
-@planted(8, switches.NumbersOfChangesOnly)
-def test_rule8_numbers_survive_a_restart(made: type[Computation]) -> None:
-    """(1, 6) said 15 and is on its way. The owner went back to 14 and opened stream 2: it changes nothing, and is acknowledged."""
-    d = Driver(made=made)
-    owner = d.claim(b"", b"").sequencer
-    d.report(owner, 14, number=(1, 5))
-    assert d.report(owner, 14, number=(2, 1)) == set()
-    d.crash()
-    assert d.report(owner, 15, number=(1, 6)) == OLD
-    assert d.low == 14
 
 
 def test_only_the_first_report_of_a_stream_is_written_for_its_number() -> None:
@@ -133,16 +99,6 @@ def test_rule10_the_first_report_of_a_later_stream_waits_for_the_strongest_write
         assert d.strong[-1] is strong, (stream, turn)
 
 
-def test_turns_are_no_senders_to_be_counted() -> None:
-    d = Driver()
-    owner = d.claim(b"", b"").sequencer
-    for index in range(SENDERS_KEPT):
-        assert d.report(owner, 14, sender=b"%d" % index, number=(1, 1)) == set()
-    assert d.report(owner, 13, sender=b"turns", number=(1, 1), turn=1) == set()
-    assert d.low == 14
-    assert d.values() == [(b"", 13)]
-
-
 # -- turns -----------------------------------------------------------------------------------------------------
 
 
@@ -159,14 +115,6 @@ def test_rule8_turns_order_a_claims_reports_over_all_streams(made: type[Computat
     assert d.values() == [(b"", 12)]
     assert d.report(owner, 16, sender=b"first", number=(7, 3), turn=3) == set(), "and back again"
     assert d.values() == [(b"", 16)]
-
-
-def test_turns_take_one_place_however_many_streams_there_were() -> None:
-    d = Driver()
-    owner = d.claim(b"", b"").sequencer
-    for turn in range(1, 2 * SENDERS_KEPT):
-        assert d.report(owner, turn, sender=b"%d" % turn, number=(1, 1), turn=turn) == set()
-    assert len(d.core.map.groups[owner].senders) == 1
 
 
 # -- request ids -----------------------------------------------------------------------------------------------
@@ -263,18 +211,6 @@ def test_rule1_a_fold_of_before_an_inputs_registration_counts_as_unknown_and_is_
     assert d.report(owner, 10, 20, fold=after, required=after) == set()
     assert d.low == 10
     assert d.report(owner, 30, 30, fold=after, required=Fold(1, (1, 2))) == {("INCARNATION_CHANGED", None)}
-
-
-def test_the_refusal_of_such_a_fold_names_the_input_the_field_and_the_fix() -> None:
-    d = Driver(Spec("c", ("a", "b")))
-    owner = d.claim(b"", b"").sequencer
-    fold = Fold(1, (1, 0))
-    report = GroupReport(owner, column([10]), fold=fold)
-    (refused,) = d.core.report(report, sender=b"s", number=(1, 1), required=fold, now=d.now)
-    assert refused.message == (
-        f"b is folded as not registered, which is unknown, so watermarks_micros must be {MIN}, and the report counts as that; "
-        "fold all inputs"
-    )
 
 
 def test_a_batch_over_an_input_that_is_not_registered_is_not_prepared() -> None:
@@ -388,15 +324,3 @@ def test_rule8_a_lowering_counts_also_while_the_clock_is_back(made: type[Computa
     assert refused.reason == "TOO_FAR_AHEAD"
     d.report(owner, now, handles=[1], number=(1, 4))
     assert d.low == late[0]
-
-
-def test_a_batch_that_lowers_counts_also_while_the_clock_is_back() -> None:
-    """What a commit refuses it refuses for good: nobody can commit the batch again."""
-    d = Driver()
-    owner = d.claim(b"", b"").sequencer
-    d.report(owner, d.now, number=(1, 1))
-    late, back = d.now - 10 * SECOND, d.now - 3600 * SECOND
-    assert d.prepare(owner, 1, [d.stage(owner, 1, 0, {0: late})], MAX - 1) == []
-    assert d.core.commit(owner, 1, NO_FOLD, d.now, back) == []
-    d.settle()
-    assert d.values() == [(b"", late)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from lowwater import errors
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import GRANTS_KEPT
@@ -20,17 +19,6 @@ def test_a_repeated_claim_says_nothing_of_ranges_it_has_lost() -> None:
     d.claim(b"m", b"")
     again = d.claim(b"", b"m", b"", request_id=b"r")
     assert (again.sequencer, again.watermarks.tolist()) == (first.sequencer, [10, MIN])
-
-
-def test_a_repeat_of_a_superseded_claim_takes_nothing_back() -> None:
-    d = Driver()
-    d.claim(b"", b"", request_id=b"old")
-    new = d.claim(b"", b"", request_id=b"new").sequencer
-    for _ in range(2):
-        with pytest.raises(errors.StaleSequencer):
-            d.claim(b"", b"", request_id=b"old")
-        d.crash()
-    assert d.report(new, 5) == set()
 
 
 def test_request_ids_are_kept_in_bounded_number() -> None:
