@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from typing import NamedTuple
 
 import grpc.aio
 import pytest
 
-import lowwater.aio
 from lowwater._core.call import Stubs
 from lowwater._core.search import TIMEOUT
 from lowwater._pb.lowwater.v1 import cluster_pb2, watermarks_pb2
@@ -65,25 +63,9 @@ async def test_where_the_others_are_is_said_in_time(taking: Taking) -> None:
         assert {redirect.address for redirect in found.redirects} == {taking.one.address}
 
 
-async def test_a_single_one_is_said_to_be_nowhere_in_time(taking: Taking) -> None:
-    asked = cluster_pb2.LocateRequest(computations=sorted(taking.hanging)[:1])
-    async with grpc.aio.insecure_channel(taking.address) as channel:
-        [redirect] = (await Stubs(channel).cluster.Locate(asked, timeout=LATEST)).redirects
-    assert redirect.address == ""
-
-
 async def test_the_others_are_read_in_time(taking: Taking) -> None:
     asked = watermarks_pb2.GetWatermarksRequest(computations=NAMES)
     async with grpc.aio.insecure_channel(taking.address) as channel:
         got = await Stubs(channel).watermarks.GetWatermarks(asked, timeout=LATEST)
     assert {watermark.computation for watermark in got.watermarks} == set(NAMES) - taking.hanging
     assert {redirect.computation for redirect in got.redirects} == taking.hanging
-
-
-async def test_the_others_are_watched_in_time(taking: Taking) -> None:
-    async with (
-        lowwater.aio.connect(taking.address) as lw,
-        aclosing(lw.watch()) as changes,
-        asyncio.timeout(LATEST),
-    ):
-        assert (await anext(changes)).computation not in taking.hanging

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from lowwater import errors
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.engine.shard import WAIT_SECONDS
 from lowwater_authority.engine.takeover import SLOW_SECONDS, TAKEN_AT_ONCE
 from lowwater_authority.journal import JournalFailed, LoadedLog
 from tests.kit.clock import Clock
@@ -181,29 +179,6 @@ def test_a_shard_that_recovers_for_long_is_not_cut_off() -> None:
     run(story)
 
 
-def test_one_that_takes_long_holds_up_no_other() -> None:
-    """A computation is being taken over for a minute when another shard dies: what that served is served on at once."""
-
-    async def story(deployment: Simulated) -> None:
-        one, other, third = [await deployment.start(address) for address in ("one:1", "other:1", "third:1")]
-        for name in NAMES:
-            await one.shard.register(Spec(name))
-        await asyncio.sleep(2)
-        assert third.shard.names()
-        slow = other.shard.names()[0]
-        for each in (one, third):
-            each.store.slow, each.store.seconds = frozenset({slow}), 60.0
-        other.process.crash()
-        await asyncio.sleep(DEAD_AFTER + 1)
-        third.process.crash()
-        await asyncio.sleep(DEAD_AFTER + 1)
-        assert one.shard.names() == sorted(set(NAMES) - {slow})
-        await asyncio.sleep(70)
-        assert one.shard.names() == NAMES
-
-    run(story)
-
-
 def test_however_many_take_long_the_others_have_their_turn() -> None:
     """More than are taken side by side: after a while they do not count."""
 
@@ -226,23 +201,6 @@ def test_however_many_take_long_the_others_have_their_turn() -> None:
     run(story)
 
 
-@pytest.mark.parametrize("seconds", [DEAD_AFTER + 0.1, 30.0])
-def test_a_shard_that_was_stopped_hears_of_its_store_before_it_judges(seconds: float) -> None:
-    async def story(deployment: Simulated) -> None:
-        one, other = await deployment.start("one:1"), await deployment.start("other:1")
-        for name in NAMES:
-            await one.shard.register(Spec(name))
-        await asyncio.sleep(2)
-        one.process.pause()
-        await asyncio.sleep(seconds)
-        one.process.resume()
-        await asyncio.sleep(2)
-        assert one.told == []
-        assert sorted(one.shard.names() + other.shard.names()) == NAMES
-
-    run(story)
-
-
 @pytest.mark.parametrize("seconds", [0.0, 5.0])
 def test_a_shard_without_its_store_is_cut_off_after_dead_after_and_comes_back(seconds: float) -> None:
     async def story(deployment: Simulated) -> None:
@@ -257,32 +215,5 @@ def test_a_shard_without_its_store_is_cut_off_after_dead_after_and_comes_back(se
         deployment.members.away = one.store.away = False
         await asyncio.sleep(seconds + 1)
         assert one.told == [True, False]
-
-    run(story)
-
-
-@pytest.mark.parametrize("seconds", [WAIT_SECONDS, 60.0])
-def test_a_read_waits_for_the_store_once_and_says_how_old_its_news_is(seconds: float) -> None:
-    """It has come behind another look at the store, which does not answer either: that must not make it twice as long."""
-
-    async def story(deployment: Simulated) -> None:
-        one = await deployment.start("one:1")
-        await one.shard.register(Spec("a"))
-        await asyncio.sleep(1)
-        one.store.away, one.store.seconds = True, seconds
-        before = asyncio.ensure_future(one.shard.confirm(()))
-        await asyncio.sleep(1)
-        began = deployment.sim.now
-        with pytest.raises(
-            errors.Unavailable, match=r"cannot tell whether what it knows is the newest, .* s ago"
-        ) as refused:
-            await one.shard.confirm(["a"])
-        assert deployment.sim.now - began <= WAIT_SECONDS
-        stale = int(refused.value.metadata["stale_micros"]) / 1e6
-        assert 1 < stale <= WAIT_SECONDS + 2
-        await asyncio.gather(before, return_exceptions=True)
-        one.store.away = False
-        await asyncio.sleep(seconds)
-        await one.shard.confirm(["a"])
 
     run(story)

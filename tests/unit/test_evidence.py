@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from tests.kit.faults import Outcome
 from tests.kit.shards import DEAD_AFTER, NAMES, Deployment, held, turns, two
 
 BEAT = DEAD_AFTER / 5
@@ -69,34 +68,6 @@ async def test_one_that_looked_dead_and_was_heard_of_since_has_the_patience_of_a
     assert held(one) == set(NAMES)
 
 
-async def test_one_that_accepts_again_and_dies_is_taken_sooner(deployment: Deployment) -> None:
-    one, other = await two(deployment)
-    deployment.looks_dead.add("other:1")
-    await deployment.settle(one, other, seconds=3 * BEAT)
-    deployment.looks_dead.clear()
-    await deployment.settle(one, other, seconds=BEAT)
-    await other.stop()
-    deployment.looks_dead.add("other:1")
-    await deployment.settle(one, seconds=2 * BEAT)
-    assert held(one) == set(NAMES)
-
-
-async def test_one_that_looks_dead_and_was_only_stopped_is_fenced_like_any_other(deployment: Deployment) -> None:
-    one, other = await two(deployment)
-    name = min(held(other))
-    grant = await other.claim(name)
-    deployment.looks_dead.add("other:1")
-    await deployment.settle(one, seconds=2 * BEAT)
-    assert held(one) == set(NAMES)
-    [(_, refused)] = await other.report(name, grant, 15)
-    assert refused.reason == "MOVED"
-    assert name not in held(other)
-    deployment.looks_dead.clear()
-    await deployment.settle(one, other, seconds=4 * BEAT)
-    assert held(one) | held(other) == set(NAMES)
-    assert not held(one) & held(other)
-
-
 async def test_nobody_is_taken_over_for_what_the_store_did(deployment: Deployment) -> None:
     one, other = await two(deployment)
     before = held(one), held(other)
@@ -116,27 +87,6 @@ async def test_who_has_lost_beats_heals_nothing_too_soon(deployment: Deployment)
     deployment.clock.now += 2 * BEAT
     await one.beat()
     assert not one.cluster.may_heal()
-
-
-async def test_a_store_that_answers_late_makes_no_gap(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beats begin a beat apart, however long each takes: else a shard would never heal what such a store has lost."""
-    one, _ = await two(deployment)
-    beat, may = one.directory.beat, list[bool]()
-
-    async def late(member: str) -> object:
-        deployment.clock.now += 0.8 * BEAT
-        return await beat(member)
-
-    async def pause(until: float) -> None:
-        deployment.clock.now = max(deployment.clock.now, until)
-        may.append(one.cluster.may_heal())
-        if len(may) == 20:
-            one.cluster.stop()
-
-    monkeypatch.setattr(one.directory, "beat", late)
-    monkeypatch.setattr(one.cluster, "_pause", pause)
-    await one.cluster.run()
-    assert all(may[10:])
 
 
 # --- who asks for what a dead shard served ------------------------------------------------------------------------
@@ -190,10 +140,3 @@ async def test_a_question_goes_on_when_one_that_looked_dead_is_heard_of(deployme
     await deployment.settle(other, one, seconds=BEAT)
     await asking
     assert deployment.owner(min(held(other))) is other
-
-
-async def test_a_question_costs_the_store_nothing_while_nobody_looks_dead(deployment: Deployment) -> None:
-    one, _ = await two(deployment)
-    one.faults.ends["owners"] = [Outcome.FAILED]
-    await one.cluster.settle(NAMES, 60.0)
-    assert one.faults.ends["owners"]
