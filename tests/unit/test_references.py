@@ -6,7 +6,7 @@ The tests of `test_row_...` are the rows about regions of the table of execution
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -183,48 +183,6 @@ def test_row_l_is_1400_with_the_policy_local_breaks_visibly(world: World) -> Non
     assert world.core.watermarks()["daily"] == (1, 1400, True)
 
 
-def test_a_local_reference_is_tainted_also_where_the_mirror_was_ahead_of_l(world: World) -> None:
-    """Behind R there may be rows that only the lost region has accepted: nobody can say any more that all are included."""
-    world.register("daily", LOCAL)
-    world.mirror("B", 1450, name=DAILY)
-    world.report("A", 1, 1400, name=DAILY)
-    world.fail_over(DAILY)
-    world.report("B", 2, 1500, name=DAILY)
-    found = world.core.get(DAILY)
-    assert (found.published, found.accepted, found.written_off) == (1500, 1450, True)
-
-
-def test_what_was_published_as_local_is_tainted_when_the_owner_is_lost_before_the_replica_has_it(world: World) -> None:
-    """The policy was changed; what was published by the old one stays, and is in no replica."""
-    world.register("daily", LOCAL)
-    world.mirror("B", 1350, name=DAILY)
-    world.report("A", 1, 1400, name=DAILY)
-    world.do(world.core.set_policy(DAILY, REPLICATED))
-    world.fail_over(DAILY)
-    found = world.core.get(DAILY)
-    assert (found.published, found.accepted, found.written_off) == (1400, 1350, True)
-    world.confirm("A")
-    world.do(world.core.arrived(DAILY, world.now))
-    found = world.core.get(DAILY)
-    assert (found.published, found.accepted, found.written_off) == (1400, 1400, False)
-
-
-@pytest.mark.parametrize("policy", [REPLICATED, LOCAL])
-def test_outputs_that_only_the_lost_region_has_count_as_its_rows_do(world: World, policy: str) -> None:
-    world.register("daily", policy)
-    replica = Replica("B", 50, output=30, number=1)
-    world.do(world.core.progress(world.caller("B"), [], {DAILY: replica}, world.now, len(world.log)))
-    world.report("A", 1, 60, name=DAILY)
-    world.fail_over(DAILY)
-    world.report("B", 2, 60, name=DAILY)
-    world.mirror("A", 60, name=DAILY)
-    assert world.core.get(DAILY).accepted == 30
-    if policy == REPLICATED:
-        assert world.core.get(DAILY).published == 30
-        world.do(world.core.write_off(DAILY, "ops", 8))
-    assert (world.core.get(DAILY).published, world.core.get(DAILY).accepted) == (60, 30)
-
-
 def test_row_a_source_offset_used_on_the_mirror_is_refused(world: World) -> None:
     world.mirror("B", 20)
     stop_to_move(world)
@@ -232,17 +190,6 @@ def test_row_a_source_offset_used_on_the_mirror_is_refused(world: World) -> None
     with pytest.raises(errors.RegionRefused, match="by its own cluster and offsets"):
         arrive(world, mirrored)
     arrive(world, mirrored._replace(positions=at(40)))
-
-
-def test_row_b_takes_over_and_consumers_do_not_fall_to_min(world: World) -> None:
-    """The identity is the reference: the next owner goes on with the incarnation and the published value of the last one."""
-    world.mirror("B", 50)
-    world.report("A", 1, 60)
-    before = world.core.watermarks()["hourly"]
-    world.fail_over()
-    assert world.core.watermarks()["hourly"] == before == (1, 50, False)
-    world.report("B", 2, MIN, life=9)
-    assert world.core.watermarks()["hourly"] == before
 
 
 def test_row_a_wakes_and_is_refused_before_it_can_fence_b(world: World) -> None:
@@ -291,45 +238,6 @@ def test_row_a_tail_is_not_merged_after_a_write_off(world: World) -> None:
     assert (found.incarnation, found.written_off, found.published) == (2, True, 55)
 
 
-def test_a_reset_alone_does_not_say_that_rows_are_included(world: World) -> None:
-    """It may be one of an input's, long after: the lost region is still lost, and its rows are in no window."""
-    world.register("daily", LOCAL)
-    for name in (HOURLY, DAILY):
-        world.mirror("B", 50, name=name)
-        world.report("A", 1, 60, name=name)
-    world.lose("A")
-    for name in (HOURLY, DAILY):
-        world.adopt("B", name)
-        world.report("B", 2, 60, name=name)
-    world.do(world.core.write_off(HOURLY, "ops", 8))
-    for name in (HOURLY, DAILY):
-        with pytest.raises(errors.RegionRefused, match="windows were closed without these rows"):
-            world.core.arrived(name, world.now)
-        world.report("B", 2, 70, name=name, life=2)
-        found = world.core.get(name)
-        assert (found.incarnation, found.written_off, found.accepted <= 50) == (2, True, True)
-        with pytest.raises(errors.RegionRefused, match="A is not heard of"):
-            world.core.arrived(name, world.now)
-    world.confirm("A")
-    for name in (HOURLY, DAILY):
-        world.mirror("A", 70, name=name)
-        world.do(world.core.arrived(name, world.now, "A"))
-        found = world.core.get(name)
-        assert (found.published, found.accepted, found.written_off) == (70, 70, False)
-
-
-def test_losses_of_a_region_that_comes_and_goes_are_one_entry(world: World) -> None:
-    world.register("daily", LOCAL)
-    world.mirror("B", 50, name=DAILY)
-    for number in range(1, 8):
-        lost, to = ("A", "B") if number % 2 else ("B", "A")
-        world.report(lost, number, 60, name=DAILY, life=1)
-        world.lose(lost)
-        world.adopt(to, DAILY)
-        world.confirm(lost)
-    assert [(each.region, each.start) for each in world.core.get(DAILY).broken] == [("B", MIN), ("A", MIN)]
-
-
 def test_row_a_global_store_from_a_backup_reissues_no_number(world: World) -> None:
     backup = list(world.log)
     world.fail_over()
@@ -376,26 +284,6 @@ def test_a_region_of_no_reference_does_not_stop_the_store(world: World, numbers:
     world.report("A", 1, 20)
 
 
-def test_a_region_does_not_stop_the_store_over_a_reference_of_others(world: World) -> None:
-    world.start("C")
-    world.confirm("C")
-    world.do(
-        world.core.register(
-            world.caller("C"), Reference("daily", ("views",), ("C",), LOCAL, "C"), world.now, len(world.log)
-        )
-    )
-    with pytest.raises(errors.RegionRefused, match="hourly:clicks is none of its references"):
-        world.confirm("C", hourly=10**9)
-    assert world.core.store.state == SERVING
-
-
-def test_a_second_agent_of_a_region_does_not_stop_the_store(world: World) -> None:
-    other = world.caller("A")._replace(agent=Agent("other", 1, "x"), seen=10**12)
-    with pytest.raises(errors.SecondAgent):
-        world.do(world.core.confirm(other, {}, world.now, len(world.log)))
-    assert world.core.store.state == SERVING
-
-
 def test_a_restart_of_the_global_authority_makes_every_region_unconfirmed(world: World) -> None:
     for from_snapshot in (False, True):
         world.restart(from_snapshot=from_snapshot)
@@ -403,28 +291,6 @@ def test_a_restart_of_the_global_authority_makes_every_region_unconfirmed(world:
             world.report("A", 1, 20)
         world.confirm("A", hourly=1)
         assert not world.report("A", 1, 20).refused
-
-
-def test_silence_counts_from_the_start_of_the_global_authority(world: World) -> None:
-    world.pass_time(10 * SUSPECT, "B")
-    world.restart()
-    assert not world.core.is_suspect("A", world.now)
-    world.confirm("B")
-    with pytest.raises(errors.RegionRefused, match="its owner A is alive"):
-        world.adopt("B")
-    world.fail_over()
-
-
-def test_silence_alone_moves_nothing(world: World) -> None:
-    world.mirror("B", 50)
-    world.report("A", 1, 40)
-    before = world.hourly
-    world.pass_time(100 * SUSPECT, "B")
-    assert world.core.is_suspect("A", world.now)
-    assert world.hourly == before
-    world.report("A", 1, 45)
-    assert not world.core.is_suspect("A", world.now)
-    assert world.hourly.published == 45
 
 
 def test_a_second_agent_of_a_region_is_refused(world: World) -> None:
@@ -443,16 +309,6 @@ def test_a_second_agent_of_a_region_is_refused(world: World) -> None:
     world.callers["A"] = mine
     with pytest.raises(errors.SecondAgent):
         world.report("A", 1, 20)
-
-
-def test_the_run_before_is_never_heard_again(world: World) -> None:
-    before = world.callers["A"]
-    world.start("A")
-    world.confirm("A", hourly=1)
-    world.pass_time(SUSPECT, "B")
-    world.callers["A"] = before
-    with pytest.raises(errors.SecondAgent):
-        world.confirm("A", hourly=1)
 
 
 def test_late_and_repeated_requests_count_once(world: World) -> None:
@@ -477,24 +333,11 @@ def test_another_store_is_not_mixed_in(world: World) -> None:
 # -- progress -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_outputs_hold_as_the_rows_do(world: World) -> None:
-    world.report("A", 1, 50)
-    replica = Replica("B", 50, output=30, number=1)
-    world.do(world.core.progress(world.caller("B"), [], {HOURLY: replica}, world.now, len(world.log)))
-    assert world.hourly.published == 30
-
-
 def test_a_batch_that_comes_as_another_one_is_refused(world: World) -> None:
     world.report("A", 1, 40, 4, digest="d")
     assert refused(world.report("A", 1, 40, 4, digest="other")) == "REWOUND"
     assert refused(world.report("A", 1, 40, 3, digest="c")) == "REWOUND"
     assert not world.report("A", 1, 40, 4, digest="d").refused
-
-
-def test_the_next_owner_counts_its_batches_anew(world: World) -> None:
-    world.report("A", 1, 40, 4, digest="d")
-    world.fail_over()
-    assert not world.report("B", 2, 40, 0, digest="first").refused
 
 
 def test_a_reset_at_home_is_a_new_incarnation_and_an_older_one_is_refused(world: World) -> None:
@@ -515,19 +358,6 @@ def test_one_refused_reference_touches_no_other(world: World) -> None:
         "gone:clicks": "UNKNOWN_REFERENCE",
     }
     assert world.core.get(DAILY).published == 30
-
-
-def test_one_damaged_reference_touches_no_other(world: World) -> None:
-    world.register("daily", LOCAL)
-    world.log.append(b'{"format":1,"put":{"hourly:clicks":{"computation":"hourly"}}}')
-    world.restart()
-    world.confirm("A", daily=1)
-    told = [Progress(HOURLY, 1, 1, 30), Progress(DAILY, 1, 1, 30)]
-    change = world.do(world.core.progress(world.caller("A"), told, {}, world.now, len(world.log)))
-    assert refused(change) == "REGION_REFUSED"
-    assert world.core.watermarks() == {"daily": (1, 30, False)}
-    with pytest.raises(errors.RegionRefused, match="damaged"):
-        world.register()
 
 
 @pytest.mark.parametrize(
@@ -662,15 +492,6 @@ def test_numbers_and_incarnations_go_on_after_a_reference_was_forgotten(world: W
     assert world.core.watermarks()["hourly"][0] > before
 
 
-def test_a_second_reference_of_a_computation_begins_a_new_incarnation(world: World) -> None:
-    world.mirror("B", 50)
-    world.report("A", 1, 50)
-    assert world.core.watermarks()["hourly"] == (1, 50, False)
-    wanted = Reference("hourly", ("views",), ("A", "B"), REPLICATED, "B")
-    world.do(world.core.register(world.caller("B"), wanted, world.now, len(world.log)))
-    assert world.core.watermarks()["hourly"] == (2, MIN, False)
-
-
 # -- adoption -------------------------------------------------------------------------------------------------------------
 
 
@@ -686,18 +507,6 @@ def test_a_region_that_is_not_heard_of_adopts_nothing(world: World) -> None:
         world.adopt("B")
     with pytest.raises(errors.RegionRefused, match="'C' is none of its regions"):
         world.adopt("C")
-
-
-def test_after_an_adoption_it_holds_until_somebody_decides(world: World) -> None:
-    world.mirror("B", 50, at(100))
-    world.report("A", 1, 60)
-    world.fail_over()
-    world.report("B", 2, 90)
-    world.mirror("A", 90)
-    assert world.hourly.published == 50
-    assert "holds for what only A may have" in world.hourly.words()
-    world.do(world.core.arrived(HOURLY, world.now))
-    assert (world.hourly.published, world.hourly.written_off) == (90, False)
 
 
 def test_nothing_has_arrived_from_a_region_that_is_not_heard_of(world: World) -> None:
@@ -782,54 +591,6 @@ def three() -> World:
     return made
 
 
-def take_over(three: World, how: str) -> None:
-    """B owns hourly by 2: A was lost and is back, or nothing was lost at all."""
-    if how == "adopted":
-        three.pass_time(SUSPECT, "B", "C")
-        three.adopt("B")
-        three.confirm("A")
-        three.do(three.core.arrived(HOURLY, three.now))
-        return
-    three.report("A", 1, 50, 4, digest="d", positions=at(40))
-    three.do(three.core.begin_move(HOURLY, "B", three.now))
-    told = Progress(HOURLY, 1, 1, 50, 4, "d", at(40))
-    three.do(three.core.stop(three.caller("A"), told, three.now, len(three.log)))
-    arrive(three, Replica("B", 50, MAX, at(40), 1))
-    release(three)
-    claim(three)
-
-
-@pytest.mark.parametrize("how", ["adopted", "moved"])
-def test_a_word_from_before_the_adoption_that_comes_late_counts_for_nothing(three: World, how: str) -> None:
-    late, replica = three.caller("C"), Replica("C", 90, MAX, at(110), 1)
-    take_over(three, how)
-    if how == "adopted":
-        late = three.caller("C")
-    three.mirror("A", 58)
-    three.report("B", 2, 57)
-    assert three.do(three.core.progress(late, [], {HOURLY: replica}, three.now, len(three.log))).refused == {}
-    assert three.hourly.published == 50
-    three.restart(from_snapshot=True)
-    assert three.hourly.publishable == 50
-
-
-def test_nothing_is_adopted_by_itself_by_a_replica_of_the_owner_before(three: World) -> None:
-    """A has the rows of B, C had those of A: an adoption holds where its region is, so that the wrong one holds at nothing true."""
-    three.do(three.core.allow_automatic(HOURLY, allowed=True))
-    take_over(three, "moved")
-    three.mirror("A", 55, at(100))
-    three.pass_time(LATELY + SUSPECT, "A", "C")
-    assert automatic(three) == [(HOURLY, "A")]
-
-
-def test_a_region_that_had_rows_of_the_owner_before_alone_adopts_with_a_hold_at_nothing(three: World) -> None:
-    take_over(three, "moved")
-    three.pass_time(SUSPECT, "A", "C")
-    three.adopt("C")
-    assert [(each.at, each.region) for each in three.hourly.holds] == [(MIN, "B")]
-    assert (three.hourly.published, three.hourly.accepted, three.hourly.written_off) == (50, MIN, True)
-
-
 def test_a_replica_in_a_record_of_an_older_version_counts_when_it_is_told_again(world: World) -> None:
     world.mirror("B", 50)
     told = json.loads(references.encode(world.hourly))
@@ -844,13 +605,6 @@ def test_a_replica_in_a_record_of_an_older_version_counts_when_it_is_told_again(
 def test_an_agent_that_does_not_say_whose_rows_it_has_is_told_to_be_upgraded(world: World) -> None:
     change = world.core.progress(world.caller("B"), [], {HOURLY: Replica("B", 50)}, world.now, len(world.log))
     assert "upgrade its `lowwater region`" in change.refused[HOURLY].message
-
-
-def test_the_next_owner_has_to_have_read_what_it_has_of_the_owner_that_stopped(world: World) -> None:
-    world.mirror("B", 20)
-    stop_to_move(world)
-    with pytest.raises(errors.RegionRefused, match="was read under number 2, and A stopped by 1"):
-        arrive(world, Replica("B", 20, MAX, at(40), 2))
 
 
 # -- a planned move -------------------------------------------------------------------------------------------------------
@@ -1004,67 +758,6 @@ def test_a_recovery_serves_nobody_while_a_record_names_a_region_that_it_leaves_o
     assert (world.hourly.number > 1000) == bool(fenced)
 
 
-def test_what_was_forgotten_stays_so_over_a_recovery(world: World) -> None:
-    """Each region still has its record, by which it would come back with its old owner, and hold for it."""
-    world.register("daily", LOCAL)
-    world.report("A", 1, 30, name=DAILY)
-    known = {each: references.encode(world.core.get(each)) for each in (HOURLY, DAILY)}
-    world.lose("A")
-    world.do(world.core.forget(HOURLY, world.now))
-    before = world.core.watermarks()
-    world.recover("new")
-    world.enrol_both(known)
-    assert world.core.watermarks() == before == {"daily": (1, 30, False)}
-    with pytest.raises(errors.UnknownReference):
-        world.core.get(HOURLY)
-
-
-def test_a_reset_at_home_is_noticed_over_a_recovery(world: World) -> None:
-    """What was published is of the life before, and is being made anew."""
-    world.mirror("B", 90)
-    world.report("A", 1, 50, life=3)
-    world.recover("new")
-    world.enrol_both({})
-    world.know_token()
-    world.confirm("A", hourly=1)
-    world.confirm("B")
-    world.mirror("B", 90)
-    world.report("A", 2, 10, life=4)
-    assert (world.hourly.incarnation, world.hourly.published) == (2, 10)
-
-
-@pytest.mark.parametrize("recoveries", [1, 2])
-@pytest.mark.parametrize("reset", [False, True])
-def test_a_reset_at_home_is_noticed_over_a_recovery_without_a_region(
-    world: World, reset: bool, recoveries: int
-) -> None:
-    """The owner resets its computation once by itself, for the number has jumped; another reset is meant for those who read it."""
-    world.report("A", 1, 50, life=3)
-    world.mirror("B", 40)
-    assert world.hourly.published == 40
-    for at_ in range(recoveries):
-        world.do(world.core.recover(f"new {at_}", "", ["A"], ["B"]))
-        world.do(world.core.enrol(world.caller("A"), {}, world.now))
-        world.know_token()
-    world.confirm("A")
-    world.confirm("B")
-    world.mirror("B", 50)
-    assert world.hourly.published == 40, "L is of before the recovery, and may have been reset since"
-    world.report("A", world.hourly.number, MIN, life=5 if reset else 4)
-    found = world.hourly
-    assert (found.incarnation, found.published) == ((2, MIN) if reset else (1, 40))
-
-
-def test_a_reset_behind_a_release_is_noticed_when_the_owner_gets_it_back(world: World) -> None:
-    world.report("A", 1, 50, life=3)
-    world.mirror("B", 40)
-    found = replace(world.hourly, move=references.Move("B", references.RELEASED))
-    world.do(Change((found,)))
-    world.do(world.core.adopt(HOURLY, "A", "ops", 0, world.now))
-    world.report("A", world.hourly.number, MIN, life=4)
-    assert (world.hourly.incarnation, world.hourly.published) == (2, MIN)
-
-
 @pytest.mark.parametrize("damaged", ["{", "[]", '{"number": 9}', "null", "another"])
 @pytest.mark.parametrize("order", ["AB", "BA"])
 def test_a_record_that_cannot_be_read_is_refused_alone_when_a_region_enrols(
@@ -1144,23 +837,6 @@ def test_a_restart_knows_all_that_was_written_down(world: World, from_snapshot: 
     before = (world.core.references, world.core.store, world.core.forgotten)
     world.restart(from_snapshot=from_snapshot)
     assert (world.core.references, world.core.store, world.core.forgotten) == before
-
-
-def test_a_change_that_was_not_written_down_has_changed_nothing(world: World) -> None:
-    world.lose("A")
-    before = world.core.snapshot()
-    plans: list[Callable[[], Change]] = [
-        lambda: world.core.adopt(HOURLY, "B", "ops", 1, world.now),
-        lambda: world.core.set_policy(HOURLY, LOCAL),
-        lambda: world.core.forget(HOURLY, world.now),
-        lambda: world.core.recover("new", "", ["A", "B"], []),
-        lambda: world.core.progress(
-            world.caller("B"), [], {HOURLY: Replica("B", 5, number=1)}, world.now, len(world.log)
-        ),
-    ]
-    for plan in plans:
-        assert not plan().empty
-        assert world.core.snapshot() == before
 
 
 def test_rule8_a_late_decision_changes_nothing_of_a_reference_that_has_changed_since(world: World) -> None:
