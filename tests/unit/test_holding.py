@@ -7,20 +7,15 @@ import asyncio
 import pytest
 
 from lowwater_authority.core import recovery
-from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.backoff import Backoff
 from lowwater_authority.engine.holding import (
     NOBODY,
     ORPHAN_SECONDS,
     Damage,
-    Ending,
     Holding,
-    Memory,
-    Once,
     State,
     Taken,
-    Unwritten,
 )
 from lowwater_authority.engine.holdings import Holdings
 from lowwater_authority.engine.logs import SNAPSHOT_AGAIN, SNAPSHOT_BYTES, Log
@@ -35,11 +30,6 @@ REASON = JournalFailed("it cannot be read")
 def none_yet() -> Holdings:
     """What a shard holds in the beginning."""
     return Holdings(MemoryJournal(MemoryDisk(), shared=True), Observer(), lambda: True)
-
-
-def serving() -> Holding:
-    """One that is served."""
-    return Holding(none_yet(), Log("x"), Computation(Spec("x"), epoch_base=0))
 
 
 def said(holding: Holding) -> tuple[State, bool]:
@@ -62,32 +52,6 @@ async def test_rule4_nothing_is_held_by_an_ownership_that_is_over(ownership: Own
     assert holding.ownership.epoch
 
 
-async def test_the_states_of_a_holding() -> None:
-    holding = Holding(none_yet(), Log("x"))
-    assert said(holding) == (State.ABSENT, True)
-    assert holding.ownership == NOBODY
-    for coming in (State.READING, State.TAKING):
-        holding.coming = coming
-        assert said(holding) == (coming, False)
-    holding = serving()
-    assert said(holding) == (State.SERVING, False)
-    holding.renewing = True
-    assert said(holding) == (State.IN_DOUBT, False)
-    holding.renewing = False
-    holding.unwritten = Unwritten(Memory.ONLY_COPY, REASON)
-    assert said(holding) == (State.IN_DOUBT, False)
-    assert holding.one_again()
-    assert not holding.one_again(), "that is no news"
-    assert said(holding) == (State.SERVING, False)
-    holding.held = None
-    task = asyncio.create_task(asyncio.sleep(0))
-    holding.ending = Ending(task)
-    assert said(holding) == (State.GONE, False)
-    holding.ending = None
-    assert said(holding) == (State.ABSENT, True)
-    await task
-
-
 def test_what_is_damaged_is_not_forgotten() -> None:
     holding = Holding(none_yet(), Log("x"))
     holding.damage = Damage(REASON, until=60e6, seconds=60)
@@ -97,38 +61,6 @@ def test_what_is_damaged_is_not_forgotten() -> None:
     assert not holding.damage.orphan(2_000_000)
     holding.damage.kept()
     assert holding.damage.orphan(3_000_000)
-
-
-def test_the_states_of_a_memory_that_is_not_as_the_store_has_it() -> None:
-    unwritten = Unwritten(Memory.TORN)
-    assert (unwritten.torn, unwritten.kept) == (True, False)
-    assert "is read back from the store first" in unwritten.refusal("x").message
-    unwritten.unreadable(REASON)
-    assert (unwritten.memory, unwritten.torn, unwritten.kept) == (Memory.UNREADABLE, True, True)
-    assert "cannot be read back" in unwritten.refusal("x").message
-    assert not unwritten.changed.is_set()
-    unwritten.restarted()
-    assert (unwritten.memory, unwritten.torn, unwritten.kept) == (Memory.ONLY_COPY, False, True)
-    assert unwritten.changed.is_set()
-    assert "is written again from memory first" in unwritten.refusal("x").message
-    unwritten.unreadable(JournalFailed("once more"))
-    assert (unwritten.memory, str(unwritten.reason)) == (Memory.ONLY_COPY, "once more")
-
-
-def test_a_log_that_is_read_anew_or_forgotten_is_another_reading() -> None:
-    log = Log("x")
-    log.read(LoadedLog(3, b"abc", [(4, b"four"), (5, b"fives")]))
-    assert (log.position, log.behind, log.snapshot_bytes, log.snapshot_position) == (5, 9, 3, 3)
-    log.snapshot_refused(9, 100, now=7)
-    before = log.reading
-    log.read(LoadedLog(3, b"abc", [(4, b"four")]))
-    assert log.reading > before
-    assert (log.refused, log.tried, log.tried_at) == (1, (4, 100), 7), "its snapshots are as often refused as before"
-    before = log.reading
-    log.forget()
-    assert log.reading > before
-    assert (log.position, log.behind, log.snapshot_bytes, log.snapshot_position) == (0, 0, 0, 0)
-    assert (log.refused, log.tried) == (0, (0, 0))
 
 
 @pytest.mark.parametrize("name", ["x", GRAPH])
@@ -141,22 +73,6 @@ def test_a_snapshot_that_was_refused_is_tried_again_later(name: str) -> None:
     assert log.due(SNAPSHOT_AGAIN)
     log.snapshot_taken(7, log.behind, 10)
     assert (log.behind, log.snapshot_position, log.refused, log.due(SNAPSHOT_AGAIN)) == (0, 7, 0, False)
-
-
-async def test_work_is_done_once_for_all_who_ask() -> None:
-    once, go = Once(), asyncio.Event()
-    ended: list[str] = []
-
-    async def work() -> bool:
-        await go.wait()
-        return True
-
-    first = once.begin(work, lambda: ended.append("first"))
-    assert once.begin(work, lambda: ended.append("second")) is first
-    go.set()
-    assert await first
-    await turns()
-    assert (once.task, ended) == (None, ["first"])
 
 
 async def test_a_wait_doubles_until_something_changes() -> None:
@@ -186,13 +102,6 @@ async def test_another_thread_may_ask_for_what_is_let_go_meanwhile() -> None:
     held = none_yet()
     held.served["x"] = Holding(held, Log("x"))
     assert held.computation("x") is None
-
-
-async def test_rule7_nothing_is_remembered_of_what_another_shard_serves(deployment: Deployment) -> None:
-    one, other = await two(deployment)
-    assert held(other)
-    assert not [name for name in held(other) if one.shard.held.known(name) is not None]
-    assert all(one.shard.held.known(name) is not None for name in held(one))
 
 
 @pytest.mark.parametrize("write", ["snapshot", "restore"])

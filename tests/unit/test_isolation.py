@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from lowwater import errors
 from lowwater._pb.lowwater.v1 import watermarks_pb2, watermarks_pb2_grpc
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
-from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Grant, GroupReport, Prepare, TaskAttempt, TaskPart
+from lowwater_authority.core.requests import ClaimRequest, Grant, GroupReport, TaskAttempt, TaskPart
 from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine import shard as shard_module
@@ -115,19 +115,6 @@ async def test_a_computation_that_another_shard_has_taken_leaves_the_round_and_t
     assert {one.low(name) for name in held(one)} == {12}
 
 
-async def test_a_neighbour_keeps_its_prepared_batch(deployment: Deployment) -> None:
-    one, grants = await serving(deployment, "x", "y")
-    sequencer = grants["x"].sequencer
-    part = TaskPart(np.array([0], dtype=np.uint32), np.array([12 * HOUR]), NOTHING, NOTHING, 5)
-    one.shard.stage_task("x", sequencer, 0, TASK, part)
-    assert one.shard.prepare("x", Prepare(sequencer, 0, b"d", [TASK], 12 * HOUR, True, NO_FOLD, 0, {})) == []
-    await taken(deployment, "y")
-    committed, answer = await in_one_round(one, one.shard.commit("x", sequencer, 0), report(one, grants, "y"))
-    assert committed == []
-    assert refusals(answer) == [("y", "MOVED")]
-    assert one.low("x") == 12
-
-
 async def test_nobody_waits_for_the_snapshot_of_another(deployment: Deployment) -> None:
     one, grants = await serving(deployment, "big", "x", "y", "z")
     one.faults.held["snapshot"] = asyncio.Event()
@@ -147,16 +134,6 @@ async def test_nobody_waits_for_the_snapshot_of_another(deployment: Deployment) 
     assert await report(one, grants, "big", hour=13) == []
 
 
-async def test_each_caller_of_a_round_is_refused_with_an_error_of_its_own(deployment: Deployment) -> None:
-    """One error for all would collect the traceback and the context of each."""
-    one, grants = await serving(deployment, "x", "y")
-    one.faults.ends["append"] = [Outcome.FAILED]
-    waiting = [asyncio.ensure_future(report(one, grants, name)) for name in ("x", "y")]
-    first, second = await asyncio.gather(*waiting, return_exceptions=True)
-    assert (type(first), str(first)) == (errors.JournalFailed, str(second))
-    assert first is not second
-
-
 async def test_a_report_counts_for_those_that_are_still_here(deployment: Deployment) -> None:
     one, grants = await serving(deployment, "x", "y")
     await taken(deployment, "y")
@@ -166,26 +143,6 @@ async def test_a_report_counts_for_those_that_are_still_here(deployment: Deploym
     assert refusals(answer) == [("y", "MOVED")]
     assert barred == {"y"}, "what follows on the stream says only what has changed since"
     assert one.low("x") == 12
-
-
-async def test_a_claim_is_granted_beside_one_of_a_computation_that_is_gone(deployment: Deployment) -> None:
-    one, grants = await serving(deployment, "x", "y")
-    lost: list[str] = []
-    one.shard.on_fenced = lambda fenced: lost.append(fenced.computation)
-    await taken(deployment, "y")
-    granted, moved = await in_one_round(one, one.claim("x"), one.claim("y"))
-    assert granted.sequencer > grants["x"].sequencer
-    assert isinstance(moved, errors.Moved)
-    assert lost == ["x"], "the owner of y has lost nothing by this claim"
-    assert await report(one, {"x": granted}, "x") == []
-
-
-async def test_what_changes_nothing_is_answered_beside_a_computation_that_is_gone(deployment: Deployment) -> None:
-    one, grants = await serving(deployment, "x", "y")
-    stale = {name: Grant(grant.sequencer + 7, grant.watermarks, 0) for name, grant in grants.items()}
-    await taken(deployment, "y")
-    answers = await in_one_round(one, report(one, stale, "x"), report(one, stale, "y"))
-    assert [refusals(answer) for answer in answers] == [[("x", "STALE_SEQUENCER")], [("y", "MOVED")]]
 
 
 async def test_rule4_what_was_staged_before_a_loss_is_not_written_when_it_is_served_here_again(
@@ -242,19 +199,6 @@ async def test_an_append_of_unknown_outcome_is_told_as_such_to_the_one_that_is_g
     assert await report(one, grants, "x", hour=13) == []
 
 
-async def test_a_heal_that_yields_one_computation_puts_the_others_back(deployment: Deployment) -> None:
-    one, grants = await serving(deployment, "x", "y", "z")
-    owners = dict(deployment.disk.owners)
-    for name in ("x", "y"):
-        await one.shard.rise(name, 5)
-    newer = one.shard.held.view + 1
-    deployment.disk.owners |= {"x": owners["x"], "y": owners["y"]._replace(epoch=4, view=newer, address="third:1")}
-    answers = await in_one_round(one, *(report(one, grants, name) for name in ("x", "y", "z")))
-    assert [refusals(answer) for answer in answers] == [[], [("y", "MOVED")], []]
-    assert (one.low("x"), one.low("z")) == (12, 12)
-    assert await report(one, grants, "x", "z", hour=13) == []
-
-
 async def test_a_change_of_the_graph_is_one_with_what_it_changes(deployment: Deployment) -> None:
     one, grants = await serving(deployment, "x", "y")
     await taken(deployment, "y")
@@ -289,31 +233,6 @@ async def kept_in_memory(deployment: Deployment, one: One, grants: dict[str, Gra
 async def written_again(one: One) -> None:
     one.faults.held.pop("restore").set()
     await asyncio.gather(*one.shard.held.mending())
-
-
-async def test_nothing_is_kept_of_what_is_let_go_while_it_is_read_back(deployment: Deployment) -> None:
-    one, grants = await serving(deployment, "x", "y")
-    damage(deployment, "x")
-    one.faults.ends["append"] = [Outcome.FAILED]
-    read, going_on, reading = one.faults.read, asyncio.Event(), asyncio.Event()
-
-    async def slowly(name: str) -> None:
-        if name == "load":
-            reading.set()
-            await going_on.wait()
-        await read(name)
-
-    one.faults.read = slowly  # type: ignore[method-assign]
-    reporting = asyncio.ensure_future(report(one, grants, "x"))
-    await reading.wait()
-    epoch = one.shard.epoch("x")
-    one.shard.replaced({"x": (epoch, epoch + 1)})
-    going_on.set()
-    with pytest.raises(errors.JournalFailed, match="nothing was changed"):
-        await reporting
-    assert held(one) == {"y"}
-    assert not one.shard.held.mending()
-    assert await report(one, grants, "y") == []
 
 
 async def test_nobody_waits_for_what_is_written_again(deployment: Deployment) -> None:
@@ -380,18 +299,6 @@ async def test_what_the_store_refuses_is_written_again_later(
     assert await report(one, grants, "x", "y", hour=14) == []
 
 
-async def test_an_own_record_of_unknown_outcome_is_no_other_owner(deployment: Deployment) -> None:
-    one, grants = await serving(deployment, "x")
-    damage(deployment, "x")
-    one.faults.ends["append"] = [Outcome.WRITTEN, Outcome.FAILED]
-    with pytest.raises(errors.Unavailable):
-        await report(one, grants, "x")
-    await asyncio.gather(*one.shard.held.mending())
-    assert held(one) == {"x"}
-    assert one.low("x") == 12
-    assert await report(one, grants, "x", hour=13) == []
-
-
 async def test_rule2_what_is_read_back_is_durable_before_it_is_shown(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,57 +337,6 @@ async def test_what_another_process_has_taken_is_not_written_again(deployment: D
     assert held(one) == {"y"}
     assert deployment.disk.logs["x"] == before
     assert await report(one, grants, "y") == []
-
-
-async def test_a_new_incarnation_may_begin_of_what_is_written_again(deployment: Deployment) -> None:
-    one, grants = await serving(deployment, "x", "y")
-    await kept_in_memory(deployment, one, grants, "x")
-    await one.shard.reset("x")
-    await written_again(one)
-    assert one.low("x") == MIN
-    grant = await one.claim("x")
-    assert await report(one, {"x": grant}, "x", hour=9) == []
-    assert one.low("x") == 9
-    other = await deployment.start("other:1")
-    await other.cluster.change(lambda view: view.pinned("x", "other:1"))
-    await deployment.settle(one, other)
-    assert other.low("x") == 9
-
-
-async def test_a_shard_that_ends_writes_what_it_alone_knows(deployment: Deployment) -> None:
-    one, grants = await serving(deployment, "x", "y")
-    await kept_in_memory(deployment, one, grants, "x")
-    one.shard.stop()
-    await one.rounds
-    one.faults.held.clear()
-    one.ended = True
-    await one.shard.close()
-    other = await deployment.start("other:1")
-    await deployment.settle(other, seconds=2.1)
-    assert (other.low("x"), other.low("y")) == (12, 11)
-
-
-async def test_memory_with_half_a_change_is_not_written(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, grants = await serving(deployment, "x", "y")
-    damage(deployment, "x")
-
-    def half(*_: Any, **__: Any) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(Computation, "_take_values", half)
-    with pytest.raises(errors.LowwaterError, match="internal error, nothing was changed"):
-        await report(one, grants, "x")
-    monkeypatch.undo()
-    before = deployment.disk.logs["x"].copy()
-    assert one.shard.held.is_torn("x")
-    assert one.low("x") == 11
-    with pytest.raises(errors.Unavailable):
-        await one.claim("x")
-    assert await report(one, grants, "y") == []
-    await one.end()
-    assert deployment.disk.logs["x"] == before
 
 
 async def half_a_change(one: One, grants: dict[str, Grant], *names: str) -> None:
@@ -550,35 +406,6 @@ async def test_half_a_change_ends_with_a_new_incarnation(deployment: Deployment)
     assert (deployment.owner("x"), other.low("x")) == (other, 13)
 
 
-async def test_a_new_incarnation_is_called_whole_when_it_is_written(
-    deployment: Deployment, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    one, _, give_back = await torn_in_a_store_that_lost_its_end(deployment)
-    read, slow = one.faults.read, asyncio.Event()
-
-    async def slowly(name: str) -> None:
-        if name == "load":
-            await slow.wait()
-        await read(name)
-
-    one.faults.read = slowly  # type: ignore[method-assign]
-    unwritten = one.shard.held.unwritten("x")
-    assert unwritten is not None
-    unwritten.changed.set()
-    await turns()
-    one.faults.held["restore"] = asyncio.Event()
-    await one.shard.reset("x")  # while it is being read
-    give_back()
-    slow.set()
-    await turns()
-    assert one.shard.held.is_unwritten("x")
-    assert "x is whole again" not in caplog.text
-    one.faults.held.pop("restore").set()
-    await asyncio.gather(*one.shard.held.mending())
-    assert caplog.text.count("x is whole again") == 1
-
-
 async def test_what_is_read_back_is_not_called_unreadable(deployment: Deployment) -> None:
     one, grants = await serving(deployment, "x", "y")
     one.faults.unreadable.add("load")
@@ -611,25 +438,6 @@ async def test_rule2_a_registration_writes_no_half_a_change(deployment: Deployme
     assert deployment.disk.logs["x"] == before
     assert not one.shard.topology.get("x").estimated
     assert await report(one, grants, "y") == [], "its neighbour"
-
-
-async def test_what_is_read_back_is_not_called_new_meanwhile(deployment: Deployment) -> None:
-    """Half a change of it may be in memory, and the store may not tell for long what counts."""
-    one, grants = await serving(deployment, "x", "y")
-    following = one.shard.hub.subscribe(("x", "y"))
-    one.faults.late["x"] = gate = asyncio.Event()
-    failing = asyncio.create_task(half_a_change(one, grants, "x", "y"))
-    await turns()
-    assert one.shard.held.is_torn("x")
-    assert not one.shard.held.is_kept("x")
-    deployment.clock.now += 60
-    await one.shard.confirm()
-    assert one.shard.confirmed == one.shard.now, "its neighbour is as new as ever"
-    assert (await following.take(0))["x"] is None
-    gate.set()
-    await failing
-    assert (await following.take(0))["x"] == one.shard.view("x")
-    assert await report(one, grants, "x", "y") == []
 
 
 async def test_what_cannot_be_read_back_keeps_nobody_from_following_the_others(deployment: Deployment) -> None:
@@ -667,24 +475,6 @@ async def test_what_cannot_be_read_back_is_dropped_by_force(deployment: Deployme
     assert (await one.shard.register(Spec("x"))).incarnation == 2
     assert (await one.claim("x")).sequencer > grants["x"].sequencer
     assert await report(one, grants, "y", hour=13) == []
-
-
-async def test_what_was_healed_before_a_refusal_is_not_called_unchanged(deployment: Deployment) -> None:
-    """The store has lost the tail of x, gets it back with the round in it, and then refuses the rest of the round."""
-    one, grants = await serving(deployment, "y", "x")
-    deployment.disk.lose(1)
-    one.faults.ends["append"] = [Outcome.DONE, Outcome.FAILED]
-    claim = ClaimRequest([b"", b""], request_id=b"once".ljust(16))
-    one.faults.held["append"] = asyncio.Event()
-    tasks = [asyncio.ensure_future(one.shard.claim("x", claim)), asyncio.ensure_future(report(one, grants, "y"))]
-    await turns()
-    one.faults.held.pop("append").set()
-    claimed, _ = await asyncio.gather(*tasks, return_exceptions=True)
-    assert isinstance(claimed, errors.Unavailable), claimed
-    again = await one.shard.claim("x", claim)
-    assert [group.sequencer for group in one.shard.held.served["x"].computation.map.run_groups()] == [again.sequencer]
-    assert await report(one, {"x": again}, "x") == []
-    assert await report(one, grants, "y") == []
 
 
 async def test_what_a_heal_has_put_back_before_it_failed_is_not_called_unchanged(deployment: Deployment) -> None:
@@ -772,82 +562,3 @@ async def test_a_roll_back_lets_others_have_the_event_loop(
     assert one.low("y") == 11
     assert await report(one, grants, "x", "y", hour=300) == []
     assert (one.low("x"), one.low("y")) == (300, 300)
-
-
-async def test_a_roll_back_of_a_large_snapshot_lets_others_have_the_event_loop(deployment: Deployment) -> None:
-    """One claim of 100,000 ranges, and nothing behind its snapshot, takes 13 ms at one go."""
-    one, grants = await serving(deployment, "x", "y")
-    bounds = [b"", *(place.to_bytes(4) for place in range(1, 100_000)), b""]
-    grants["x"] = await one.shard.claim("x", ClaimRequest(bounds, request_id=b"l" * 16))
-    await one.snapshot("x")
-    turns_had: list[int] = []
-    assert isinstance(await rolled_back(one, grants, "x", meanwhile=turns_had.append), errors.JournalFailed)
-    assert len(turns_had) > 15
-    assert (one.low("x"), one.low("y")) == (11, 11)
-    assert len(one.shard.held.served["x"].computation.map) == 100_000
-
-
-def stepped(steps: Generator[int, None, Computation], each: Callable[[int], None]) -> Computation:
-    while True:
-        try:
-            each(next(steps))
-        except StopIteration as end:
-            rebuilt: Computation = end.value
-            return rebuilt
-
-
-def test_a_step_of_a_replay_is_a_part_of_a_claim_or_of_a_record() -> None:
-    sizes = (3, 50_000, 1)
-    starts = [place.to_bytes(4) for place in range(1, sum(sizes))]
-    bounds = [b"", *starts, b""]
-    first = Computation(Spec("x", incarnation=1))
-    for number, low in enumerate((0, 3, 50_003)):
-        claimed = bounds[low : low + sizes[number] + 1]
-        first.claim(ClaimRequest(claimed, request_id=bytes([number]) * 16), 1)
-    record = first.take_record(1)
-    assert record is not None
-    at_once = recovery.recover(first.spec, None, [record[0]], epoch_base=0)
-    whole = recovery.snapshot(at_once)
-    for steps in (
-        recovery.steps(first.spec, whole, [], epoch_base=0),
-        recovery.steps(first.spec, None, [record[0]], epoch_base=0),
-    ):
-        taken: list[int] = []
-        rebuilt = stepped(steps, taken.append)
-        rebuilt._check()
-        assert recovery.snapshot(rebuilt) == whole
-        assert len(taken) >= 4
-        assert max(taken) < sum(taken)
-
-
-async def test_the_time_of_a_replay_is_its_own(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What others do while it lets them have the event loop takes an hour each time."""
-    clock = [0.0]
-    told: list[float] = []
-    monkeypatch.setattr("lowwater_authority.engine.holdings.PIECE_BYTES", 1)
-    monkeypatch.setattr("lowwater_authority.engine.holdings.perf_counter", lambda: clock[0])
-    one, grants = await many_records(deployment)
-    monkeypatch.setattr(one.shard.held._observer, "replayed", told.append)
-
-    def others(turn: int) -> None:
-        clock[0] += 3600.0 * turn
-
-    assert isinstance(await rolled_back(one, grants, "x", meanwhile=others), errors.JournalFailed)
-    assert told == [0.0]
-
-
-async def test_what_is_let_go_while_it_is_replayed_is_not_served_again(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lowwater_authority.engine.holdings.PIECE_BYTES", 1)
-    one, grants = await many_records(deployment)
-    epoch = one.shard.epoch("x")
-
-    def replaced(turn: int) -> None:
-        if turn == 50:
-            one.shard.replaced({"x": (epoch, epoch + 1)})
-
-    assert isinstance(await rolled_back(one, grants, "x", "y", meanwhile=replaced), errors.JournalFailed)
-    assert held(one) == {"y"}
-    assert one.low("y") == 11
-    assert await report(one, grants, "y", hour=300) == []

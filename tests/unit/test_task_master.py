@@ -372,21 +372,6 @@ async def test_what_has_intervals_becomes_no_guess(disk: MemoryDisk) -> None:
 # -- waiting -----------------------------------------------------------------------------------------------
 
 
-async def test_who_waits_gets_the_task_as_soon_as_it_is_durable(disk: MemoryDisk) -> None:
-    running, master = await begun(disk)
-    grant = await running.claim()
-    await master.daily()
-    waiting = asyncio.ensure_future(master.get("daily", wait=60.0))
-    await turns()
-    assert not waiting.done()
-    await running.report(grant, 24)
-    taken = await asyncio.wait_for(waiting, 30)
-    assert taken is not None
-    assert taken.lease.key.at == 0
-    assert master.waiting.inside == 0
-    await running.stop()
-
-
 async def test_a_task_wakes_as_many_as_it_has_work_for(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_master, "LOOK_AGAIN_SECONDS", 3600.0)
     running, master = await begun(disk)
@@ -629,24 +614,6 @@ async def test_a_refused_request_leaves_its_neighbours_in_the_round(disk: Memory
     assert reasons == ["STALE_LEASE", "UNKNOWN_GROUP", "INVALID_ARGUMENT", None, None]
     assert await master.shown() == [(1, "n1", "DONE", 2), (1, "n3", "READY", 1)]
     await running.stop()
-
-
-async def test_a_damaged_log_stops_no_tasks_of_others(deployment: Deployment) -> None:
-    one = await deployment.start("one:1")
-    for name in ("a", "b"):
-        await one.shard.register(Spec(name))
-    master = Master(one.shard)
-    await master.manual("repairs", "n1")
-    await master.create_group("b", TaskGroup("repairs"))
-    await one.stop()
-    records = deployment.disk.logs["b"].records
-    records[max(records)] = records[max(records)][:-1]
-    other = await deployment.start("other:1")
-    await deployment.settle(other, seconds=3.0)
-    successor = Master(other.shard)
-    await successor.end(await successor.lease())
-    assert not other.shard.serves("b")
-    await other.stop()
 
 
 # -- rule 10 -----------------------------------------------------------------------------------------------
