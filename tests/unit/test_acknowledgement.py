@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Iterator
 
 import numpy as np
@@ -92,39 +91,6 @@ def test_handles_are_packed_as_protobuf_packs_them() -> None:
         assert message.SerializeToString() == plain.SerializeToString()
 
 
-def test_what_a_caller_has_made_up_is_not_repeated_whole() -> None:
-    message = codec.refused_message("n" * 100_000, Refused(1, "UNKNOWN_COMPUTATION", "m" * 100_000))
-    assert message.ByteSize() < 2000
-
-
-def test_rule7_refusals_that_wait_take_the_bytes_of_one() -> None:
-    """64 reports of a claim of 200,000 ranges, each refused by name."""
-    column = np.arange(200_000, dtype=np.uint32)
-    outbox = Outbox()
-    for number in range(1, 65):
-        outbox.acknowledge(number, [("a", Refused(1, FAR, "", column))])
-    assert outbox.unread < column.nbytes + 1000
-
-
-def refused_by_name(name: str) -> tuple[str, Refused]:
-    return name, Refused(1, "UNKNOWN_COMPUTATION", f"there is no {name}; register it")
-
-
-def test_rule7_names_that_nobody_has_take_what_is_counted() -> None:
-    """Forty reports of computations with names of 1 MB."""
-    tracemalloc.start()
-    try:
-        before, _ = tracemalloc.get_traced_memory()
-        made = Acknowledgement(0)
-        for number in range(1, 41):
-            made.add(number, [refused_by_name(f"{number}-" + "x" * (1 << 20))], {}, {})
-        taken = tracemalloc.get_traced_memory()[0] - before
-    finally:
-        tracemalloc.stop()
-    assert taken < made.bytes + 20_000
-    assert made.bytes < 40 * 2000
-
-
 def test_an_address_that_is_known_stays() -> None:
     """The report behind the one that told it may not know where the computation is by now."""
     made = Acknowledgement(0)
@@ -209,20 +175,6 @@ def test_rule7_breaks_when_the_first_of_several_messages_acknowledges(monkeypatc
     monkeypatch.setattr(Acknowledgement, "__init__", lambda self, _: init(self, 1))
     for _, _, _, beside in divided()[:-1]:
         assert not beside
-
-
-def test_each_message_is_below_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "MESSAGE_BYTES", 4 * RANGES)
-    made = Acknowledgement(7)
-    made.add(9, refusals(), references(a=1), {})
-    *early, last = made.messages()
-    assert [message.number for message in early] == [7] * len(early)
-    assert last.number == 9
-    assert max(message.ByteSize() for message in (*early, last)) < 4 * RANGES + 1000
-    assert {each.reason for message in early for each in message.refused} == {STALE}
-    assert [each.sequencer for message in early for each in message.refused] == [1, 2, 3, 4, 5]
-    named = [each for each in last.refused if each.handles]
-    assert 0 < len(named) < len(last.refused) == 5, "only as many as must are refused as a whole"
 
 
 async def test_what_cannot_be_made_to_fit_ends_the_stream_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from lowwater import errors
-from lowwater_authority.engine.admission import FIRST_RATE, LEAST_DELAY, MOST_DELAY, Admission, Gate
+from lowwater_authority.engine.admission import FIRST_RATE, LEAST_DELAY, MOST_DELAY, Gate
 from lowwater_authority.rpc.streams import Outbox, Streams
 
 
@@ -115,26 +115,6 @@ def test_a_herd_is_served_whole_and_almost_as_fast_as_can_be(seed: int, line: in
     assert all(LEAST_DELAY <= delay <= MOST_DELAY for delay in herd.delays)
 
 
-def test_a_herd_that_fits_the_line_is_served_in_order_and_without_a_pause() -> None:
-    herd = Herd(Gate("calls", 8, 500), 0.01, Random(1))
-    for caller in range(500):
-        herd.come(caller)
-    herd.run()
-    assert herd.served == list(range(500))
-    assert herd.ended - 100.0 == pytest.approx(500 * 0.01)
-    assert not herd.delays
-
-
-def test_a_refusal_names_the_bound_and_the_delay() -> None:
-    gate = Gate[int]("calls", 1, 1)
-    assert gate.enter(1, 0.0)
-    assert not gate.enter(2, 0.0)
-    with pytest.raises(errors.Overloaded, match="2 calls are here already") as refused:
-        gate.enter(3, 0.0)
-    assert refused.value.metadata == {"bound": "calls", "limit": "2"}
-    assert refused.value.retry_after == LEAST_DELAY
-
-
 def test_delays_grow_with_those_that_wait_and_with_the_time_that_each_takes() -> None:
     """Little's law: with 100 in the line and 20 a second served, the next turn is in five seconds, and more later for each."""
     gate = Gate[int]("calls", 1, 100)
@@ -158,67 +138,11 @@ def test_delays_grow_with_those_that_wait_and_with_the_time_that_each_takes() ->
     assert refusal(gate, now) == pytest.approx(delays[0], rel=0.05)
 
 
-def test_a_server_that_stands_still_is_left_alone_for_longer_and_longer() -> None:
-    gate = Gate[int]("calls", 1, 0)
-    gate.enter(0, 0.0)
-    assert refusal(gate, 0.0) == LEAST_DELAY
-    assert refusal(gate, 600.0) == MOST_DELAY
-
-
-def test_an_idle_time_says_nothing_about_the_rate() -> None:
-    gate = Gate[int]("calls", 100, 0)
-    for second in range(1000):
-        gate.enter(second, float(second))
-        gate.leave(second + 0.5)
-    assert gate.rate(1000.0) == FIRST_RATE
-
-
-def test_whoever_gives_up_is_passed_over() -> None:
-    gate = Gate[str]("calls", 1, 3)
-    assert gate.enter("first", 0.0)
-    for waiting in ("gone", "second"):
-        assert not gate.enter(waiting, 0.0)
-    assert gate.give_up("gone")
-    assert not gate.give_up("gone")
-    assert gate.leave(1.0) == "second"
-    assert gate.leave(2.0) is None
-    assert gate.inside == 0
-
-
-def test_nobody_is_let_in_while_too_many_are_inside() -> None:
-    """After the bound was lowered the line stands until there is room."""
-    gate = Gate[int]("calls", 3, 10)
-    for caller in range(5):
-        gate.enter(caller, 0.0)
-    gate.bound = 1
-    assert [gate.leave(1.0) for _ in range(3)] == [None, None, 3]
-    assert gate.leave(1.0) == 4
-
-
 def test_all_that_are_told_the_same_come_no_faster_than_they_are_served() -> None:
     gate = Gate[int]("calls", 10, 0)
     assert gate.all_again(0, 0.0) == LEAST_DELAY
     assert gate.all_again(2000, 0.0) == pytest.approx(2000 / FIRST_RATE)
     assert gate.all_again(10**9, 0.0) == MOST_DELAY
-
-
-def test_the_gates_have_names_and_bounds_that_an_ordinary_deployment_does_not_meet() -> None:
-    gates = Admission[int]().gates
-    assert len({gate.name for gate in gates}) == len(gates)
-    assert all(gate.bound + gate.line > 2000 for gate in gates)
-
-
-async def test_a_stream_waits_until_another_has_started() -> None:
-    streams = narrow()
-    first = await streams.admit(name(1), 1)
-    second = await parked(streams, 2)
-    assert len(streams) == 1
-    streams.started(first)
-    streams.started(first)
-    await second
-    assert (len(streams), streams.admission.starting.inside) == (2, 1)
-    with pytest.raises(errors.OldStream):
-        streams.open(name(2), 1)
 
 
 BOUNDS = ("report_streams", "starting_report_streams", "starting_watch_streams", "watch_streams", "task_waits")

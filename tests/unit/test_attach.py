@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -95,18 +94,6 @@ def test_names_are_usable_and_stay_apart() -> None:
 
 
 # -- the breaker ------------------------------------------------------------------------------------------------------
-
-
-def test_the_breaker_opens_after_failures_in_a_row() -> None:
-    breaker = Breaker()
-    for _ in range(FAILURES - 1):
-        breaker.failed(0.0)
-    breaker.succeeded()
-    for _ in range(FAILURES - 1):
-        breaker.failed(0.0)
-    assert (breaker.is_open, breaker.within(0.0)) == (False, 0.0)
-    breaker.failed(10.0)
-    assert (breaker.is_open, breaker.within(11.0)) == (True, FIRST_WAIT - 1)
 
 
 def test_a_probe_that_fails_doubles_the_wait_and_one_that_succeeds_closes_it() -> None:
@@ -231,21 +218,6 @@ def test_the_book_is_bounded_and_forgets_only_what_has_ended(book: Book, monkeyp
     assert [each.query for each in book.queries()] == ["a", "c", "d"]
     assert book.take() == Saying("d", "d", None, ended=False)
     assert book.take() is None
-
-
-def test_who_waits_is_woken(book: Book) -> None:
-    taken: list[Saying | None] = []
-
-    def wait() -> None:
-        with book.changed:
-            assert book.changed.wait_for(lambda: book.within() is not None, 20)
-            taken.append(book.take())
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    book.progressed(said())
-    thread.join(20)
-    assert taken == [Saying("hourly", "q1", NINE, ended=False)]
 
 
 # -- the settings -----------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -11,7 +10,7 @@ import pytest
 
 from lowwater import Watermark, WatermarkView
 from lowwater_page.board import Board
-from lowwater_page.samples import KEPT, SPANS, STEP_SECONDS, Samples
+from lowwater_page.samples import KEPT, SPANS, STEP_SECONDS
 from tests.kit.times import HOUR
 
 UNKNOWN = Watermark.UNKNOWN.micros
@@ -40,18 +39,6 @@ def test_an_input_that_was_never_heard_of_is_unknown() -> None:
     assert known.global_lag("c") is None
     known.admit(view("missing", 2 * HOUR))
     assert (known.local_lag("b"), known.global_lag("c")) == (0.0, 0.0)
-
-
-def test_an_estimated_input_counts_like_any() -> None:
-    guessed = WatermarkView("a", registered=True, incarnation=1, low=Watermark(2 * HOUR), estimated=True)
-    known = board(guessed, view("b", HOUR, "a"))
-    assert (known.local_lag("b"), known.global_lag("b")) == (3600.0, 3600.0)
-
-
-def test_a_name_that_was_never_heard_of_has_nothing() -> None:
-    known = Board()
-    assert (known.view("a"), known.local_lag("a"), known.global_lag("a")) == (None, None, None)
-    assert (known.recent("a", HOUR_SPAN), known.names(), known.changes()) == ([], [], [])
 
 
 def test_a_circle_that_two_versions_of_the_graph_make_is_survived() -> None:
@@ -127,25 +114,6 @@ def test_a_new_incarnation_drops_the_samples_of_the_old_one() -> None:
     known.sample(3)
     assert known.recent("a", HOUR_SPAN) == [(2, None, None), (3, 1, 1)]
     assert known.recent("b", HOUR_SPAN) == [(1, 5, 5), (2, 5, 5), (3, 5, 5)]
-
-
-def test_an_incarnation_that_begins_during_a_sample_gets_no_value_of_the_one_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The one who samples and the one who follows are two threads."""
-    known = board(view("a", 5))
-    following = threading.Thread(target=known.admit, args=(view("a", UNKNOWN, incarnation=2),))
-    add = Samples.add
-
-    def meanwhile(samples: Samples, time_micros: int, names: Sequence[str], values: Sequence[tuple[int, int]]) -> None:
-        following.start()
-        following.join(0.2)  # it has to wait until the sample is taken
-        add(samples, time_micros, names, values)
-
-    monkeypatch.setattr(Samples, "add", meanwhile)
-    known.sample(1)
-    following.join()
-    assert known.recent("a", HOUR_SPAN) == []
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -11,8 +11,7 @@ import pytest
 
 from lowwater._pb.lowwater.v1 import topology_pb2, types_pb2, watermarks_pb2
 from lowwater_authority.core.computation import Computation, View
-from lowwater_authority.core.topology import Spec, Topology
-from lowwater_authority.engine import hub as hub_module
+from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.hub import Hub, Subscription
 from lowwater_authority.promises import NOTHING
 from lowwater_authority.rpc import codec
@@ -77,33 +76,6 @@ async def test_each_subscription_gets_what_it_follows_and_nothing_else(seed: int
     assert len(hub) == 0
     assert not hub._by_name, "who has gone leaves no name behind"
     assert not hub._of_everything
-
-
-def test_a_value_costs_as_much_as_those_who_follow_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Subscription] = []
-    put = Subscription.put
-
-    def counted(self: Subscription, name: str, view: View | None) -> bool:
-        asked.append(self)
-        return put(self, name, view)
-
-    monkeypatch.setattr(hub_module.Subscription, "put", counted)
-    hub = Hub()
-    following = [hub.subscribe(["a"]), hub.subscribe([]), hub.subscribe(["b", "a"])]
-    beside = [hub.subscribe([f"{number}", "b"]) for number in range(1000)]
-    looked_at = 0
-
-    class Counting(frozenset[str]):
-        def __contains__(self, name: object) -> bool:
-            nonlocal looked_at
-            looked_at += 1
-            return super().__contains__(name)
-
-    for subscription in beside:
-        subscription.names = Counting(subscription.names)
-    hub.publish([VIEWS["a"]])
-    assert asked == [following[0], following[2], following[1]], "those by name in the order in which they came"
-    assert looked_at == 0, "nobody else is so much as asked"
 
 
 # -- the messages ----------------------------------------------------------------------------------------------------------
@@ -250,32 +222,6 @@ async def test_a_message_is_made_once_for_all_who_hear_it(monkeypatch: pytest.Mo
         served.authority.shard.hub.publish([served.authority.shard.view("a")])  # type: ignore[list-item]
         await asyncio.gather(*(each.read() for each in streams))
         assert made == [], "it is as it was"
-
-
-async def test_a_message_is_made_again_when_the_graph_says_something_else_of_it() -> None:
-    async with serving(None) as served:
-        await served.register("a", "b", "c")
-        assert list((await served.got("c"))["c"].inputs) == []
-        for inputs in (["a"], ["a", "b"], []):
-            await served.graph.SetInputs(topology_pb2.SetInputsRequest(computation="c", inputs=inputs))
-            assert list((await served.got("c"))["c"].inputs) == inputs
-
-
-async def test_a_message_is_made_again_when_the_view_alone_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A heal of the graph may make an estimate of it, and a renewal of its ownership changes no value."""
-    async with serving(None) as served:
-        await served.register("c")
-        shard = served.authority.shard
-        messages, view = rpc_watermarks.Messages(shard), shard.view("c")
-        first = messages.of("c", view)
-        assert not first.estimated
-        with monkeypatch.context() as healed:
-            healed.setattr(shard.held, "topology", Topology().register(Spec("c", estimated=True)))
-            assert messages.of("c", view).estimated
-        with monkeypatch.context() as renewed:
-            renewed.setattr(shard, "epoch", lambda _: first.epoch + 1)
-            assert messages.of("c", view).epoch == first.epoch + 1
-        assert messages.of("c", view) == first
 
 
 async def test_what_is_kept_of_messages_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,19 +65,6 @@ def test_rule7_a_subscription_with_an_interval_is_told_once_in_it() -> None:
     virtually(story)
 
 
-def test_what_changes_after_a_quiet_time_is_told_at_once() -> None:
-    async def story(hub: Hub) -> None:
-        subscription = hub.subscribe([])
-        hub.publish([A])
-        assert await subscription.take(BEAT_SECONDS, 0.5) == {"a": A}
-        await asyncio.sleep(10)
-        asyncio.get_running_loop().call_later(0.25, hub.publish, [B])
-        assert await subscription.take(BEAT_SECONDS, 0.5) == {"b": B}
-        assert now() == 10.25
-
-    virtually(story)
-
-
 @pytest.mark.parametrize("interval", [0.0, 0.3, 1.0])
 def test_the_longest_interval_leaves_no_silence_longer_than_a_beat(interval: float) -> None:
     async def story(hub: Hub) -> None:

@@ -93,16 +93,6 @@ async def test_who_asks_may_ask_of_itself() -> None:
         assert await identity(address, "", token=SCRAPER) == Identity(True, "scraper", page=False, metrics=True)
 
 
-async def test_the_rules_in_force_count() -> None:
-    rules = Rules(RULES)
-    async with serving(rules) as address:
-        assert (await identity(address, digest(VIEWER))).page
-        rules.access = Access([Principal("viewer", digests=(digest(VIEWER),))])
-        assert await identity(address, digest(VIEWER)) == Identity(True, "viewer", page=False, metrics=False)
-        rules.access = Access([Principal("another", page=True, digests=(digest(SCRAPER),))])
-        assert await identity(address, digest(VIEWER)) == Identity(True, "", page=False, metrics=False)
-
-
 async def test_without_rules_everybody_may_see_everything_and_nobody_has_a_name() -> None:
     async with serving(Rules(None)) as address:
         for given in ("", digest(VIEWER)):

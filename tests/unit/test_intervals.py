@@ -34,18 +34,6 @@ def all_closed(closings: Closings, seen: WatermarkView) -> list[Interval]:
     return found
 
 
-@given(st.lists(st.integers(0, 40)), st.integers(1, 7))
-def test_every_interval_that_has_passed_closes_once_and_in_order(lows: list[int], every: int) -> None:
-    """Against the plain answer: all intervals whose end the greatest value has come to."""
-    closings = Closings("x", timedelta(seconds=every), Watermark(0))
-    found = [
-        (each.start.micros // 10**6, each.end.micros // 10**6)
-        for low in lows
-        for each in all_closed(closings, view(low * 10**6))
-    ]
-    assert found == [(k * every, (k + 1) * every) for k in range(max(lows, default=0) // every)]
-
-
 BERLIN = ZoneInfo("Europe/Berlin")
 
 

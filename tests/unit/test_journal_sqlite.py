@@ -265,17 +265,6 @@ async def test_the_files_of_a_journal_are_its_users_alone(path: Path, caplog: py
     assert "data_readable" in str([vars(record) for record in caplog.records])
 
 
-async def test_a_locked_database_is_a_sure_failure(path: Path) -> None:
-    journal = await opened(path)
-    await pragma(journal, "busy_timeout = 0")
-    with closing(sqlite3.connect(path, isolation_level=None)) as stranger:
-        stranger.execute("BEGIN IMMEDIATE")
-        with pytest.raises(JournalFailed, match="end the program that has it locked"):
-            await journal.append([entry("a", 1)])
-    await journal.append([entry("a", 1)])
-    await journal.close()
-
-
 async def test_a_read_only_database_is_a_sure_failure(path: Path) -> None:
     journal = await opened(path)
     await pragma(journal, "query_only = 1")
@@ -331,16 +320,6 @@ async def test_a_snapshot_leaves_nothing_behind(path: Path) -> None:
     await journal.close()
 
 
-async def test_a_restore_leaves_nothing_behind(path: Path) -> None:
-    journal = await opened(path)
-    await journal.append([entry("a", n) for n in range(1, 301)])
-    await journal.snapshot("a", 100, b"s" * (3 * module.PART_BYTES))
-    await journal.restore("a", 301, b"s" * (2 * module.PART_BYTES))
-    assert execute(path, "SELECT position, part FROM snapshots") == [(301, 0), (301, 1)]
-    assert execute(path, "SELECT position FROM records") == []
-    await journal.close()
-
-
 @pytest.mark.parametrize("log", ["a", GRAPH])
 async def test_a_restore_whose_caller_was_cancelled_is_known_again(path: Path, log: str) -> None:
     """The thread goes on to the end, and nobody hears of it."""
@@ -378,16 +357,6 @@ async def opened_when_free(path: Path) -> SqliteJournal:
             return await opened(path)
         except JournalLocked:
             await turn()
-
-
-async def test_a_large_record_and_snapshot(path: Path) -> None:
-    journal = await opened(path)
-    payload = os.urandom(1 << 20) * 40
-    await journal.append([Entry("a", 1, payload, strong=False)])
-    assert (await journal.load("a")).records == [(1, payload)]
-    await journal.snapshot("a", 1, payload)
-    assert await journal.load("a") == LoadedLog(1, payload, [])
-    await journal.close()
 
 
 def read_by_this_process() -> int:

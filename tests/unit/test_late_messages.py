@@ -88,12 +88,6 @@ async def test_rule8_a_late_retirement_takes_out_nothing_that_a_newer_claim_left
     await is_refused(one, late, errors.StaleSequencer)
 
 
-async def test_a_retirement_does_not_wait_for_workers_that_claim_other_keys(one: One) -> None:
-    _, _, _, newest = await one.shard.ranges_and_claim("b", below=None, limit=1)
-    await claim(one.shard, "b", KEY, b"")
-    assert await one.shard.retire("b", b"", KEY, force=False, newest_claim=newest) == 1
-
-
 async def test_rule8_a_late_retirement_takes_out_nothing_of_the_next_incarnation(one: One) -> None:
     """The newest claim is the same there until somebody claims."""
     shard = one.shard

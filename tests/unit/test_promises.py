@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -316,28 +315,6 @@ async def test_answers_have_it_and_a_stream_only_what_is_new() -> None:
         assert not (await served.got("hourly"))["hourly"].HasField("promise")
 
 
-async def test_the_same_promises_from_another_file_are_no_news() -> None:
-    async with serving() as served:
-        await served.register("hourly")
-        heard = Heard(served, "hourly")
-        await heard.next()
-        served.authority.promise(promises(f"# the same\n{GOOD}"))
-        await served.reach("hourly", 1)
-        assert not any(one.HasField("promise") for one in await heard.reached("hourly", 1))
-
-
-async def test_a_name_that_is_registered_again_is_told_anew() -> None:
-    async with serving() as served:
-        await served.register("hourly")
-        heard = Heard(served, "hourly")
-        assert (await heard.next())["hourly"].promise.team == "reports"
-        await served.graph.Drop(topology_pb2.DropRequest(computation="hourly"))
-        dropped = (await heard.next())["hourly"]
-        assert (dropped.registered, dropped.HasField("promise")) == (False, False)
-        await served.register("hourly")
-        assert (await heard.next())["hourly"].promise.team == "reports"
-
-
 async def test_what_is_gone_is_forgotten_by_a_stream() -> None:
     """When it is registered again before the stream is read on, nothing else says that it is another one."""
     async with serving() as served:
@@ -347,19 +324,6 @@ async def test_what_is_gone_is_forgotten_by_a_stream() -> None:
         told: dict[str, tuple[int, types_pb2.Promise]] = {}
         said = [readers._news("hourly", each, told).HasField("promise") for each in (view, view, None, view, view)]
         assert said == [True, False, False, True, False]
-
-
-async def test_another_incarnation_is_told_anew_also_when_nothing_is_heard_between() -> None:
-    """It was dropped and registered again before the stream was read on."""
-    async with serving() as served:
-        await served.register("hourly")
-        readers = WatermarkServicer(served.authority._services, served.authority.streams)
-        view = served.authority.shard.view("hourly")
-        assert view is not None
-        told: dict[str, tuple[int, types_pb2.Promise]] = {}
-        again = replace(view, incarnation=view.incarnation + 1)
-        said = [readers._news("hourly", each, told).HasField("promise") for each in (view, view, again, again)]
-        assert said == [True, False, True, False]
 
 
 async def test_what_is_not_registered_is_held_against_no_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,28 +363,3 @@ def test_a_pattern_fits_as_the_shell_says(pattern: str) -> None:
     known = promises(entry(computations=repr(pattern), team="'t'"))
     for name in ("a", "abc", "axc", "a-b-c", "x-b-y", "b-x", "a-xyz", "adc-e-d", "abc-e-d", "", "ab"):
         assert (known.of(name) is not NOTHING) == fnmatchcase(name, pattern), name
-
-
-async def test_no_watermark_depends_on_a_promise() -> None:
-    """The same calls, with a file, another one in between and none: but for the promises each answer is the same."""
-
-    async def told(text: str | None, then: str | None) -> list[bytes]:
-        found = []
-        async with serving(text) as served:
-            await served.register("hourly", "daily", "zebra")
-            for hour in (1, 3):
-                for name in ("hourly", "daily", "zebra"):
-                    await served.reach(name, hour)
-                if then is not None:
-                    served.authority.promise(promises(then))
-                for each in (await served.got()).values():
-                    each.ClearField("promise")
-                    each.ClearField("epoch")
-                    each.holder.ClearField("sequencer")
-                    found.append(each.SerializeToString(deterministic=True))
-        return found
-
-    none = await told(None, None)
-    assert len(set(none)) == 6
-    assert await told(GOOD, None) == none
-    assert await told(None, entry(late="'1s'")) == none

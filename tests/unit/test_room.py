@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tracemalloc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from typing import Any
@@ -25,7 +24,6 @@ from lowwater._pb.lowwater.v1 import (
 from lowwater_authority.authority import Authority
 from lowwater_authority.core.requests import Refused
 from lowwater_authority.engine.admission import Gate as Admitting
-from lowwater_authority.engine.hub import Hub
 from lowwater_authority.rpc import streams
 from lowwater_authority.rpc.codec import MAX_RANGES
 from lowwater_authority.rpc.streams import NAME_WATCHED, REFUSAL_BYTES, UNREAD_LEAST, Room
@@ -353,22 +351,6 @@ def test_rule7_breaks_when_the_share_falls_as_the_room_fills_alone(monkeypatch: 
     assert followed_beside(38, 500)
 
 
-async def test_rule7_what_is_refused_is_told_beside_streams_that_do_not_read() -> None:
-    """Others let refusals of theirs pile up, as many as they may; one more is told by name what is refused of a claim of ten thousand ranges."""
-    together = streams.Streams()
-    for number in range(60):
-        outbox = opened(together, number)
-        for report in range(1, 11):
-            together.acknowledge(outbox, report, [refused_of(f"{number}-{report}", MAX_RANGES)])
-        for report in range(11, 60):
-            together.acknowledge(outbox, report, [refused_of(f"{number}-{report}", 10_000)])
-    late = opened(together, 60)
-    together.acknowledge(late, 1, [refused_of("late", 10_000)])
-    (message,) = await together.take(late)
-    assert [len(each.handles) for each in message.ack.refused] == [10_000]
-    assert together.unread.bytes <= streams.UNREAD_BYTES * 3 // 2 + (60 + 1) * UNREAD_LEAST
-
-
 async def test_what_is_lost_is_never_said_of_more_than_that_and_ends_its_own_stream() -> None:
     """A claim that is said to be lost as a whole ends; so what cannot be named is told on the next stream."""
     together = streams.Streams()
@@ -430,19 +412,6 @@ async def test_rule7_a_name_that_no_computation_can_have_is_counted_and_refused_
     assert view.low == 7 * HOUR, "the claim beside it counts"
 
 
-async def test_what_is_not_sent_leaves_with_its_stream() -> None:
-    together = streams.Streams()
-    outbox = together.open(b"s" * 16, 1)
-    await together.enter(outbox, 700)
-    together.acknowledge(outbox, 1, [refused_of("a", 100)])
-    together.close(b"s" * 16, outbox)
-    assert together.unread.bytes == 0
-    assert together.room.bytes == 700, "what waits for the journal still does"
-    together.acknowledge(outbox, 2, [refused_of("a", 100)])
-    together.leave(outbox, 700)
-    assert (together.room.bytes, together.unread.bytes) == (0, 0)
-
-
 async def test_rule7_watch_streams_are_bounded_and_others_are_told_when_to_come_again() -> None:
     async with serving(Gate()) as (authority, channel):
         authority.streams.admission.open_watches.bound = 2
@@ -494,22 +463,3 @@ async def test_rule7_the_names_that_are_followed_are_bounded_in_bytes(monkeypatc
         watching[0].cancel()
         await eventually_async(lambda: room.bytes < 4 * NAME_WATCHED)
         assert (await stub.Watch(many).read()).watermarks
-
-
-def test_rule7_names_that_are_followed_take_what_is_counted() -> None:
-    """A stream follows a thousand names, and does not take their values."""
-    hub, room = Hub(), streams.Shared(streams.WATCHED_BYTES)
-    tracemalloc.start()
-    try:
-        before, _ = tracemalloc.get_traced_memory()
-        request = watermarks_pb2.WatchRequest.FromString(
-            watermarks_pb2.WatchRequest(computations=named(1000, "a-computation-")).SerializeToString()
-        )
-        asked = list(request.computations)
-        with streams.watched(room, asked):
-            subscription = hub.subscribe(asked)
-            for name in asked:
-                subscription.put(name, None)
-            assert tracemalloc.get_traced_memory()[0] - before < room.bytes
-    finally:
-        tracemalloc.stop()
