@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, NamedTuple, TypeVar
 
+import grpc.aio
+import numpy as np
 import pytest
 
 from lowwater import errors
+from lowwater._core.call import Stubs
+from lowwater._core.search import TIMEOUT
+from lowwater._pb.lowwater.v1 import cluster_pb2, watermarks_pb2
 from lowwater_authority.cluster.cluster import Replaced
-from lowwater_authority.core.requests import Fold
+from lowwater_authority.core.requests import ClaimRequest, Fold
 from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine import shard
-from tests.kit.shards import NAMES, Deployment, held, two
+from lowwater_authority.engine.shard import TOGETHER_SECONDS
+from tests.kit.faults import Outcome
+from tests.kit.shards import NAMES, Deployment, One, held, reached, turns, two
 
 
 async def test_what_was_claimed_and_reported_goes_over_with_the_computation(deployment: Deployment) -> None:
@@ -164,3 +174,160 @@ async def test_reads_that_wait_for_a_store_that_hangs_end_in_time(
     monkeypatch.undo()
     assert await one.shard.serve(away), "what was begun went on"
     assert (await one.shard.ranges(name, below=None, limit=1))[1] == 1
+
+
+T = TypeVar("T")
+
+
+def alive(one: One) -> bool:
+    """Whether a shard's rounds go on."""
+    return not one.rounds.done()
+
+
+async def test_a_refused_adopt_changes_nothing(deployment: Deployment) -> None:
+    one = await deployment.start("one:1")
+    await one.shard.register(Spec("a"))
+    await one.shard.register(Spec("reader", ("a",)))
+    grant = await one.shard.claim("a", ClaimRequest([b"", b""], identity="x", request_id=b"1".ljust(16)))
+    await one.report("a", grant, 14)
+    far = np.array([2**62], dtype=np.int64)
+    bad = ClaimRequest([b"", b""], identity="y", request_id=b"2".ljust(16), bound_micros=far)
+    with pytest.raises(errors.TooFarAhead):
+        await one.shard.claim("a", bad, adopt=True)
+    assert {one.shard.topology.get(name).incarnation for name in ("a", "reader")} == {1}
+    assert one.low("a") == 14
+
+
+async def fenced_while_it_heals(
+    deployment: Deployment, one: One, other: One, name: str, change: Coroutine[Any, Any, T], *, heard: bool
+) -> asyncio.Task[T]:
+    """Begin a change of the graph that is written and lost again before this shard hears of it; its repeat finds the loss.
+
+    ``heard``: another shard has read it in between, and puts it back. Anyhow that one takes the log by a newer view, so that what heals
+    the log here is fenced. Returns the change, when that has happened.
+    """
+    before = deployment.disk.owners[name]
+    await one.shard.rise(name, one.shard.epoch(name) + 5)
+    one.faults.unknown("append", Outcome.WRITTEN)
+    asked = asyncio.create_task(change)
+    await turns()
+    if heard:
+        await other.shard.refresh()
+    while deployment.disk.owners[name] != before:
+        deployment.disk.lose(1)
+    await other.cluster.change(lambda view: view.pinned(name, "other:1"))
+    await other.beat()
+    await turns()
+    owner = deployment.disk.owners[name]
+    assert (owner.address, owner.epoch < one.shard.epoch(name)) == ("other:1", True), "which looks like a loss first"
+    one.faults.let("append")
+    return asked
+
+
+@pytest.mark.parametrize("heard", [False, True])
+async def test_a_claim_that_may_have_adopted_is_repeated_and_adopts_once(deployment: Deployment, heard: bool) -> None:
+    one, other = await two(deployment)
+    name, beside = sorted(held(one))[:2]
+    grant = await one.claim(beside)
+    await one.shard.claim(name, ClaimRequest([b"", b""], identity="before", request_id=b"before".ljust(16)))
+    asked = ClaimRequest([b"", b""], identity="after", request_id=b"after".ljust(16))
+    adopting = one.shard.claim(name, asked, adopt=True)
+    adopted = await fenced_while_it_heals(deployment, one, other, name, adopting, heard=heard)
+    with pytest.raises(errors.Unavailable, match="not known whether the write took effect"):
+        await adopted
+    again = await other.shard.claim(name, asked, adopt=True)  # as clients do by themselves
+    assert other.shard.topology.get(name).incarnation == 2
+    assert await other.report(name, again, 14) == []
+    assert await one.report(beside, grant, 14) == []
+    assert one.low(beside) == 14
+
+
+async def test_a_store_that_went_on_without_this_owner_is_let_go(deployment: Deployment) -> None:
+    """It forgot who took over, and the owner before, who never heard of it, has appended since."""
+    one, other = await two(deployment)
+    name = min(held(other))
+    grant = await other.claim(name)
+    await deployment.settle(one, seconds=2.1)
+    while deployment.disk.owners[name].address != "other:1":
+        deployment.disk.lose(1)
+    await other.report(name, grant, 12)
+    await other.report(name, grant, 13)
+    one.faults.ends["append"] = [Outcome.FAILED]
+    with pytest.raises(errors.LowwaterError):
+        await one.report(name, grant, 12)
+    assert alive(one)
+    assert name not in held(one)
+    assert other.low(name) == 13
+
+
+async def test_an_own_heal_of_unknown_outcome_fences_nobody(deployment: Deployment) -> None:
+    one = await deployment.start("one:1")
+    await one.shard.register(Spec("a"))
+    grant = await one.claim("a")
+    await one.report("a", grant, 12)
+    deployment.disk.lose(1)
+    one.faults.unknown("restore", Outcome.WRITTEN)
+    reporting = asyncio.ensure_future(one.report("a", grant, 13))
+    await turns()
+    assert deployment.disk.owners["a"].epoch > one.shard.epoch("a")
+    with pytest.raises(errors.Unavailable, match="put back"):
+        await one.shard.confirm(["a"])
+    assert "a" in held(one)
+    one.faults.let("restore")
+    assert await reporting == []
+    assert one.low("a") == 13
+
+
+LATEST = TOGETHER_SECONDS + 2.0
+"""Seconds after which an answer is too late, with as much time for the answer itself as a busy machine may need."""
+
+
+class Taking(NamedTuple):
+    """A shard that is taking computations over, and where it is reached."""
+
+    one: One
+    address: str
+    hanging: set[str]
+    """What it cannot read for now."""
+    whole: asyncio.Event
+    """Set when it can."""
+
+
+@pytest.fixture(params=[1, 3])
+async def taking(deployment: Deployment, request: pytest.FixtureRequest) -> AsyncIterator[Taking]:
+    """Another shard has died, and so many of its logs cannot be read for now."""
+    one, other = await two(deployment)
+    await other.stop()
+    hanging = set(sorted(held(other))[: request.param])
+    one.faults.late = dict.fromkeys(hanging, whole := asyncio.Event())
+    for _ in range(8):
+        deployment.clock.now += 0.3
+        await one.hear()
+        await one.cluster._look_after_what_is_held()
+        await turns()
+    assert held(one) == set(NAMES) - hanging
+    async with reached(one) as address:
+        yield Taking(one, address, hanging, whole)
+        whole.set()
+
+
+async def test_where_the_others_are_is_said_in_time(taking: Taking) -> None:
+    """A client waits ``TIMEOUT`` for the whole answer, and looks for another shard when it does not come."""
+    assert TIMEOUT > LATEST
+    async with grpc.aio.insecure_channel(taking.address) as channel:
+        began = time.perf_counter()
+        found = await Stubs(channel).cluster.Locate(cluster_pb2.LocateRequest(computations=NAMES), timeout=TIMEOUT)
+        assert time.perf_counter() - began < LATEST
+        nowhere = {redirect.computation for redirect in found.redirects if not redirect.address}
+        assert nowhere == taking.hanging
+        taking.whole.set()
+        found = await Stubs(channel).cluster.Locate(cluster_pb2.LocateRequest(computations=NAMES), timeout=TIMEOUT)
+        assert {redirect.address for redirect in found.redirects} == {taking.one.address}
+
+
+async def test_the_others_are_read_in_time(taking: Taking) -> None:
+    asked = watermarks_pb2.GetWatermarksRequest(computations=NAMES)
+    async with grpc.aio.insecure_channel(taking.address) as channel:
+        got = await Stubs(channel).watermarks.GetWatermarks(asked, timeout=LATEST)
+    assert {watermark.computation for watermark in got.watermarks} == set(NAMES) - taking.hanging
+    assert {redirect.computation for redirect in got.redirects} == taking.hanging

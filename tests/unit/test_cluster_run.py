@@ -12,7 +12,7 @@ from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.takeover import SLOW_SECONDS, TAKEN_AT_ONCE
 from lowwater_authority.journal import JournalFailed, LoadedLog
 from tests.kit.clock import Clock
-from tests.kit.faults import FaultPlan, Operation, Outcome
+from tests.kit.faults import FaultPlan, Outcome
 from tests.kit.memory_journal import MemoryJournal
 from tests.kit.shards import DEAD_AFTER, Deployment, One
 from tests.simulation.kernel import Simulation
@@ -119,42 +119,6 @@ def test_a_shard_joins_when_the_store_is_back_and_may_leave_before(caplog: pytes
         await one.joined.wait()
         assert [member.address for member in deployment.members.view.members] == ["one:1"]
         del lives
-
-    run(story)
-
-
-@pytest.mark.parametrize("joined", [False, True])
-def test_a_beat_that_is_under_way_does_not_bring_back_who_leaves(joined: bool) -> None:
-    """The store answers late: that the leaver is out of the view has overtaken it."""
-
-    class Held(FaultPlan):
-        """Holds up one beat of the shard before it reaches the store."""
-
-        held = False
-        going = asyncio.Event()
-
-        async def before(self, operation: Operation) -> Outcome:
-            if self.held and operation.name == "beat":
-                self.held = False
-                await self.going.wait()
-            return await super().before(operation)
-
-    async def story(deployment: Simulated) -> None:
-        await deployment.start("one:1")
-        plan = Held()
-        plan.held = not joined
-        other = Living(deployment, "other:1", plan)
-        other.process.start(other.live)
-        if joined:
-            await other.joined.wait()
-            plan.held = True
-        await asyncio.sleep(1)
-        assert not plan.held
-        other.shard.stop()
-        await other.cluster.leave()
-        plan.going.set()
-        await asyncio.sleep(1)
-        assert [member.address for member in deployment.members.view.members] == ["one:1"]
 
     run(story)
 

@@ -219,31 +219,6 @@ def arrived(core: Computation) -> object:
     return deepcopy((core.budgets, groups))
 
 
-def test_a_silent_claim_holds_it_and_so_does_its_successor_until_that_has_come_as_far() -> None:
-    made = driver()
-    one, two = warmed(made, b"", b"m"), warmed(made, b"m", b"")
-    for _ in range(5):
-        one.frontier += HOUR // 6
-        one.hand_on(1)
-        one.report()
-    held = published(made)
-    assert held <= two.frontier
-    successor = Source(made, b"m", b"", frontier=two.frontier)
-    one.frontier += MINUTE
-    one.hand_on(1)
-    one.report()
-    assert published(made) <= two.frontier, "nobody knows what the successor has read"
-    for _ in range(3):
-        successor.frontier += MINUTE
-        successor.hand_on(1)
-        successor.report()
-        assert published(made) <= successor.frontier, "a first small report makes it weigh no less than its predecessor"
-    successor.frontier = one.frontier
-    successor.hand_on(1)
-    successor.report()
-    assert published(made) > two.frontier + 3 * MINUTE
-
-
 def weights(of: Driver) -> list[tuple[bytes, int]]:
     """What each group weighs in R, by its first range."""
     told = {each.bounds[0]: each.arrived() for each in of.core.map.run_groups()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -29,7 +28,7 @@ from lowwater_authority.rpc.watermarks import WatermarkServicer
 from tests.kit.faults import Operation, Outcome
 from tests.kit.memory_journal import MemoryJournal
 from tests.kit.served import served
-from tests.kit.shards import Deployment, One, held, ids, numbers, turns, two
+from tests.kit.shards import Deployment, One, held, ids, numbers, turns
 from tests.kit.times import HOUR
 
 NOTHING = np.zeros(0, dtype=np.int64)
@@ -143,40 +142,6 @@ async def test_a_report_counts_for_those_that_are_still_here(deployment: Deploym
     assert refusals(answer) == [("y", "MOVED")]
     assert barred == {"y"}, "what follows on the stream says only what has changed since"
     assert one.low("x") == 12
-
-
-async def test_rule4_what_was_staged_before_a_loss_is_not_written_when_it_is_served_here_again(
-    deployment: Deployment,
-) -> None:
-    """A round is to be written again; meanwhile another shard takes one of its computations, grants it anew, and gives it back."""
-    one, other = await two(deployment)
-    name = min(held(one))
-    grants = {name: await one.claim(name)}
-    assert await one.report(name, grants[name], 10) == []
-    one.faults.unknown("append", Outcome.LOST)
-    answer = asyncio.ensure_future(report(one, grants, name))
-    await turns()
-    assert not one.faults.ends["append"]
-    assert not answer.done()
-    await other.cluster.change(lambda view: view.pinned(name, "other:1"))
-    assert await other.shard.serve(name)
-    newer = await other.claim(name)
-    assert await other.report(name, newer, 11) == []
-    await other.cluster.change(lambda view: view.pinned(name, "one:1"))
-    back = asyncio.ensure_future(deployment.settle(one))  # it lets go, and takes it again
-    await turns()
-    assert name in held(one), "in the middle of the round"
-    one.faults.let("append")
-    try:
-        assert refusals(await answer) == [(name, "MOVED")]
-        await back
-    finally:
-        back.cancel()
-        if one.rounds.done() and one.rounds.exception() is not None:  # it has ended by itself
-            deployment.shards.remove(one)
-    assert one.low(name) == 11
-    assert await one.report(name, newer, 13) == []
-    assert one.low(name) == 13
 
 
 async def test_an_append_of_unknown_outcome_is_told_as_such_to_the_one_that_is_gone(deployment: Deployment) -> None:
@@ -416,28 +381,6 @@ async def test_what_is_read_back_is_not_called_unreadable(deployment: Deployment
     one.faults.unreadable.clear()
     await failing
     assert await report(one, grants, "x", "y") == []
-
-
-async def test_rule2_a_registration_writes_no_half_a_change(deployment: Deployment) -> None:
-    one, grants = await serving(deployment, "y")
-    await one.shard.register(Spec("x"))
-    await one.shard.retire("x", b"\x80", b"", force=True)
-    damage(deployment, "x")
-    before = deployment.disk.logs["x"].copy()
-
-    def half(*_: Any, **__: Any) -> None:
-        raise ZeroDivisionError
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Computation, "_fenced", half)
-        with pytest.raises(errors.LowwaterError, match="internal error"):
-            await one.shard.retire("x", b"\x00", b"\x40", force=True)
-    assert one.shard.held.is_torn("x")
-    with contextlib.suppress(errors.Unavailable):
-        await one.shard.register(Spec("x", estimated=True))
-    assert deployment.disk.logs["x"] == before
-    assert not one.shard.topology.get("x").estimated
-    assert await report(one, grants, "y") == [], "its neighbour"
 
 
 async def test_what_cannot_be_read_back_keeps_nobody_from_following_the_others(deployment: Deployment) -> None:

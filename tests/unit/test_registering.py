@@ -111,33 +111,6 @@ async def test_those_that_wait_share_a_write(one: One) -> None:
     assert one.plan.writes == [[GRAPH], [GRAPH]]
 
 
-async def test_they_share_a_write_for_a_few_milliseconds_only(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What else waits has its turn in between, and those that are left keep their order."""
-    now = [0.0]
-    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
-    monkeypatch.setattr("lowwater_authority.engine.rounds.TOGETHER_SECONDS", 0.01)
-    staged: list[str] = []
-
-    def slow(name: str) -> asyncio.Task[Spec]:
-        def room(_: Collection[str]) -> None:
-            now[0] += 0.004
-            staged.append(name)
-
-        return asyncio.create_task(one.shard.register(Spec(name), room=room))
-
-    tasks = await one.held_up("first")
-    tasks += [slow(f"c{number}") for number in range(5)]
-    await turns()
-    other = asyncio.create_task(one.shard.reset("first"))
-    await turns()
-    one.plan.open.set()
-    assert await outcomes(tasks) == ["first", *(f"c{number}" for number in range(5))]
-    await other
-    assert staged == [f"c{number}" for number in range(5)]
-    assert one.plan.writes == [[GRAPH], [GRAPH], [GRAPH], [GRAPH]]
-    assert one.shard.topology.version == 7
-
-
 async def test_one_that_fails_as_it_never_should_is_refused_alone(one: One, caplog: pytest.LogCaptureFixture) -> None:
     def bad(_: Collection[str]) -> None:
         raise RuntimeError("a fault of this one alone")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 import grpc
@@ -26,7 +26,7 @@ from lowwater_authority.core.requests import Refused
 from lowwater_authority.engine.admission import Gate as Admitting
 from lowwater_authority.rpc import streams
 from lowwater_authority.rpc.codec import MAX_RANGES
-from lowwater_authority.rpc.streams import NAME_WATCHED, REFUSAL_BYTES, UNREAD_LEAST, Room
+from lowwater_authority.rpc.streams import REFUSAL_BYTES, UNREAD_LEAST, Room
 from tests.kit.eventually import eventually_async
 from tests.kit.served import authority_served
 from tests.kit.times import HOUR
@@ -234,52 +234,6 @@ async def test_rule7_what_is_refused_and_not_read_is_bounded_in_bytes(
         await small.acknowledged(2)
 
 
-FROZEN = "abcd"
-"""Senders that read nothing, each of a computation of its own."""
-
-FIFTH = "e"
-
-
-def connection(address: str) -> Any:
-    """Return a connection of its own, which takes little of what nobody reads."""
-    options = [
-        ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.http2.bdp_probe", 0),
-        ("grpc.http2.lookahead_bytes", 1 << 16),
-    ]
-    return grpc.aio.insecure_channel(address, options)
-
-
-async def test_rule7_who_does_not_read_what_is_refused_keeps_no_neighbour_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four clients have many ranges refused and read nothing; there is room for less than that. Then a fifth has a range refused."""
-    monkeypatch.setattr(streams, "ALL_BYTES", 4 * UNREAD)
-    monkeypatch.setattr(streams, "UNREAD_BYTES", 24 * UNREAD)
-    acknowledge, durable = streams.Outbox.acknowledge, [0]
-
-    def counted(self: streams.Outbox, number: int, *args: Any, **more: Any) -> None:
-        durable[0] += 1
-        acknowledge(self, number, *args, **more)
-
-    monkeypatch.setattr(streams.Outbox, "acknowledge", counted)
-    async with listening(Gate()) as (authority, address), AsyncExitStack() as connections:
-        *channels, channel = [await connections.enter_async_context(connection(address)) for _ in (*FROZEN, FIFTH)]
-        await register(channel, FROZEN + FIFTH)
-        senders = [await Sender(each, name, UNREAD).start() for each, name in zip(channels, FROZEN, strict=True)]
-        together = authority.streams
-        for number in (1, 2, 3):  # the first is being sent, the others wait
-            for each in senders:
-                await each.report(AHEAD + number)
-        await eventually_async(lambda: durable[0] == 3 * len(FROZEN))
-        fifth = await Sender(channel, FIFTH, 1).start()
-        await fifth.report(AHEAD)
-        answer = await fifth.acknowledged(1)
-        assert 4 * UNREAD < together.unread.bytes <= 24 * UNREAD
-        assert [(each.computation, list(each.handles)) for each in answer.refused] == [(FIFTH, [0])]
-        for each in senders:  # all are told in the end that nothing of them counts
-            assert [refused.reason for refused in (await each.acknowledged(3)).refused] == [errors.TooFarAhead.reason]
-        await eventually_async(lambda: together.unread.bytes == 0)
-
-
 EVERY = np.arange(MAX_RANGES, dtype=np.uint32)
 
 
@@ -435,31 +389,3 @@ async def test_rule7_watch_streams_are_bounded_and_others_are_told_when_to_come_
 
 def named(count: int, about: str = "") -> list[str]:
     return [f"{about}{number}" for number in range(count)]
-
-
-async def test_rule7_the_names_that_are_followed_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who follows many is refused, and the next one with few names is not; what ends makes room."""
-    monkeypatch.setattr(streams, "WATCHED_BYTES", 100 * NAME_WATCHED)
-    monkeypatch.setattr(streams, "WATCHED_LEAST", 2 * NAME_WATCHED)
-    async with serving(Gate()) as (authority, channel):
-        room = authority.streams.watched
-        stub: Any = watermarks_pb2_grpc.WatermarkServiceStub(channel)
-        many = watermarks_pb2.WatchRequest(computations=named(19))
-        watching = []
-        for _ in range(2):
-            watching.append(stub.Watch(many))
-            if len(watching) == 1:
-                assert (await watching[0].read()).watermarks
-                assert 19 * NAME_WATCHED < room.bytes < 20 * NAME_WATCHED
-        with pytest.raises(grpc.RpcError) as refused:
-            await watching[1].read()
-        error = error_of_call(refused.value, "")
-        assert isinstance(error, errors.Overloaded)
-        assert error.metadata["bound"] == "watched_names"
-        assert error.retry_after > 0
-        few = [stub.Watch(watermarks_pb2.WatchRequest(computations=["a"])) for _ in range(3)]
-        for each in [*few, stub.Watch(watermarks_pb2.WatchRequest())]:
-            assert (await each.read()).watermarks
-        watching[0].cancel()
-        await eventually_async(lambda: room.bytes < 4 * NAME_WATCHED)
-        assert (await stub.Watch(many).read()).watermarks
