@@ -134,7 +134,7 @@ OTHERWISE = {
     "raise errors.LowwaterError in Locate",
     "raise bad_field 'epochs' in Locate",  # tests/process/test_shards_operations.py
     "raise errors.Unavailable in check",  # a shard that lost its store: the same
-    "raise errors.StaleSequencer in _granted_before",  # a repeat of an older claim: tests/unit/test_core_requests.py
+    "raise errors.StaleSequencer in _granted_before",  # a repeat of an older claim: tests/unit/test_core_numbers.py
     "raise errors.Unavailable in claim",  # a reset before the answer: tests/unit/test_slices.py
     "raise errors.InvalidArgument in _granted_before",  # the id of another claim: tests/unit/test_core_numbers.py
     "raise errors.InvalidArgument in prepare",  # an input that is not registered: the same

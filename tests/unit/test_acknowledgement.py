@@ -16,7 +16,7 @@ from lowwater._core.reports import ReporterState
 from lowwater._pb.lowwater.v1 import workers_pb2 as pb
 from lowwater._pb.lowwater.v1.types_pb2 import Redirect
 from lowwater_authority.core.requests import Refused
-from lowwater_authority.rpc import codec, streams
+from lowwater_authority.rpc import streams
 from lowwater_authority.rpc.streams import Acknowledgement, Outbox
 
 FAR, STALE = errors.TooFarAhead.reason, errors.StaleSequencer.reason
@@ -53,13 +53,6 @@ def test_refusals_merge_by_claim_and_reason() -> None:
     assert message.number == 5
 
 
-def test_what_is_refused_as_a_whole_stays_so() -> None:
-    (message,) = added(
-        ("a", Refused(1, FAR, "", handles(3))), ("a", Refused(1, FAR, "")), ("a", Refused(1, FAR, "", handles(4)))
-    ).messages()
-    assert [list(each.handles) for each in message.refused] == [[]]
-
-
 def test_handles_that_no_claim_has_are_refused_as_a_whole() -> None:
     """Merging costs a byte for each handle below the greatest."""
     refused = [("a", Refused(1, "INVALID_ARGUMENT", "", handles(value))) for value in (7, 2**32 - 1)]
@@ -82,15 +75,6 @@ def test_the_newest_number_and_the_address_stay() -> None:
     assert {each.computation: each.micros for each in message.references} == {"a": 1, "b": 3}
 
 
-def test_handles_are_packed_as_protobuf_packs_them() -> None:
-    for count in (1, 31, 32, 5000):
-        column = np.arange(count, dtype=np.uint32) * 7
-        message = codec.refused_message("a", Refused(1, FAR, "m", column))
-        assert list(message.handles) == column.tolist()
-        plain = pb.RefusedRanges(computation="a", sequencer=1, reason=FAR, message="m", handles=column.tolist())
-        assert message.SerializeToString() == plain.SerializeToString()
-
-
 def test_an_address_that_is_known_stays() -> None:
     """The report behind the one that told it may not know where the computation is by now."""
     made = Acknowledgement(0)
@@ -102,8 +86,6 @@ def test_an_address_that_is_known_stays() -> None:
     (message,) = made.messages()
     assert [(each.redirect.address, each.redirect.epoch) for each in message.refused] == [("x:1", 3), ("y:1", 4)]
 
-
-# -- divided -------------------------------------------------------------------------------------------------------------
 
 RANGES = 1000
 

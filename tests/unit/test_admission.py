@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from lowwater import errors
-from lowwater_authority.engine.admission import FIRST_RATE, LEAST_DELAY, MOST_DELAY, Gate
+from lowwater_authority.engine.admission import LEAST_DELAY, MOST_DELAY, Gate
 from lowwater_authority.rpc.streams import Outbox, Streams
 
 
@@ -136,13 +136,6 @@ def test_delays_grow_with_those_that_wait_and_with_the_time_that_each_takes() ->
         gate.enter(2000 + caller, now)
     # Those whose turn has come are not in front of the next one any more.
     assert refusal(gate, now) == pytest.approx(delays[0], rel=0.05)
-
-
-def test_all_that_are_told_the_same_come_no_faster_than_they_are_served() -> None:
-    gate = Gate[int]("calls", 10, 0)
-    assert gate.all_again(0, 0.0) == LEAST_DELAY
-    assert gate.all_again(2000, 0.0) == pytest.approx(2000 / FIRST_RATE)
-    assert gate.all_again(10**9, 0.0) == MOST_DELAY
 
 
 BOUNDS = ("report_streams", "starting_report_streams", "starting_watch_streams", "watch_streams", "task_waits")

@@ -44,9 +44,6 @@ def said(
     return BatchProgress(query, run, "hourly", batch, watermark, **counts)
 
 
-# -- what Spark says --------------------------------------------------------------------------------------------------
-
-
 def test_a_progress_is_read() -> None:
     expected = BatchProgress("q1", "r1", "hourly", 7, NINE, 3, 2.5, late_rows=3, state_rows=9, seconds=1.5)
     assert read_progress(PROGRESS) == expected
@@ -93,9 +90,6 @@ def test_names_are_usable_and_stay_apart() -> None:
     assert all(len(name) <= 128 and name.isascii() and "/" not in name and " " not in name for name in odd)
 
 
-# -- the breaker ------------------------------------------------------------------------------------------------------
-
-
 def test_a_probe_that_fails_doubles_the_wait_and_one_that_succeeds_closes_it() -> None:
     breaker, now = Breaker(), 0.0
     for _ in range(FAILURES):
@@ -114,9 +108,6 @@ def test_a_probe_that_fails_doubles_the_wait_and_one_that_succeeds_closes_it() -
     for _ in range(FAILURES):
         breaker.failed(now)
     assert breaker.within(now) == FIRST_WAIT, "it begins anew"
-
-
-# -- the book ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -218,9 +209,6 @@ def test_the_book_is_bounded_and_forgets_only_what_has_ended(book: Book, monkeyp
     assert [each.query for each in book.queries()] == ["a", "c", "d"]
     assert book.take() == Saying("d", "d", None, ended=False)
     assert book.take() is None
-
-
-# -- the settings -----------------------------------------------------------------------------------------------------
 
 
 def chosen(conf: dict[str, str], environ: dict[str, str], **arguments: Any) -> AttachSettings:

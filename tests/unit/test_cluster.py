@@ -16,30 +16,12 @@ from lowwater._core.call import Stubs
 from lowwater._core.search import TIMEOUT
 from lowwater._pb.lowwater.v1 import cluster_pb2, watermarks_pb2
 from lowwater_authority.cluster.cluster import Replaced
-from lowwater_authority.core.requests import ClaimRequest, Fold
-from lowwater_authority.core.times import MIN
+from lowwater_authority.core.requests import ClaimRequest
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine import shard
 from lowwater_authority.engine.shard import TOGETHER_SECONDS
 from tests.kit.faults import Outcome
 from tests.kit.shards import NAMES, Deployment, One, held, reached, turns, two
-
-
-async def test_what_was_claimed_and_reported_goes_over_with_the_computation(deployment: Deployment) -> None:
-    one, other = await two(deployment)
-    name = min(held(other))
-    grant = await other.claim(name)
-    assert await other.report(name, grant, 14) == []
-    epoch = other.shard.epoch(name)
-    await other.stop()
-    await deployment.settle(one)
-    assert name not in held(one)  # it may be only slow
-    await deployment.settle(one, seconds=1.5)
-    assert held(one) == set(NAMES)
-    assert one.shard.epoch(name) > epoch
-    assert one.low(name) == 14
-    assert await one.report(name, grant, 15) == []
-    assert one.low(name) == 15
 
 
 async def test_rule4_a_zombie_shard_moves_nothing_and_answers_nothing(deployment: Deployment) -> None:
@@ -63,58 +45,6 @@ async def test_rule4_a_zombie_shard_moves_nothing_and_answers_nothing(deployment
         await zombie.claim(name)
     place = (await zombie.cluster.locate([name]))[name]
     assert place == ("one:1", one.shard.epoch(name))
-
-
-async def test_c7a_a_store_that_lost_records_gets_them_back_from_memory(deployment: Deployment) -> None:
-    one, _ = await two(deployment)
-    name = min(held(one))
-    older = await one.claim(name)
-    await one.report(name, older, 12)
-    newer = await one.claim(name)
-    await one.report(name, newer, 13)
-    deployment.disk.lose(2)  # the report and the claim, both acknowledged
-    epoch = one.shard.epoch(name)
-    assert await one.report(name, newer, 14) == []
-    assert one.low(name) == 14
-    assert one.shard.epoch(name) > epoch
-    [(_, refused)] = await one.report(name, older, 20)
-    assert refused.reason == "STALE_SEQUENCER"
-    # Whoever comes next finds all of it.
-    await one.stop()
-    again = await deployment.start("one:1")
-    await deployment.settle(*[each for each in deployment.shards if not each.ended])
-    assert again.low(name) == 14
-    [(_, refused)] = await again.report(name, older, 20)
-    assert refused.reason == "STALE_SEQUENCER"
-    assert await again.report(name, newer, 15) == []
-
-
-async def test_c5c_a_reset_at_another_shard_is_seen_before_anything_is_answered(deployment: Deployment) -> None:
-    one, other = await two(deployment)
-    name = min(held(other))
-    grant = await other.claim(name)
-    await other.report(name, grant, 14)
-    [spec] = await one.shard.reset(name)
-    assert spec.incarnation == 2
-    assert other.low(name) == 14
-    await other.shard.confirm([name])
-    assert other.low(name) == MIN
-    [(_, refused)] = await other.report(name, grant, 15)
-    assert refused.reason == "STALE_SEQUENCER"
-
-
-async def test_h4_inputs_that_other_shards_serve_bound_what_reads_them(deployment: Deployment) -> None:
-    one, other = await two(deployment)
-    far, near = min(held(other)), min(held(one))
-    grant = await other.claim(far)
-    await other.report(far, grant, 10)
-    await one.shard.set_inputs(near, [far])
-    mine = await one.claim(near)
-    assert await one.report(near, mine, 9, Fold(2, (1,))) == []
-    assert one.low(near) == 9
-    lagging = max(held(other))
-    with pytest.raises(errors.WouldRegress):
-        await one.shard.set_inputs(near, [far, lagging])
 
 
 async def test_a_later_process_at_the_same_address_replaces_this_one(deployment: Deployment) -> None:
@@ -258,24 +188,6 @@ async def test_a_store_that_went_on_without_this_owner_is_let_go(deployment: Dep
     assert alive(one)
     assert name not in held(one)
     assert other.low(name) == 13
-
-
-async def test_an_own_heal_of_unknown_outcome_fences_nobody(deployment: Deployment) -> None:
-    one = await deployment.start("one:1")
-    await one.shard.register(Spec("a"))
-    grant = await one.claim("a")
-    await one.report("a", grant, 12)
-    deployment.disk.lose(1)
-    one.faults.unknown("restore", Outcome.WRITTEN)
-    reporting = asyncio.ensure_future(one.report("a", grant, 13))
-    await turns()
-    assert deployment.disk.owners["a"].epoch > one.shard.epoch("a")
-    with pytest.raises(errors.Unavailable, match="put back"):
-        await one.shard.confirm(["a"])
-    assert "a" in held(one)
-    one.faults.let("restore")
-    assert await reporting == []
-    assert one.low("a") == 13
 
 
 LATEST = TOGETHER_SECONDS + 2.0

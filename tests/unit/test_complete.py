@@ -435,17 +435,6 @@ def test_another_checkpoint_that_nobody_sees_any_more_may_be_of_a_higher_life() 
     assert asked(None, None, written(begun), apps=(APP, OTHER)).low.micros == 9
 
 
-def test_what_an_earlier_life_has_said_is_not_carried_on() -> None:
-    """Without a claim, or with inputs that were changed, a writer says what its own life had said, and never more than it can."""
-    assert left(written(said(5)), claim=None).through == 5
-    assert left(written(said(12)), claim=None).through == 9
-    assert left(Version(), claim=None, apps=()).through == MIN
-    assert asked(written(said(5, life=0))).why == "a: its stage had not been claimed yet"
-    for life, through in ((1, 5), (2, MIN)):
-        standing = Standing(9, Claim(life, 1), current=False)
-        assert follow(APP, standing, of(written(said(5))))[0].through == through
-
-
 def test_who_was_not_asked_for_is_told() -> None:
     other = app_id("b", "c0")
     versions = [written(said(5)), written(said(7), other)]

@@ -15,8 +15,6 @@ from tests.property import switches
 from tests.property.core_driver import MAX, MIN, Driver, part
 from tests.property.switches import planted
 
-HALF = 500_000
-
 
 @planted("C2", switches.PartOfABatch)
 def test_C2_all_or_nothing(made: type[Computation]) -> None:
@@ -63,39 +61,6 @@ def test_an_input_that_is_registered_while_a_batch_runs_was_not_reset() -> None:
     d.prepare(run, 2, [], 14, fold=Fold(1, (1, 7)))
     with pytest.raises(errors.IncarnationChanged):
         d.commit(run, 2, Fold(1, (1, 0)))
-
-
-def test_jobs_of_a_batch_fold_minima_and_never_add_histograms() -> None:
-    d = Driver(Spec("c", heuristics=(HALF,)))
-    run = d.claim(b"", b"m", b"").sequencer
-    parts = {
-        TaskAttempt(1, 0, 0): part({0: 12}, [12, 13], finished=1),
-        TaskAttempt(1, 1, 1): part({1: 15}, [13], finished=2),
-        TaskAttempt(2, 0, 2): part({0: 11, 1: 16}, [11], finished=0),
-    }
-    for name, held in parts.items():
-        d.core.stage_task(run, 1, name, held)
-    assert d.prepare(run, 1, list(parts), 14, frontiers={HALF: 14}) == []
-    d.commit(run, 1)
-    assert [value for _, value in d.values()] == [11, 14]
-    told = d.core.map.groups[run].mass
-    assert told is not None
-    assert (told.starts.tolist(), told.counts.tolist(), told.recent) == ([12, 13], [1, 2], 3)
-
-
-def test_parts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "MAX_PARTS", 2)
-    d = Driver()
-    run = d.claim(b"", b"").sequencer
-    for task in (0, 1, 1):
-        d.stage(run, 1, task, {0: 5})
-    with pytest.raises(errors.Overloaded, match="fewer partitions"):
-        d.stage(run, 1, 2, {0: 5})
-    assert len(d.core.batches) == 2
-    d.stage(run, 2, 2, {0: 5})
-    assert len(d.core.batches) == 1, "a newer batch takes the place of the older one"
-    d.stage(run, 1, 0, {0: 5})
-    assert len(d.core.batches) == 1
 
 
 def test_rule7_the_bytes_of_parts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

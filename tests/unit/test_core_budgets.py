@@ -17,11 +17,10 @@ from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.groups import Mass
 from lowwater_authority.core.topology import Spec, Topology
 from tests.kit.times import HOUR, MINUTE
-from tests.property.core_driver import MAX, MIN, NOW, Driver
+from tests.property.core_driver import MIN, NOW, Driver
 
 PPM = 10_000
 """A budget of 1 %."""
-EDGES = lateness.EDGES
 
 
 class Source:
@@ -80,21 +79,6 @@ def warmed(of: Driver, *bounds: bytes) -> Source:
     return source
 
 
-def test_it_is_low_until_it_is_warm_and_then_follows_its_source() -> None:
-    made = driver()
-    source = Source(made)
-    source.hand_on(500, late=MINUTE)
-    source.report(7)
-    assert (published(made), made.low) == (7, 7)
-    source.hand_on(100, late=MINUTE)
-    source.frontier += MINUTE
-    source.report(8)
-    assert published(made) == source.frontier - EDGES[lateness.bucket_of(MINUTE)]
-    assert made.low == 8
-    source.report(source.frontier)
-    assert published(made) == source.frontier, "never below the low watermark"
-
-
 def test_rule8_a_repeated_report_counts_once_and_a_lost_one_not_less() -> None:
     made = driver()
     source = warmed(made)
@@ -148,20 +132,6 @@ def test_what_would_take_a_computation_beyond_62_bits_is_refused() -> None:
     assert counted(made)[0] == 2**62 - 1
     assert two.report() == {("INVALID_ARGUMENT", None)}
     recovery.snapshot(made.core)
-
-
-def test_a_frontier_beyond_the_clock_is_refused() -> None:
-    made = driver()
-    source = warmed(made)
-    before = published(made)
-    source.frontier = made.now + 2 * 24 * HOUR
-    assert source.report() == {("TOO_FAR_AHEAD", None)}
-    assert published(made) == before
-    source.frontier = made.now
-    source.hand_on(1)
-    for far in (made.now + 2 * 24 * HOUR, MAX):
-        assert made.report(source.sequencer, MIN, lateness=source.told(reference=far)) == {("TOO_FAR_AHEAD", None)}
-    assert counted(made) == (601, 0)
 
 
 def test_records_are_judged_by_what_is_published_when_their_report_counts() -> None:
@@ -291,9 +261,6 @@ def test_registered_budgets_are_of_the_registration() -> None:
             Topology().register(Spec("d", budgets=wrong))
 
 
-# -- all that is pending is known ------------------------------------------------------------------------------------
-
-
 class Board:
     """An injector that knows all records that are still to come, and a model of the budget: every record by itself."""
 
@@ -367,9 +334,6 @@ def test_only_an_injector_with_a_budget_can_know_all_that_is_pending(wrong: dict
     asked = {"heuristics": (990_000,), "budgets": (PPM,), "all_pending": True, **wrong}
     with pytest.raises(errors.InvalidArgument, match="all_pending"):
         Topology().register(Spec("c", **asked))  # type: ignore[arg-type]
-
-
-# -- what has come behind heuristic watermarks ------------------------------------------------------------------------
 
 
 def test_what_comes_behind_a_heuristic_watermark_is_counted() -> None:

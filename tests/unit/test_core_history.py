@@ -42,9 +42,6 @@ def moved(*seconds: float, spec: Spec = SPEC) -> tuple[Driver, int]:
     return d, sequencer
 
 
-# -- alone -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("low", "step", "end"),
     [
@@ -102,9 +99,6 @@ def test_the_newest_are_kept_and_the_oldest_go() -> None:
     assert noted.newest(None, 1) == ([Completion(1, (KEPT + 4) * HOUR, (KEPT + 5) * HOUR, KEPT + 4)], KEPT)
 
 
-# -- in a computation --------------------------------------------------------------------------------------
-
-
 # -- recovered ---------------------------------------------------------------------------------------------
 
 
@@ -117,9 +111,6 @@ def test_a_snapshot_that_has_no_history_starts_one_that_claims_nothing_of_before
     sequencer = d.claim(b"", b"").sequencer
     d.report(sequencer, 55 * SECOND)
     assert history(d) == [(1, 30, 50)], "steps up to 30 s were complete before, nobody knows since when"
-
-
-# -- read --------------------------------------------------------------------------------------------------
 
 
 async def read(one: Running) -> list[int]:
@@ -146,9 +137,6 @@ async def test_rule2_no_completion_is_told_before_its_record_is_durable() -> Non
     assert await told == [14]
     assert await reported == []
     await one.stop()
-
-
-# -- the step ----------------------------------------------------------------------------------------------
 
 
 def test_the_step_is_an_hour_unless_the_registration_says() -> None:

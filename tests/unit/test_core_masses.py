@@ -14,7 +14,7 @@ from lowwater_authority.core.groups import MOST_RECORDS, SLOT, Group, GroupState
 from lowwater_authority.core.heuristics import Masses
 from lowwater_authority.core.requests import NO_FOLD, GroupReport
 from lowwater_authority.core.topology import Spec
-from tests.property.core_driver import MAX, MIN, SECOND, Driver, column, mass, part
+from tests.property.core_driver import MAX, MIN, SECOND, Driver, column, mass
 from tests.property.second_opinion import Told, heuristic
 
 P99, P95, P50 = 990_000, 950_000, 500_000
@@ -45,21 +45,6 @@ def test_S9_idleness_changes_no_weight() -> None:
     assert slots.total == 146
 
 
-def test_S9_a_batch_without_records_keeps_the_weight() -> None:
-    d = Driver(SPEC)
-    (owner,) = owners(d, b"", b"")
-    task = d.stage(owner, 1, 0, {0: MAX})
-    d.core.stage_task(owner, 1, task, part({0: MAX}, finished=100))
-    d.prepare(owner, 1, [task], 10, frontiers={P99: 10, P95: 10, P50: 10})
-    d.commit(owner, 1)
-    d.now += 24 * 60 * SLOT
-    d.prepare(owner, 2, [], 11, frontiers={P99: 11, P95: 11, P50: 11})
-    d.commit(owner, 2)
-    told = d.core.map.groups[owner].mass
-    assert told is not None
-    assert told.recent == 100
-
-
 def test_masses_too_when_64_become_32() -> None:
     """M: each new claim replaces two old ones as a whole, and stands on the masses of both until it tells."""
     d = Driver(Spec("c", heuristics=(P99, P50), max_skew=1000 * SECOND))
@@ -77,17 +62,6 @@ def test_masses_too_when_64_become_32() -> None:
     for sequencer in claims:
         d.report(sequencer, 10, mass=mass((), 20, {P99: 80, P50: 80}))
     assert (d.high(P99), d.high(P50)) == (80, 80)
-
-
-def test_L_stands_in_for_a_share_nobody_tells() -> None:
-    d = Driver(SPEC)
-    (owner,) = owners(d, b"", b"")
-    d.report(owner, 10, mass=mass([40], 5, {P99: 30}))
-    assert (d.high(P99), d.high(P95), d.high(P50)) == (30, 10, 10)
-    snapshot, d.records = recovery.snapshot(d.core), []
-    d.spec = Spec("c", heuristics=(P99, 900_000), max_skew=1000 * SECOND)
-    d.crash(snapshot=snapshot)
-    assert (d.high(P99), d.high(900_000)) == (30, 10)
 
 
 @pytest.mark.parametrize(
@@ -170,19 +144,3 @@ def test_rule7_groups_that_are_gone_are_forgotten(finished: bool) -> None:
     assert len(d.core.masses._entries) + len(d.core.masses._changed) < 10
     again = recovery.recover(d.spec, None, d.records, epoch_base=0)
     assert len(again.masses._entries) + len(again.masses._changed) < 10
-
-
-def test_rule7_a_long_replay_keeps_few_groups_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    most, changed = 0, Masses.changed
-
-    def counted(self: Masses, group: Group) -> None:
-        nonlocal most
-        changed(self, group)
-        most = max(most, len(self._changed))
-
-    d = Driver(Spec("c"))
-    for _ in range(2_000):
-        d.claim(b"", b"")
-    monkeypatch.setattr(Masses, "changed", counted)
-    recovery.recover(d.spec, None, d.records, epoch_base=0)
-    assert 0 < most < 500

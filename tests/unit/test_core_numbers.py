@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from lowwater import errors
-from lowwater.watermark import Watermark
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import GRANTS_KEPT, LONGEST_STEP, SENDERS_KEPT, Computation
@@ -20,9 +19,6 @@ from tests.property.core_driver import MAX, MIN, NOW, SECOND, Driver, column, ma
 from tests.property.switches import planted
 
 OLD = {("OLD_STREAM", None)}
-
-
-# -- what is older is refused ----------------------------------------------------------------------------------
 
 
 @planted(8, switches.OlderReportsVanish)
@@ -54,9 +50,6 @@ def test_rule8_a_made_up_turn_leaves_room_for_those_that_the_owner_will_count() 
         assert refused.reason == "INVALID_ARGUMENT"
         assert refused.message.startswith(f"turn is {made_up}, more than {LONGEST_STEP} above")
     assert report(3 + LONGEST_STEP) == report(4 + LONGEST_STEP) == []
-
-
-# -- numbers are durable ---------------------------------------------------------------------------------------
 
 
 def test_only_the_first_report_of_a_stream_is_written_for_its_number() -> None:
@@ -100,9 +93,6 @@ def test_rule10_the_first_report_of_a_later_stream_waits_for_the_strongest_write
         assert d.strong[-1] is strong, (stream, turn)
 
 
-# -- turns -----------------------------------------------------------------------------------------------------
-
-
 @planted(8, switches.TurnsIgnored)
 def test_rule8_turns_order_a_claims_reports_over_all_streams(made: type[Computation]) -> None:
     """A claim has moved from one stream of its process to another, both to this shard; then the first stream's last report comes."""
@@ -116,9 +106,6 @@ def test_rule8_turns_order_a_claims_reports_over_all_streams(made: type[Computat
     assert d.values() == [(b"", 12)]
     assert d.report(owner, 16, sender=b"first", number=(7, 3), turn=3) == set(), "and back again"
     assert d.values() == [(b"", 16)]
-
-
-# -- request ids -----------------------------------------------------------------------------------------------
 
 
 def refusal(core: Computation, asked: ClaimRequest) -> tuple[str, str]:
@@ -170,9 +157,6 @@ def test_bounds_that_the_authority_clamped_do_not_make_another_request() -> None
     assert d.core.claim(replace(asked, bound_micros=column([20])), d.now).sequencer == first.sequencer
 
 
-# -- what the numbers of a report may say ----------------------------------------------------------------------
-
-
 @planted(1, switches.UnregisteredInputsCount)
 def test_rule1_a_fold_of_an_input_that_is_not_registered_counts_as_unknown(made: type[Computation]) -> None:
     """Rule 1: nobody knows how far an input is that is not registered."""
@@ -191,27 +175,6 @@ def test_rule1_a_fold_of_an_input_that_is_not_registered_counts_as_unknown(made:
     known = Fold(1, (1, 1))
     assert d.report(owner, 10, 20, fold=known, required=known) == set()
     assert d.low == 10
-
-
-@planted(1, switches.UnregisteredInputsCount)
-def test_rule1_a_fold_of_before_an_inputs_registration_counts_as_unknown_and_is_not_refused(
-    made: type[Computation],
-) -> None:
-    """Rule 1: an input is registered between a worker's look at it and its report, which says what was known then: nothing."""
-    before, after = Fold(1, (1, 0)), Fold(1, (1, 1))
-    d = Driver(Spec("c", ("a", "b"), (500_000,), max_skew=10**9), made=made)
-    owner = d.claim(b"", b"m", b"").sequencer
-    nothing = mass(frontiers={500_000: MIN})
-    assert d.report(owner, MIN, mass=nothing, fold=before, required=after) == set(), "nothing is wrong with it"
-    for values in ((10, 20), (10, MIN)):
-        assert d.report(owner, *values, fold=before, required=after) == {("INVALID_ARGUMENT", None)}
-        assert d.values() == [(b"", MIN), (b"m", MIN)]
-    ahead = mass(frontiers={500_000: 10})
-    assert d.report(owner, MIN, mass=ahead, fold=before, required=after) == {("INVALID_ARGUMENT", None)}
-    assert d.report(owner, MIN, fold=Fold(1, (2, 0)), required=after) == {("INCARNATION_CHANGED", None)}
-    assert d.report(owner, 10, 20, fold=after, required=after) == set()
-    assert d.low == 10
-    assert d.report(owner, 30, 30, fold=after, required=Fold(1, (1, 2))) == {("INCARNATION_CHANGED", None)}
 
 
 def test_a_batch_over_an_input_that_is_not_registered_is_not_prepared() -> None:
@@ -262,30 +225,6 @@ def test_a_worker_whose_clock_is_ahead_works_on_what_is_newest_now() -> None:
     assert d.core.report(report, sender=b"s", number=(1, 1), required=NO_FOLD, now=now) == []
     d.settle()
     assert (d.core.published.oldest_operation, d.low) == (now, 7)
-
-
-# -- clocks ----------------------------------------------------------------------------------------------------
-
-
-def test_the_wall_clock_alone_decides_what_is_too_far_ahead() -> None:
-    d = Driver()
-    owner = d.claim(b"", b"").sequencer
-    ahead = d.now + 500 * SECOND
-
-    def say(number: int, wall: int) -> list[str]:
-        report = GroupReport(owner, column([ahead]))
-        found = d.core.report(report, sender=b"s", number=(1, number), required=NO_FOLD, now=d.now, wall=wall)
-        return [refusal.reason for refusal in found]
-
-    def waits() -> str:
-        holder = d.core.map.holder()
-        assert holder is not None
-        return holder.owner.waiting_for
-
-    assert say(1, d.now - 600 * SECOND) == ["TOO_FAR_AHEAD"]
-    assert waits() == f"the clock: {Watermark(ahead)} is ahead of it by more than its max_skew of 16 min 40 s"
-    assert say(2, d.now) == []
-    assert waits() == ""
 
 
 def test_only_ranges_whose_own_values_are_refused_wait_for_the_clock() -> None:

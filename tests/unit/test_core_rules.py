@@ -22,9 +22,6 @@ from tests.property.switches import off, planted
 HALF = 500_000
 
 
-# -- rule 1: unknown holds ---------------------------------------------------------------------------------
-
-
 @planted(1, switches.SilenceCountsAsIdle)
 def test_rule1_unknown_holds_through_silence(made: type[Computation]) -> None:
     """Released, revoked or just silent for a year: the last value holds."""
@@ -54,9 +51,6 @@ def test_rule1_unknown_holds_through_split_and_merge() -> None:
     assert d.low == 10
 
 
-# -- rule 3: monotone --------------------------------------------------------------------------------------
-
-
 @planted(3, switches.NoRatchet)
 def test_rule3_monotone(made: type[Computation]) -> None:
     d = Driver(Spec("c", heuristics=(HALF,), max_skew=10**9), made=made)
@@ -71,9 +65,6 @@ def test_rule3_monotone(made: type[Computation]) -> None:
     assert d.values() == [(b"", MIN)], "the range itself may be lowered"
     d.crash()
     assert (d.low, d.high(HALF)) == (25, 40)
-
-
-# -- rule 4: fenced ----------------------------------------------------------------------------------------
 
 
 @planted(4, switches.Unfenced)
@@ -94,9 +85,6 @@ def test_rule4_fenced(made: type[Computation]) -> None:
     for zombie in (old, new):
         assert d.report(zombie.sequencer, 99) == {("STALE_SEQUENCER", None)}
     assert d.low == 20
-
-
-# -- rule 5: workers fold the inputs -----------------------------------------------------------------------
 
 
 def interleavings(left: int, right: int) -> Iterator[list[bool]]:
@@ -190,8 +178,6 @@ def test_H9_a_bound_ahead_of_the_clock_is_refused() -> None:
     assert d.values() == [(b"", MIN), (b"m", MAX)]
 
 
-# -- rule 8: resumable -------------------------------------------------------------------------------------
-
 told = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=6)
 
 
@@ -223,9 +209,6 @@ def test_rule8_claims_are_repeatable(made: type[Computation]) -> None:
     d.report(first.sequencer, 5)
     again = d.claim(b"", b"", request_id=b"1")
     assert (again.sequencer, again.watermarks.tolist()) == (first.sequencer, [5])
-
-
-# -- rule 9: identified ------------------------------------------------------------------------------------
 
 
 @planted(9, switches.AnyIncarnation)
@@ -270,9 +253,6 @@ def test_rule9_records_of_incarnations_are_never_mixed() -> None:
         recovery.recover(d.spec, None, [*first, *second, *first], epoch_base=0)
     with pytest.raises(recovery.ReplayError, match="knows only 1"):
         recovery.recover(Spec("c"), None, [*first, *second], epoch_base=0)
-
-
-# -- rule 10: two durabilities -----------------------------------------------------------------------------
 
 
 def test_rule10_classes() -> None:

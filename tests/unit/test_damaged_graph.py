@@ -281,24 +281,6 @@ async def test_rule10_nothing_is_written_over_what_nobody_who_lives_has_read(dep
     assert name not in held(one)
 
 
-async def test_a_change_of_unknown_outcome_that_is_damaged_before_its_repeat_is_acknowledged(
-    deployment: Deployment,
-) -> None:
-    """The end of the log tells that it was written, so that its writer knows it, and writes it again."""
-    one, other = await two(deployment)
-    one.faults.unknown("append", Outcome.WRITTEN)
-    last = deployment.disk.logs[GRAPH].last
-    registering = asyncio.create_task(one.shard.register(Spec("new")))
-    await turns()
-    assert deployment.disk.logs[GRAPH].last == last + 1
-    rot(deployment)
-    one.faults.let("append")
-    await registering
-    await deployment.settle(one, other, seconds=2.1)
-    assert one.shard.topology == other.shard.topology
-    assert await stored_graph(one) == {*NAMES, "new"}
-
-
 async def test_a_damaged_snapshot_counts_with_all_that_it_covers(deployment: Deployment) -> None:
     """Who has read behind it has all of it in memory; who has not, has not."""
     one, other = await two(deployment)

@@ -27,9 +27,6 @@ from tests.unit.test_shard import Running
 A, B, C = Spec("a"), Spec("b", inputs=("a",)), Spec("c", inputs=("b",))
 
 
-# -- the graph ----------------------------------------------------------------------------------------------------
-
-
 def graph(*specs: Spec) -> Topology:
     made = Topology()
     for spec in specs:
@@ -105,9 +102,6 @@ def test_a_heal_does_not_bring_back_what_was_dropped() -> None:
     for healed in (before.merged(again), again.merged(before), dropped.merged(again), again.merged(dropped)):
         assert (healed.get("b").incarnation, healed.dropped) == (2, {})
     assert dropped.merged(before).merged(dropped) == dropped.merged(before)
-
-
-# -- one authority ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -301,9 +295,6 @@ async def test_rule3_a_copy_of_the_journal_goes_on_above_what_was_dropped(
     assert other.shard.topology.get("b").incarnation == 2
     assert (await other.claim("b")).sequencer > grant.sequencer
     await other.stop()
-
-
-# -- many shards --------------------------------------------------------------------------------------------------
 
 
 async def test_a_drop_counts_at_every_shard_and_its_owner_lets_the_log_go(deployment: Deployment) -> None:

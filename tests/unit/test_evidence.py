@@ -89,9 +89,6 @@ async def test_who_has_lost_beats_heals_nothing_too_soon(deployment: Deployment)
     assert not one.cluster.may_heal()
 
 
-# --- who asks for what a dead shard served ------------------------------------------------------------------------
-
-
 async def test_a_question_waits_until_it_is_known_who_is_next(deployment: Deployment) -> None:
     one, other = await two(deployment)
     name = min(held(other))

@@ -144,27 +144,6 @@ async def test_rule2_a_change_of_the_graph_is_not_used_before_it_is_durable(worl
     await world.stop()
 
 
-@pytest.mark.parametrize("lives", [True, False])
-async def test_rule2_a_change_that_was_never_durable_is_not_put_back_by_who_has_read_it(
-    world: World, *, lives: bool
-) -> None:
-    await world.begin()
-    changing = await world.change()
-    with pytest.raises(errors.Unavailable):
-        await world.other.shard.confirm()
-    world.fail_over_without()
-    if lives:
-        world.store.replicated.set()
-        assert (await changing).inputs == ("x", "y")  # repeated as it was
-    else:
-        await world.end_owner(changing)
-    await world.other.shard.confirm()
-    await world.serving.shard.confirm()
-    graphs = {one.shard.topology.get("a").inputs for one in (world.other, world.serving)}
-    assert (graphs, world.ranges()) == (({("x", "y")}, [50, 50]) if lives else ({("x",)}, [50, 90]))
-    await world.stop()
-
-
 async def test_rule2_what_a_process_starts_with_is_durable(world: World) -> None:
     """Found by a start in the store, it is made durable first."""
     await world.begin()

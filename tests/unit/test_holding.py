@@ -8,13 +8,8 @@ import pytest
 
 from lowwater_authority.core import recovery
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.engine.backoff import Backoff
 from lowwater_authority.engine.holding import (
     NOBODY,
-    ORPHAN_SECONDS,
-    Damage,
-    Holding,
-    State,
     Taken,
 )
 from lowwater_authority.engine.holdings import Holdings
@@ -24,17 +19,10 @@ from lowwater_authority.ops.observer import Observer
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.kit.shards import Deployment, held, turns, two
 
-REASON = JournalFailed("it cannot be read")
-
 
 def none_yet() -> Holdings:
     """What a shard holds in the beginning."""
     return Holdings(MemoryJournal(MemoryDisk(), shared=True), Observer(), lambda: True)
-
-
-def said(holding: Holding) -> tuple[State, bool]:
-    """Its state, and whether there is nothing to remember of it."""
-    return holding.state, holding.idle
 
 
 @pytest.mark.parametrize("ownership", [NOBODY, Ownership(epoch=1, nonce=7)])
@@ -52,17 +40,6 @@ async def test_rule4_nothing_is_held_by_an_ownership_that_is_over(ownership: Own
     assert holding.ownership.epoch
 
 
-def test_what_is_damaged_is_not_forgotten() -> None:
-    holding = Holding(none_yet(), Log("x"))
-    holding.damage = Damage(REASON, until=60e6, seconds=60)
-    assert said(holding) == (State.ABSENT, False)
-    assert holding.damage.orphan(1_000_000), "nobody serves it, which is news"
-    assert holding.damage.until == 1_000_000 + ORPHAN_SECONDS * 1e6
-    assert not holding.damage.orphan(2_000_000)
-    holding.damage.kept()
-    assert holding.damage.orphan(3_000_000)
-
-
 @pytest.mark.parametrize("name", ["x", GRAPH])
 def test_a_snapshot_that_was_refused_is_tried_again_later(name: str) -> None:
     log = Log(name)
@@ -75,19 +52,6 @@ def test_a_snapshot_that_was_refused_is_tried_again_later(name: str) -> None:
     assert (log.behind, log.snapshot_position, log.refused, log.due(SNAPSHOT_AGAIN)) == (0, 7, 0, False)
 
 
-async def test_a_wait_doubles_until_something_changes() -> None:
-    backoff, changed = Backoff(0.5, 1.5), asyncio.Event()
-    changed.set()
-    assert (backoff.seconds, backoff.first) == (0.5, True)
-    seen = []
-    for _ in range(3):
-        seen.append(backoff.seconds)
-        await backoff.wait(changed)
-    assert (seen, backoff.seconds, backoff.first) == ([0.5, 1.0, 1.5], 1.5, False)
-    backoff.restart()
-    assert (backoff.seconds, backoff.first) == (0.5, True)
-
-
 async def test_rule7_nothing_is_remembered_of_names_that_nobody_has_registered(deployment: Deployment) -> None:
     one = await deployment.start("one:1")
     for number in range(10):
@@ -95,13 +59,6 @@ async def test_rule7_nothing_is_remembered_of_names_that_nobody_has_registered(d
     await turns()
     assert one.shard.held.known("nobody-0") is None
     assert one.shard.held.known("nor-me") is None
-
-
-async def test_another_thread_may_ask_for_what_is_let_go_meanwhile() -> None:
-    """Who scrapes the metrics has found it in the table, and then it is not held any more."""
-    held = none_yet()
-    held.served["x"] = Holding(held, Log("x"))
-    assert held.computation("x") is None
 
 
 @pytest.mark.parametrize("write", ["snapshot", "restore"])

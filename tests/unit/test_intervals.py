@@ -130,17 +130,6 @@ def test_of_what_finished_each_interval_closes_up_to_where_it_stood_and_then_one
     assert closings.over
 
 
-def test_what_finished_at_once_or_before_the_start_closes_as_one() -> None:
-    for lows in ([], [mark(9, 30)], [mark(2)]):
-        told = Told()
-        for low in lows:
-            told.come(low)
-        closings = Closings("hourly", EVERY, at(10), incarnation=1)
-        finished = told.come(Watermark.FINISHED)
-        closings.tell(told.history)
-        assert [(each.start, each.end) for each in all_closed(closings, finished)] == [(mark(10), Watermark.FINISHED)]
-
-
 def test_a_history_of_another_incarnation_or_without_its_end_is_not_taken() -> None:
     closings, finished = Closings("hourly", EVERY, at(10), incarnation=1), view(Watermark.FINISHED)
     other, early = Told(incarnation=2), Told()
@@ -221,9 +210,6 @@ def test_of_what_is_upstream_only_that_is_told_which_is_below() -> None:
     }
     found = [each.computation for each in upstream_below("top", views, mark(14))]
     assert found == ["top", "right", "gone", "source"], "what only a complete one reads holds nothing; a ring ends"
-
-
-# -- the names of files -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

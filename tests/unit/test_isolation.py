@@ -13,7 +13,6 @@ import pytest
 
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import watermarks_pb2, watermarks_pb2_grpc
-from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.requests import ClaimRequest, Grant, GroupReport, TaskAttempt, TaskPart
 from lowwater_authority.core.times import MIN
@@ -114,25 +113,6 @@ async def test_a_computation_that_another_shard_has_taken_leaves_the_round_and_t
     assert {one.low(name) for name in held(one)} == {12}
 
 
-async def test_nobody_waits_for_the_snapshot_of_another(deployment: Deployment) -> None:
-    one, grants = await serving(deployment, "big", "x", "y", "z")
-    one.faults.held["snapshot"] = asyncio.Event()
-    await one.shard.held.logs.snapshot(
-        one.shard.held.of("big").log, lambda: recovery.pieces(one.shard.held.served["big"].computation)
-    )
-    await taken(deployment, "y")
-    assert refusals(await asyncio.wait_for(report(one, grants, "y"), 60)) == [("y", "MOVED")]
-    one.faults.ends["append"] = [Outcome.FAILED]
-    with pytest.raises(errors.JournalFailed):
-        await asyncio.wait_for(report(one, grants, "big", "z"), 60)
-    deployment.disk.lose(1)
-    assert await asyncio.wait_for(report(one, grants, "x", "big", "z"), 60) == []
-    assert {one.low(name) for name in ("x", "big", "z")} == {12}
-    one.faults.held.pop("snapshot").set()
-    await one.shard.held.logs.settle()
-    assert await report(one, grants, "big", hour=13) == []
-
-
 async def test_a_report_counts_for_those_that_are_still_here(deployment: Deployment) -> None:
     one, grants = await serving(deployment, "x", "y")
     await taken(deployment, "y")
@@ -142,26 +122,6 @@ async def test_a_report_counts_for_those_that_are_still_here(deployment: Deploym
     assert refusals(answer) == [("y", "MOVED")]
     assert barred == {"y"}, "what follows on the stream says only what has changed since"
     assert one.low("x") == 12
-
-
-async def test_an_append_of_unknown_outcome_is_told_as_such_to_the_one_that_is_gone(deployment: Deployment) -> None:
-    """It is written, nobody hears of it, and another process takes one of its computations before it is tried again."""
-    one, grants = await serving(deployment, "x", "y")
-    one.faults.unknown("append", Outcome.WRITTEN)
-    retiring = asyncio.ensure_future(one.shard.retire("y", b"", b"", force=True))
-    reporting = report(one, grants, "x")
-    await turns()
-    assert not retiring.done()
-    assert not reporting.done()
-    last = deployment.disk.logs["x"].last
-    await taken(deployment, "y")
-    one.faults.let("append")
-    assert await reporting == []
-    with pytest.raises(errors.Unavailable, match="not known"):
-        await retiring
-    assert deployment.disk.logs["x"].last == last, "it was written once"
-    assert one.low("x") == 12
-    assert await report(one, grants, "x", hour=13) == []
 
 
 async def test_a_change_of_the_graph_is_one_with_what_it_changes(deployment: Deployment) -> None:
@@ -176,9 +136,6 @@ async def test_a_change_of_the_graph_is_one_with_what_it_changes(deployment: Dep
     with pytest.raises(errors.Moved):
         await one.shard.claim("x", adopting, adopt=True)
     assert one.shard.topology.get("x").incarnation == 1
-
-
-# -- what the store has damaged ----------------------------------------------------------------------------------
 
 
 def damage(deployment: Deployment, name: str) -> None:
@@ -227,24 +184,6 @@ async def test_nobody_waits_for_what_is_written_again(deployment: Deployment) ->
     await other.cluster.change(lambda view: view.pinned("x", "other:1"))
     await deployment.settle(one, other)
     assert (deployment.owner("x"), other.low("x")) == (other, 13)
-
-
-async def test_the_neighbours_are_confirmed_while_one_is_written_again(deployment: Deployment) -> None:
-    one, grants = await serving(deployment, "x", "y")
-    await kept_in_memory(deployment, one, grants, "x")
-    await turns()
-    asked = (one.shard.confirm(["x"]), one.shard.confirm(["y"]), one.shard.confirm(), one.shard.confirm(["x", "y"]))
-    x, y, everything, both = await asyncio.gather(*asked, return_exceptions=True)
-    assert isinstance(x, errors.Unavailable)
-    assert isinstance(both, errors.Unavailable)
-    assert isinstance(y, int)
-    assert isinstance(everything, int)
-    deployment.clock.now += 5
-    await one.shard.confirm()
-    assert one.shard.confirmed < one.shard.now, "it is not known of all of them"
-    await written_again(one)
-    await one.shard.confirm()
-    assert one.shard.confirmed == one.shard.now
 
 
 async def test_what_the_store_refuses_is_written_again_later(

@@ -210,18 +210,6 @@ async def test_an_empty_file_beside_the_lock_of_an_earlier_process_is_no_new_dep
     await (await opened(path)).close()
 
 
-async def test_a_first_start_that_failed_may_be_repeated(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise sqlite3.OperationalError("disk I/O error")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(module, "is_new", refuse)
-        with pytest.raises(JournalFailed):
-            await SqliteJournal(path).open()
-    assert path.stat().st_size == 0
-    await (await opened(path)).close()
-
-
 async def test_rule9_where_a_deployment_is_expected_no_other_begins(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -308,16 +296,6 @@ async def test_parts_of_an_unfinished_snapshot_are_removed(tmp_path: Path) -> No
     assert store.execute("SELECT min(position), count(*) FROM records") == [(101, 200)]
     assert (await journal.load("a")).snapshot == b"old"
     await store.close()
-
-
-async def test_a_snapshot_leaves_nothing_behind(path: Path) -> None:
-    journal = await opened(path)
-    await journal.append([entry("a", n) for n in range(1, 301)])
-    for position in (100, 299):
-        await journal.snapshot("a", position, b"s" * (3 * module.PART_BYTES))
-    assert execute(path, "SELECT position, count(*) FROM snapshots") == [(299, 3)]
-    assert execute(path, "SELECT position FROM records") == [(300,)]
-    await journal.close()
 
 
 @pytest.mark.parametrize("log", ["a", GRAPH])

@@ -155,9 +155,6 @@ def test_a_duration_is_written_as_for_the_command(late: str) -> None:
     assert promises(entry(late=f"'{late}'")).of("a").late_micros >= 1_000_000
 
 
-# -- the file while it is served -------------------------------------------------------------------------------------------
-
-
 async def test_a_bad_file_changes_nothing_and_a_good_one_counts_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -223,9 +220,6 @@ def test_a_file_that_everybody_can_write_is_refused(tmp_path: Path) -> None:
         PromiseFile(path)
     path.chmod(0o644)
     assert len(PromiseFile(path).value) == 4
-
-
-# -- who is told -----------------------------------------------------------------------------------------------------------
 
 
 class Served:

@@ -167,9 +167,6 @@ def refused(change: Change, name: str = HOURLY) -> str:
     return change.refused[name].reason
 
 
-# -- the rows -------------------------------------------------------------------------------------------------------------
-
-
 def test_row_l_is_1400_with_the_policy_local_breaks_visibly(world: World) -> None:
     world.register("daily", LOCAL)
     world.mirror("B", 1350, name=DAILY)
@@ -181,29 +178,6 @@ def test_row_l_is_1400_with_the_policy_local_breaks_visibly(world: World) -> Non
     assert found.broken == (Broken(1350, 1400, "ops", 7, "A"),)
     assert (found.published, found.accepted, found.written_off) == (1400, 1350, True)
     assert world.core.watermarks()["daily"] == (1, 1400, True)
-
-
-def test_row_a_source_offset_used_on_the_mirror_is_refused(world: World) -> None:
-    world.mirror("B", 20)
-    stop_to_move(world)
-    mirrored = Replica("B", 20, MAX, at(40, cluster="b"), 1)
-    with pytest.raises(errors.RegionRefused, match="by its own cluster and offsets"):
-        arrive(world, mirrored)
-    arrive(world, mirrored._replace(positions=at(40)))
-
-
-def test_row_a_wakes_and_is_refused_before_it_can_fence_b(world: World) -> None:
-    world.mirror("B", 50)
-    world.report("A", 1, 50)
-    world.fail_over()
-    assert refused(world.report("A", 1, 60)) == "STALE_ADOPTION"
-    world.start("A")
-    with pytest.raises(errors.Unconfirmed):
-        world.report("A", 1, 60)
-    world.confirm("A", hourly=1)
-    assert refused(world.report("A", 1, 60)) == "STALE_ADOPTION"
-    assert refused(world.report("A", 2, 60)) == "STALE_ADOPTION"
-    assert (world.hourly.owner, world.hourly.number) == ("B", 2)
 
 
 def test_row_lease_checked_pause_write_is_refused_by_the_token_in_the_write(world: World) -> None:
@@ -263,9 +237,6 @@ def test_row_a_higher_number_alone_stops_an_old_store(world: World) -> None:
     """Its log may have grown as long as the one that was lost."""
     with pytest.raises(errors.Recovering, match="above its own"):
         world.confirm("B", hourly=2)
-
-
-# -- who may speak --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("numbers", [{}, {"anything": 1}])
@@ -328,9 +299,6 @@ def test_another_store_is_not_mixed_in(world: World) -> None:
     world.callers["A"] = world.callers["A"]._replace(token="another")
     with pytest.raises(errors.ServerTokenMismatch):
         world.confirm("A")
-
-
-# -- progress -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_batch_that_comes_as_another_one_is_refused(world: World) -> None:
@@ -406,9 +374,6 @@ def test_a_damaged_reference_keeps_its_number_over_snapshots(world: World, from_
 def test_a_record_of_a_newer_format_is_refused_as_a_whole(world: World) -> None:
     with pytest.raises(ValueError, match="format 2"):
         world.core.apply(b'{"format":2}')
-
-
-# -- registration ---------------------------------------------------------------------------------------------------------
 
 
 def test_homes_of_one_computation_share_no_input(world: World) -> None:
@@ -492,15 +457,6 @@ def test_numbers_and_incarnations_go_on_after_a_reference_was_forgotten(world: W
     assert world.core.watermarks()["hourly"][0] > before
 
 
-# -- adoption -------------------------------------------------------------------------------------------------------------
-
-
-def test_an_owner_that_is_heard_of_is_not_adopted_from(world: World) -> None:
-    world.pass_time(SUSPECT, "A", "B")
-    with pytest.raises(errors.RegionRefused, match="move it, which loses nothing"):
-        world.adopt("B")
-
-
 def test_a_region_that_is_not_heard_of_adopts_nothing(world: World) -> None:
     world.pass_time(SUSPECT)
     with pytest.raises(errors.RegionRefused, match="B is not heard of"):
@@ -573,24 +529,6 @@ def test_automatic_adoption_is_not_allowed_where_a_sink_cannot_fence(world: Worl
         world.core.allow_automatic(name_of("weekly", ["clicks"]), allowed=True)
 
 
-# -- three regions: whose rows a replica has ------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def three() -> World:
-    """As world, with a region C that keeps a replica as B does, of more of A's rows than B."""
-    made = World()
-    made.start("C")
-    for region in "ABC":
-        made.confirm(region)
-    made.register(regions="ABC")
-    made.mirror("C", 60, at(110))
-    made.mirror("B", 50, at(100))
-    made.report("A", 1, 60)
-    assert made.hourly.published == 50
-    return made
-
-
 def test_a_replica_in_a_record_of_an_older_version_counts_when_it_is_told_again(world: World) -> None:
     world.mirror("B", 50)
     told = json.loads(references.encode(world.hourly))
@@ -605,9 +543,6 @@ def test_a_replica_in_a_record_of_an_older_version_counts_when_it_is_told_again(
 def test_an_agent_that_does_not_say_whose_rows_it_has_is_told_to_be_upgraded(world: World) -> None:
     change = world.core.progress(world.caller("B"), [], {HOURLY: Replica("B", 50)}, world.now, len(world.log))
     assert "upgrade its `lowwater region`" in change.refused[HOURLY].message
-
-
-# -- a planned move -------------------------------------------------------------------------------------------------------
 
 
 def stop_to_move(world: World) -> None:
@@ -692,16 +627,6 @@ def test_a_move_is_not_cancelled_behind_the_release_and_may_be_adopted(world: Wo
         world.core.cancel_move(HOURLY)
     world.adopt("A")  # no wait: nobody owns it
     assert (world.hourly.owner, world.hourly.number, world.hourly.holds) == ("A", 2, ())
-
-
-def test_an_adoption_ends_a_move(world: World) -> None:
-    stop_to_move(world)
-    world.fail_over()
-    assert world.hourly.move is None
-    assert refused(world.report("A", 1, 20, 4, digest="d")) == "STALE_ADOPTION"
-
-
-# -- a store that was lost ------------------------------------------------------------------------------------------------
 
 
 def test_a_lost_store_is_made_again_from_what_the_regions_were_told(world: World) -> None:
@@ -817,9 +742,6 @@ def test_rows_of_an_owner_that_nobody_knows_have_arrived_when_all_regions_are_he
     assert (world.hourly.holds, world.hourly.written_off) == ((), False)
 
 
-# -- the journal ----------------------------------------------------------------------------------------------------------
-
-
 def everything(world: World) -> None:
     world.mirror("B", 50, at(100))
     world.report("A", 1, 60, 6, digest="x", positions=at(120))
@@ -829,14 +751,6 @@ def everything(world: World) -> None:
     world.mirror("A", 10)
     world.do(world.core.begin_move(HOURLY, "A", world.now))
     world.register("daily", LOCAL, home="B")
-
-
-@pytest.mark.parametrize("from_snapshot", [False, True])
-def test_a_restart_knows_all_that_was_written_down(world: World, from_snapshot: bool) -> None:
-    everything(world)
-    before = (world.core.references, world.core.store, world.core.forgotten)
-    world.restart(from_snapshot=from_snapshot)
-    assert (world.core.references, world.core.store, world.core.forgotten) == before
 
 
 def test_rule8_a_late_decision_changes_nothing_of_a_reference_that_has_changed_since(world: World) -> None:

@@ -10,7 +10,7 @@ import pytest
 from lowwater import errors
 from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine.holdings import replayed
-from lowwater_authority.engine.shard import TAKEN_AFTER_REGISTERING, Shard
+from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import GRAPH, Entry
 from lowwater_authority.ops.observer import Observer
 from tests.kit.faults import FaultPlan, Operation, Outcome
@@ -142,30 +142,6 @@ async def test_one_that_is_refused_is_refused_alone(one: One) -> None:
     assert await outcomes(tasks) == ["first", "a", conflict, "a", "b", cycle, invalid, "d"]
     assert one.plan.writes == [[GRAPH], [GRAPH]]
     assert one.shard.topology.computations.keys() == {"first", "a", "b", "d"}
-
-
-async def test_nobody_is_refused_for_what_was_not_written(one: One) -> None:
-    tasks = await one.held_up("first")
-    tasks += [one.register("a"), one.register("a", "first")]
-    await turns()
-    one.plan.then(Outcome.DONE, Outcome.FAILED)
-    one.plan.open.set()
-    assert await outcomes(tasks) == ["first", "JOURNAL_FAILED", "JOURNAL_FAILED"]
-    assert (await one.register("a", "first")).inputs == ("first",)
-
-
-async def test_who_wants_the_store_stands_in_line_behind_a_few_takes(one: One) -> None:
-    await one.register("other")
-    one.plan.takes.clear()
-    tasks = [one.register(f"c{number}") for number in range(100)]
-    await turns(300)
-    assert one.plan.taking == TAKEN_AFTER_REGISTERING
-    assert len(one.shard.topology.computations) == 101, "all of them are registered"
-    assert [spec.incarnation for spec in await one.shard.reset("other")] == [2]
-    assert (await one.register("other")).name == "other", "who is served already does not wait"
-    one.plan.takes.set()
-    assert len(await outcomes(tasks)) == 100
-    assert len(one.shard.names()) == 101
 
 
 async def test_the_log_of_the_graph_stays_bounded(one: One, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from lowwater_authority.core.requests import Refused
 from lowwater_authority.engine.admission import Gate as Admitting
 from lowwater_authority.rpc import streams
 from lowwater_authority.rpc.codec import MAX_RANGES
-from lowwater_authority.rpc.streams import REFUSAL_BYTES, UNREAD_LEAST, Room
+from lowwater_authority.rpc.streams import UNREAD_LEAST, Room
 from tests.kit.eventually import eventually_async
 from tests.kit.served import authority_served
 from tests.kit.times import HOUR
@@ -85,9 +85,6 @@ async def test_who_has_gone_keeps_nobody_waiting_and_holds_nothing() -> None:
     late[1].cancel()
     await settle()
     assert room.bytes == 0
-
-
-# -- of streams ----------------------------------------------------------------------------------------------------------
 
 
 class Sender:
@@ -317,29 +314,6 @@ async def test_what_is_lost_is_never_said_of_more_than_that_and_ends_its_own_str
     assert other.closed is None
     (message,) = await together.take(other)
     assert len(message.ack.refused[0].handles) == MAX_RANGES
-
-
-async def test_rule7_what_is_refused_is_counted_until_it_is_sent() -> None:
-    """Two reports are refused by name and acknowledged."""
-    together = streams.Streams()
-    outbox = together.open(b"s" * 16, 1)
-    seen = []
-    for number in (1, 2):
-        await together.enter(outbox, 1000)
-        together.acknowledge(outbox, number, [refused_of("a", 100)])
-        together.leave(outbox, 1000)
-        seen.append(together.unread.bytes)
-    (message,) = await together.take(outbox)
-    assert message.ack.number == 2
-    assert len(message.ack.refused) == 1
-    seen.append(together.unread.bytes)
-    outbox.wake()
-    assert not list(await together.take(outbox))
-    seen.append(together.unread.bytes)
-    assert outbox.room.bytes == together.room.bytes == 0
-    first, second, sending, sent = seen
-    assert 400 + REFUSAL_BYTES < first < 500 + REFUSAL_BYTES
-    assert (second, sending, sent) == (first, first, 0)
 
 
 MADE_UP = 1 << 20

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -142,22 +141,6 @@ async def test_rule3_what_is_taken_in_goes_by_the_inputs_of_who_handed_it_over(d
         assert [tree.stands(number) for number in (1, 2)] == [50, 50]
     finally:
         await tree.stop()
-
-
-async def test_what_was_said_of_all_keys_counts_no_more(tree: Tree) -> None:
-    await tree.both(9, 7)
-    late = [*tree.way.sent("claim"), *tree.way.sent("say")]
-    await tree.split("a~1", AT)
-    await settled(tree, "a~1", "a~2")
-
-    def ranges() -> list[tuple[bytes, int, int]]:
-        return [(each.start, each.value, each.owner.sequencer) for each in tree.root.map.all_ranges(10)[0]]
-
-    before = ranges()
-    for again in late:
-        with contextlib.suppress(errors.LowwaterError):
-            await again()
-    assert ranges() == before
 
 
 @pytest.mark.parametrize("which", ["top", "below", "beside"])

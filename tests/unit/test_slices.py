@@ -22,7 +22,6 @@ from lowwater._core.columns import Column
 from lowwater._core.fold import Fold, Reading
 from lowwater._core.lease import LeaseState
 from lowwater_authority.cluster.peers import RangeThere, _told_lateness
-from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import CLAIMS_OF_ONE, CUTS_OF_ONE, LARGEST_EPOCH, Computation
 from lowwater_authority.core.groups import GroupState, Mass
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, GroupReport
@@ -73,25 +72,7 @@ async def reader(disk: MemoryDisk) -> AsyncIterator[Tree]:
     await made.stop()
 
 
-# -- T1: the minimum ------------------------------------------------------------------------------------------------
-
-
 # -- T2: lowerings --------------------------------------------------------------------------------------------------
-
-
-async def test_T2_a_lowering_is_acknowledged_when_the_root_has_taken_it_over(tree: Tree) -> None:
-    first, _ = await tree.both(10, 10)
-    tree.way.hold("say")
-    before = len(tree.way.sent("say"))
-    advance = tree.below.report("a~0", first, 20)
-    assert await advance == [], "an advance waits for nothing"
-    await until(lambda: len(tree.way.sent("say")) > before)
-    lowering = tree.below.report("a~0", first, 15)
-    await rest()
-    assert not lowering.done(), "20 may come to count"
-    tree.way.let("say")
-    assert await lowering == []
-    assert tree.stands(0) == 15
 
 
 @pytest.mark.parametrize("hour", [15, 10])
@@ -113,27 +94,6 @@ async def test_T2_a_report_whose_answer_was_lost_may_count(tree: Tree, hour: int
 async def test_T2_breaks_when_only_what_was_answered_may_count(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     switches.only_answers_count(monkeypatch)
     await test_T2_a_report_whose_answer_was_lost_may_count(tree, 15)
-
-
-# -- T3: a new owner of a slice ---------------------------------------------------------------------------------------
-
-
-async def test_T3_a_new_owner_answers_nobody_before_it_has_claimed_above(tree: Tree) -> None:
-    first, _ = await tree.both(10, 10)
-    assert await tree.below.report("a~0", first, 20) == []
-    await until(lambda: tree.stands(0) == 20)
-    tree.way.hold("claim")
-    new = await tree.fail_over()
-    lowering = new.report("a~0", first, 15)
-    await rest()
-    assert not lowering.done(), "this ownership has sent nothing, but the one before it has"
-    assert tree.stands(0) == 20
-    tree.way.let("claim")
-    assert await lowering == []
-    assert tree.stands(0) == 15
-
-
-# -- T4: the graph changes --------------------------------------------------------------------------------------------
 
 
 async def test_a_claim_that_a_reset_has_ended_is_not_answered_as_one_of_the_next_incarnation(tree: Tree) -> None:
@@ -219,9 +179,6 @@ async def test_T4_breaks_when_an_output_waits_for_its_slice_alone(
     await test_T4_an_output_says_nothing_before_the_root_knows(reader)
 
 
-# -- order of claims --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("retired", [False, True])
 async def test_a_queued_claim_of_a_dead_owner_is_refused(tree: Tree, retired: bool) -> None:
     first, _ = await tree.both(10, 10)
@@ -289,22 +246,6 @@ def test_two_owners_of_a_slice_by_one_number_are_told_apart_by_their_address() -
         claim("one:1", 5)
 
 
-# -- T6: retirement ---------------------------------------------------------------------------------------------------
-
-
-async def test_T6_a_revival_is_granted_when_the_root_counts_the_slice_again(tree: Tree) -> None:
-    await tree.both(10, 12)
-    await tree.below.shard.retire("a~0", b"", KEY, force=True)
-    await until(lambda: tree.state(0) is GroupState.RETIRED)
-    tree.way.hold("claim")
-    revival = asyncio.create_task(tree.below.claim("a~0", bound=7))
-    await rest()
-    assert not revival.done()
-    tree.way.let("claim")
-    await revival
-    assert (tree.state(0), tree.stands(0)) == (GroupState.OWNED, 7)
-
-
 async def test_T6_a_retirement_whose_answer_is_lost_is_repeated(tree: Tree) -> None:
     await tree.both(10, 12)
     tree.way.lost["retire"] = "back"
@@ -314,9 +255,6 @@ async def test_T6_a_retirement_whose_answer_is_lost_is_repeated(tree: Tree) -> N
     await rest()
     await until(lambda: tree.state(0) is GroupState.RETIRED and tree.below.slice("a~0")._range is None)
     assert tree.low() == 12
-
-
-# -- T5: keys and names -----------------------------------------------------------------------------------------------
 
 
 async def test_T5_keys_of_others_are_refused(tree: Tree) -> None:
@@ -361,9 +299,6 @@ async def test_T5_no_tasks_hang_under_a_slice(tree: Tree) -> None:
         with pytest.raises(errors.InvalidArgument, match=r"name a$") as refused:
             await master.create_group("a~0", TaskGroup("close", every=every, start=start))
         assert (refused.value.metadata["field"], refused.value.metadata["fix"]) == ("computation", "name a")
-
-
-# -- neighbours -------------------------------------------------------------------------------------------------------
 
 
 async def test_rule7_while_the_root_is_away_an_advancing_slice_and_its_neighbours_go_on(
@@ -424,26 +359,6 @@ def test_a_lease_tells_how_a_slice_keeps_its_budgets_and_not_what_it_counts_itse
     repeated = state.beat()
     assert repeated is not None
     assert repeated.lateness is None
-
-
-def test_recovery_knows_the_owners_of_slices_one_by_one() -> None:
-    spec = Spec("a", slices=(KEY,))
-    computation = Computation(spec)
-    for start, end, ordinal in ((b"", KEY, 9), (KEY, b"", 3)):
-        request = ClaimRequest(
-            [start, end], identity="a~", generation=1, ordinal=ordinal, request_id=bytes([ordinal]) * 16
-        )
-        computation.claim(request, 0)
-    computation.retire(b"", KEY, force=True, now=0, sequencer=1)
-    computation.take_record(0)
-    again = recovery.recover(spec, recovery.snapshot(computation), [], epoch_base=0)
-    late = ClaimRequest([b"", KEY], identity="a~", generation=1, ordinal=8, request_id=b"8" * 16)
-    with pytest.raises(errors.OlderClaim):
-        again.claim(late, 0)
-    again.claim(replace(late, bounds=[KEY, b""], ordinal=4), 0)
-
-
-# -- cut anew, and cut for some only ------------------------------------------------------------------------------------
 
 
 def test_who_claims_for_no_slice_that_there_is_claims_nothing() -> None:
@@ -510,9 +425,6 @@ async def test_the_graph_is_for_every_release_as_long_as_nothing_is_cut(
                 await tree.below.journal.load(GRAPH)
         else:
             await tree.below.journal.load(GRAPH)
-
-
-# -- the task of a slice ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("closes", [True, False])
@@ -585,9 +497,6 @@ async def test_a_retirement_that_the_store_has_lost_is_made_again(tree: Tree, mo
     await until(lambda: tree.state(0) is GroupState.RETIRED)
 
 
-# -- whose it is --------------------------------------------------------------------------------------------------------
-
-
 async def claimed_by(one: One, name: str, identity: str) -> bool:
     asked = ClaimRequest(list(one.shard.topology.get(name).span), identity=identity, request_id=next(ids).to_bytes(16))
     try:
@@ -630,9 +539,6 @@ async def test_nothing_is_granted_while_the_root_does_not_know_to_whom(
         await claimed_by(tree.below, "a~0", "Y")
     tree.way.let("claim")
     assert await first
-
-
-# -- masses -------------------------------------------------------------------------------------------------------------
 
 
 async def test_masses_that_were_told_before_a_slice_was_read_back_are_told_again(
@@ -717,9 +623,6 @@ async def claim_as(one: One, name: str, identity: str, bound: int | None = None)
     await one.shard.claim(name, asked)
 
 
-# -- whose it is ------------------------------------------------------------------------------------------------------
-
-
 async def test_a_claim_for_which_there_is_no_room_binds_nothing(tree: Tree) -> None:
     def none(ranges: int) -> None:
         msg = f"there is no room for {ranges}"
@@ -729,9 +632,6 @@ async def test_a_claim_for_which_there_is_no_room_binds_nothing(tree: Tree) -> N
     with pytest.raises(errors.Overloaded):
         await tree.below.shard.claim("a~0", asked, room=none)
     await claim_as(tree.below, "a~0", "Y")
-
-
-# -- the task of a slice ----------------------------------------------------------------------------------------------
 
 
 # -- inputs -----------------------------------------------------------------------------------------------------------
@@ -759,9 +659,6 @@ async def test_what_is_finished_stays_so_when_inputs_are_taken_away(reader: Tree
     await until(lambda: reader.low() == 60)
 
 
-# -- what of others reaches a slice -----------------------------------------------------------------------------------
-
-
 # -- a graph for everybody --------------------------------------------------------------------------------------------
 
 
@@ -778,27 +675,6 @@ def test_slices_take_no_more_of_the_graph_than_others_can_read_beside_them() -> 
     with pytest.raises(errors.InvalidArgument, match="slice: '501 slices with 200 inputs each") as refused:
         full.split("a", "a~0", b"\x00")
     assert refused.value.metadata["field"] == "slice"
-
-
-# -- a graph that a store has lost changes of -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("cut", [(), (b"c",)])
-def test_a_graph_that_is_put_together_has_no_slices_but_of_what_is_cut(cut: tuple[bytes, ...]) -> None:
-    mine = Topology().register(Spec("a", slices=cut))
-    theirs = Topology().register(Spec("a", slices=(b"f", b"m", b"t")))
-    for merged in (mine.merged(theirs), mine.merged(theirs).merged(mine)):
-        registered = merged.computations["a"]
-        assert registered.slices == cut
-        assert {name: spec for name, spec in merged.computations.items() if name != "a"} == registered.slice_specs()
-        assert merged.dropped.keys() == {f"a~{n}" for n in range(4)} - merged.computations.keys()
-    ended = merged.drop("a")
-    again = ended.register(Spec("a", slices=(b"f", b"m", b"t")))
-    assert {spec.incarnation for spec in again.computations.values()} == {2}
-    assert not again.dropped
-
-
-# -- keys of others ---------------------------------------------------------------------------------------------------
 
 
 # -- a clock that is wrong --------------------------------------------------------------------------------------------
@@ -825,9 +701,6 @@ async def test_a_slice_that_stands_ahead_of_the_clock_is_claimed_anew_all_the_sa
         assert tree.stands(0) == hour
 
 
-# -- over the network ---------------------------------------------------------------------------------------------------
-
-
 async def test_what_is_said_by_a_range_that_is_given_up_is_waited_for_no_more() -> None:
     async with lowwater.aio.connect("localhost:1") as lw:
         state = LeaseState("a", 7, Column(1, MIN), reference=0)
@@ -845,9 +718,6 @@ async def test_what_is_said_by_a_range_that_is_given_up_is_waited_for_no_more() 
         await until(says.done)
         assert isinstance(says.exception(), errors.StaleSequencer)
         assert known.lost
-
-
-# -- a root that is taken over meanwhile ----------------------------------------------------------------------------------
 
 
 async def test_a_root_that_another_process_takes_meanwhile_is_a_reason_to_try_again() -> None:

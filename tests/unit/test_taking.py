@@ -25,9 +25,8 @@ from lowwater_authority.engine.holding import epoch_base
 from lowwater_authority.engine.holdings import _resumed
 from lowwater_authority.engine.takeover import TAKEN_AT_ONCE, TAKEN_IN_ALL
 from lowwater_authority.engine.task_master import TaskMaster
-from lowwater_authority.journal import LoadedLog, Ownership
+from lowwater_authority.journal import Ownership
 from lowwater_authority.journal.frames import decode, encode
-from tests.kit.faults import Outcome
 from tests.kit.memory_journal import StoredLog, flipped
 from tests.kit.releases import newer_release
 from tests.kit.shards import DEAD_AFTER, NAMES, Deployment, One, held, turns, two
@@ -170,22 +169,6 @@ async def test_a_shard_that_ends_writes_again_what_it_alone_has_whole(
         assert await other.report(name, claim, 12) == []
 
 
-async def test_rule4_a_shard_that_ends_writes_nothing_of_what_another_serves(deployment: Deployment) -> None:
-    """It was frozen when it lost the computation, and whoever has that now is the only one to put it right."""
-    one, other, name = await moving(deployment)
-    await deployment.settle(other, seconds=2.1)
-    assert name in held(other)
-    await other.snapshot(name)
-    stored, owner = deployment.disk.logs[name], deployment.disk.owners[name]
-    stored.damage_snapshot()
-    before = stored.copy()
-    assert name in held(one)
-    one.shard.held.of(name).log.read(LoadedLog(stored.last, b"", []))  # nothing behind a snapshot, so that it looks
-    await one.end()
-    assert deployment.disk.logs[name] == before
-    assert deployment.disk.owners[name] == owner
-
-
 def pinned(name: str, view: View) -> View:
     return view.pinned(name, "other:1")
 
@@ -220,36 +203,6 @@ async def test_what_is_small_waits_for_the_store_in_no_line(
     gate.set()
     await asyncio.wait(other.cluster.taking)
     assert held(other) == set(NAMES)
-
-
-async def test_who_cannot_take_rests_longer_each_time(deployment: Deployment) -> None:
-    """However many ask for it: each attempt is some calls to the store."""
-    one, other, name = await moving(deployment)
-    await other.cluster.change(lambda view: view.pinned(name, "other:1"))
-    refusals = other.faults.ends["take"] = [Outcome.FAILED] * 1000
-
-    async def tries() -> int:
-        before = len(refusals)
-        for _ in range(50):
-            with pytest.raises(
-                errors.Unavailable, match=f"cannot take {name} over from the store: the fault plan refuses"
-            ):
-                await other.shard.serve(name)
-        return before - len(refusals)
-
-    assert await tries() == 2, "once more at once, for it may have been a moment's fault"
-    seen = []
-    for _ in range(10):
-        deployment.clock.now += 0.1
-        seen.append(await tries())
-    assert seen == [1, 0, 1, 0, 0, 0, 1, 0, 0, 0]
-    assert name in held(one)
-    deployment.clock.now += 60
-    assert await tries() == 2, "what failed a minute ago was another fault"
-    refusals.clear()
-    await deployment.settle(one, other, seconds=2.1)
-    assert name in held(other)
-    assert other.shard.held.of(name).rest is None
 
 
 async def test_what_came_since_the_look_is_all_that_is_replayed(

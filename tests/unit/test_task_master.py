@@ -82,9 +82,6 @@ async def begun(disk: MemoryDisk, faults: FaultPlan | None = None) -> tuple[Runn
     return running, Master(running.shard)
 
 
-# -- rule 2: durable before visible ------------------------------------------------------------------------
-
-
 async def durable_before_answered(disk: MemoryDisk, made: type[Shard]) -> None:
     """Each step is in the log before its caller hears of it."""
     gate = Held()
@@ -205,26 +202,6 @@ async def test_rule8_a_crash_around_the_append_leaves_a_step_whole_and_repeatabl
     await running.stop()
 
 
-@pytest.mark.parametrize("outcome", [Outcome.WRITTEN, Outcome.LOST, Outcome.FAILED])
-async def test_an_append_of_unknown_outcome_is_one_step(disk: MemoryDisk, outcome: Outcome) -> None:
-    """The store does not say whether it has written: then it is asked again until it does; or it has surely not."""
-    faults = FaultPlan()
-    running, master = await begun(disk, faults)
-    await master.manual("repairs", "n1")
-    lease = await master.lease()
-    faults.then(outcome)
-    if outcome is Outcome.FAILED:
-        with pytest.raises(errors.JournalFailed):
-            await master.end(lease, task("n2"))
-        assert await master.shown() == [(1, "n1", "LEASED", 2)]
-    await master.end(lease, task("n2"))
-    assert await master.shown() == [(1, "n1", "DONE", 2), (1, "n2", "READY", 1)]
-    await running.stop()
-
-
-# -- no clock judges, versions do --------------------------------------------------------------------------
-
-
 async def test_rule4_a_zombie_is_refused_by_its_version(disk: MemoryDisk) -> None:
     """A lease has run out and another worker has the task: the first one's commit is refused, whenever it comes, and the other's counts."""
     running, master = await begun(disk)
@@ -276,9 +253,6 @@ async def test_rule9_a_repeated_commit_may_not_say_something_else(disk: MemoryDi
     with pytest.raises(errors.TaskConflict, match="with other outputs"):
         await master.end(lease, part="other")
     await running.stop()
-
-
-# -- intervals ---------------------------------------------------------------------------------------------
 
 
 async def test_a_task_is_there_as_soon_as_the_watermark_says_so_and_once(disk: MemoryDisk) -> None:
@@ -369,9 +343,6 @@ async def test_what_has_intervals_becomes_no_guess(disk: MemoryDisk) -> None:
     await running.stop()
 
 
-# -- waiting -----------------------------------------------------------------------------------------------
-
-
 async def test_a_task_wakes_as_many_as_it_has_work_for(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_master, "LOOK_AGAIN_SECONDS", 3600.0)
     running, master = await begun(disk)
@@ -445,9 +416,6 @@ async def test_nobody_comes_and_those_who_wait_are_bounded(disk: MemoryDisk) -> 
     await running.stop()
 
 
-# -- fail-over ---------------------------------------------------------------------------------------------
-
-
 async def test_a_lease_outlives_its_shard_and_has_its_full_time_again(deployment: Deployment) -> None:
     one = await deployment.start("one:1")
     await one.shard.register(Spec("a"))
@@ -469,29 +437,6 @@ async def test_a_lease_outlives_its_shard_and_has_its_full_time_again(deployment
     assert (third.key, third.version, third.epoch > second.epoch) == (second.key, second.version + 2, True)
     with pytest.raises(errors.StaleLease):
         await successor.end(second)
-
-
-async def test_rule4_a_shard_that_was_replaced_hands_out_and_takes_nothing(deployment: Deployment) -> None:
-    """It does not know: the store says so, also where there is nothing to write."""
-    one = await deployment.start("one:1")
-    await one.shard.register(Spec("a"))
-    master = Master(one.shard)
-    await master.manual("repairs", "n1", "n2")
-    lease = await master.lease()
-    other = await deployment.start("other:1")
-    thief = other.journal
-    await thief.take("a", view=10**18)
-    for call in (
-        master.get(nonce=lease.nonce),  # a repeat, which changes nothing
-        master.renew("a", lease),
-    ):
-        with pytest.raises((errors.Moved, errors.Unavailable)):
-            await call
-    with pytest.raises((errors.Moved, errors.Unavailable)):
-        await master.end(lease)
-
-
-# -- whose fault it is ---------------------------------------------------------------------------------------
 
 
 async def many_tasks(disk: MemoryDisk) -> None:
@@ -614,9 +559,6 @@ async def test_a_refused_request_leaves_its_neighbours_in_the_round(disk: Memory
     assert reasons == ["STALE_LEASE", "UNKNOWN_GROUP", "INVALID_ARGUMENT", None, None]
     assert await master.shown() == [(1, "n1", "DONE", 2), (1, "n3", "READY", 1)]
     await running.stop()
-
-
-# -- rule 10 -----------------------------------------------------------------------------------------------
 
 
 def strong_steps(driver: Driver) -> None:
