@@ -75,18 +75,6 @@ def test_the_newest_number_and_the_address_stay() -> None:
     assert {each.computation: each.micros for each in message.references} == {"a": 1, "b": 3}
 
 
-def test_an_address_that_is_known_stays() -> None:
-    """The report behind the one that told it may not know where the computation is by now."""
-    made = Acknowledgement(0)
-    moved = [(name, Refused(1, errors.Moved.reason, "")) for name in ("c", "d")]
-    first, newer = (Redirect(computation=name, address="x:1", epoch=3) for name in ("c", "d"))
-    made.add(1, moved, {}, {"c": first})
-    made.add(2, moved, {}, {"d": newer})
-    made.add(3, moved, {}, {"d": Redirect(computation="d", address="y:1", epoch=4)})
-    (message,) = made.messages()
-    assert [(each.redirect.address, each.redirect.epoch) for each in message.refused] == [("x:1", 3), ("y:1", 4)]
-
-
 RANGES = 1000
 
 

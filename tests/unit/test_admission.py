@@ -3,62 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
-from dataclasses import dataclass, field
 from itertools import pairwise
-from random import Random
 
 import pytest
 
 from lowwater import errors
-from lowwater_authority.engine.admission import LEAST_DELAY, MOST_DELAY, Gate
+from lowwater_authority.engine.admission import Gate
 from lowwater_authority.rpc.streams import Outbox, Streams
-
-
-@dataclass
-class Herd:
-    """Callers that all come at once to a server that serves one at a time, each in ``seconds``."""
-
-    gate: Gate[int]
-    seconds: float
-    random: Random
-    now: float = 100.0
-    events: list[tuple[float, int, str]] = field(default_factory=list)
-    served: list[int] = field(default_factory=list)
-    ended: float = 0.0
-    delays: list[float] = field(default_factory=list)
-    refusals: dict[int, int] = field(default_factory=dict)
-    _free_at: float = 0.0
-
-    def come(self, caller: int, after: float = 0.0) -> None:
-        heapq.heappush(self.events, (self.now + after, caller, "come"))
-
-    def run(self) -> None:
-        while self.events:
-            self.now, caller, what = heapq.heappop(self.events)
-            if what == "come":
-                self._enter(caller)
-            else:
-                self.served.append(caller)
-                self.ended = self.now
-                following = self.gate.leave(self.now)
-                if following is not None:
-                    self._serve(following)
-            assert self.gate.inside <= self.gate.bound
-            assert len(self.gate.waiting) <= self.gate.line
-
-    def _enter(self, caller: int) -> None:
-        try:
-            if self.gate.enter(caller, self.now):
-                self._serve(caller)
-        except errors.Overloaded as error:
-            self.delays.append(error.retry_after)
-            self.refusals[caller] = self.refusals.get(caller, 0) + 1
-            self.come(caller, error.retry_after * (1.0 + self.random.random()))
-
-    def _serve(self, caller: int) -> None:
-        self._free_at = max(self._free_at, self.now) + self.seconds
-        heapq.heappush(self.events, (self._free_at, caller, "served"))
 
 
 def test_rule7_a_principal_that_takes_all_it_may_keeps_no_neighbour_away() -> None:
@@ -94,25 +45,6 @@ def test_rule7_principals_that_wait_are_let_in_by_turns() -> None:
     let_in = [gate.leave(0.0, who) for who in ("neighbour", *["greedy"] * 8)]
     assert let_in == [*(f"greedy {number}" for number in range(2, 10)), None]
     assert (gate._places, gate._lines) == ({}, {})
-
-
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("line", [0, 100])
-def test_a_herd_is_served_whole_and_almost_as_fast_as_can_be(seed: int, line: int) -> None:
-    callers, seconds = 3000, 0.0013
-    herd = Herd(Gate("calls", 32, line), seconds, Random(seed))
-    for caller in range(callers):
-        herd.come(caller)
-    herd.run()
-    assert sorted(herd.served) == list(range(callers))
-    assert herd.ended - 100.0 < 2.0 * callers * seconds
-    assert max(herd.refusals.values()) < 12, "nobody starves"
-    assert herd.gate.peak == 32
-    assert herd.gate.longest == line
-    assert herd.gate.admitted == callers
-    assert herd.gate.refused == len(herd.delays)
-    assert (herd.gate.inside, len(herd.gate.waiting)) == (0, 0)
-    assert all(LEAST_DELAY <= delay <= MOST_DELAY for delay in herd.delays)
 
 
 def test_delays_grow_with_those_that_wait_and_with_the_time_that_each_takes() -> None:
@@ -160,17 +92,6 @@ async def test_a_stream_that_says_nothing_keeps_no_other_from_starting(monkeypat
     await streams.admit(name(2), 1)
     assert not silent.starting
     assert silent.closed is None
-
-
-async def test_a_stream_that_has_begun_to_report_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lowwater_authority.rpc.streams.SILENCE", 0.0)
-    streams = narrow()
-    outbox = await streams.admit(name(1), 1)
-    streams.heard(outbox)
-    second = await parked(streams, 2)
-    assert outbox.starting
-    streams.started(outbox)
-    await second
 
 
 @pytest.mark.parametrize("when", ["waiting", "just let in", "let in meanwhile"])

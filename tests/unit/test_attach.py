@@ -66,13 +66,6 @@ def test_what_is_no_watermark_holds(watermark: str | None) -> None:
     assert read_progress(PROGRESS | {"eventTime": event_time}).watermark is None
 
 
-def test_a_progress_without_numbers() -> None:
-    """Spark leaves out rates that are not finite, and stateless queries have no operators."""
-    bare = {key: PROGRESS[key] for key in ("id", "runId", "batchId")}
-    found = read_progress(bare | {"inputRowsPerSecond": None, "stateOperators": None})
-    assert found == BatchProgress("q1", "r1", None, 7, None, 0, 0.0, 0, 0, 0.0)
-
-
 @pytest.mark.parametrize("bad", [{}, {"id": "q", "runId": "r", "batchId": "seven"}])
 def test_what_is_no_progress_is_an_error(bad: dict[str, Any]) -> None:
     with pytest.raises((KeyError, ValueError)):
@@ -129,18 +122,6 @@ def test_the_newest_value_of_a_query_wins(book: Book) -> None:
     assert book.conflated == 5
     [status] = book.queries()
     assert (status.batch, status.batches, status.rows, status.late_rows, status.state_rows) == (4, 5, 10, 5, 3)
-
-
-def test_nothing_that_waits_is_passed_over_for_one_that_speaks_more(book: Book) -> None:
-    book.progressed(said(query="quiet"))
-    for batch in range(3):
-        book.progressed(said(batch, query="loud"))
-    first = book.take()
-    book.progressed(said(9, query="loud"))
-    second = book.take()
-    assert first is not None
-    assert second is not None
-    assert (first.query, second.query) == ("quiet", "loud")
 
 
 def test_what_failed_is_said_again_later_and_then_the_newest(book: Book, clock: Clock) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any, NamedTuple, TypeVar
 
@@ -13,8 +12,7 @@ import pytest
 
 from lowwater import errors
 from lowwater._core.call import Stubs
-from lowwater._core.search import TIMEOUT
-from lowwater._pb.lowwater.v1 import cluster_pb2, watermarks_pb2
+from lowwater._pb.lowwater.v1 import watermarks_pb2
 from lowwater_authority.cluster.cluster import Replaced
 from lowwater_authority.core.requests import ClaimRequest
 from lowwater_authority.core.topology import Spec
@@ -55,29 +53,6 @@ async def test_a_later_process_at_the_same_address_replaces_this_one(deployment:
     with pytest.raises(Replaced, match="advertise"):
         await deployment.settle(one)
     await deployment.settle(again)
-
-
-async def test_a_zombie_refuses_nobody_for_being_newer_than_it_knows(deployment: Deployment) -> None:
-    zombie, other = await two(deployment)
-    name = min(held(zombie))
-    await deployment.settle(other, seconds=2.1)
-    newer = await other.claim(name)
-    # A stale sequencer would end the newer owner for good, and it is the shard that is stale.
-    [(_, refused)] = await zombie.report(name, newer, 14)
-    assert refused.reason == "MOVED"
-    assert name not in held(zombie)
-    assert await other.report(name, newer, 14) == []
-
-
-async def test_a_graph_that_cannot_be_read_is_refused_and_read_later(deployment: Deployment) -> None:
-    one, other = await two(deployment)
-    one.faults.unreadable.add("load")
-    await other.shard.register(Spec("new"))
-    with pytest.raises(errors.Unavailable, match="cannot read the graph from its store"):
-        await one.shard.confirm(())
-    one.faults.unreadable.clear()
-    await one.shard.confirm(())
-    assert "new" in one.shard.topology.computations
 
 
 async def test_reads_that_wait_for_a_store_that_hangs_end_in_time(
@@ -221,20 +196,6 @@ async def taking(deployment: Deployment, request: pytest.FixtureRequest) -> Asyn
     async with reached(one) as address:
         yield Taking(one, address, hanging, whole)
         whole.set()
-
-
-async def test_where_the_others_are_is_said_in_time(taking: Taking) -> None:
-    """A client waits ``TIMEOUT`` for the whole answer, and looks for another shard when it does not come."""
-    assert TIMEOUT > LATEST
-    async with grpc.aio.insecure_channel(taking.address) as channel:
-        began = time.perf_counter()
-        found = await Stubs(channel).cluster.Locate(cluster_pb2.LocateRequest(computations=NAMES), timeout=TIMEOUT)
-        assert time.perf_counter() - began < LATEST
-        nowhere = {redirect.computation for redirect in found.redirects if not redirect.address}
-        assert nowhere == taking.hanging
-        taking.whole.set()
-        found = await Stubs(channel).cluster.Locate(cluster_pb2.LocateRequest(computations=NAMES), timeout=TIMEOUT)
-        assert {redirect.address for redirect in found.redirects} == {taking.one.address}
 
 
 async def test_the_others_are_read_in_time(taking: Taking) -> None:

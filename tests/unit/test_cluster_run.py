@@ -17,8 +17,6 @@ from tests.kit.memory_journal import MemoryJournal
 from tests.kit.shards import DEAD_AFTER, Deployment, One
 from tests.simulation.kernel import Simulation
 
-NAMES = [f"c{number}" for number in range(8)]
-
 
 class SlowJournal(MemoryJournal):
     """Takes so many seconds to read a log whole, and none or many to say that nobody answers."""
@@ -119,26 +117,6 @@ def test_a_shard_joins_when_the_store_is_back_and_may_leave_before(caplog: pytes
         await one.joined.wait()
         assert [member.address for member in deployment.members.view.members] == ["one:1"]
         del lives
-
-    run(story)
-
-
-def test_a_shard_that_recovers_for_long_is_not_cut_off() -> None:
-    """It takes over what a dead one served, which takes many times dead_after."""
-
-    async def story(deployment: Simulated) -> None:
-        one, other = await deployment.start("one:1"), await deployment.start("other:1")
-        for name in NAMES:
-            await one.shard.register(Spec(name))
-        await asyncio.sleep(2)
-        assert other.shard.names()
-        one.store.seconds = 10.0
-        other.process.crash()
-        await asyncio.sleep(DEAD_AFTER + 1)
-        assert one.shard.names() != NAMES
-        await asyncio.sleep(30)
-        assert one.shard.names() == NAMES
-        assert one.told == []
 
     run(story)
 

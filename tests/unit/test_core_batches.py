@@ -8,30 +8,9 @@ import pytest
 
 from lowwater import errors
 from lowwater_authority.core import batches
-from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.requests import Fold, TaskAttempt
 from lowwater_authority.core.topology import Spec
-from tests.property import switches
 from tests.property.core_driver import MAX, MIN, Driver, part
-from tests.property.switches import planted
-
-
-@planted("C2", switches.PartOfABatch)
-def test_C2_all_or_nothing(made: type[Computation]) -> None:
-    d = Driver(made=made)
-    run = d.claim(b"", b"d", b"h", b"p", b"").sequencer
-    d.report(run, 10)
-    tasks = [d.stage(run, 1, index, {index: MAX}) for index in range(3)]
-    lost = TaskAttempt(0, 3, 0)
-    assert d.prepare(run, 1, [*tasks, lost], 14) == [lost]
-    with pytest.raises(errors.NotPrepared, match="empty batch"):
-        d.commit(run, 1)
-    assert {value for _, value in d.values()} == {10}
-    d.core.stage_task(run, 1, lost, part({3: 12}))
-    assert d.prepare(run, 1, [*tasks, lost], 14) == []
-    assert d.commit(run, 1) == set()
-    assert [value for _, value in d.values()] == [14, 14, 14, 12]
-    assert d.strong[-1]
 
 
 def test_a_late_prepare_leaves_the_newer_one_as_it_is() -> None:
@@ -77,27 +56,6 @@ def test_rule7_the_bytes_of_parts_are_bounded(monkeypatch: pytest.MonkeyPatch) -
     neighbour = Driver()
     other = neighbour.claim(b"", b"").sequencer
     neighbour.core.stage_task(other, 1, TaskAttempt(0, 1, 0), large)
-
-
-def test_a_part_that_grows_nothing_is_taken_where_no_other_would_be() -> None:
-    d = Driver()
-    run = d.claim(b"", b"").sequencer
-    less, held, more = (part({0: at}, pending=range(records)) for at, records in ((7, 1), (5, 2), (5, 3)))
-    for index in (0, 1):
-        d.core.stage_task(run, 1, TaskAttempt(0, index, 0), held)
-    before = d.core.batches.bytes
-    d.core.stage_task(run, 1, TaskAttempt(0, 0, 0), held, most=1)
-    assert d.core.batches.bytes == before
-    d.core.stage_task(run, 1, TaskAttempt(0, 1, 0), less, most=1)
-    kept = d.core.batches.bytes
-    assert kept < before
-    for index, refused in ((0, more), (1, held), (2, less)):
-        with pytest.raises(errors.Overloaded):
-            d.core.stage_task(run, 1, TaskAttempt(0, index, 0), refused, most=1)
-    assert (len(d.core.batches), d.core.batches.bytes) == (2, kept)
-    assert d.prepare(run, 1, [TaskAttempt(0, 1, 0)], 14) == []
-    d.commit(run, 1)
-    assert d.low == 7, "the one that took its place counts"
 
 
 def test_rule7_nothing_of_a_batch_is_kept_after_its_commit() -> None:

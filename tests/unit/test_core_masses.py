@@ -45,25 +45,6 @@ def test_S9_idleness_changes_no_weight() -> None:
     assert slots.total == 146
 
 
-def test_masses_too_when_64_become_32() -> None:
-    """M: each new claim replaces two old ones as a whole, and stands on the masses of both until it tells."""
-    d = Driver(Spec("c", heuristics=(P99, P50), max_skew=1000 * SECOND))
-    edges = [bytes([i]) if i else b"" for i in range(64)] + [b""]
-    for index, sequencer in enumerate(owners(d, *edges)):
-        d.report(sequencer, 10, mass=mass((), 10, {P99: 10 + index, P50: 10 + index}))
-    high = (d.high(P99), d.high(P50))
-    assert high == (10, 42)
-    claims = owners(d, *edges[::2])
-    assert (d.high(P99), d.high(P50)) == high
-    snapshot, d.records = recovery.snapshot(d.core), []
-    d.crash(snapshot=snapshot)
-    d.report(claims[0], 10, mass=mass((), 20, {P99: 80, P50: 80}))
-    assert (d.high(P99), d.high(P50)) == (12, 44), "two told, 62 stood for"
-    for sequencer in claims:
-        d.report(sequencer, 10, mass=mass((), 20, {P99: 80, P50: 80}))
-    assert (d.high(P99), d.high(P50)) == (80, 80)
-
-
 @pytest.mark.parametrize(
     ("told", "text"),
     [

@@ -11,11 +11,10 @@ from lowwater import errors
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import GRANTS_KEPT, LONGEST_STEP, SENDERS_KEPT, Computation
-from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Fold, GroupReport, Prepare, Refused
 from lowwater_authority.core.topology import Spec
 from tests.property import switches
-from tests.property.core_driver import MAX, MIN, NOW, SECOND, Driver, column, mass, request
+from tests.property.core_driver import MAX, MIN, SECOND, Driver, column, mass, request
 from tests.property.switches import planted
 
 OLD = {("OLD_STREAM", None)}
@@ -276,6 +275,17 @@ def test_a_repeated_claim_says_nothing_of_ranges_it_has_lost() -> None:
     assert (again.sequencer, again.watermarks.tolist()) == (first.sequencer, [10, MIN])
 
 
+def test_a_repeat_of_a_superseded_claim_takes_nothing_back() -> None:
+    d = Driver()
+    d.claim(b"", b"", request_id=b"old")
+    new = d.claim(b"", b"", request_id=b"new").sequencer
+    for _ in range(2):
+        with pytest.raises(errors.StaleSequencer):
+            d.claim(b"", b"", request_id=b"old")
+        d.crash()
+    assert d.report(new, 5) == set()
+
+
 def test_request_ids_are_kept_in_bounded_number() -> None:
     d = Driver()
     for index in range(GRANTS_KEPT + 1):
@@ -323,18 +333,3 @@ def test_a_replay_checks_the_sequencers_again() -> None:
     empty = pb.Record(incarnation=1, ops=[pb.Op()], low_micros=MIN)
     with pytest.raises(recovery.ReplayError, match="unknown op"):
         recovery.recover(d.spec, None, [empty.SerializeToString()], epoch_base=0)
-
-
-def test_a_view_says_who_holds_and_since_when() -> None:
-    d = Driver()
-    left, right = d.claim(b"", b"m", worker="left").sequencer, d.claim(b"m", b"", worker="right").sequencer
-    d.report(left, 10)
-    d.report(right, 20)
-    moved = d.now - SECOND
-    d.report(right, 30)
-    view = d.core.published
-    assert view.holder is not None
-    assert (view.holder.owner.worker, view.holder.start, view.holder.end, view.holder.value) == ("left", b"", b"m", 10)
-    assert view.holder.since == NOW + 2 * SECOND
-    assert (view.low, view.since, view.ranges) == (10, moved, 2)
-    assert view.holder.owner.state is GroupState.OWNED

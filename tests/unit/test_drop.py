@@ -14,11 +14,11 @@ from lowwater_authority.core.requests import Fenced, Grant
 from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine import shard
-from lowwater_authority.engine.holdings import ReadGraph, needs_newest, replayed, whole
+from lowwater_authority.engine.holdings import ReadGraph, needs_newest, whole
 from lowwater_authority.engine.shard import Shard
-from lowwater_authority.journal import GRAPH, Entry, LoadedLog
+from lowwater_authority.journal import LoadedLog
 from lowwater_authority.journal.copy import Copy, survey
-from tests.kit.faults import FaultPlan, Operation, Outcome
+from tests.kit.faults import Outcome
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.kit.shards import NAMES, Deployment, One, held, turns, two
 from tests.kit.times import HOUR
@@ -189,88 +189,6 @@ async def test_rule3_a_registration_after_a_drop_begins_an_incarnation_above_all
     await other.stop()
 
 
-async def test_followers_are_told_and_those_of_a_neighbour_are_not(running: Running) -> None:
-    hub = running.shard.hub
-    follower, everything, beside = hub.subscribe(["b"]), hub.subscribe([]), hub.subscribe(["beside"])
-    await running.shard.drop("b", force=False)
-    assert await follower.take(0) == {"b": None}
-    assert await everything.take(0) == {"b": None}
-    assert await beside.take(0) == {}
-
-
-class Held(FaultPlan):
-    """Holds, or fails, writes of one kind."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open = asyncio.Event()
-        self.open.set()
-        self.fails = ""
-        self.outcome = Outcome.FAILED
-
-    async def before(self, operation: Operation) -> Outcome:
-        if operation.name == "restore":
-            await self.open.wait()
-        return self.outcome if operation.name == self.fails else Outcome.DONE
-
-
-class Counted(Held):
-    """Counts the logs that are read, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reads = 0
-
-    async def read(self, name: str) -> None:
-        self.reads += 1
-        await super().read(name)
-
-
-async def left_long(disk: MemoryDisk, others: int) -> None:
-    """Leave the log of a dropped computation as long as it was, in front of so many tombstones, and one that is served."""
-    plan = Held()
-    one = await Running(disk, plan).start()
-    await one.shard.register(A)
-    await one.shard.register(Spec("beside"))
-    await one.claim()
-    plan.fails = "restore"
-    await one.shard.drop("a", force=True)
-    await one.shard.held.settle()
-    await one.stop()
-    journal = MemoryJournal(disk)
-    await journal.open()
-    loaded = await journal.load(GRAPH)
-    known = replayed(loaded).topology
-    names = [f"gone-{each:04}" for each in range(others)]
-    more = Topology(known.version + 1, known.computations, {**known.dropped, **{name: Spec(name) for name in names}})
-    await journal.append([Entry(GRAPH, loaded.last + 1, more.encode(), strong=True)])
-    await journal.close()
-
-
-async def test_rule7_nobody_waits_for_the_logs_of_all_that_was_dropped(disk: MemoryDisk) -> None:
-    """Neither a registration, nor a neighbour, nor the end of the process; the one that the store keeps waiting is the first of them."""
-    await left_long(disk, 1000)
-    plan = Counted()
-    plan.open.clear()
-    one = await Running(disk, plan).start()
-    shard = one.shard
-    await turns()
-    assert len(shard.held.gone) == 1, "one at a time"
-    await shard.register(Spec("gone-0999"))
-    assert shard.topology.get("gone-0999").incarnation == 2
-    grant = await one.claim("beside")
-    assert await one.report(grant, 7, name="beside") == []
-    before = plan.reads
-    settling = asyncio.create_task(shard.held.settle())
-    await turns()
-    assert not settling.done(), "what was begun is waited for"
-    plan.open.set()
-    await settling
-    assert not disk.logs["a"].records
-    assert plan.reads - before < 10, "and nothing else"
-    await one.stop()
-
-
 @pytest.mark.parametrize("forget", [(), ("",)], ids=["whole", "without tombstones"])
 async def test_rule3_a_copy_of_the_journal_goes_on_above_what_was_dropped(
     running: Running, disk: MemoryDisk, forget: tuple[str, ...]
@@ -295,27 +213,6 @@ async def test_rule3_a_copy_of_the_journal_goes_on_above_what_was_dropped(
     assert other.shard.topology.get("b").incarnation == 2
     assert (await other.claim("b")).sequencer > grant.sequencer
     await other.stop()
-
-
-async def test_a_drop_counts_at_every_shard_and_its_owner_lets_the_log_go(deployment: Deployment) -> None:
-    one, other = await two(deployment)
-    name = min(held(other))
-    with pytest.raises(errors.Moved):
-        await one.shard.drop(name, force=False)
-    subscription = one.shard.hub.subscribe([name])
-    await other.shard.drop(name, force=False)
-    assert not other.shard.serves(name)
-    await deployment.settle(one, other)
-    assert await subscription.take(0) == {name: None}
-    for each in (one, other):
-        assert name not in each.shard.topology.computations
-        assert each.shard.topology.dropped[name].incarnation == 1
-    await one.shard.register(Spec(name))
-    await deployment.settle(one, other)
-    owner = deployment.owner(name)
-    view = owner.shard.view(name)
-    assert view is not None
-    assert view.incarnation == 2
 
 
 async def test_rule4_an_owner_that_comes_back_does_not_bring_back_what_was_dropped_unread(

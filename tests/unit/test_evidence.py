@@ -28,23 +28,6 @@ async def test_what_it_served_is_taken_a_beat_and_a_half_after_it_was_heard_last
     assert await one.report(name, grant, 15) == []
 
 
-async def test_the_others_are_told_at_once_who_is_to_take_it(deployment: Deployment) -> None:
-    """Whose proposal came second does not wait a beat to hear of the first."""
-    one, other = await two(deployment)
-    third = await deployment.start("third:1")
-    await deployment.settle(one, other, third)
-    await other.stop()
-    deployment.looks_dead.add("other:1")
-    deployment.clock.now += 2 * BEAT
-    await asyncio.gather(one.hear(), third.hear())
-    late = one if one.cluster.view.at("other:1") else third
-    assert late.cluster._woken.is_set()
-    await late.beat()
-    assert late.cluster.view.at("other:1") is None
-    await (third if late is one else one).beat()
-    assert held(one) | held(third) == set(NAMES)
-
-
 async def test_rule4_a_shard_that_looks_dead_and_beats_keeps_all_it_has(deployment: Deployment) -> None:
     one, other = await two(deployment)
     before = held(one), held(other)
@@ -103,14 +86,6 @@ async def test_a_question_waits_until_it_is_known_who_is_next(deployment: Deploy
     assert (await one.cluster.locate([name]))[name].address == "one:1"
 
 
-async def test_a_question_about_others_does_not_wait(deployment: Deployment) -> None:
-    one, other = await two(deployment)
-    await other.stop()
-    deployment.looks_dead.add("other:1")
-    await one.cluster.settle([min(held(one))], 60.0)
-    await one.cluster.settle([], 60.0)
-
-
 async def test_a_question_waits_no_longer_than_it_may(deployment: Deployment) -> None:
     one, other = await two(deployment)
     await other.stop()
@@ -124,16 +99,3 @@ async def test_a_question_waits_no_longer_for_a_store_that_hangs(deployment: Dep
     one.faults.held["owners"] = asyncio.Event()
     await one.cluster.settle([min(held(other))], 0.001)
     one.faults.held["owners"].set()
-
-
-async def test_a_question_goes_on_when_one_that_looked_dead_is_heard_of(deployment: Deployment) -> None:
-    one, other = await two(deployment)
-    deployment.looks_dead.add("other:1")
-    asking = asyncio.create_task(one.cluster.settle([min(held(other))], 60.0))
-    await turns()
-    await deployment.settle(other, one, seconds=BEAT)
-    await turns()
-    assert not asking.done()  # that may have been its last beat
-    await deployment.settle(other, one, seconds=BEAT)
-    await asking
-    assert deployment.owner(min(held(other))) is other

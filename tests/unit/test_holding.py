@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
-from lowwater_authority.core import recovery
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.holding import (
     NOBODY,
@@ -14,10 +11,10 @@ from lowwater_authority.engine.holding import (
 )
 from lowwater_authority.engine.holdings import Holdings
 from lowwater_authority.engine.logs import SNAPSHOT_AGAIN, SNAPSHOT_BYTES, Log
-from lowwater_authority.journal import GRAPH, JournalFailed, JournalFenced, LoadedLog, Ownership
+from lowwater_authority.journal import GRAPH, JournalFailed, LoadedLog, Ownership
 from lowwater_authority.ops.observer import Observer
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
-from tests.kit.shards import Deployment, held, turns, two
+from tests.kit.shards import Deployment, turns
 
 
 def none_yet() -> Holdings:
@@ -59,34 +56,3 @@ async def test_rule7_nothing_is_remembered_of_names_that_nobody_has_registered(d
     await turns()
     assert one.shard.held.known("nobody-0") is None
     assert one.shard.held.known("nor-me") is None
-
-
-@pytest.mark.parametrize("write", ["snapshot", "restore"])
-async def test_rule7_nothing_is_remembered_of_what_was_let_go_while_it_was_written(
-    deployment: Deployment, write: str
-) -> None:
-    one, other = await two(deployment)
-    name, neighbour = sorted(held(one))[:2]
-    for each in (name, neighbour):
-        assert await one.report(each, await one.claim(each), 10) == []
-    one.faults.held[write] = go = asyncio.Event()
-    holding = one.shard.held.of(name)
-    if write == "snapshot":
-        await one.shard.held.logs.snapshot(holding.log, lambda: recovery.pieces(holding.computation))
-        healing = asyncio.create_task(one.shard.held.logs.settle())
-    else:
-        healing = asyncio.create_task(holding.heal())
-    await turns()
-    await one.cluster.change(lambda view: view.pinned(name, "other:1"))
-    await deployment.settle(other)
-    one.shard.replaced({name: (holding.ownership.epoch, holding.ownership.epoch + 1)})
-    go.set()
-    await asyncio.wait([healing])
-    await turns()
-    assert healing.done()
-    if write == "restore":
-        assert isinstance(healing.exception(), JournalFenced)
-    assert one.shard.held.known(name) is None
-    assert other.low(name) == 10
-    assert one.shard.held.known(neighbour) is not None
-    assert one.low(neighbour) == 10

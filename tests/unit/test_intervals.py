@@ -150,12 +150,6 @@ def test_the_last_times_that_there_are_close() -> None:
     assert [each.end.micros for each in all_closed(closings, finished)] == [start.micros + HOUR, MAX - 1, MAX]
 
 
-def test_with_an_end_each_interval_up_to_it_closes_by_itself() -> None:
-    closings = Closings("hourly", EVERY, at(10), until=at(13))
-    assert [each.end for each in all_closed(closings, view(Watermark.FINISHED))] == [mark(11), mark(12), mark(13)]
-    assert closings.over
-
-
 def test_another_incarnation_and_an_estimate_close_nothing() -> None:
     closings = Closings("hourly", EVERY, at(10))
     assert closings.closed(WatermarkView("hourly")) is None, "it may be registered later"

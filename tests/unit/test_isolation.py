@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any
 
-import grpc.aio
 import numpy as np
 import pytest
 
 from lowwater import errors
-from lowwater._pb.lowwater.v1 import watermarks_pb2, watermarks_pb2_grpc
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.requests import ClaimRequest, Grant, GroupReport, TaskAttempt, TaskPart
 from lowwater_authority.core.times import MIN
@@ -20,13 +17,8 @@ from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine import shard as shard_module
 from lowwater_authority.engine.holding import Holding
 from lowwater_authority.journal import JournalReplaced, JournalUnknown
-from lowwater_authority.ops.observer import Observer
-from lowwater_authority.rpc.services import Services
-from lowwater_authority.rpc.streams import Streams
-from lowwater_authority.rpc.watermarks import WatermarkServicer
 from tests.kit.faults import Operation, Outcome
 from tests.kit.memory_journal import MemoryJournal
-from tests.kit.served import served
 from tests.kit.shards import Deployment, One, held, ids, numbers, turns
 from tests.kit.times import HOUR
 
@@ -322,25 +314,6 @@ async def test_what_is_read_back_is_not_called_unreadable(deployment: Deployment
     assert await report(one, grants, "x", "y") == []
 
 
-async def test_what_cannot_be_read_back_keeps_nobody_from_following_the_others(deployment: Deployment) -> None:
-    one, grants = await serving(deployment, "x", "y")
-    damage(deployment, "x")
-    await half_a_change(one, grants, "x", "y")
-    services = Services(one.shard, Observer(), one.cluster)
-    add = partial(watermarks_pb2_grpc.add_WatermarkServiceServicer_to_server, WatermarkServicer(services, Streams()))
-    async with served(add) as address, grpc.aio.insecure_channel(address) as channel:
-        stub = watermarks_pb2_grpc.WatermarkServiceStub(channel)
-        for names in (["x", "y"], []):
-            watching = stub.Watch(watermarks_pb2.WatchRequest(computations=names))
-            first = await watching.read()
-            assert isinstance(first, watermarks_pb2.WatchResponse)
-            assert "y" in {each.computation for each in first.watermarks}, names
-            assert [each.computation for each in first.redirects] == ["x"]
-            watching.cancel()
-        with pytest.raises(grpc.aio.AioRpcError, match="a request to x failed half way"):
-            await stub.GetWatermarks(watermarks_pb2.GetWatermarksRequest(computations=["x"]))
-
-
 @pytest.mark.parametrize("torn", [False, True])
 async def test_what_cannot_be_read_back_is_dropped_by_force(deployment: Deployment, torn: bool) -> None:
     one, grants = await serving(deployment, "x", "y")
@@ -377,21 +350,6 @@ async def test_what_a_heal_has_put_back_before_it_failed_is_not_called_unchanged
     assert await report(one, grants, "y") == []
 
 
-async def test_what_a_heal_of_unknown_outcome_may_have_written_is_not_called_unchanged(deployment: Deployment) -> None:
-    """The claim was in what was put back, perhaps; then another process took the log."""
-    one, _ = await serving(deployment, "x", "y")
-    deployment.disk.lose(2)
-    one.faults.ends["restore"] = [Outcome.WRITTEN]
-    asked = ClaimRequest([b"", b""], request_id=b"once".ljust(16))
-    claiming = asyncio.ensure_future(one.shard.claim("x", asked))
-    while one.faults.ends["restore"]:
-        await turns(1)
-    await taken(deployment, "x")
-    with pytest.raises(errors.Unavailable, match="it is not known whether the write took effect"):
-        await claiming
-    assert "x" not in held(one)
-
-
 async def test_callers_are_told_when_a_round_cannot_be_undone(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -407,40 +365,3 @@ async def test_callers_are_told_when_a_round_cannot_be_undone(
     with pytest.raises(JournalReplaced):
         await one.rounds
     deployment.shards.remove(one)
-
-
-async def rolled_back(one: One, grants: dict[str, Grant], *names: str, meanwhile: Callable[[int], None]) -> Any:
-    """A round of these computations surely fails; ``meanwhile`` is called whenever others have the event loop, with how often that was."""
-    one.faults.ends["append"] = [Outcome.FAILED]
-    answer = report(one, grants, *names, hour=250)
-    turn = 0
-    while not answer.done():
-        await asyncio.sleep(0)
-        turn += 1
-        meanwhile(turn)
-    return answer.exception()
-
-
-async def many_records(deployment: Deployment) -> tuple[One, dict[str, Grant]]:
-    one, grants = await serving(deployment, "x", "y")
-    for hour in range(100):
-        reports = said(grants, "x", hour=100 + hour)
-        assert await one.shard.report(reports, sender=b"s" * 16, number=(1, next(numbers))) == []
-    return one, grants
-
-
-@pytest.mark.parametrize("pieces", [True, False])
-async def test_a_roll_back_lets_others_have_the_event_loop(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, pieces: bool
-) -> None:
-    """Six thousand records of a computation, which may be behind its snapshot, take 0.2 s to replay."""
-    if pieces:
-        monkeypatch.setattr("lowwater_authority.engine.holdings.PIECE_BYTES", 1)
-    one, grants = await many_records(deployment)
-    turns_had: list[int] = []
-    assert isinstance(await rolled_back(one, grants, "x", meanwhile=turns_had.append), errors.JournalFailed)
-    assert (len(turns_had) > 100) is pieces
-    assert one.low("x") == 199
-    assert one.low("y") == 11
-    assert await report(one, grants, "x", "y", hour=300) == []
-    assert (one.low("x"), one.low("y")) == (300, 300)

@@ -18,12 +18,10 @@ import pytest
 from lowwater._core.private import make_private_folder
 from lowwater_authority.journal import (
     GRAPH,
-    Entry,
     JournalCorrupt,
     JournalFailed,
     JournalFenced,
     JournalLocked,
-    JournalLost,
     JournalPosition,
     JournalReplaced,
     JournalVersion,
@@ -114,23 +112,6 @@ async def test_a_damaged_owner_is_refused(path: Path, change: str) -> None:
     execute(path, f"UPDATE meta SET {change}")
     with pytest.raises(JournalCorrupt, match="the row that names the owner"):
         await opened(path)
-
-
-async def test_an_old_page_that_came_back_is_refused(path: Path) -> None:
-    """A write that the disk lost: the record before the last one is whole, but not the one written last."""
-    journal = await opened(path)
-    await journal.append([entry("a", 1), entry("a", 2)])
-    execute(path, "UPDATE logs SET last = 1")
-    with pytest.raises(JournalLost, match="2 records, now 1"):
-        await journal.load("a")
-    journal.release("a")
-    with pytest.raises(JournalCorrupt, match="a record behind"):
-        await journal.load("a")
-    execute(path, "DELETE FROM records WHERE position = 2")
-    with pytest.raises(JournalCorrupt, match="not the record that was written last") as refused:
-        await journal.load("a")
-    assert (refused.value.log, refused.value.position) == ("a", 1)
-    await journal.close()
 
 
 async def test_a_damaged_page_is_refused(path: Path) -> None:
@@ -335,27 +316,6 @@ async def opened_when_free(path: Path) -> SqliteJournal:
             return await opened(path)
         except JournalLocked:
             await turn()
-
-
-def read_by_this_process() -> int:
-    """Bytes that all reads of this process have returned, from the disk or from the kernel's memory."""
-    with Path("/proc/self/io").open() as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("rchar"))
-
-
-@pytest.mark.skipif(
-    not Path("/proc/self/io").exists(), reason="what a process reads is told by /proc, which this system does not have"
-)
-async def test_an_append_reads_nothing_of_the_large_records_before_it(path: Path) -> None:
-    """Rounds with many claims make records of tens of megabytes; whatever is appended behind them must not pay for them."""
-    journal = await opened(path)
-    payload = os.urandom(1 << 20) * 8
-    for position in range(1, 7):
-        await journal.append([Entry(log, position, payload, strong=True) for log in "ab"])
-    before = read_by_this_process()
-    await journal.append([Entry("a", 7, b"small", strong=True)])
-    assert read_by_this_process() - before < 1 << 20
-    await journal.close()
 
 
 async def test_epochs_of_the_logs_are_those_of_the_file(path: Path) -> None:

@@ -18,7 +18,6 @@ from lowwater_authority.authority import Authority
 from lowwater_authority.files.followed import LOOK_SECONDS, SETTLED_SECONDS
 from lowwater_authority.files.table import BadFile
 from lowwater_authority.promises import MOST_ENTRIES, MOST_KEPT, MOST_PATTERNS, NOTHING, PromiseFile, Promises
-from lowwater_authority.rpc.watermarks import WatermarkServicer
 from tests.kit.memory_journal import MemoryDisk
 from tests.kit.served import authority_served
 from tests.kit.times import HOUR
@@ -307,17 +306,6 @@ async def test_answers_have_it_and_a_stream_only_what_is_new() -> None:
         await served.register("new")
         assert not (await everything.next())["new"].HasField("promise")
         assert not (await served.got("hourly"))["hourly"].HasField("promise")
-
-
-async def test_what_is_gone_is_forgotten_by_a_stream() -> None:
-    """When it is registered again before the stream is read on, nothing else says that it is another one."""
-    async with serving() as served:
-        await served.register("hourly")
-        readers = WatermarkServicer(served.authority._services, served.authority.streams)
-        view = served.authority.shard.view("hourly")
-        told: dict[str, tuple[int, types_pb2.Promise]] = {}
-        said = [readers._news("hourly", each, told).HasField("promise") for each in (view, view, None, view, view)]
-        assert said == [True, False, False, True, False]
 
 
 async def test_what_is_not_registered_is_held_against_no_pattern(monkeypatch: pytest.MonkeyPatch) -> None:

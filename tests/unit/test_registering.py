@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Collection, Sequence
 
 import pytest
 
-from lowwater import errors
 from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine.holdings import replayed
 from lowwater_authority.engine.shard import Shard
@@ -15,7 +14,7 @@ from lowwater_authority.journal import GRAPH, Entry
 from lowwater_authority.ops.observer import Observer
 from tests.kit.faults import FaultPlan, Operation, Outcome
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
-from tests.kit.shards import Deployment, turns
+from tests.kit.shards import turns
 
 
 class Plan(FaultPlan):
@@ -219,20 +218,3 @@ async def test_a_journal_of_whole_graphs_is_gone_on_with(one: One) -> None:
     assert len(loaded.records[-1][1]) < len(loaded.records[0][1]) + 10, "from here on, what changes"
     await again.kill()
     assert (await One(disk).start()).shard.topology == graphs[-1].register(Spec("c", ("b",)))
-
-
-async def test_behind_a_log_that_was_lost_and_could_not_be_healed_the_whole_graph_is_written(
-    deployment: Deployment,
-) -> None:
-    """A change alone would stand behind nothing."""
-    one = await deployment.start("one:1")
-    await deployment.settle(one, seconds=3)
-    await one.shard.register(Spec("a"))
-    await one.shard.register(Spec("b", ("a",)))
-    deployment.disk.logs.pop(GRAPH)
-    one.faults.ends["restore"] = [Outcome.FAILED]
-    with pytest.raises(errors.LowwaterError):
-        await one.shard.register(Spec("c"))
-    await one.shard.register(Spec("d"))
-    loaded = await one.shard.journal.load(GRAPH)
-    assert {"a", "b", "d"} <= replayed(loaded).topology.computations.keys()

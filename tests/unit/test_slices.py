@@ -15,15 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import lowwater.aio
 from lowwater import errors
-from lowwater._core.claims import Grant
 from lowwater._core.columns import Column
-from lowwater._core.fold import Fold, Reading
+from lowwater._core.fold import Fold
 from lowwater._core.lease import LeaseState
-from lowwater_authority.cluster.peers import RangeThere, _told_lateness
+from lowwater_authority.cluster.peers import _told_lateness
 from lowwater_authority.core.computation import CLAIMS_OF_ONE, CUTS_OF_ONE, LARGEST_EPOCH, Computation
-from lowwater_authority.core.groups import GroupState, Mass
+from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, GroupReport
 from lowwater_authority.core.tasks import TaskGroup
 from lowwater_authority.core.times import MAX, MIN
@@ -31,7 +29,7 @@ from lowwater_authority.core.topology import WHOLE, Spec, Topology, slicing
 from lowwater_authority.engine import logs, slices
 from lowwater_authority.engine.admission import Gate
 from lowwater_authority.engine.rounds import GivenUp, Round
-from lowwater_authority.engine.slices import Asked, Here, RangeHere, Slice, Told
+from lowwater_authority.engine.slices import Asked, RangeHere, Told
 from lowwater_authority.engine.task_master import TaskMaster
 from lowwater_authority.journal import GRAPH, JournalVersion
 from lowwater_authority.rpc.streams import Outbox
@@ -456,21 +454,6 @@ async def test_a_slice_goes_on_after_a_failure_that_should_never_be(
     assert told[0].__dict__["lowwater"] == {"event": "slice_failed", "computation": "a~0", "root": "a"}
 
 
-async def test_a_root_that_knows_no_slices_is_asked_again(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    claim = Here.claim
-    refusals = [errors.OlderClaim("older", metadata={"computation": "a", "ordinal": "1"}) for _ in range(3)]
-
-    async def refusing(self: Here, asked: slices.Asked) -> slices.Range:
-        if refusals:
-            raise refusals.pop()
-        return await claim(self, asked)
-
-    monkeypatch.setattr(Here, "claim", refusing)
-    new = await tree.fail_over()
-    await until(lambda: new.slice("a~0").is_settled() and new.slice("a~1").is_settled())
-    assert not refusals
-
-
 async def test_an_idle_slice_hears_of_a_reset_without_waiting_for_its_beat(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -541,47 +524,6 @@ async def test_nothing_is_granted_while_the_root_does_not_know_to_whom(
     assert await first
 
 
-async def test_masses_that_were_told_before_a_slice_was_read_back_are_told_again(
-    disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(slices, "MASS_SECONDS", 600.0)
-    tree = await Tree(disk).start(heuristics=(500_000,))
-    first, _ = await tree.both(10, 10)
-    below = tree.below
-
-    def mass(pending: int) -> Mass:
-        times = np.array([10 * HOUR], dtype=np.int64)
-        return Mass(
-            times[: bool(pending)], np.array([pending][: bool(pending)], dtype=np.int64), 10, {500_000: 10 * HOUR}
-        )
-
-    async def say(pending: int) -> None:
-        report = GroupReport(first.sequencer, np.array([10 * HOUR], dtype=np.int64), mass=mass(pending))
-        assert await below.shard.report([("a~0", report)], sender=b"s" * 16, number=(1, next(numbers))) == []
-
-    def known() -> list[int]:
-        [[group, _, _]] = tree.root.map.overlapping(b"", KEY)
-        return [] if group.mass is None else group.mass.counts.tolist()
-
-    def let(each: Slice) -> None:
-        each._mass_due = 0.0
-        each._news.set()
-
-    told = below.slice("a~0")
-    await say(5)
-    let(told)
-    await until(lambda: known() == [5])
-    await until(lambda: told._mass_said == told._mass_turns)
-    said = told._mass_said
-    await below.read_back("a~0")
-    for pending in (*range(1, said), 1000):
-        await say(pending)
-    assert told._mass_turns == said
-    let(told)
-    await until(lambda: known() == [1000])
-    await tree.stop()
-
-
 @pytest.mark.parametrize(
     ("field", "generation", "ordinal"),
     [
@@ -637,28 +579,6 @@ async def test_a_claim_for_which_there_is_no_room_binds_nothing(tree: Tree) -> N
 # -- inputs -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("left", [["x"], []])
-async def test_what_is_finished_stays_so_when_inputs_are_taken_away(reader: Tree, left: list[str]) -> None:
-    await reader.top.shard.set_inputs("a", ["x", "y"])
-    await reader.below.shard.refresh()
-    first = await reader.below.claim("a~0", b"", b"\x40")
-    second = await reader.below.claim("a~0", b"\x40", KEY)
-    other = await reader.below.claim("a~1")
-    assert await reader.below.report("a~0", first, MAX, finish=True) == []
-    assert await reader.below.report("a~0", second, 40) == []
-    assert await reader.below.report("a~1", other, 45) == []
-    await until(lambda: (reader.stands(0), reader.stands(1)) == (40, 45))
-    await rest()
-    await reader.top.shard.set_inputs("a", left)
-    await reader.below.shard.refresh()
-    await until(lambda: all(reader.below.slice(f"a~{n}").is_settled() for n in (0, 1)))
-    second = await reader.below.claim("a~0", b"\x40", KEY)
-    other = await reader.below.claim("a~1")
-    assert await reader.below.report("a~0", second, 60) == []
-    assert await reader.below.report("a~1", other, 60) == []
-    await until(lambda: reader.low() == 60)
-
-
 # -- a graph for everybody --------------------------------------------------------------------------------------------
 
 
@@ -678,46 +598,6 @@ def test_slices_take_no_more_of_the_graph_than_others_can_read_beside_them() -> 
 
 
 # -- a clock that is wrong --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("retired", [False, True])
-async def test_a_slice_that_stands_ahead_of_the_clock_is_claimed_anew_all_the_same(tree: Tree, retired: bool) -> None:
-    first, _ = await tree.both(1_010, 10)
-    if retired:
-        await tree.below.shard.retire("a~0", b"", KEY, force=True)
-        await until(lambda: tree.state(0) is GroupState.RETIRED)
-    tree.now -= 500 * HOUR
-    tree.below = await tree.fail_over()
-    if retired:
-        with pytest.raises(errors.TooFarAhead):
-            await tree.below.claim("a~0", bound=1_010)
-        await tree.below.claim("a~0", bound=10)
-        assert tree.stands(0) == 10
-        return
-    for hour in (1_010, 20):
-        told = tree.below.report("a~0", first, hour)
-        await until(told.done)
-        assert await told == []
-        assert tree.stands(0) == hour
-
-
-async def test_what_is_said_by_a_range_that_is_given_up_is_waited_for_no_more() -> None:
-    async with lowwater.aio.connect("localhost:1") as lw:
-        state = LeaseState("a", 7, Column(1, MIN), reference=0)
-        reading = Reading("a", (), 0, (), ())
-        granted = lowwater.aio.Lease(lw._runtime(), Grant(state, (b"", KEY), lowwater.Watermarks([MIN]), reading))
-        lw._runtime().reporter.add(state)
-        known = RangeThere(lw.worker("a", name="a~0"), granted, (b"", KEY))
-        told = Told(
-            1, NO_FOLD, current=True, vouched=MIN, low=1, retired=False, kept=(), oldest_operation=0, waiting_for=""
-        )
-        says = asyncio.create_task(known.say(told, None))
-        await rest()
-        assert not says.done()
-        known.close()
-        await until(says.done)
-        assert isinstance(says.exception(), errors.StaleSequencer)
-        assert known.lost
 
 
 async def test_a_root_that_another_process_takes_meanwhile_is_a_reason_to_try_again() -> None:

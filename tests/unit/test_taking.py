@@ -16,7 +16,6 @@ from lowwater_authority.cluster import cluster
 from lowwater_authority.cluster.membership import View
 from lowwater_authority.cluster.untaken import LOOK_SECONDS
 from lowwater_authority.core import recovery
-from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.tasks import TaskGroup
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine import holding, takeover
@@ -203,36 +202,6 @@ async def test_what_is_small_waits_for_the_store_in_no_line(
     gate.set()
     await asyncio.wait(other.cluster.taking)
     assert held(other) == set(NAMES)
-
-
-async def test_what_came_since_the_look_is_all_that_is_replayed(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its owner lives and reports, as in every drain and scale-out; between the take and the end of the replay nobody serves it."""
-    one, other, name = await moving(deployment)
-    grant = await one.claim(name)
-    replayed: list[int] = []
-    replay = recovery._replay
-
-    def counted(computation: Computation, record: object, size: int) -> object:
-        replayed.append(computation.epoch_base)
-        return replay(computation, record, size)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(recovery, "_replay", counted)
-    load = other.shard.journal.load
-
-    async def then_a_report(log: str, **more: object) -> object:
-        loaded = await load(log, **more)  # type: ignore[arg-type]
-        if log == name and "known" not in more:
-            assert await one.report(name, grant, 12) == []
-        return loaded
-
-    monkeypatch.setattr(other.shard.journal, "load", then_a_report)
-    await other.cluster.change(lambda view: view.pinned(name, "other:1"))
-    assert await other.shard.serve(name)
-    assert sum(map(bool, replayed)) == 1, "the rest was replayed before it was taken"
-    assert other.low(name) == 12
-    assert await other.report(name, grant, 13) == []
 
 
 async def test_what_is_recovered_in_two_pieces_is_what_is_recovered_in_one(deployment: Deployment) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from itertools import count
 from typing import Any
 
@@ -15,17 +15,15 @@ from lowwater_authority.core.tasks import NewTask, TaskGrant, TaskGroup, TaskKey
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine import task_master
 from lowwater_authority.engine.admission import Gate
-from lowwater_authority.engine.rounds import Round
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.engine.task_master import TaskMaster
 from tests.kit.faults import FaultPlan, Operation, Outcome
 from tests.kit.memory_journal import MemoryDisk
-from tests.kit.shards import Deployment, turns
+from tests.kit.shards import turns
 from tests.kit.times import DAY, HOUR, MAX, SECOND
 from tests.property import task_switches
 from tests.property.core_driver import Driver
 from tests.property.switches import off
-from tests.unit.test_shard import Gate as Held
 from tests.unit.test_shard import Running
 
 nonces = count(1)
@@ -80,52 +78,6 @@ async def begun(disk: MemoryDisk, faults: FaultPlan | None = None) -> tuple[Runn
     if "a" not in running.shard.topology.computations:
         await running.shard.register(Spec("a"))
     return running, Master(running.shard)
-
-
-async def durable_before_answered(disk: MemoryDisk, made: type[Shard]) -> None:
-    """Each step is in the log before its caller hears of it."""
-    gate = Held()
-    running, master = await begun(disk, gate)
-    await master.manual("repairs", "n1", "n2")
-    running.shard.__class__ = made
-
-    async def answered(step: Callable[[], Awaitable[Any]]) -> Any:
-        gate.open.clear()
-        gate.reached.clear()
-        done = asyncio.ensure_future(step())
-        await gate.reached.wait()
-        await turns()
-        early = done.done()
-        gate.open.set()
-        result = await done
-        assert not early, "it is answered before it is durable"
-        return result
-
-    try:
-        lease = await answered(master.lease)
-        await answered(lambda: master.release("a", lease))
-        lease = await answered(master.lease)
-        await answered(lambda: master.end(lease, task("n3")))
-        await answered(lambda: master.create("a", "repairs", [task("n4")], 0))
-    finally:
-        await running.stop()
-
-
-class AnswersFirst(Shard):
-    """Rule 2 switched off: the record is on its way when its callers are answered."""
-
-    async def append(self, round_: Round) -> None:
-        self.behind = asyncio.ensure_future(super().append(round_))
-        await asyncio.sleep(0)
-
-
-async def test_rule2_a_step_of_a_task_is_durable_before_it_is_answered(disk: MemoryDisk) -> None:
-    await durable_before_answered(disk, Shard)
-
-
-@off(2)
-async def test_rule2_a_step_of_a_task_off(disk: MemoryDisk) -> None:
-    await durable_before_answered(disk, AnswersFirst)
 
 
 class Dies(FaultPlan):
@@ -284,32 +236,6 @@ async def test_a_task_is_there_as_soon_as_the_watermark_says_so_and_once(disk: M
     await running.stop()
 
 
-async def test_rule9_a_new_incarnation_makes_its_own_tasks_and_the_old_ones_end(disk: MemoryDisk) -> None:
-    running, master = await begun(disk)
-    await running.report(await running.claim(), 24)
-    await master.daily()
-    await master.manual("repairs", "n1")
-    old, other = await master.lease("daily"), await master.lease()
-    await running.shard.reset("a")
-    for lease in (old, other):
-        with pytest.raises(errors.IncarnationChanged, match="of the incarnation 1"):
-            await master.end(lease)
-    assert (await master.shown("daily"), await master.shown()) == ([], [])
-    with pytest.raises(errors.IncarnationChanged):
-        await master.create("a", "repairs", [task("n1")], 1)
-    await running.report(await running.claim(), 24)
-    assert await master.shown("daily") == [(0, "", "READY", 1)]
-    disk.crash()
-    running, master = await begun(disk)
-    assert await master.shown("daily") == [(0, "", "READY", 1)]
-    new = await master.lease("daily")
-    assert (old.key, old.version, old.incarnation + 1) == (new.key, new.version, new.incarnation)
-    with pytest.raises(errors.IncarnationChanged):
-        await master.end(old)
-    await master.end(new)
-    await running.stop()
-
-
 async def test_what_is_dropped_takes_its_groups_along(disk: MemoryDisk) -> None:
     running, master = await begun(disk)
     await master.manual("repairs", "n1")
@@ -373,28 +299,6 @@ async def test_a_task_wakes_as_many_as_it_has_work_for(disk: MemoryDisk, monkeyp
     await running.stop()
 
 
-async def test_who_was_told_and_leaves_tells_another_one(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_master, "LOOK_AGAIN_SECONDS", 3600.0)
-    running, master = await begun(disk)
-    await master.manual()
-    leaving = asyncio.Event()
-    first = asyncio.ensure_future(master.take("a", "repairs", "w", b"1" * 16, wait=3600.0, leaving=leaving))
-    await turns()
-    second = asyncio.ensure_future(master.get(wait=3600.0))
-    await turns()
-    tell = running.shard.on_published
-
-    def told(names: Any) -> None:
-        tell(names)
-        leaving.set()
-
-    running.shard.on_published = told
-    await master.create("a", "repairs", [task("n1")], 0)
-    assert await asyncio.wait_for(first, 30) is None
-    assert await asyncio.wait_for(second, 30) is not None
-    await running.stop()
-
-
 async def test_nobody_comes_and_those_who_wait_are_bounded(disk: MemoryDisk) -> None:
     """Rule 7: one more than may wait is told to come again; who leaves makes room."""
     running, master = await begun(disk)
@@ -414,29 +318,6 @@ async def test_nobody_comes_and_those_who_wait_are_bounded(disk: MemoryDisk) -> 
     await master.create("a", "repairs", [task("n1")], 0)
     assert await asyncio.wait_for(waiting[1], 30) is not None
     await running.stop()
-
-
-async def test_a_lease_outlives_its_shard_and_has_its_full_time_again(deployment: Deployment) -> None:
-    one = await deployment.start("one:1")
-    await one.shard.register(Spec("a"))
-    master = Master(one.shard)
-    await master.manual("repairs", "n1", "n2")
-    first, second = await master.lease(), await master.lease()
-    deployment.clock.now += 59.0
-    await one.stop()
-    other = await deployment.start("other:1")
-    await deployment.settle(other, seconds=3.0)
-    assert deployment.owner("a") is other
-    successor = Master(other.shard)
-    assert await successor.get() is None
-    deployment.clock.now += 59.0
-    assert await successor.get() is None, "nobody knows how long the shard before had waited"
-    await successor.end(first)
-    deployment.clock.now += 2.0
-    third = await successor.lease()
-    assert (third.key, third.version, third.epoch > second.epoch) == (second.key, second.version + 2, True)
-    with pytest.raises(errors.StaleLease):
-        await successor.end(second)
 
 
 async def many_tasks(disk: MemoryDisk) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks import tree_model
-from benchmarks.tree_model import MEASURED, Costs, Loss, Outage, Plan, Recovery, Sender, Steps, node, simulate
+from benchmarks.tree_model import MEASURED, Costs, Loss, Plan, Recovery, Sender, node, simulate
 
 RESULTS = Path(__file__).parents[2] / "docs/results"
 
@@ -51,15 +51,6 @@ def test_nothing_leads_nothing_goes_back_and_no_message_is_forgotten(level: int)
     ]
 
 
-def test_what_is_under_way_to_a_node_that_is_lost_is_sent_again() -> None:
-    workers = [Sender(0.0, 1_000.0), Sender(0.5, 1_000.0)]
-    done = run(workers, 500.0, outage=Outage(start=8.0, end=100.0, each=20.0))
-    # The first is in a round that would have ended at 10.5. It comes back at 100, there at 101, durable at 110.5; the other one at 120: 130.5.
-    assert done.lost == 2
-    assert done.published == Steps([130.5], [100.0])
-    assert conserved(done)
-
-
 # Where the costs come from
 
 
@@ -86,19 +77,3 @@ def test_other_costs_are_those_of_the_kept_lines() -> None:
         lines["growth", "round_of_a_report_heuristics_100"]["value"] - lines["growth", "round_of_a_report_100"]["value"]
     )
     assert with_mass == pytest.approx(tree_model.MASS * 1e3, rel=0.01)
-
-
-def test_recoveries_are_those_of_the_kept_lines() -> None:
-    lines, before, herd, known = (
-        kept("benchmarks.jsonl"),
-        kept("performance_before.jsonl"),
-        kept("herd.jsonl"),
-        Recovery(),
-    )
-    serves = lines["recovery", "serves_10000000"]
-    assert known.replay * 1e7 == pytest.approx(serves["value"] - serves["baseline_value"], rel=0.01)
-    noticed, taken, new = (before["failover", f"{name}_p50"]["value"] for name in ("noticed", "taken", "raw_new"))
-    assert known.take == pytest.approx(taken - noticed, abs=0.002)
-    assert known.find == pytest.approx(new - taken, abs=0.002)
-    back = herd["herd", "failover_last_after_taken"]
-    assert known.client * 2_000 == pytest.approx(back["value"], rel=0.01)
