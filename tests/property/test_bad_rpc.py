@@ -125,7 +125,7 @@ OTHERWISE = {
     "raise errors.Unavailable in _heal",  # the same
     "raise errors.Unavailable in _refuse_unhealed",  # the same
     "raise errors.LimitReached in _refuse_tombstones",  # 8 MiB of tombstones: tests/unit/test_drop.py
-    "raise errors.Overloaded in messages",  # 64 MiB of refusals: tests/unit/test_acknowledgement.py
+    "raise errors.Overloaded in messages",  # 64 MiB of refusals: tests/unit/test_room.py
     "raise errors.InputVersion in commit",  # the inputs change meanwhile: the same file
     "raise errors.IncarnationChanged in commit",
     "raise bad_field 'address' in _change",  # many shards: tests/process/test_shards.py

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from typing import Any, NamedTuple
 
 import grpc.aio
 import numpy as np
@@ -18,8 +18,12 @@ from lowwater_authority.core.requests import ClaimRequest
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine import shard
 from lowwater_authority.engine.shard import TOGETHER_SECONDS
-from tests.kit.faults import Outcome
-from tests.kit.shards import NAMES, Deployment, One, held, reached, turns, two
+from lowwater_authority.journal import JournalFailed
+from tests.kit.clock import Clock
+from tests.kit.faults import FaultPlan, Outcome
+from tests.kit.memory_journal import MemoryJournal
+from tests.kit.shards import DEAD_AFTER, NAMES, Deployment, One, held, reached, turns, two
+from tests.simulation.kernel import Simulation
 
 
 async def test_rule4_a_zombie_shard_moves_nothing_and_answers_nothing(deployment: Deployment) -> None:
@@ -81,9 +85,6 @@ async def test_reads_that_wait_for_a_store_that_hangs_end_in_time(
     assert (await one.shard.ranges(name, below=None, limit=1))[1] == 1
 
 
-T = TypeVar("T")
-
-
 def alive(one: One) -> bool:
     """Whether a shard's rounds go on."""
     return not one.rounds.done()
@@ -101,50 +102,6 @@ async def test_a_refused_adopt_changes_nothing(deployment: Deployment) -> None:
         await one.shard.claim("a", bad, adopt=True)
     assert {one.shard.topology.get(name).incarnation for name in ("a", "reader")} == {1}
     assert one.low("a") == 14
-
-
-async def fenced_while_it_heals(
-    deployment: Deployment, one: One, other: One, name: str, change: Coroutine[Any, Any, T], *, heard: bool
-) -> asyncio.Task[T]:
-    """Begin a change of the graph that is written and lost again before this shard hears of it; its repeat finds the loss.
-
-    ``heard``: another shard has read it in between, and puts it back. Anyhow that one takes the log by a newer view, so that what heals
-    the log here is fenced. Returns the change, when that has happened.
-    """
-    before = deployment.disk.owners[name]
-    await one.shard.rise(name, one.shard.epoch(name) + 5)
-    one.faults.unknown("append", Outcome.WRITTEN)
-    asked = asyncio.create_task(change)
-    await turns()
-    if heard:
-        await other.shard.refresh()
-    while deployment.disk.owners[name] != before:
-        deployment.disk.lose(1)
-    await other.cluster.change(lambda view: view.pinned(name, "other:1"))
-    await other.beat()
-    await turns()
-    owner = deployment.disk.owners[name]
-    assert (owner.address, owner.epoch < one.shard.epoch(name)) == ("other:1", True), "which looks like a loss first"
-    one.faults.let("append")
-    return asked
-
-
-@pytest.mark.parametrize("heard", [False, True])
-async def test_a_claim_that_may_have_adopted_is_repeated_and_adopts_once(deployment: Deployment, heard: bool) -> None:
-    one, other = await two(deployment)
-    name, beside = sorted(held(one))[:2]
-    grant = await one.claim(beside)
-    await one.shard.claim(name, ClaimRequest([b"", b""], identity="before", request_id=b"before".ljust(16)))
-    asked = ClaimRequest([b"", b""], identity="after", request_id=b"after".ljust(16))
-    adopting = one.shard.claim(name, asked, adopt=True)
-    adopted = await fenced_while_it_heals(deployment, one, other, name, adopting, heard=heard)
-    with pytest.raises(errors.Unavailable, match="not known whether the write took effect"):
-        await adopted
-    again = await other.shard.claim(name, asked, adopt=True)  # as clients do by themselves
-    assert other.shard.topology.get(name).incarnation == 2
-    assert await other.report(name, again, 14) == []
-    assert await one.report(beside, grant, 14) == []
-    assert one.low(beside) == 14
 
 
 async def test_a_store_that_went_on_without_this_owner_is_let_go(deployment: Deployment) -> None:
@@ -204,3 +161,209 @@ async def test_the_others_are_read_in_time(taking: Taking) -> None:
         got = await Stubs(channel).watermarks.GetWatermarks(asked, timeout=LATEST)
     assert {watermark.computation for watermark in got.watermarks} == set(NAMES) - taking.hanging
     assert {redirect.computation for redirect in got.redirects} == taking.hanging
+
+
+BEAT = DEAD_AFTER / 5
+
+
+async def test_what_it_served_is_taken_a_beat_and_a_half_after_it_was_heard_last(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    name = min(held(other))
+    grant = await other.claim(name)
+    assert await other.report(name, grant, 14) == []
+    await other.stop()
+    deployment.looks_dead.add("other:1")
+    await deployment.settle(one, seconds=BEAT)
+    assert held(one) != set(NAMES)
+    assert one.cluster._next == pytest.approx(BEAT / 2, abs=0.01)  # just when it may be left out
+    deployment.clock.now += one.cluster._next
+    await one.beat()
+    assert held(one) == set(NAMES)
+    assert one.low(name) == 14
+    assert await one.report(name, grant, 15) == []
+
+
+async def test_rule4_a_shard_that_looks_dead_and_beats_keeps_all_it_has(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    before = held(one), held(other)
+    deployment.looks_dead |= {"one:1", "other:1"}
+    await deployment.settle(one, other, seconds=20 * BEAT)
+    assert (held(one), held(other)) == before
+
+
+async def test_one_that_looked_dead_and_was_heard_of_since_has_the_patience_of_any_other(
+    deployment: Deployment,
+) -> None:
+    """A firewall that refuses what is new to a shard that lives does so for ever, and that shard may be late one day."""
+    one, other = await two(deployment)
+    before = held(one), held(other)
+    deployment.looks_dead.add("other:1")
+    await deployment.settle(one, other, seconds=3 * BEAT)
+    await deployment.settle(one, seconds=4 * BEAT)
+    assert (held(one), held(other)) == before
+    await one.cluster.settle([min(held(other))], 60.0)  # and no question waits
+    await deployment.settle(one, seconds=2 * BEAT)
+    assert held(one) == set(NAMES)
+
+
+async def test_nobody_is_taken_over_for_what_the_store_did(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    before = held(one), held(other)
+    deployment.looks_dead |= {"one:1", "other:1"}
+    deployment.clock.now += 10 * BEAT  # nobody was heard of, since the store was away
+    await one.beat()
+    assert (held(one), held(other)) == before
+    await deployment.settle(other, one, seconds=4 * BEAT)
+    assert (held(one), held(other)) == before
+
+
+async def test_who_has_lost_beats_heals_nothing_too_soon(deployment: Deployment) -> None:
+    """By evidence it may have been replaced sooner; so its memory counts for less sooner, too."""
+    one, _ = await two(deployment)
+    await deployment.settle(one, seconds=10 * BEAT)
+    assert one.cluster.may_heal()
+    deployment.clock.now += 2 * BEAT
+    await one.beat()
+    assert not one.cluster.may_heal()
+
+
+async def test_a_question_waits_until_it_is_known_who_is_next(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    name = min(held(other))
+    await other.stop()
+    deployment.looks_dead.add("other:1")
+    asking = asyncio.create_task(one.cluster.settle([name], 60.0))
+    await deployment.settle(one, seconds=BEAT)
+    await turns()
+    assert not asking.done()
+    await deployment.settle(one, seconds=BEAT)
+    await asking
+    assert (await one.cluster.locate([name]))[name].address == "one:1"
+
+
+async def test_a_question_waits_no_longer_than_it_may(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    await other.stop()
+    deployment.looks_dead.add("other:1")
+    await one.cluster.settle([min(held(other))], 0.001)
+
+
+async def test_a_question_waits_no_longer_for_a_store_that_hangs(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    deployment.looks_dead.add("other:1")
+    one.faults.held["owners"] = asyncio.Event()
+    await one.cluster.settle([min(held(other))], 0.001)
+    one.faults.held["owners"].set()
+
+
+class SlowJournal(MemoryJournal):
+    """Takes so many seconds to say that nobody answers."""
+
+    seconds = 0.0
+    away = False
+
+    async def confirm(self, logs: Iterable[str]) -> int:
+        """See Journal."""
+        if self.away:
+            await asyncio.sleep(self.seconds)
+            raise JournalFailed("nobody answers")
+        return await super().confirm(logs)
+
+
+class Simulated(Deployment):
+    """One store, and shards that live by themselves."""
+
+    def __init__(self, sim: Simulation) -> None:
+        super().__init__(Clock(0.0, over=lambda: sim.now))
+        self.sim = sim
+
+    async def start(self, address: str, faults: FaultPlan | None = None) -> Living:
+        """Start a shard, with these faults on its way to the members; returns when it is one of them."""
+        one = Living(self, address, faults)
+        one.process.start(one.live)
+        await one.joined.wait()
+        return one
+
+
+class Living(One):
+    """A shard in a process of its own."""
+
+    def __init__(self, deployment: Simulated, address: str, faults: FaultPlan | None = None) -> None:
+        super().__init__(deployment, address, journal=SlowJournal, faults=faults)
+        self.process = deployment.sim.process(address)
+        self.joined = asyncio.Event()
+        self.told: list[bool] = []
+        """What was said of being cut off."""
+        self.cluster.on_cut_off = self.told.append
+
+    @property
+    def store(self) -> SlowJournal:
+        """Its journal."""
+        assert isinstance(self.journal, SlowJournal)
+        return self.journal
+
+    async def live(self) -> None:
+        """Serve until killed."""
+        await self.shard.start()
+        rounds = asyncio.create_task(self.shard.run())
+        await self.cluster.join(self.shard)
+        self.joined.set()
+        await self.cluster.run()
+        await rounds
+
+
+def run(story: Callable[[Simulated], Coroutine[Any, Any, None]]) -> None:
+    """Run a story."""
+    sim = Simulation(1)
+    sim.run(story(Simulated(sim)), limit=120)
+
+
+@pytest.mark.parametrize("fate", [Outcome.LOST, Outcome.WRITTEN])
+@pytest.mark.parametrize("done", [0, 1], ids=["beat", "propose"])
+def test_a_shard_joins_though_the_store_is_slow_to_answer(fate: Outcome, done: int) -> None:
+    """Nobody knows whether a call was done that timed out: the next beat tells."""
+
+    async def story(deployment: Simulated) -> None:
+        await deployment.start("one:1")
+        await deployment.start("other:1", FaultPlan().then(*[Outcome.DONE] * done, fate, fate))
+        assert {member.address for member in deployment.members.view.members} == {"one:1", "other:1"}
+
+    run(story)
+
+
+def test_a_shard_joins_when_the_store_is_back_and_may_leave_before(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(deployment: Simulated) -> None:
+        deployment.members.away = True
+        one, other = Living(deployment, "one:1"), Living(deployment, "other:1")
+        lives = [one.process.start(one.live), other.process.start(other.live)]
+        await asyncio.sleep(60)
+        assert not one.joined.is_set()
+        assert len(caplog.messages) < 100, "told now and then, and asked no more often than by any beat"
+        other.shard.stop()
+        await other.cluster.leave()
+        await asyncio.sleep(1)
+        assert other.joined.is_set(), "it goes on, and ends"
+        deployment.members.away = False
+        await one.joined.wait()
+        assert [member.address for member in deployment.members.view.members] == ["one:1"]
+        del lives
+
+    run(story)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 5.0])
+def test_a_shard_without_its_store_is_cut_off_after_dead_after_and_comes_back(seconds: float) -> None:
+    async def story(deployment: Simulated) -> None:
+        one = await deployment.start("one:1")
+        await asyncio.sleep(1)
+        deployment.members.away = one.store.away = True
+        one.store.seconds = seconds
+        await asyncio.sleep(DEAD_AFTER * 0.7)
+        assert one.told == []
+        await asyncio.sleep(DEAD_AFTER * 0.8)
+        assert one.told == [True]
+        deployment.members.away = one.store.away = False
+        await asyncio.sleep(seconds + 1)
+        assert one.told == [True, False]
+
+    run(story)

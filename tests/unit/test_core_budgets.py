@@ -134,21 +134,6 @@ def test_what_would_take_a_computation_beyond_62_bits_is_refused() -> None:
     recovery.snapshot(made.core)
 
 
-def test_records_are_judged_by_what_is_published_when_their_report_counts() -> None:
-    """Its owner knew an older value: each record counts that may be behind the newer one, those of the bucket in which it falls too."""
-    made = driver()
-    source = warmed(made)
-    old = published(made)
-    source.frontier += MINUTE
-    source.report()
-    assert published(made) > old
-    source.hand_on(3, late=2 * MINUTE, judged=old - HOUR)
-    source.hand_on(2, late=0, judged=old - HOUR)
-    assert source.behind == 0, "none, as far as its owner knew"
-    source.report()
-    assert counted(made) == (606, 3)
-
-
 def test_rule3_it_never_goes_back_over_crashes_snapshots_and_takeovers() -> None:
     """And what comes back is what was there, to the last record."""
     for seed in range(6):

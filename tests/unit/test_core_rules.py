@@ -142,21 +142,6 @@ def test_rule5_off_the_newest_input_is_folded() -> None:
     assert lead(("oldest", "seen", "send")) <= 0
 
 
-def test_C4_nothing_pending_is_not_finished() -> None:
-    """The min of the empty set is MAX; MAX without finish is refused, and so is every value that only looks like it."""
-    d = Driver()
-    owner = d.claim(b"", b"m", b"").sequencer
-    d.report(owner, 10)
-    assert d.report(owner, MAX) == {("FINISH_REQUIRED", 0), ("FINISH_REQUIRED", 1)}
-    assert d.report(owner, 11, MAX) == {("FINISH_REQUIRED", 1)}
-    assert d.report(owner, MAX - 1, 12) == {("TOO_FAR_AHEAD", 0)}
-    assert d.report(owner, 12, handles=[0], finish=True) == set(), "finish alone finishes nothing"
-    assert d.low == 12
-    assert d.report(owner, MAX, finish=True) == set()
-    assert d.low == MAX
-    assert d.core.published.holder is None
-
-
 def test_C7_sequencers_grow_past_a_lost_tail() -> None:
     """A claim is granted, its record is lost with the store's tail: the next life of the process grants a higher one."""
     d = Driver()

@@ -105,19 +105,6 @@ class World(Tree):
         await self.store.executed.wait()
         return changing
 
-    def fail_over_without(self) -> None:
-        """Let a replica take over that never had what is not replicated."""
-        self.disk.lose(self.disk.unsynced)
-        self.store.gone = True
-
-    async def end_owner(self, changing: asyncio.Task[Spec]) -> One:
-        """End the process that serves ``a``; returns the next one."""
-        changing.cancel()
-        await self.serving.stop()
-        self.store.replicated.set()
-        self.serving = await self.process("owner:2", lambda name: name == "a")
-        return self.serving
-
     def ranges(self) -> list[int]:
         """Where the ranges of ``a`` stand, in the order of their keys."""
         computation = self.serving.shard.held.computation("a")

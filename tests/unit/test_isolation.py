@@ -15,10 +15,17 @@ from lowwater_authority.core.requests import ClaimRequest, Grant, GroupReport, T
 from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine import shard as shard_module
-from lowwater_authority.engine.holding import Holding
-from lowwater_authority.journal import JournalReplaced, JournalUnknown
-from tests.kit.faults import Operation, Outcome
-from tests.kit.memory_journal import MemoryJournal
+from lowwater_authority.engine.holding import (
+    NOBODY,
+    Holding,
+    Taken,
+)
+from lowwater_authority.engine.holdings import Holdings
+from lowwater_authority.engine.logs import SNAPSHOT_AGAIN, SNAPSHOT_BYTES, Log
+from lowwater_authority.journal import GRAPH, JournalFailed, JournalReplaced, LoadedLog, Ownership
+from lowwater_authority.ops.observer import Observer
+from tests.kit.faults import Outcome
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.kit.shards import Deployment, One, held, ids, numbers, turns
 from tests.kit.times import HOUR
 
@@ -195,35 +202,6 @@ async def test_what_the_store_refuses_is_written_again_later(
     assert await report(one, grants, "x", "y", hour=14) == []
 
 
-async def test_rule2_what_is_read_back_is_durable_before_it_is_shown(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A record of unknown outcome may be in the cache of the store only, from where a fail-over takes it back."""
-    one, grants = await serving(deployment, "x")
-    shown: list[tuple[float, int]] = []
-    show = one.shard._show
-
-    def seen(views: Any) -> None:
-        show(views)
-        shown.append((one.low("x"), deployment.disk.unsynced))
-
-    async def silent(operation: Operation) -> None:
-        monkeypatch.undo()
-        raise JournalUnknown("the store fell silent")
-
-    monkeypatch.setattr(one.faults, "after", silent)
-    one.shard._show = seen  # type: ignore[method-assign]
-    one.faults.ends["append"] = [Outcome.CACHED, Outcome.FAILED]
-    with pytest.raises(errors.Unavailable):
-        await report(one, grants, "x")
-    assert shown == [(12, 0)]
-    other = await deployment.start("other:1")
-    await other.cluster.change(lambda view: view.pinned("x", "other:1"))
-    deployment.disk.lose(deployment.disk.unsynced)
-    await deployment.settle(one, other)
-    assert other.low("x") == 12
-
-
 async def test_what_another_process_has_taken_is_not_written_again(deployment: Deployment) -> None:
     one, grants = await serving(deployment, "x", "y")
     await kept_in_memory(deployment, one, grants, "x")
@@ -365,3 +343,44 @@ async def test_callers_are_told_when_a_round_cannot_be_undone(
     with pytest.raises(JournalReplaced):
         await one.rounds
     deployment.shards.remove(one)
+
+
+def none_yet() -> Holdings:
+    """What a shard holds in the beginning."""
+    return Holdings(MemoryJournal(MemoryDisk(), shared=True), Observer(), lambda: True)
+
+
+@pytest.mark.parametrize("ownership", [NOBODY, Ownership(epoch=1, nonce=7)])
+async def test_rule4_nothing_is_held_by_an_ownership_that_is_over(ownership: Ownership) -> None:
+    among = none_yet()
+    await among.journal.open()
+    among.topology = among.topology.register(Spec("x"))
+    holding = among.of("x")
+    with pytest.raises(JournalFailed, match="x was dropped while its log was taken"):
+        holding.hold(Taken(ownership, LoadedLog(0, None, [])))
+    taken = await holding.own()
+    holding.disown(ownership)
+    assert holding.hold(taken) is holding.held
+    assert holding.ownership == taken.ownership
+    assert holding.ownership.epoch
+
+
+@pytest.mark.parametrize("name", ["x", GRAPH])
+def test_a_snapshot_that_was_refused_is_tried_again_later(name: str) -> None:
+    log = Log(name)
+    log.behind = SNAPSHOT_BYTES + 1
+    assert log.due(0)
+    log.snapshot_refused(log.behind, SNAPSHOT_BYTES, now=0)
+    assert not log.due(SNAPSHOT_AGAIN - 1)
+    assert log.due(SNAPSHOT_AGAIN)
+    log.snapshot_taken(7, log.behind, 10)
+    assert (log.behind, log.snapshot_position, log.refused, log.due(SNAPSHOT_AGAIN)) == (0, 7, 0, False)
+
+
+async def test_rule7_nothing_is_remembered_of_names_that_nobody_has_registered(deployment: Deployment) -> None:
+    one = await deployment.start("one:1")
+    for number in range(10):
+        await one.shard.serve_those([f"nobody-{number}", "nor-me"])
+    await turns()
+    assert one.shard.held.known("nobody-0") is None
+    assert one.shard.held.known("nor-me") is None

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import errno
 import os
 import shutil
@@ -22,7 +21,6 @@ from lowwater_authority.journal import (
     JournalFailed,
     JournalFenced,
     JournalLocked,
-    JournalPosition,
     JournalReplaced,
     JournalVersion,
     LoadedLog,
@@ -277,23 +275,6 @@ async def test_parts_of_an_unfinished_snapshot_are_removed(tmp_path: Path) -> No
     assert store.execute("SELECT min(position), count(*) FROM records") == [(101, 200)]
     assert (await journal.load("a")).snapshot == b"old"
     await store.close()
-
-
-@pytest.mark.parametrize("log", ["a", GRAPH])
-async def test_a_restore_whose_caller_was_cancelled_is_known_again(path: Path, log: str) -> None:
-    """The thread goes on to the end, and nobody hears of it."""
-    journal = await opened(path)
-    unaware = copy.deepcopy(journal._owned)
-    healed = await journal.restore(log, 5, b"five")
-    journal._owned = unaware
-    if log == "a":
-        with pytest.raises(JournalFenced):
-            await journal.append([entry("a", 6)])
-    assert await journal.restore(log, 5, b"five") == healed
-    await journal.append([entry(log, 6)])
-    with pytest.raises(JournalPosition):
-        await journal.restore(log, 6, b"six")
-    await journal.close()
 
 
 async def test_a_cancelled_open_frees_the_lock(path: Path) -> None:

@@ -425,9 +425,8 @@ async def test_the_graph_is_for_every_release_as_long_as_nothing_is_cut(
             await tree.below.journal.load(GRAPH)
 
 
-@pytest.mark.parametrize("closes", [True, False])
 async def test_a_slice_goes_on_after_a_failure_that_should_never_be(
-    tree: Tree, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, closes: bool
+    tree: Tree, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, _ = await tree.both(10, 10)
     fails = [True]
@@ -444,8 +443,7 @@ async def test_a_slice_goes_on_after_a_failure_that_should_never_be(
 
     with monkeypatch.context() as planted:
         planted.setattr(RangeHere, "say", failing)
-        if not closes:
-            planted.setattr(RangeHere, "close", close)
+        planted.setattr(RangeHere, "close", close)
         assert await tree.below.report("a~0", first, 11) == []
         await until(lambda: not fails)
     await until(lambda: tree.stands(0) == 11)

@@ -18,17 +18,15 @@ from lowwater_authority.cluster.untaken import LOOK_SECONDS
 from lowwater_authority.core import recovery
 from lowwater_authority.core.tasks import TaskGroup
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.engine import holding, takeover
 from lowwater_authority.engine.admission import Gate
 from lowwater_authority.engine.holding import epoch_base
 from lowwater_authority.engine.holdings import _resumed
-from lowwater_authority.engine.takeover import TAKEN_AT_ONCE, TAKEN_IN_ALL
 from lowwater_authority.engine.task_master import TaskMaster
 from lowwater_authority.journal import Ownership
 from lowwater_authority.journal.frames import decode, encode
 from tests.kit.memory_journal import StoredLog, flipped
 from tests.kit.releases import newer_release
-from tests.kit.shards import DEAD_AFTER, NAMES, Deployment, One, held, turns, two
+from tests.kit.shards import Deployment, One, held, two
 from tests.kit.times import HOUR, SECOND
 
 
@@ -170,38 +168,6 @@ async def test_a_shard_that_ends_writes_again_what_it_alone_has_whole(
 
 def pinned(name: str, view: View) -> View:
     return view.pinned(name, "other:1")
-
-
-@pytest.mark.parametrize(("small", "in_all"), [(False, TAKEN_IN_ALL), (True, TAKEN_IN_ALL), (True, TAKEN_AT_ONCE + 1)])
-async def test_what_is_small_waits_for_the_store_in_no_line(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, small: bool, in_all: int
-) -> None:
-    """So the store can be asked for hundreds in one go; what is large is taken a few at a time. And what waits is not all in memory."""
-    monkeypatch.setattr(takeover, "TAKEN_IN_ALL", in_all)
-    if not small:
-        monkeypatch.setattr(holding, "SMALL_BYTES", -1)
-    one, other = await two(deployment)
-    lost = held(one)
-    assert len(lost) > TAKEN_AT_ONCE + 1
-    await one.stop()
-    take, gate, begun = other.journal.take, asyncio.Event(), set[str]()
-
-    async def late(log: str, **options: Any) -> Ownership:
-        begun.add(log)
-        await gate.wait()
-        return await take(log, **options)
-
-    monkeypatch.setattr(other.journal, "take", late)
-    while other.cluster.view.at(one.address) is not None:
-        deployment.clock.now += DEAD_AFTER / 5
-        await other.hear()
-    assert await other.cluster._confirm()
-    other.cluster._take()
-    await turns()
-    assert len(begun) == (min(len(lost), in_all) if small else TAKEN_AT_ONCE)
-    gate.set()
-    await asyncio.wait(other.cluster.taking)
-    assert held(other) == set(NAMES)
 
 
 async def test_what_is_recovered_in_two_pieces_is_what_is_recovered_in_one(deployment: Deployment) -> None:
