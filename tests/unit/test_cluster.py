@@ -1,8 +1,9 @@
-"""Shards over one journal in memory: who serves what, and what a shard does when it was replaced or its store has lost records."""
+"""Shards over one journal in memory: who serves what, and what they do when one was replaced, is dead, or looks so."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from typing import Any, NamedTuple
 
@@ -47,6 +48,25 @@ async def test_rule4_a_zombie_shard_moves_nothing_and_answers_nothing(deployment
         await zombie.claim(name)
     place = (await zombie.cluster.locate([name]))[name]
     assert place == ("one:1", one.shard.epoch(name))
+
+
+async def test_a_shard_that_is_cut_off_says_so_and_keeps_its_memory(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    told: list[bool] = []
+    one.cluster.on_cut_off = told.append
+    deployment.members.away = True
+    for _ in range(4):
+        deployment.clock.now += 0.6
+        for each in (one, other):
+            with contextlib.suppress(Exception):
+                await each.hear()
+            each.cluster._judge()
+    assert told == [True]
+    before = held(one)
+    deployment.members.away = False
+    await deployment.settle(one, other)
+    assert told == [True, False]
+    assert held(one) == before  # nobody was dead, only the store away
 
 
 async def test_a_later_process_at_the_same_address_replaces_this_one(deployment: Deployment) -> None:
@@ -316,54 +336,3 @@ def run(story: Callable[[Simulated], Coroutine[Any, Any, None]]) -> None:
     """Run a story."""
     sim = Simulation(1)
     sim.run(story(Simulated(sim)), limit=120)
-
-
-@pytest.mark.parametrize("fate", [Outcome.LOST, Outcome.WRITTEN])
-@pytest.mark.parametrize("done", [0, 1], ids=["beat", "propose"])
-def test_a_shard_joins_though_the_store_is_slow_to_answer(fate: Outcome, done: int) -> None:
-    """Nobody knows whether a call was done that timed out: the next beat tells."""
-
-    async def story(deployment: Simulated) -> None:
-        await deployment.start("one:1")
-        await deployment.start("other:1", FaultPlan().then(*[Outcome.DONE] * done, fate, fate))
-        assert {member.address for member in deployment.members.view.members} == {"one:1", "other:1"}
-
-    run(story)
-
-
-def test_a_shard_joins_when_the_store_is_back_and_may_leave_before(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(deployment: Simulated) -> None:
-        deployment.members.away = True
-        one, other = Living(deployment, "one:1"), Living(deployment, "other:1")
-        lives = [one.process.start(one.live), other.process.start(other.live)]
-        await asyncio.sleep(60)
-        assert not one.joined.is_set()
-        assert len(caplog.messages) < 100, "told now and then, and asked no more often than by any beat"
-        other.shard.stop()
-        await other.cluster.leave()
-        await asyncio.sleep(1)
-        assert other.joined.is_set(), "it goes on, and ends"
-        deployment.members.away = False
-        await one.joined.wait()
-        assert [member.address for member in deployment.members.view.members] == ["one:1"]
-        del lives
-
-    run(story)
-
-
-@pytest.mark.parametrize("seconds", [0.0, 5.0])
-def test_a_shard_without_its_store_is_cut_off_after_dead_after_and_comes_back(seconds: float) -> None:
-    async def story(deployment: Simulated) -> None:
-        one = await deployment.start("one:1")
-        await asyncio.sleep(1)
-        deployment.members.away = one.store.away = True
-        one.store.seconds = seconds
-        await asyncio.sleep(DEAD_AFTER * 0.7)
-        assert one.told == []
-        await asyncio.sleep(DEAD_AFTER * 0.8)
-        assert one.told == [True]
-        deployment.members.away = one.store.away = False
-        await asyncio.sleep(seconds + 1)
-        assert one.told == [True, False]
-
-    run(story)

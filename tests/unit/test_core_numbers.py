@@ -20,21 +20,6 @@ from tests.property.switches import planted
 OLD = {("OLD_STREAM", None)}
 
 
-@planted(8, switches.OlderReportsVanish)
-def test_rule8_a_report_that_is_not_newer_is_refused(made: type[Computation]) -> None:
-    """Stream 9, a restart, stream 3: its lowering is not taken over, and must not be taken for durable."""
-    d = Driver(made=made)
-    owner = d.claim(b"", b"m", b"").sequencer
-    d.report(owner, 1000, 500, number=(9, 1))
-    for number in ((3, 1), (9, 1)):
-        assert d.report(owner, 400, 2000, number=number) == OLD
-        d.crash()
-        assert d.report(owner, 400, 2000, number=number) == OLD
-    assert d.values() == [(b"", 1000), (b"m", 500)]
-    assert d.report(owner, 400, 2000, number=(10, 1)) == set()
-    assert d.values() == [(b"", 400), (b"m", 2000)]
-
-
 def test_rule8_a_made_up_turn_leaves_room_for_those_that_the_owner_will_count() -> None:
     d = Driver()
     owner = d.claim(b"", b"").sequencer
@@ -90,21 +75,6 @@ def test_rule10_the_first_report_of_a_later_stream_waits_for_the_strongest_write
         owner = d.claim(b"", b"").sequencer
         d.report(owner, 14, number=(stream, 1), turn=turn)
         assert d.strong[-1] is strong, (stream, turn)
-
-
-@planted(8, switches.TurnsIgnored)
-def test_rule8_turns_order_a_claims_reports_over_all_streams(made: type[Computation]) -> None:
-    """A claim has moved from one stream of its process to another, both to this shard; then the first stream's last report comes."""
-    d = Driver(made=made)
-    owner = d.claim(b"", b"").sequencer
-    d.report(owner, 14, sender=b"first", number=(7, 1), turn=1)
-    d.report(owner, 12, sender=b"second", number=(1, 1), turn=2)
-    assert d.report(owner, 15, sender=b"first", number=(7, 2), turn=1) == OLD
-    d.crash()
-    assert d.report(owner, 15, sender=b"first", number=(7, 2), turn=1) == OLD
-    assert d.values() == [(b"", 12)]
-    assert d.report(owner, 16, sender=b"first", number=(7, 3), turn=3) == set(), "and back again"
-    assert d.values() == [(b"", 16)]
 
 
 def refusal(core: Computation, asked: ClaimRequest) -> tuple[str, str]:

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowwater_authority.core import recovery
+from lowwater import errors
+from lowwater_authority.core import batches, recovery
 from lowwater_authority.core.computation import Computation
-from lowwater_authority.core.requests import Fold
+from lowwater_authority.core.requests import Fold, TaskAttempt
 from lowwater_authority.core.topology import Spec
 from tests.property import switches
-from tests.property.core_driver import MAX, MIN, Driver, mass
+from tests.property.core_driver import MAX, MIN, Driver, mass, part
 from tests.property.switches import off, planted
 
 HALF = 500_000
@@ -225,3 +226,46 @@ def test_rule10_classes() -> None:
     d.settle()
     assert d.strong == [True, False, False, True, False, True, True, True, True]
     assert d.settle() is None
+
+
+def test_rule7_the_bytes_of_parts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "MAX_PART_BYTES", 3 * batches.PART_BYTES)
+    d = Driver()
+    run = d.claim(b"", b"").sequencer
+    small, large = part({0: 5}), part({0: 5}, pending=range(100))
+    for index in (0, 1, 1):
+        d.core.stage_task(run, 1, TaskAttempt(0, index, 0), small)
+    before = d.core.batches.bytes
+    with pytest.raises(errors.Overloaded, match="fewer partitions"):
+        d.core.stage_task(run, 1, TaskAttempt(0, 1, 0), large)
+    assert (len(d.core.batches), d.core.batches.bytes) == (2, before)
+    neighbour = Driver()
+    other = neighbour.claim(b"", b"").sequencer
+    neighbour.core.stage_task(other, 1, TaskAttempt(0, 1, 0), large)
+
+
+def test_rule7_nothing_of_a_batch_is_kept_after_its_commit() -> None:
+    d = Driver()
+    run = d.claim(b"", b"d", b"").sequencer
+    tasks = [d.stage(run, 1, index, {index: 15}) for index in range(2)]
+    assert d.prepare(run, 1, tasks, 14) == []
+    assert d.commit(run, 1) == set()
+    assert (len(d.core.batches), d.core.batches.bytes) == (0, 0)
+    d.stage(run, 1, 0, {0: 3}, attempt=1)
+    assert len(d.core.batches) == 0
+    assert d.prepare(run, 1, tasks, 14) == []
+    assert d.commit(run, 1) == set(), "a repeat gets the first answer"
+    tasks = [d.stage(run, 2, index, {index: 20}) for index in range(2)]
+    assert d.prepare(run, 2, tasks, 19) == []
+    d.stage(run, 3, 0, {0: 30})
+    assert d.commit(run, 2) == set()
+    assert len(d.core.batches) == 1, "of the batch that follows"
+    assert {value for _, value in d.values()} == {19}
+
+
+def test_a_part_of_a_range_that_is_not_there_is_refused() -> None:
+    d = Driver()
+    run = d.claim(b"", b"").sequencer
+    with pytest.raises(errors.InvalidArgument):
+        d.stage(run, 1, 0, {1: 5})
+    assert len(d.core.batches) == 0

@@ -213,6 +213,19 @@ async def test_what_another_process_has_taken_is_not_written_again(deployment: D
     assert await report(one, grants, "y") == []
 
 
+async def test_a_shard_that_ends_writes_what_it_alone_knows(deployment: Deployment) -> None:
+    one, grants = await serving(deployment, "x", "y")
+    await kept_in_memory(deployment, one, grants, "x")
+    one.shard.stop()
+    await one.rounds
+    one.faults.held.clear()
+    one.ended = True
+    await one.shard.close()
+    other = await deployment.start("other:1")
+    await deployment.settle(other, seconds=2.1)
+    assert (other.low("x"), other.low("y")) == (12, 11)
+
+
 async def half_a_change(one: One, grants: dict[str, Grant], *names: str) -> None:
     """A request to the first name fails in the middle, in one round with reports of the others."""
     take_values = Computation._take_values

@@ -471,20 +471,3 @@ async def test_rule8_nothing_of_a_stream_counts_behind_a_report_that_failed(disk
         await raised
     assert one.low() == 10
     await one.stop()
-
-
-async def test_a_stream_that_is_too_old_for_one_claim_goes_on_with_the_others(running: Running) -> None:
-    old, young = await running.claim("a", b"", b"m"), await running.claim("a", b"m", b"")
-    older: dict[tuple[str, int], Refused] = {}
-
-    def say(grant: Grant, hour: int, stream: int, number: int) -> asyncio.Future[list[tuple[str, Refused]]]:
-        said = GroupReport(grant.sequencer, np.array([hour * HOUR]))
-        return running.shard.report([("a", said)], sender=SENDER, number=(stream, number), older=older)
-
-    await say(old, 14, 9, 1)
-    older.clear()
-    for number, hour in ((1, 10), (2, 11)):
-        ((_, refused),) = await say(old, hour, 3, number)
-        assert (refused.reason, refused.newest) == ("OLD_STREAM", 9)
-        assert await say(young, hour, 3, number) == []
-    assert running.low() == 11

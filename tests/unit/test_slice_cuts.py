@@ -186,34 +186,6 @@ async def test_whoever_dies_at_any_step_the_next_one_goes_on(tree: Tree, which: 
     await until(lambda: tree.low() == 8)
 
 
-@pytest.mark.parametrize("moved", [False, True])
-async def test_a_snapshot_of_a_claim_over_the_cut_has_the_keys_that_are_left(tree: Tree, *, moved: bool) -> None:
-    await work(tree, "a~0", 9)
-    grant = await tree.below.claim("a~1", b"\x80", b"\xa0", b"\xb0", b"\xd0", b"")
-    assert await tree.below.report("a~1", grant, 7, 8, 9, 6) == []
-    if not moved:
-        await tree.beside.stop()
-    await tree.split("a~1", AT)
-    await rest()
-    if moved:
-        await settled(tree, "a~1", "a~2")
-    tree.below.shard.write_whole(["a~1"])
-    await rest()
-    await tree.fail_over(which="below")
-    if not moved:
-        tree.beside = await tree.another("beside:2", tree.beside.placement.names)
-    await tree.hear()
-    await settled(tree, "a~1", "a~2")
-    left = tree.below.shard.held.computation("a~1")
-    assert left is not None
-    left._check()
-    assert left.map.span == (b"\x80", AT)
-    assert [tree.stands(number) for number in range(3)] == [9, 7, 6]
-    for number in (1, 2):
-        await work(tree, f"a~{number}", 10)
-    await until(lambda: tree.low() == 9)
-
-
 async def _sequencers_around_a_reset(tree: Tree) -> tuple[int, int]:
     """Return those of two claims of the same keys, which are cut and reset in between."""
     for _ in range(3):

@@ -1,9 +1,8 @@
-"""Leases and tasks over a journal in memory: crashes at each point, fail-over, resets, waiting, and whose fault it is."""
+"""Leases and tasks over a journal in memory: versions, intervals, waiting, bounds, and whose fault it is."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 from itertools import count
 from typing import Any
 
@@ -17,7 +16,7 @@ from lowwater_authority.engine import task_master
 from lowwater_authority.engine.admission import Gate
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.engine.task_master import TaskMaster
-from tests.kit.faults import FaultPlan, Operation, Outcome
+from tests.kit.faults import FaultPlan
 from tests.kit.memory_journal import MemoryDisk
 from tests.kit.shards import turns
 from tests.kit.times import DAY, HOUR, MAX, SECOND
@@ -78,80 +77,6 @@ async def begun(disk: MemoryDisk, faults: FaultPlan | None = None) -> tuple[Runn
     if "a" not in running.shard.topology.computations:
         await running.shard.register(Spec("a"))
     return running, Master(running.shard)
-
-
-class Dies(FaultPlan):
-    """Kills the machine at the next append: before it touches the disk, or behind that and before it is acknowledged."""
-
-    def __init__(self, disk: MemoryDisk) -> None:
-        super().__init__()
-        self._disk = disk
-        self.at = ""
-        self.dead = asyncio.Event()
-
-    async def before(self, operation: Operation) -> Outcome:
-        if self.at == "before" and operation.name == "append":
-            await self._die()
-        return await super().before(operation)
-
-    async def after(self, operation: Operation) -> None:
-        if self.at == "after" and operation.name == "append":
-            await self._die()
-
-    async def _die(self) -> None:
-        self._disk.crash()
-        self.dead.set()
-        await asyncio.Event().wait()
-
-
-@pytest.mark.parametrize("step", ["create", "take", "release", "commit"])
-@pytest.mark.parametrize("at", ["before", "after"])
-async def test_rule8_a_crash_around_the_append_leaves_a_step_whole_and_repeatable(
-    disk: MemoryDisk, at: str, step: str
-) -> None:
-    """After a crash at this point of this step it is there as a whole or not at all, and a repeat of it gets the answer that was lost."""
-    faults = Dies(disk)
-    running, master = await begun(disk, faults)
-    await master.manual("repairs", "n1")
-    await master.manual("checks")
-    nonce = b"n" * 16
-    lease = None if step in ("create", "take") else await master.lease()
-
-    def call(master: Master) -> Awaitable[Any]:
-        match step:
-            case "create":
-                return master.create("a", "repairs", [task("n2"), task("n3")], 0)
-            case "take":
-                return master.get(nonce=nonce)
-            case "release":
-                assert lease is not None
-                return master.release("a", lease)
-            case _:
-                assert lease is not None
-                return master.end(lease, NewTask(TaskKey(HOUR, "after"), b"", "checks"), task("again"))
-
-    before = await master.shown(), await master.shown("checks")
-    faults.at = at
-    lost = asyncio.ensure_future(call(master))
-    await faults.dead.wait()
-    assert not lost.done()
-    running.task.cancel()
-    lost.cancel()
-
-    running, master = await begun(disk)
-    found = await master.shown(), await master.shown("checks")
-    first = await call(master)
-    after = await master.shown(), await master.shown("checks")
-    assert found == (before if at == "before" else after)
-    assert (first, after) == (await call(master), (await master.shown(), await master.shown("checks"))), "a repeat"
-    whole = {
-        "create": ([(1, "n1", "READY", 1), (1, "n2", "READY", 1), (1, "n3", "READY", 1)], []),
-        "take": ([(1, "n1", "LEASED", 2)], []),
-        "release": ([(1, "n1", "READY", 3)], []),
-        "commit": ([(1, "again", "READY", 1), (1, "n1", "DONE", 2)], [(1, "after", "READY", 1)]),
-    }
-    assert after == whole[step]
-    await running.stop()
 
 
 async def test_rule4_a_zombie_is_refused_by_its_version(disk: MemoryDisk) -> None:
@@ -233,18 +158,6 @@ async def test_a_task_is_there_as_soon_as_the_watermark_says_so_and_once(disk: M
     assert (last.key.at, last.until) == (2 * DAY, MAX), "what is left is one interval without an end"
     with pytest.raises(errors.InvalidArgument, match="has intervals"):
         await master.create("a", "daily", [task("by-hand", 5 * DAY)], 0)
-    await running.stop()
-
-
-async def test_what_is_dropped_takes_its_groups_along(disk: MemoryDisk) -> None:
-    running, master = await begun(disk)
-    await master.manual("repairs", "n1")
-    lease = await master.lease()
-    await running.shard.drop("a", force=True)
-    await running.shard.register(Spec("a"))
-    with pytest.raises(errors.IncarnationChanged):
-        await master.end(lease)
-    assert await master.groups("a") == (2, [])
     await running.stop()
 
 
