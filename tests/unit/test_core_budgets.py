@@ -135,7 +135,6 @@ def test_what_would_take_a_computation_beyond_62_bits_is_refused() -> None:
 
 
 def test_rule3_it_never_goes_back_over_crashes_snapshots_and_takeovers() -> None:
-    """And what comes back is what was there, to the last record."""
     for seed in range(6):
         random = Random(seed)
         made = driver()

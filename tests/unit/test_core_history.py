@@ -134,23 +134,6 @@ async def test_rule2_no_completion_is_told_before_its_record_is_durable() -> Non
     await one.stop()
 
 
-def test_the_step_is_an_hour_unless_the_registration_says() -> None:
-    found = Topology().register(Spec("a", history_step=0)).register(Spec("b", history_step=60 * SECOND))
-    assert found.get("a").history_step == HOUR
-    assert found.get("b").history_step == 60 * SECOND
-    assert Topology.decode(found.encode()) == found
-
-
-def test_registering_again_without_a_step_takes_the_one_that_is() -> None:
-    found = Topology().register(Spec("a", history_step=60 * SECOND))
-    assert found.register(Spec("a", history_step=0)) is found
-    assert found.register(Spec("a", history_step=60 * SECOND)) is found
-    with pytest.raises(errors.RegistrationConflict, match="history step 60000000 us"):
-        found.register(Spec("a", history_step=HOUR))
-    changed = found.register(Spec("b")).set_inputs("a", ["b"])
-    assert changed.reset("a")[0].get("a").history_step == 60 * SECOND
-
-
 def test_a_graph_from_before_there_was_a_step_has_hours() -> None:
     old = pb.Topology(version=1, computations=[pb.Computation(name="a", max_skew_micros=DAY, incarnation=1)])
     assert Topology.decode(old.SerializeToString()).get("a").history_step == HOUR

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lowwater_authority.core import recovery
 from lowwater_authority.core.bounds import Bounds
-from lowwater_authority.core.groups import MOST_RECORDS, SLOT, Group, GroupState, Mass, RecentSlots
+from lowwater_authority.core.groups import MOST_RECORDS, Group, GroupState, Mass
 from lowwater_authority.core.heuristics import Masses
 from lowwater_authority.core.requests import NO_FOLD, GroupReport
 from lowwater_authority.core.topology import Spec
@@ -29,20 +29,6 @@ def at(time: int, recent: int = 0, pending: tuple[int, ...] = ()) -> Mass:
 def owners(d: Driver, *bounds: bytes) -> list[int]:
     """One claim a range."""
     return [d.claim(low, high).sequencer for low, high in pairwise(bounds)]
-
-
-def test_S9_idleness_changes_no_weight() -> None:
-    slots = RecentSlots()
-    for minute in range(0, 40, 2):
-        slots.add(minute * SLOT, 5)
-        slots.add(minute * SLOT + 1, 0)
-    assert slots.total == 50, "the last ten minutes that had any work, however long ago"
-    slots.add(41 * SLOT, 100)
-    assert slots.total == 145
-    slots.add(40 * SLOT, 1)
-    assert slots.total == 146, "a clock that goes back adds to the newest slot"
-    slots.add(42 * SLOT, -5)
-    assert slots.total == 146
 
 
 @pytest.mark.parametrize(

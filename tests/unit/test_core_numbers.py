@@ -54,7 +54,6 @@ def test_only_the_first_report_of_a_stream_is_written_for_its_number() -> None:
 
 @planted(8, switches.SendersForgotten)
 def test_rule8_no_sender_is_forgotten(made: type[Computation]) -> None:
-    """However many come, what the owner said last is never forgotten, so nothing older of it counts."""
     d = Driver(made=made)
     owner = d.claim(b"", b"").sequencer
     d.report(owner, 14, sender=b"owner", number=(1, 9))
@@ -88,7 +87,6 @@ def refusal(core: Computation, asked: ClaimRequest) -> tuple[str, str]:
 
 @planted(8, switches.AnyClaimRepeats)
 def test_rule8_a_request_id_names_one_request(made: type[Computation]) -> None:
-    """Also behind a restart, from records and from a snapshot."""
     d = Driver(made=made)
     first = d.claim(b"", b"m", b"", request_id=b"1", bound=[5]).sequencer
     from_records = recovery.recover(d.spec, None, d.records, epoch_base=0)
@@ -128,7 +126,6 @@ def test_bounds_that_the_authority_clamped_do_not_make_another_request() -> None
 
 @planted(1, switches.UnregisteredInputsCount)
 def test_rule1_a_fold_of_an_input_that_is_not_registered_counts_as_unknown(made: type[Computation]) -> None:
-    """Rule 1: nobody knows how far an input is that is not registered."""
     fold = Fold(1, (1, 0))
     d = Driver(Spec("c", ("a", "b"), (500_000,), max_skew=10**9), made=made)
     owner = d.claim(b"", b"m", b"").sequencer
@@ -183,17 +180,6 @@ def test_an_oldest_operation_that_is_no_time_is_not_published(micros: int) -> No
     )
     with pytest.raises(errors.InvalidArgument, match="oldest_operation_micros"):
         d.core.prepare(Prepare(owner, 1, b"", [], 2, True, NO_FOLD, micros, {}))
-
-
-def test_a_worker_whose_clock_is_ahead_works_on_what_is_newest_now() -> None:
-    """Its event times are right: they count, and nothing is refused."""
-    d = Driver()
-    owner = d.claim(b"", b"").sequencer
-    now = d.now
-    report = GroupReport(owner, column([7]), oldest_operation=now + 10_000 * SECOND)
-    assert d.core.report(report, sender=b"s", number=(1, 1), required=NO_FOLD, now=now) == []
-    d.settle()
-    assert (d.core.published.oldest_operation, d.low) == (now, 7)
 
 
 def test_only_ranges_whose_own_values_are_refused_wait_for_the_clock() -> None:

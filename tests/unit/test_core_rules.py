@@ -23,7 +23,6 @@ HALF = 500_000
 
 @planted(1, switches.SilenceCountsAsIdle)
 def test_rule1_unknown_holds_through_silence(made: type[Computation]) -> None:
-    """Released, revoked or just silent for a year: the last value holds."""
     d = Driver(made=made)
     quiet, busy = d.claim(b"", b"g"), d.claim(b"g", b"")
     d.report(quiet.sequencer, 10)
@@ -68,7 +67,6 @@ def test_rule3_monotone(made: type[Computation]) -> None:
 
 @planted(4, switches.Unfenced)
 def test_rule4_fenced(made: type[Computation]) -> None:
-    """The zombie's stale range is refused and named, the rest of its message counts, and nobody else loses any."""
     d = Driver(made=made)
     old = d.claim(b"", b"d", b"h", b"")
     d.report(old.sequencer, 10, 10, 10)
@@ -144,7 +142,6 @@ def test_rule5_off_the_newest_input_is_folded() -> None:
 
 
 def test_C7_sequencers_grow_past_a_lost_tail() -> None:
-    """A claim is granted, its record is lost with the store's tail: the next life of the process grants a higher one."""
     d = Driver()
     granted = d.claim(b"", b"").sequencer
     d.crash(lose=1)

@@ -380,7 +380,6 @@ async def test_a_process_that_starts_alone_with_a_damaged_graph_is_refused(
 
 
 async def test_a_graph_that_cannot_be_written_again_stops_only_what_needs_it(deployment: Deployment) -> None:
-    """The store takes no restore: what is served goes on, and nothing is taken from who serves it."""
     one, other = await two(deployment)
     name = min(held(one))
     rot(deployment, back=1)
@@ -403,7 +402,6 @@ async def test_a_graph_that_cannot_be_written_again_stops_only_what_needs_it(dep
 
 
 async def test_what_is_registered_but_not_served_is_not_said_to_be_unchanged(deployment: Deployment) -> None:
-    """The append went well, and only then its log could not be taken."""
     one = await deployment.start("one:1")
     await one.shard.register(Spec("x"))
     one.faults.ends["take"] = [Outcome.FAILED]

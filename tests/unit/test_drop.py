@@ -164,7 +164,6 @@ async def test_rule4_a_worker_that_comes_back_is_refused_and_brings_nothing_back
 async def test_rule3_a_registration_after_a_drop_begins_an_incarnation_above_all_that_was_shown(
     running: Running, disk: MemoryDisk
 ) -> None:
-    """Drop a computation that was shown at 14 hours, register it again, and restart."""
     shard = running.shard
     grant = await running.claim("a")
     await running.report(grant, 14, name="a")

@@ -30,7 +30,6 @@ def test_only_estimated_computations_read_estimated_ones() -> None:
 
 
 def test_an_estimate_never_comes_in_under_the_name_that_an_exact_one_waits_for() -> None:
-    """An input may be named before it is registered; then the one that would be estimated is refused."""
     found = Topology().register(Spec("hourly", ("guess",)))
     with pytest.raises(errors.EstimatedInput) as caught:
         found.register(GUESS)

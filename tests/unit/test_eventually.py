@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-
 import pytest
 
-from tests.kit.eventually import TooLate, eventually, eventually_async
+from tests.kit.eventually import TooLate, eventually
 
 SHORT = 0.05
-
-
-def test_what_is_found_is_returned() -> None:
-    found: list[str] = []
-    thread = threading.Thread(target=found.append, args=["here"])
-    thread.start()
-    assert eventually(lambda: found, "somebody has come") == ["here"]
-    thread.join()
 
 
 def test_a_failure_shows_what_was_compared() -> None:
@@ -38,14 +27,3 @@ def test_what_has_ended_fails_at_once_and_with_its_error() -> None:
 
     with pytest.raises(ZeroDivisionError, match="the query has failed"):
         eventually(lambda: False, check=check)
-
-
-async def test_tasks_go_on_meanwhile() -> None:
-    found: list[str] = []
-
-    async def come() -> None:
-        found.append("here")
-
-    task = asyncio.create_task(come())
-    await eventually_async(lambda: found)
-    await task

@@ -132,7 +132,6 @@ async def test_rule2_a_change_of_the_graph_is_not_used_before_it_is_durable(worl
 
 
 async def test_rule2_what_a_process_starts_with_is_durable(world: World) -> None:
-    """Found by a start in the store, it is made durable first."""
     await world.begin()
     changing = await world.change()
     with pytest.raises(JournalFailed, match="no replica confirms"):
@@ -202,7 +201,6 @@ async def test_rule4_the_owners_of_a_log_behind_its_graph_are_refused(
 async def test_rule1_a_log_ahead_of_its_graph_is_not_served_until_its_reset(
     world: World, caplog: pytest.LogCaptureFixture, *, starts: bool
 ) -> None:
-    """The graph alone went back: whoever starts with the log says so once, as whoever takes it over, and begins with the reset."""
     await world.begin()
     older = world.other.shard.topology
     await world.serving.shard.set_inputs("a", ["x", "y"])

@@ -129,17 +129,3 @@ def test_a_run_tells_what_its_log_lacks() -> None:
     assert run.is_written({}, last=5, tail=checksum(five))
     assert not run.is_written({4: five, 5: five}, last=5, tail=checksum(five))
     assert not run.is_written({4: four}, last=5, tail=checksum(four))
-
-
-def test_in_the_graph_others_may_stand_behind_a_written_run() -> None:
-    (run,) = runs_of([Entry(GRAPH, 4, b"four", strong=True), Entry(GRAPH, 5, b"five", strong=True)], lambda _: ME)
-    assert run.is_new(3)
-    assert not run.is_new(5)
-    assert not run.is_new(9)
-    for last in (0, 2, 4):
-        with pytest.raises(JournalPosition):
-            run.is_new(last)
-    four, five = run.frames
-    assert run.is_written({4: four, 5: five, 6: b"theirs"}, last=6, tail=7)
-    assert not run.is_written({4: four, 5: b"theirs", 6: b"theirs"}, last=6, tail=7)
-    assert not run.is_written({5: five, 6: b"theirs"}, last=6, tail=7), "a snapshot has taken the proof away"

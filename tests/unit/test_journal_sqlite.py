@@ -340,7 +340,6 @@ async def test_a_process_that_has_lost_its_lock_writes_nothing_not_even_the_grap
 
 
 async def test_graph_records_of_earlier_epochs_are_read(path: Path) -> None:
-    """Release 0.2.0 wrote them with the epoch of the file."""
     journal = await opened(path)
     journal._owned._graph = journal._owned.writer("a")
     await journal.append([entry(GRAPH, 1), entry("a", 1)])

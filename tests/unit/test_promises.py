@@ -285,40 +285,8 @@ async def test_answers_have_it_and_a_stream_only_what_is_new() -> None:
         assert not (await served.got("hourly"))["hourly"].HasField("promise")
 
 
-async def test_what_is_not_registered_is_held_against_no_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever may read could keep the loop busy with names that nobody has."""
-    asked: list[str] = []
-    of = Promises.of
-    async with serving(entry(team="'all'")) as served:
-        await served.register("hourly")
-
-        def heard(self: Promises, name: str) -> types_pb2.Promise:
-            asked.append(name)
-            return of(self, name)
-
-        monkeypatch.setattr(Promises, "of", heard)
-        found = await served.got("hourly", *(f"nobody-{number}" for number in range(100)))
-        assert found["hourly"].promise.team == "all"
-        assert set(asked) == {"hourly"}
-
-
-async def test_what_fits_the_served_names_is_found_before_another_file_counts(tmp_path: Path) -> None:
-    """In a thread: else the loop that commits would hold each name against each pattern."""
-    path = tmp_path / "promises.toml"
-    path.write_text(GOOD)
-    now = [0.0]
-    file = PromiseFile(path, monotonic=lambda: now[0])
-    file.served = lambda: ["hourly", "zebra"]
-    path.write_text(entry(team="'all'"))
-    while file.value.of("zebra") is NOTHING:
-        now[0] += LOOK_SECONDS
-        await file.look()
-    assert file.value._found.keys() == {"hourly", "zebra"}
-
-
 @pytest.mark.parametrize("pattern", ["*", "a*", "*-b-*", "a?c", "[ab]-x*", "a[!b]c-*-d", "?*?"])
 def test_a_pattern_fits_as_the_shell_says(pattern: str) -> None:
-    """Against fnmatch, which looks for no literal text first."""
     known = promises(entry(computations=repr(pattern), team="'t'"))
     for name in ("a", "abc", "axc", "a-b-c", "x-b-y", "b-x", "a-xyz", "adc-e-d", "abc-e-d", "", "ab"):
         assert (known.of(name) is not NOTHING) == fnmatchcase(name, pattern), name

@@ -327,18 +327,6 @@ def test_a_reset_at_home_is_a_new_incarnation_and_an_older_one_is_refused(world:
     assert refused(world.report("A", 1, 40, life=3)) == "REWOUND"
 
 
-def test_one_refused_reference_touches_no_other(world: World) -> None:
-    world.register("daily", LOCAL)
-    told = [Progress(HOURLY, 1, 1, 30), Progress(DAILY, 1, 1, 30), Progress("gone:clicks", 0, 1, 30)]
-    world.fail_over()
-    change = world.do(world.core.progress(world.caller("A"), told, {}, world.now, len(world.log)))
-    assert {name: error.reason for name, error in change.refused.items()} == {
-        HOURLY: "STALE_ADOPTION",
-        "gone:clicks": "UNKNOWN_REFERENCE",
-    }
-    assert world.core.get(DAILY).published == 30
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -437,7 +425,6 @@ def test_a_definition_that_makes_no_sense_is_refused(world: World, field: str, v
 
 
 def test_names_that_would_be_relayed_as_one_are_refused(world: World) -> None:
-    """A local authority would show the greater of the two for both."""
     world.register("sales/hourly")
     with pytest.raises(errors.RegistrationConflict, match=r"would both be relayed as global/sales\.hourly"):
         world.register("sales.hourly")

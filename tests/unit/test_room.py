@@ -189,7 +189,6 @@ async def flooded(monkeypatch: pytest.MonkeyPatch, *, stream: int, together: int
 
 
 async def test_rule7_the_reports_of_a_stream_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a stream over it slows no other."""
     peak, among = await flooded(monkeypatch, stream=200_000, together=1_000_000)
     assert peak < 210_000
     assert among

@@ -215,35 +215,6 @@ async def test_a_process_that_another_one_has_the_number_of_takes_a_greater_one(
     await until(lambda: tree.stands(0) == 20)
 
 
-def test_two_owners_of_a_slice_by_one_number_are_told_apart_by_their_address() -> None:
-    computation = Computation(Spec("a", slices=(KEY,)))
-
-    def claim(host: str, epoch: int, at: bytes = b"", claims: int = 1) -> None:
-        span = [at, b"" if at else KEY]
-        computation.claim(
-            ClaimRequest(
-                span,
-                identity="a~",
-                generation=1,
-                ordinal=epoch * CLAIMS_OF_ONE + claims,
-                host=host,
-                request_id=next(ids).to_bytes(16),
-            ),
-            0,
-        )
-
-    claim("one:1", 5)
-    claim("one:1", 5, KEY)
-    with pytest.raises(errors.OlderClaim) as refused:
-        claim("other:1", 5)
-    assert int(refused.value.metadata["claimed_ordinal"]) == 6 * CLAIMS_OF_ONE
-    with pytest.raises(errors.OlderClaim):
-        claim("other:1", 5, claims=9)
-    claim("other:1", 6)
-    with pytest.raises(errors.OlderClaim):
-        claim("one:1", 5)
-
-
 async def test_T6_a_retirement_whose_answer_is_lost_is_repeated(tree: Tree) -> None:
     await tree.both(10, 12)
     tree.way.lost["retire"] = "back"

@@ -80,7 +80,6 @@ async def begun(disk: MemoryDisk, faults: FaultPlan | None = None) -> tuple[Runn
 
 
 async def test_rule4_a_zombie_is_refused_by_its_version(disk: MemoryDisk) -> None:
-    """A lease has run out and another worker has the task: the first one's commit is refused, whenever it comes, and the other's counts."""
     running, master = await begun(disk)
     await master.manual("repairs", "n1")
     old = await master.lease(worker="zombie")
@@ -171,7 +170,6 @@ async def test_a_guess_has_no_intervals(disk: MemoryDisk) -> None:
 
 
 async def test_what_has_intervals_becomes_no_guess(disk: MemoryDisk) -> None:
-    """Nobody has claimed it yet, and so its registration may change otherwise."""
     running, master = await begun(disk)
     await master.daily()
     with pytest.raises(errors.RegistrationConflict, match="as exact"):
@@ -213,7 +211,6 @@ async def test_a_task_wakes_as_many_as_it_has_work_for(disk: MemoryDisk, monkeyp
 
 
 async def test_nobody_comes_and_those_who_wait_are_bounded(disk: MemoryDisk) -> None:
-    """Rule 7: one more than may wait is told to come again; who leaves makes room."""
     running, master = await begun(disk)
     await master.manual()
     waiting = [asyncio.ensure_future(master.get(wait=3600.0)) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""The simulated tree of authorities, by cases that are worked out by hand, and its costs, by the lines that they come from."""
+"""The simulated tree of authorities: nothing leads, and its costs are those of the lines that they come from."""
 
 from __future__ import annotations
 
@@ -49,9 +49,6 @@ def test_nothing_leads_nothing_goes_back_and_no_message_is_forgotten(level: int)
     assert [[each.lost > 0 for each in nodes] for nodes in simulate(plan, MEASURED, 6.0, loss=loss)] == [
         [(at, index) == (level, 0) for index in range(count)] for at, count in enumerate((1, 3, 12))
     ]
-
-
-# Where the costs come from
 
 
 def test_a_lone_report_takes_what_was_measured() -> None:
