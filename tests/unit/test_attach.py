@@ -209,11 +209,6 @@ def test_arguments_win_over_the_session_and_the_session_over_the_environment() -
     assert found == AttachSettings(False, "a:1", "n", "", None)
 
 
-@pytest.mark.parametrize("text", ["off", "0", "No", "FALSE"])
-def test_the_kill_switch_in_the_environment(text: str) -> None:
-    assert not chosen({}, {"LOWWATER_ENABLED": text}).enabled
-
-
 @pytest.mark.parametrize(
     "wrong", [{"conf": {"spark.lowwater.enabled": "maybe"}}, {"prefix": "a/b"}, {"prefix": "ä"}, {"prefix": "x" * 65}]
 )

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import pairwise
 
 import pytest
 
 from lowwater import Watermark, WatermarkView
 from lowwater_page.board import Board
-from lowwater_page.samples import KEPT, SPANS, STEP_SECONDS
+from lowwater_page.samples import SPANS
 from tests.kit.times import HOUR
 
 UNKNOWN = Watermark.UNKNOWN.micros
@@ -30,13 +29,6 @@ def board(*views: WatermarkView) -> Board:
     for each in views:
         made.admit(each)
     return made
-
-
-def test_a_circle_that_two_versions_of_the_graph_make_is_survived() -> None:
-    known = board(view("a", HOUR, "b"), view("b", HOUR, "a"), view("c", HOUR, "a"))
-    assert known.global_lag("c") is None
-    known.admit(view("a", HOUR))
-    assert known.global_lag("c") == 0.0
 
 
 def test_rule3_no_value_goes_back_within_an_incarnation() -> None:
@@ -61,20 +53,6 @@ def test_those_are_told_of_who_stand_or_lag_otherwise() -> None:
     known.admit(view("far", 8 * HOUR, "near"))
     known.admit(view("far", 9 * HOUR, "near"))
     assert known.changes() == ["far"]
-
-
-def test_samples_are_kept_for_an_hour() -> None:
-    known = Board()
-    samples = KEPT[STEP_SECONDS]
-    assert samples * STEP_SECONDS == 3600
-    for step in range(samples + 10):
-        known.admit(view("a", step, share=step + 1))
-        known.sample(step * STEP_SECONDS)
-    found = known.recent("a", HOUR_SPAN)
-    assert len(found) == samples
-    assert found[0] == (10 * STEP_SECONDS, 10, 11)
-    assert found[-1] == ((samples + 9) * STEP_SECONDS, samples + 9, samples + 10)
-    assert all(later[0] - earlier[0] == STEP_SECONDS for earlier, later in pairwise(found))
 
 
 def test_a_computation_is_sampled_from_when_it_was_heard_of() -> None:

@@ -261,13 +261,6 @@ async def test_a_question_waits_until_it_is_known_who_is_next(deployment: Deploy
     assert (await one.cluster.locate([name]))[name].address == "one:1"
 
 
-async def test_a_question_waits_no_longer_than_it_may(deployment: Deployment) -> None:
-    one, other = await two(deployment)
-    await other.stop()
-    deployment.looks_dead.add("other:1")
-    await one.cluster.settle([min(held(other))], 0.001)
-
-
 async def test_a_question_waits_no_longer_for_a_store_that_hangs(deployment: Deployment) -> None:
     one, other = await two(deployment)
     deployment.looks_dead.add("other:1")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -114,14 +112,6 @@ def test_a_grant_of_a_release_that_kept_no_digest_is_still_repeated() -> None:
     record.ops[0].claim.asked = b""
     d.core = recovery.recover(d.spec, None, [record.SerializeToString()], epoch_base=0)
     assert d.claim(b"", b"", request_id=b"1").sequencer == first
-
-
-def test_bounds_that_the_authority_clamped_do_not_make_another_request() -> None:
-    """What is published of the inputs moves on between a claim and its repeat, and clamps the bound elsewhere."""
-    d = Driver()
-    asked = request([b"", b""], request_id=b"1", bound=[50])
-    first = d.core.claim(replace(asked, bound_micros=column([10])), d.now)
-    assert d.core.claim(replace(asked, bound_micros=column([20])), d.now).sequencer == first.sequencer
 
 
 @planted(1, switches.UnregisteredInputsCount)

@@ -29,14 +29,6 @@ def test_only_estimated_computations_read_estimated_ones() -> None:
     assert found.register(Spec("hourly", ("guess",), estimated=True)).get("hourly").estimated
 
 
-def test_an_estimate_never_comes_in_under_the_name_that_an_exact_one_waits_for() -> None:
-    found = Topology().register(Spec("hourly", ("guess",)))
-    with pytest.raises(errors.EstimatedInput) as caught:
-        found.register(GUESS)
-    assert caught.value.metadata == {"computation": "hourly", "input": "guess"}
-    assert found.register(Spec("guess")).get("guess") == Spec("guess")
-
-
 def test_new_inputs_are_looked_at_too() -> None:
     found = Topology().register(GUESS).register(Spec("hourly", ("a",)))
     with pytest.raises(errors.EstimatedInput):

@@ -201,23 +201,6 @@ def test_what_must_be_told_now_does_not_wait() -> None:
     virtually(story)
 
 
-def test_who_asked_to_wait_is_not_slow() -> None:
-    async def story(hub: Hub) -> None:
-        subscription = hub.subscribe([])
-        hub.publish([A])
-        await subscription.take(BEAT_SECONDS, 0.5)
-        hub.publish([A])
-        await subscription.take(BEAT_SECONDS, 0.5)
-        assert (now(), subscription.waited) == (0.5, 0.0)
-        await asyncio.sleep(1)
-        hub.publish([A])
-        await asyncio.sleep(0.125)  # what gRPC's buffers cost a reader that does not read
-        await subscription.take(BEAT_SECONDS, 0.5)
-        assert subscription.waited == 0.125
-
-    virtually(story)
-
-
 async def test_a_stream_has_the_interval_that_it_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     intervals: list[float] = []
     take = Subscription.take

@@ -99,13 +99,6 @@ async def test_without_rules_everybody_may_see_everything_and_nobody_has_a_name(
             assert await identity(address, given) == Identity(False, "", page=True, metrics=True)
 
 
-async def test_who_is_not_known_is_told_nothing() -> None:
-    async with serving(Rules(RULES)) as address:
-        for token in (STRANGER, None):
-            with pytest.raises(errors.Unauthenticated):
-                await identity(address, digest(VIEWER), token=token)
-
-
 @pytest.mark.parametrize(
     "given", [VIEWER, digest(VIEWER).upper(), digest(VIEWER)[:-1], f"{digest(VIEWER)}\n", b"x" * 64]
 )

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowwater import Completion, EstimatedInput, History, IncarnationChanged, InvalidArgument, Watermark, WatermarkView
-from lowwater._core.intervals import Closings, Interval, bounds_of, upstream_below
+from lowwater._core.intervals import Closings, Interval, upstream_below
 from lowwater.cli.publish import Marker, event_of, target_of
 from lowwater_authority.core.history import History as AuthorityHistory
 from tests.kit.times import HOUR, MAX, MIN, at, mark
@@ -183,13 +183,6 @@ def test_intervals_that_make_no_sense_are_refused(every: Any, start: Any, until:
     assert refused.value.metadata["fix"]
 
 
-def test_the_ends_of_an_interval_may_be_far_apart_and_not_the_wrong_way_round() -> None:
-    assert bounds_of(at(1), Watermark.FINISHED) == (mark(1), Watermark(MAX))
-    for start, end in ((at(2), at(1)), (at(1), at(1)), (Watermark(MIN), at(1))):
-        with pytest.raises(InvalidArgument, match="is refused: pass"):
-            bounds_of(start, end)
-
-
 def test_of_what_is_upstream_only_that_is_told_which_is_below() -> None:
     views = {
         each.computation: each
@@ -293,13 +286,3 @@ def test_a_token_that_is_none_is_refused_and_not_shown() -> None:
     with pytest.raises(InvalidArgument, match="printable") as refused:
         target_of("https://there/", EVERY, mark(10), "secret\n")
     assert "secret" not in str(refused.value)
-
-
-def test_the_same_interval_is_told_in_the_same_words_and_another_in_others() -> None:
-    one = Interval("hourly", 1, mark(13), mark(14))
-    assert event_of(one, "t") == event_of(replace(one), "t")
-    others = [replace(one, incarnation=2), replace(one, end=Watermark.FINISHED), replace(one, computation="daily")]
-    ids = {event_of(each, token)["id"] for each in [one, *others] for token in ("t", "u")}
-    assert len(ids) == 8
-    assert event_of(one, "t")["data"]["to_micros"] - event_of(one, "t")["data"]["from_micros"] == HOUR
-    assert datetime.fromisoformat(event_of(one, "t")["data"]["from"]) == datetime(2013, 1, 9, 13, tzinfo=UTC)

@@ -112,17 +112,6 @@ async def test_a_computation_that_another_shard_has_taken_leaves_the_round_and_t
     assert {one.low(name) for name in held(one)} == {12}
 
 
-async def test_a_report_counts_for_those_that_are_still_here(deployment: Deployment) -> None:
-    one, grants = await serving(deployment, "x", "y")
-    await taken(deployment, "y")
-    barred: set[str] = set()
-    reports = said(grants, "x", "y")
-    answer = await one.shard.report(reports, sender=b"s" * 16, number=(2, 1), barred=barred)
-    assert refusals(answer) == [("y", "MOVED")]
-    assert barred == {"y"}, "what follows on the stream says only what has changed since"
-    assert one.low("x") == 12
-
-
 async def test_a_change_of_the_graph_is_one_with_what_it_changes(deployment: Deployment) -> None:
     one, grants = await serving(deployment, "x", "y")
     await taken(deployment, "y")

@@ -29,7 +29,6 @@ from tests.kit.shards import NAMES, Deployment, reached, two
 from tests.kit.times import HOUR
 from tests.kit.tree import One, Tree, ids
 
-KEY = b"\x80"
 Late = Callable[[], Awaitable[object]]
 
 
@@ -78,14 +77,6 @@ async def test_rule8_a_late_retirement_takes_out_nothing_that_was_claimed_since(
         await is_refused(one, late, errors.StaleSequencer)
         await shard.release("b", grant.sequencer)
         await is_refused(one, late, errors.StaleSequencer)
-
-
-async def test_rule8_a_late_retirement_takes_out_nothing_that_a_newer_claim_left_behind(one: One) -> None:
-    shard = one.shard
-    late = partial(shard.retire, "b", KEY, b"", force=True, newest_claim=0)
-    await claim(shard, "b")
-    await claim(shard, "b", b"", KEY)
-    await is_refused(one, late, errors.StaleSequencer)
 
 
 @pytest.mark.parametrize(

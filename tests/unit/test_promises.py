@@ -81,10 +81,6 @@ def test_what_is_remembered_of_names_is_bounded() -> None:
     assert len(known._found) <= MOST_KEPT
 
 
-def test_an_empty_file_promises_nothing() -> None:
-    assert promises("").of("hourly") is NOTHING
-
-
 BAD = {
     "no TOML": ("[[promise", "promises.toml is not TOML", "correct it there"),
     "no computations": ("[[promise]]\nlate = '1m'", "promise[1].computations is missing", "a shell pattern such as"),
@@ -124,11 +120,6 @@ def test_a_mistake_is_refused_with_its_place_and_the_fix(name: str) -> None:
     assert fix in said.partition(problem)[2]
     assert "hush" not in said
     assert len(said) < 600, "it goes into a line of the log"
-
-
-@pytest.mark.parametrize("late", ["1", "1s", "1.5h", "90 min", "366d"])
-def test_a_duration_is_written_as_for_the_command(late: str) -> None:
-    assert promises(entry(late=f"'{late}'")).of("a").late_micros >= 1_000_000
 
 
 async def test_a_bad_file_changes_nothing_and_a_good_one_counts_again(

@@ -504,15 +504,6 @@ def test_automatic_adoption_needs_everything_to_be_known(world: World) -> None:
     assert automatic(world) == [(HOURLY, "A")]
 
 
-def test_automatic_adoption_is_not_allowed_where_a_sink_cannot_fence(world: World) -> None:
-    world.register("daily", sinks=(Sink("lake", fences=True), Sink("topic", fences=False)))
-    with pytest.raises(errors.RegionRefused, match="its sinks topic cannot fence"):
-        world.core.allow_automatic(DAILY, allowed=True)
-    world.register("weekly", sinks=())
-    with pytest.raises(errors.RegionRefused, match="no sink"):
-        world.core.allow_automatic(name_of("weekly", ["clicks"]), allowed=True)
-
-
 def test_a_replica_in_a_record_of_an_older_version_counts_when_it_is_told_again(world: World) -> None:
     world.mirror("B", 50)
     told = json.loads(references.encode(world.hourly))
@@ -635,14 +626,6 @@ def test_a_lost_store_is_made_again_from_what_the_regions_were_told(world: World
     lost.callers["B"] = lost.callers["B"]._replace(token="new")
     with pytest.raises(errors.Unconfirmed):
         lost.report("B", 3, 60)
-
-
-def test_a_recovery_leaves_no_region_out_but_those_that_are_fenced(world: World) -> None:
-    with pytest.raises(errors.InvalidArgument, match="leaves out B"):
-        world.core.recover("new", "", ["A"], [])
-    world.do(world.core.recover("new", "", ["A"], ["B"]))
-    world.do(world.core.enrol(world.caller("A"), {}, world.now))
-    assert world.hourly.number > 1000  # B may have had a number that nobody reports
 
 
 @pytest.mark.parametrize(("regions", "fenced"), [("eu,us", ""), ("eu", "us")])

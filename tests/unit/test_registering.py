@@ -101,15 +101,6 @@ async def outcomes(tasks: Sequence[asyncio.Task[Spec]]) -> list[str]:
     return [each.name if isinstance(each, Spec) else getattr(each, "reason", repr(each)) for each in found]
 
 
-async def test_those_that_wait_share_a_write(one: One) -> None:
-    tasks = await one.held_up("first")
-    tasks += [one.register(f"c{number}") for number in range(50)]
-    await turns()
-    one.plan.open.set()
-    assert await outcomes(tasks) == ["first", *(f"c{number}" for number in range(50))]
-    assert one.plan.writes == [[GRAPH], [GRAPH]]
-
-
 async def test_one_that_fails_as_it_never_should_is_refused_alone(one: One, caplog: pytest.LogCaptureFixture) -> None:
     def bad(_: Collection[str]) -> None:
         raise RuntimeError("a fault of this one alone")

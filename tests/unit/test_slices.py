@@ -1,8 +1,4 @@
-"""A computation that is cut into slices: the root never leads what was acknowledged of a slice, and arrives.
-
-The rules T1 to T7 of a tree of authorities, by the executions that break naive versions. Most switches that break one are found by
-the properties and the simulation.
-"""
+"""A computation that is cut into slices: the root never leads what was acknowledged of a slice, and arrives (rules T1 to T7)."""
 
 from __future__ import annotations
 
