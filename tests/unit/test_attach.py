@@ -44,11 +44,6 @@ def said(
     return BatchProgress(query, run, "hourly", batch, watermark, **counts)
 
 
-def test_a_progress_is_read() -> None:
-    expected = BatchProgress("q1", "r1", "hourly", 7, NINE, 3, 2.5, late_rows=3, state_rows=9, seconds=1.5)
-    assert read_progress(PROGRESS) == expected
-
-
 @pytest.mark.parametrize(
     "watermark",
     [

@@ -15,7 +15,7 @@ from lowwater import errors
 from lowwater._core.call import Stubs
 from lowwater._pb.lowwater.v1 import watermarks_pb2
 from lowwater_authority.cluster.cluster import Replaced
-from lowwater_authority.core.requests import ClaimRequest
+from lowwater_authority.core.requests import ClaimRequest, GroupReport, Refused
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine import shard
 from lowwater_authority.engine.shard import TOGETHER_SECONDS
@@ -24,6 +24,7 @@ from tests.kit.clock import Clock
 from tests.kit.faults import FaultPlan, Outcome
 from tests.kit.memory_journal import MemoryJournal
 from tests.kit.shards import DEAD_AFTER, NAMES, Deployment, One, held, reached, turns, two
+from tests.kit.times import HOUR
 from tests.simulation.kernel import Simulation
 
 
@@ -77,6 +78,31 @@ async def test_a_later_process_at_the_same_address_replaces_this_one(deployment:
     with pytest.raises(Replaced, match="advertise"):
         await deployment.settle(one)
     await deployment.settle(again)
+
+
+async def test_rule8_nothing_of_a_stream_counts_behind_what_another_shard_was_to_hear(deployment: Deployment) -> None:
+    """The range goes down in a report that comes while another shard serves it; the next one on the stream says nothing of that."""
+    one, other = await two(deployment)
+    name = min(held(other))
+    grant = await other.shard.claim(name, ClaimRequest([b"", b"m", b""], request_id=b"two ranges".ljust(16)))
+    barred: set[str] = set()
+
+    def report(number: int, *hours: int, handles: list[int] | None = None) -> asyncio.Future[list[tuple[str, Refused]]]:
+        values = np.array([hour * HOUR for hour in hours], dtype=np.int64)
+        chosen = None if handles is None else np.array(handles, dtype=np.uint32)
+        said = GroupReport(grant.sequencer, values, handles=chosen)
+        return one.shard.report([(name, said)], sender=b"t" * 16, number=(1, number), barred=barred)
+
+    [(_, refused)] = await report(1, 12, 10)
+    assert refused.reason == "MOVED"
+    await other.stop()
+    await deployment.settle(one, seconds=2.1)
+    assert name in held(one)
+    [(_, refused)] = await report(2, 14, handles=[0])
+    assert refused.reason == "MOVED"
+    barred = set()  # a new stream, which says all
+    assert await report(3, 14, 10) == []
+    assert one.low(name) == 10
 
 
 async def test_reads_that_wait_for_a_store_that_hangs_end_in_time(

@@ -266,3 +266,16 @@ def test_a_part_of_a_range_that_is_not_there_is_refused() -> None:
     with pytest.raises(errors.InvalidArgument):
         d.stage(run, 1, 0, {1: 5})
     assert len(d.core.batches) == 0
+
+
+def test_a_batch_of_another_fold_is_refused() -> None:
+    d = Driver(Spec("c", ("a",)))
+    run = d.claim(b"", b"").sequencer
+    d.prepare(run, 1, [], 14, fold=Fold(1, (1,)))
+    with pytest.raises(errors.InputVersion):
+        d.commit(run, 1, Fold(2, (1, 1)))
+    with pytest.raises(errors.IncarnationChanged):
+        d.commit(run, 1, Fold(1, (2,)))
+    assert d.low == MIN
+    assert d.commit(run, 1, Fold(1, (1,))) == set()
+    assert d.low == 14

@@ -17,7 +17,7 @@ from lowwater import Completion, EstimatedInput, History, IncarnationChanged, In
 from lowwater._core.intervals import Closings, Interval, upstream_below
 from lowwater.cli.publish import Marker, event_of, target_of
 from lowwater_authority.core.history import History as AuthorityHistory
-from tests.kit.times import HOUR, MAX, MIN, at, mark
+from tests.kit.times import MIN, at, mark
 
 EVERY = timedelta(hours=1)
 
@@ -139,15 +139,6 @@ def test_a_history_of_another_incarnation_or_without_its_end_is_not_taken() -> N
         closings.tell(told.history)
         assert closings.asks(finished)
         assert closings.closed(finished) is None
-
-
-def test_the_last_times_that_there_are_close() -> None:
-    told, start = Told(), Watermark(MAX - 90 * 60 * 10**6)
-    told.come(Watermark(MAX - 1))
-    finished = told.come(Watermark.FINISHED)
-    closings = Closings("hourly", EVERY, start, incarnation=1)
-    closings.tell(told.history)
-    assert [each.end.micros for each in all_closed(closings, finished)] == [start.micros + HOUR, MAX - 1, MAX]
 
 
 def test_another_incarnation_and_an_estimate_close_nothing() -> None:

@@ -145,6 +145,31 @@ async def written_again(one: One) -> None:
     await asyncio.gather(*one.shard.held.mending())
 
 
+async def test_nothing_is_kept_of_what_is_let_go_while_it_is_read_back(deployment: Deployment) -> None:
+    one, grants = await serving(deployment, "x", "y")
+    damage(deployment, "x")
+    one.faults.ends["append"] = [Outcome.FAILED]
+    read, going_on, reading = one.faults.read, asyncio.Event(), asyncio.Event()
+
+    async def slowly(name: str) -> None:
+        if name == "load":
+            reading.set()
+            await going_on.wait()
+        await read(name)
+
+    one.faults.read = slowly  # type: ignore[method-assign]
+    reporting = asyncio.ensure_future(report(one, grants, "x"))
+    await reading.wait()
+    epoch = one.shard.epoch("x")
+    one.shard.replaced({"x": (epoch, epoch + 1)})
+    going_on.set()
+    with pytest.raises(errors.JournalFailed, match="nothing was changed"):
+        await reporting
+    assert held(one) == {"y"}
+    assert not one.shard.held.mending()
+    assert await report(one, grants, "y") == []
+
+
 async def test_nobody_waits_for_what_is_written_again(deployment: Deployment) -> None:
     one, grants = await serving(deployment, "x", "y")
     await kept_in_memory(deployment, one, grants, "x")

@@ -56,12 +56,6 @@ def test_a_snapshot_is_no_record() -> None:
         decode("clicks", 7, encode("clicks", 7, b"", writer=ME, kind=Kind.SNAPSHOT))
 
 
-def test_a_part_beyond_the_number_of_parts_is_refused() -> None:
-    frame = encode("clicks", 7, b"", writer=ME, part=2, parts=2)
-    with pytest.raises(JournalCorrupt):
-        decode("clicks", 7, frame, part=2)
-
-
 def test_a_newer_format_asks_for_an_upgrade() -> None:
     """The place of format and checksum, and the rule of the checksum, are the same in every format."""
     newer = struct.pack("<H", FORMAT + 1) + b"whatever a newer release writes here"

@@ -67,13 +67,6 @@ def test_the_first_entry_that_fits_counts() -> None:
         assert known.of(nobody) is NOTHING, nobody
 
 
-def test_a_name_in_full_behind_a_pattern_does_not_count_and_one_before_it_does() -> None:
-    before, behind = entry(computations="'a'", team="'one'"), entry(computations="'a*'", team="'two'")
-    assert promises(before + behind).of("a").team == "one"
-    assert promises(behind + before).of("a").team == "two"
-    assert promises(before + entry(computations="'a'", team="'again'")).of("a").team == "one"
-
-
 def test_what_is_remembered_of_names_is_bounded() -> None:
     known = promises(entry(team="'all'"))
     for number in range(MOST_KEPT + 10):

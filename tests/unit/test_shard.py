@@ -386,6 +386,34 @@ async def test_rule2_what_comes_while_a_snapshot_is_made_is_not_in_it(
     assert now.low == 15 * HOUR
 
 
+async def test_a_snapshot_is_not_written_by_who_let_its_log_go_meanwhile(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces are joined beside the rounds: by then the log may be taken again, behind what another shard has written."""
+    journal, held = running.shard.journal, running.shard.held
+    written: list[bytes] = []
+
+    async def note(log: str, position: int, payload: bytes, **_: bool) -> None:
+        written.append(payload)
+
+    async def joined(pieces: list[bytes]) -> bytes:
+        held.served["a"].log.forget()
+        return b"".join(pieces)
+
+    lease = await running.claim("a", b"", b"")
+    assert await running.report(lease, 14) == []
+    monkeypatch.setattr(journal, "snapshot", note)
+    log = held.served["a"].log
+    await held.logs.snapshot(log, partial(recovery.pieces, held.served["a"].computation))
+    await held.logs.settle()
+    assert len(written) == 1
+    monkeypatch.setattr("lowwater_authority.engine.logs._joined", joined)
+    await held.logs.snapshot(log, partial(recovery.pieces, held.served["a"].computation))
+    await held.logs.settle()
+    assert len(written) == 1
+    assert log.snapshotting is None
+
+
 async def test_rule7_a_slow_subscriber_gets_the_newest_value_only(running: Running) -> None:
     subscription = running.shard.hub.subscribe(["a"])
     grant = await running.claim()

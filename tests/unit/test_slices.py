@@ -472,6 +472,16 @@ async def test_the_first_worker_of_any_slice_binds_the_computation(tree: Tree, b
     assert not await claimed_by(tree.below, "a~1", "Y")
 
 
+@pytest.mark.parametrize("same", [False, True])
+async def test_of_two_workers_at_once_one_wins(tree: Tree, same: bool) -> None:
+    names = ("a~0", "a~0" if same else "a~1")
+    won = await asyncio.gather(claimed_by(tree.below, names[0], "X"), claimed_by(tree.below, names[1], "Y"))
+    assert sorted(won) == [False, True]
+    winner = "XY"[won.index(True)]
+    for name in ("a~0", "a~1"):
+        assert await claimed_by(tree.below, name, winner)
+
+
 async def test_nothing_is_granted_while_the_root_does_not_know_to_whom(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
