@@ -19,10 +19,10 @@ from lowwater_authority.core.requests import ClaimRequest, GroupReport, Refused
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine import shard
 from lowwater_authority.engine.shard import TOGETHER_SECONDS
-from lowwater_authority.journal import JournalFailed
+from lowwater_authority.journal import GRAPH, JournalFailed
 from tests.kit.clock import Clock
 from tests.kit.faults import FaultPlan, Outcome
-from tests.kit.memory_journal import MemoryJournal
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.kit.shards import DEAD_AFTER, NAMES, Deployment, One, held, reached, turns, two
 from tests.kit.times import HOUR
 from tests.simulation.kernel import Simulation
@@ -78,6 +78,29 @@ async def test_a_later_process_at_the_same_address_replaces_this_one(deployment:
     with pytest.raises(Replaced, match="advertise"):
         await deployment.settle(one)
     await deployment.settle(again)
+
+
+async def test_a_zombie_puts_nothing_back_before_those_who_were_awake(deployment: Deployment) -> None:
+    zombie, other = await two(deployment)
+    name = min(held(zombie))
+    old = await zombie.claim(name)
+    await zombie.report(name, old, 12)
+    await deployment.settle(other, seconds=2.1)
+    new = await other.claim(name)
+    await other.report(name, new, 13)
+    # The store forgets who took over; the zombie wakes up first, and remembers being the owner.
+    deployment.disk.put_back(MemoryDisk().backup())
+    refused = asyncio.ensure_future(zombie.report(name, old, 20))
+    await zombie.hear()
+    await deployment.settle(other, seconds=0.6)
+    with pytest.raises(errors.JournalFailed, match="out of touch"):
+        await refused
+    await zombie.shard.confirm([name])
+    assert name not in held(zombie)
+    assert other.low(name) == 13
+    [(_, stale)] = await other.report(name, old, 20)
+    assert stale.reason == "STALE_SEQUENCER"
+    assert await other.report(name, new, 14) == []
 
 
 async def test_rule8_nothing_of_a_stream_counts_behind_what_another_shard_was_to_hear(deployment: Deployment) -> None:
@@ -166,6 +189,28 @@ async def test_a_store_that_went_on_without_this_owner_is_let_go(deployment: Dep
     assert alive(one)
     assert name not in held(one)
     assert other.low(name) == 13
+
+
+async def test_c5c_a_graph_whose_reading_failed_is_read_again(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    name = min(held(one))
+    await one.report(name, await one.claim(name), 14)
+    await one.shard.register(Spec("forgotten"))
+    last = deployment.disk.logs[GRAPH].last
+    while deployment.disk.logs[GRAPH].last == last:  # a fail-over forgets it, and all behind it
+        deployment.disk.lose(1)
+    await other.shard.reset(name)
+    await other.shard.register(Spec("kept"))
+    one.faults.ends["append"] = [Outcome.FAILED]
+    with pytest.raises(errors.LowwaterError):
+        await one.shard.confirm()
+    await one.shard.confirm([name])
+    view = one.shard.view(name)
+    assert view is not None
+    assert view.incarnation == 2
+    await one.shard.register(Spec("later"))
+    third = await deployment.start("third:1")
+    assert third.shard.topology.computations.keys() >= {"forgotten", "kept", "later"}
 
 
 LATEST = TOGETHER_SECONDS + 2.0

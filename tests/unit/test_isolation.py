@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -240,6 +241,29 @@ async def test_a_shard_that_ends_writes_what_it_alone_knows(deployment: Deployme
     assert (other.low("x"), other.low("y")) == (12, 11)
 
 
+async def test_memory_with_half_a_change_is_not_written(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, grants = await serving(deployment, "x", "y")
+    damage(deployment, "x")
+
+    def half(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Computation, "_take_values", half)
+    with pytest.raises(errors.LowwaterError, match="internal error, nothing was changed"):
+        await report(one, grants, "x")
+    monkeypatch.undo()
+    before = deployment.disk.logs["x"].copy()
+    assert one.shard.held.is_torn("x")
+    assert one.low("x") == 11
+    with pytest.raises(errors.Unavailable):
+        await one.claim("x")
+    assert await report(one, grants, "y") == []
+    await one.end()
+    assert deployment.disk.logs["x"] == before
+
+
 async def half_a_change(one: One, grants: dict[str, Grant], *names: str) -> None:
     """A request to the first name fails in the middle, in one round with reports of the others."""
     take_values = Computation._take_values
@@ -317,6 +341,28 @@ async def test_what_is_read_back_is_not_called_unreadable(deployment: Deployment
     one.faults.unreadable.clear()
     await failing
     assert await report(one, grants, "x", "y") == []
+
+
+async def test_rule2_a_registration_writes_no_half_a_change(deployment: Deployment) -> None:
+    one, grants = await serving(deployment, "y")
+    await one.shard.register(Spec("x"))
+    await one.shard.retire("x", b"\x80", b"", force=True)
+    damage(deployment, "x")
+    before = deployment.disk.logs["x"].copy()
+
+    def half(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Computation, "_fenced", half)
+        with pytest.raises(errors.LowwaterError, match="internal error"):
+            await one.shard.retire("x", b"\x00", b"\x40", force=True)
+    assert one.shard.held.is_torn("x")
+    with contextlib.suppress(errors.Unavailable):
+        await one.shard.register(Spec("x", estimated=True))
+    assert deployment.disk.logs["x"] == before
+    assert not one.shard.topology.get("x").estimated
+    assert await report(one, grants, "y") == [], "its neighbour"
 
 
 @pytest.mark.parametrize("torn", [False, True])

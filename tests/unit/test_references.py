@@ -520,6 +520,13 @@ def test_an_agent_that_does_not_say_whose_rows_it_has_is_told_to_be_upgraded(wor
     assert "upgrade its `lowwater region`" in change.refused[HOURLY].message
 
 
+def test_the_next_owner_has_to_have_read_what_it_has_of_the_owner_that_stopped(world: World) -> None:
+    world.mirror("B", 20)
+    stop_to_move(world)
+    with pytest.raises(errors.RegionRefused, match="was read under number 2, and A stopped by 1"):
+        arrive(world, Replica("B", 20, MAX, at(40), 2))
+
+
 def stop_to_move(world: World) -> None:
     world.report("A", 1, 20, 4, digest="d", positions=at(40))
     world.do(world.core.begin_move(HOURLY, "B", world.now))
@@ -648,6 +655,22 @@ def test_a_recovery_serves_nobody_while_a_record_names_a_region_that_it_leaves_o
         world.do(world.core.enrol(world.caller(region), {HOURLY: record} if region == "eu" else {}, world.now))
     assert world.core.store.state == SERVING
     assert (world.hourly.number > 1000) == bool(fenced)
+
+
+def test_what_was_forgotten_stays_so_over_a_recovery(world: World) -> None:
+    """Each region still has its record, by which it would come back with its old owner, and hold for it."""
+    world.register("daily", LOCAL)
+    world.report("A", 1, 30, name=DAILY)
+    known = {each: references.encode(world.core.get(each)) for each in (HOURLY, DAILY)}
+    world.lose("A")
+    world.do(world.core.forget(HOURLY, world.now))
+    before = world.core.watermarks()
+    world.recover("new")
+    for region in "AB":
+        world.do(world.core.enrol(world.caller(region), known, world.now))
+    assert world.core.watermarks() == before == {"daily": (1, 30, False)}
+    with pytest.raises(errors.UnknownReference):
+        world.core.get(HOURLY)
 
 
 @pytest.mark.parametrize("damaged", ["{", "[]", '{"number": 9}', "null", "another"])

@@ -29,7 +29,7 @@ from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine import shard as shard_module
 from lowwater_authority.engine.shard import Shard
-from lowwater_authority.journal import JournalFenced
+from lowwater_authority.journal import JournalFenced, JournalUnknown
 from lowwater_authority.ops.observer import Observer
 from tests.kit.faults import FaultPlan, Operation, Outcome
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
@@ -322,6 +322,30 @@ async def test_an_adopt_and_its_reset_are_durable_together(disk: MemoryDisk) -> 
     assert await again.report(adopted, 5) == []
     assert again.low() == 5
     await again.stop()
+
+
+async def test_a_stop_gives_up_an_append_of_unknown_outcome(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = FaultPlan()
+    one = await Running(disk, faults).start()
+    await one.shard.register(Spec("a"))
+    grant = await one.claim()
+    faults.then(*[Outcome.LOST] * 1000)
+    tried = asyncio.Event()
+    real = asyncio.sleep
+
+    async def quick(_: float) -> None:
+        tried.set()
+        await real(0)
+
+    monkeypatch.setattr("lowwater_authority.engine.logs.asyncio.sleep", quick)
+    waiting = one.report(grant, 14)
+    await tried.wait()
+    one.shard.stop()
+    with pytest.raises(errors.ShuttingDown):
+        await waiting
+    with pytest.raises(JournalUnknown):
+        await one.task
+    assert one.low() == MIN
 
 
 def keys_of(ranges: int) -> list[bytes]:

@@ -25,6 +25,7 @@ from lowwater_authority.core.topology import WHOLE, Spec, Topology, slicing
 from lowwater_authority.engine import logs, slices
 from lowwater_authority.engine.admission import Gate
 from lowwater_authority.engine.rounds import GivenUp, Round
+from lowwater_authority.engine.shard import Shard
 from lowwater_authority.engine.slices import Asked, RangeHere, Told
 from lowwater_authority.engine.task_master import TaskMaster
 from lowwater_authority.journal import GRAPH, JournalVersion
@@ -34,6 +35,7 @@ from tests.kit.releases import older_release
 from tests.kit.times import HOUR
 from tests.kit.tree import One, Tree, ids, numbers, rest, until
 from tests.property import slice_switches as switches
+from tests.unit.test_shard import Running
 
 KEY = b"\x80"
 
@@ -171,6 +173,30 @@ async def test_T4_breaks_when_an_output_waits_for_its_slice_alone(
 ) -> None:
     switches.outputs_wait_for_the_slice_alone(monkeypatch)
     await test_T4_an_output_says_nothing_before_the_root_knows(reader)
+
+
+async def test_T4_a_process_that_is_alone_does_not_read_its_graph_again(
+    disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has all of it in memory. What it reads while it writes would be another process's to it, and end it."""
+    alone = await Running(disk).start()
+    for name in ("x", "y"):
+        await alone.shard.register(Spec(name))
+        assert await alone.report(await alone.claim(name), 50, name=name) == []
+    await alone.shard.register(Spec("a", inputs=("x",), slices=(KEY,)))
+    await alone.claim("a~0", b"", KEY)
+    read: list[bool] = []
+
+    async def refresh(self: Shard) -> None:
+        read.append(self.shared)
+
+    monkeypatch.setattr(Shard, "refresh", refresh)
+    await alone.shard.set_inputs("a", ["x", "y"])
+    computation = alone.shard.held.computation("a~0")
+    assert computation is not None
+    await until(lambda: computation.input_version == 2)
+    assert read == []
+    await alone.stop()
 
 
 @pytest.mark.parametrize("retired", [False, True])
@@ -419,6 +445,24 @@ async def test_a_slice_goes_on_after_a_failure_that_should_never_be(
     assert told[0].__dict__["lowwater"] == {"event": "slice_failed", "computation": "a~0", "root": "a"}
 
 
+async def test_a_slice_pauses_when_it_cannot_follow_the_inputs_of_its_root(
+    reader: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await reader.both(10, 10)
+
+    async def nothing(*_: object) -> None:
+        return
+
+    monkeypatch.setattr(Shard, "follow_inputs", nothing)
+    monkeypatch.setattr(slices, "AGAIN_SECONDS", (600.0, 600.0))
+    reader.below = await reader.fail_over()
+    before = len(reader.way.sent("claim"))
+    await reader.top.shard.set_inputs("a", ["x", "y"])
+    await reader.below.shard.refresh()
+    await rest()
+    assert 0 < len(reader.way.sent("claim")) - before <= 4
+
+
 async def test_an_idle_slice_hears_of_a_reset_without_waiting_for_its_beat(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -570,6 +614,18 @@ def test_slices_take_no_more_of_the_graph_than_others_can_read_beside_them() -> 
     with pytest.raises(errors.InvalidArgument, match="slice: '501 slices with 200 inputs each") as refused:
         full.split("a", "a~0", b"\x00")
     assert refused.value.metadata["field"] == "slice"
+
+
+def test_a_graph_that_is_put_together_has_the_newest_inputs_and_the_newest_cut() -> None:
+    """Each changed by a process that did not know of the other: the logs of the slices have these keys, and no reset is needed to go on."""
+    before = Topology().register(Spec("x")).register(Spec("y")).register(Spec("a", inputs=("x",), slices=(b"m",)))
+    made, new = before.split("a", "a~1", b"t")
+    fed = before.set_inputs("a", ["x", "y"])
+    for merged in (made.moved(new).merged(fed), fed.merged(made.moved(new))):
+        assert merged.get("a").inputs == ("x", "y")
+        assert merged.get("a").parts == made.moved(new).get("a").parts
+        assert {name: merged.get(name) for name in ("a~0", "a~1", "a~2")} == merged.get("a").slice_specs()
+        assert Topology.decode(merged.encode()) == merged
 
 
 # -- a clock that is wrong --------------------------------------------------------------------------------------------
