@@ -210,12 +210,6 @@ class One:
         for name in names:
             self.slice(name)._news.set()
 
-    async def read_back(self, name: str) -> None:
-        """Replace a slice in memory by what the store has of it, as after a refused write."""
-        view, _ = await self.shard.held.of(name).reload()
-        assert view is not None
-        self.shard._show([view])
-
 
 class Tree:
     """``a``, whose slices ``a~0`` and ``a~1`` lie below and from the key 0x80 on. The root has a process, the slices have one, and, with ``beside``, those that they are cut into later have one."""

@@ -116,7 +116,7 @@ OTHERWISE = {
     "raise errors.Overloaded in create_group",  # 16 groups: tests/unit/test_task_master.py
     "raise errors.BelowMark in _new",  # 256 commits: tests/property/test_core_tasks.py
     "raise errors.BelowMark in _held",  # the same
-    "raise errors.Overloaded in stage_task",  # 100,000 parts: tests/unit/test_core_batches.py
+    "raise errors.Overloaded in stage_task",  # too many bytes of parts: tests/unit/test_core_rules.py
     "raise errors.OwnedRanges in _refuse_unread",  # a damaged log: tests/contract/test_damaged_logs.py
     "raise errors.Unavailable in _refuse_unread",  # and the store does not tell its owner: tests/unit/test_drop.py
     "raise errors.Unavailable in _what_is_read",  # a store that does not answer: tests/unit/test_cluster.py
@@ -125,8 +125,8 @@ OTHERWISE = {
     "raise errors.Unavailable in _heal",  # the same
     "raise errors.Unavailable in _refuse_unhealed",  # the same
     "raise errors.LimitReached in _refuse_tombstones",  # 8 MiB of tombstones: tests/unit/test_drop.py
-    "raise errors.Overloaded in messages",  # 64 MiB of refusals: tests/unit/test_acknowledgement.py
-    "raise errors.InputVersion in commit",  # the inputs change meanwhile: the same file
+    "raise errors.Overloaded in messages",  # 64 MiB of refusals: tests/unit/test_room.py
+    "raise errors.InputVersion in commit",  # the inputs change meanwhile: tests/unit/test_core_rules.py
     "raise errors.IncarnationChanged in commit",
     "raise bad_field 'address' in _change",  # many shards: tests/process/test_shards.py
     "raise bad_field 'version' in _change",  # a late pin or drain: tests/unit/test_late_messages.py
@@ -134,7 +134,7 @@ OTHERWISE = {
     "raise errors.LowwaterError in Locate",
     "raise bad_field 'epochs' in Locate",  # tests/process/test_shards_operations.py
     "raise errors.Unavailable in check",  # a shard that lost its store: the same
-    "raise errors.StaleSequencer in _granted_before",  # a repeat of an older claim: tests/unit/test_core_requests.py
+    "raise errors.StaleSequencer in _granted_before",  # a repeat of an older claim: tests/unit/test_core_numbers.py
     "raise errors.Unavailable in claim",  # a reset before the answer: tests/unit/test_slices.py
     "raise errors.InvalidArgument in _granted_before",  # the id of another claim: tests/unit/test_core_numbers.py
     "raise errors.InvalidArgument in prepare",  # an input that is not registered: the same
