@@ -40,7 +40,6 @@ class Method:
 
     @property
     def hostile(self) -> bool:
-        """Whether single requests of its stream may be lost, doubled and swapped."""
         return self.path.endswith("/Report")
 
 
@@ -63,10 +62,8 @@ class Call(ABC):
         self.method = method
         self.metadata = metadata
         self.waits = waits
-        """Whether it waits for a server to be reachable."""
         self.number = self.network.number_call()
         self.status: Status | None = None
-        """How it ended, as the client knows."""
         self.severed = False
         """Whether nothing gets through in either direction any more."""
         self.connection: Connection | None = None
@@ -124,7 +121,6 @@ class Call(ABC):
     # -- its life --------------------------------------------------------------------------------------------------
 
     def connected(self, connection: Connection) -> None:
-        """Send what is to be sent. Runs in the client's process."""
         if self.done() or not self.client.alive:
             return
         self.connection = connection
@@ -134,19 +130,15 @@ class Call(ABC):
         self._begin(connection.server)
 
     def refuse(self, why: str) -> None:
-        """There is no connection."""
         self._finish(Status(grpc.StatusCode.UNAVAILABLE, why))
 
     def broken(self, why: str) -> None:
-        """The client learns that the connection broke."""
         self._finish(Status(grpc.StatusCode.UNAVAILABLE, why))
 
     def sever(self) -> None:
-        """Let nothing through any more; the two sides learn it later."""
         self.severed = True
 
     def abandon(self) -> None:
-        """The server learns that the client is not there any more."""
         for handling in list(self.handlings):
             handling.cancel()
 
@@ -160,7 +152,6 @@ class Call(ABC):
         """Send the request, or the head of a stream."""
 
     def _end_locally(self, status: Status) -> None:
-        """The client gives up, and the server hears of it."""
         if self.status is None:
             self._finish(status)
             if self.connection is not None:
@@ -185,7 +176,6 @@ class Call(ABC):
         self.network.tap(self.client, peer, path, "request", self.number, message)
 
     def tap_response(self, server: Process, message: Any, payload: bytes) -> None:
-        """Show a response at the moment it is sent."""
         self.sim.trace("response", call=self.number, server=str(server), sum=crc32(payload))
         self.network.tap(server, self.client, self.method.path, "response", self.number, message)
 
@@ -241,7 +231,6 @@ class UnaryCall(Call):
         self._arrive(None)
 
     def _arrive(self, meant: SimServer | None) -> None:
-        """The request is there, or its copy: that goes to whoever listens now."""
         server = self.network.listener(self.client, self.channel.address, sent=meant is None)
         if server is not None and meant in (None, server):
             server.accept(self, self._payload)
@@ -249,7 +238,6 @@ class UnaryCall(Call):
             self.reply(meant.process, STOPPING)
 
     def reply(self, server: Process, status: Status, message: Any = None, payload: bytes | None = None) -> None:
-        """Send the status, and the response as it is and as bytes, back."""
         if payload is not None:
             self.tap_response(server, message, payload)
         network = self.network
@@ -296,7 +284,6 @@ class StreamCall(Call):
         await self._raise_unless_ok()
 
     async def read(self) -> Any:
-        """Take one response; ``grpc.aio.EOF`` behind the last."""
         payload = await self._read()
         if payload is not None:
             return self.method.deserialize(payload)
@@ -382,13 +369,11 @@ class StreamCall(Call):
     # -- its life --------------------------------------------------------------------------------------------------
 
     def lost_with_stream(self) -> bool:
-        """Whether the message that is about to be sent is lost, and with it the stream."""
         if not self.severed and self.network.fate("broken stream", self.network.weather.p_break):
             self._reset()
         return self.severed
 
     def _reset(self) -> None:
-        """Break the stream; both sides learn it a little later."""
         self.sever()
         for learn in (lambda: self.broken("the stream was reset"), self.abandon):
             self.sim.loop.call_later(self.network.latency(), learn, context=KERNEL)

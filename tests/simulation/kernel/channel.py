@@ -67,7 +67,6 @@ class SimChannel:
         return MultiCallable(self, Method(path, serialize, options["response_deserializer"], **streaming))
 
     async def close(self, grace: float | None = None) -> None:
-        """End every call at once: whoever awaits one gets a CancelledError, as from gRPC."""
         del grace
         self._closed = True
         connection = self._connection
@@ -80,7 +79,6 @@ class SimChannel:
     # -- connecting ------------------------------------------------------------------------------------------------
 
     def begin(self, call: Call) -> Call:
-        """Start a call. Raises UsageError when the channel is closed."""
         if self._closed:
             call.cancel()
             raise grpc.aio.UsageError("Channel is closed.")
@@ -92,7 +90,6 @@ class SimChannel:
         return call
 
     def connect(self) -> None:
-        """Try to connect if a call waits for it. One round trip later it is known whether that works."""
         if self._connecting or not any(not call.done() for call in self._waiting) or not self.process.alive:
             return
         self._connecting = True
@@ -131,6 +128,5 @@ class SimChannel:
             call.refuse(f"failed to connect to {self.address}: timeout")
 
     def disconnected(self, connection: Connection) -> None:
-        """The connection is known to be broken: the next call makes another."""
         if self._connection is connection:
             self._connection = None
