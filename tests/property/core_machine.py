@@ -49,7 +49,6 @@ class CoreMachine(Pair):
         self.ask(asked)
 
     def replaced(self, pick: int, generation: int) -> int:
-        """The claim that another one names to take its place; none where key ranges are not cut anew."""
         del pick, generation
         return 0
 
@@ -147,7 +146,6 @@ class CoreMachine(Pair):
 
     @rule(values=values, mass_=masses)
     def tick(self, values: list[int], mass_: Any) -> None:
-        """Every owner tells all of its state, further on than before."""
         self.tide += 5
         for sequencer in [c.sequencer for c in self.oracle.claims.values() if c.owned and c.live]:
             self.say(sequencer, values, True, -1, mass_)
@@ -188,7 +186,6 @@ class CoreMachine(Pair):
     @precondition(lambda self: self.reports)
     @rule(pick=st.integers(0, 30))
     def repeat_report(self, pick: int) -> None:
-        """The network repeats and reorders."""
         self.send(*self.reports[-1 - pick % len(self.reports)])
 
     def send(self, report: GroupReport, asked: dict[str, Any], sender: bytes, number: tuple[int, int]) -> None:
@@ -227,7 +224,6 @@ class CoreMachine(Pair):
         covers_all=coins,
     )
     def prepare(self, pick: int, back: int, wanted: int, bound: int, covers_all: bool) -> None:
-        """Mostly the batch whose parts are here; at times an older one, as a delayed repeat would."""
         sequencer, number = self.oracle.parts_of if pick else (self.sequencer(0), self.oracle.parts_of[1] - back)
         tasks = sorted(self.oracle.parts)[:wanted] if wanted < 3 else [(0, 9, 9)]
         fold = self.fold if pick != 1 or back else (self.fold[0], (7,))
@@ -235,7 +231,6 @@ class CoreMachine(Pair):
 
     @rule(pick=picks, parts=st.lists(values, max_size=3), bound=times | st.just(MAX), covers_all=coins)
     def batch(self, pick: int, parts: list[list[int]], bound: int, covers_all: bool) -> None:
-        """A micro-batch as it should be, up to its commit."""
         self.tide += 2
         sequencer = self.sequencer(pick % 3)
         number = 1 + max(self.oracle.parts_of[1], self.oracle.committed[0] if self.oracle.committed else 0)
@@ -264,7 +259,6 @@ class CoreMachine(Pair):
     @precondition(lambda self: self.oracle.prepared or self.turn % 7 == 0)
     @rule(other=st.integers(0, 5))
     def commit(self, other: int) -> None:
-        """Mostly what is prepared; at times something else, or once more."""
         prepared, past = self.oracle.prepared, self.oracle.committed
         sequencer, number = (prepared.sequencer, prepared.number) if prepared else (self.sequencer(0), 0)
         if not other and past:
@@ -287,7 +281,6 @@ class LaidOut(CoreMachine):
     @precondition(lambda self: self.turn % 5 == 0 and self.flying is None)
     @rule(starts=inner, pinned=coins, stale=st.integers(0, 5))
     def change_layout(self, starts: tuple[int, ...], pinned: bool, stale: int) -> None:
-        """Mostly as it should be; at times of another version, of another incarnation, or once more."""
         version, wanted, tasks = self.oracle.layout
         incarnation = self.oracle.incarnation - (stale == 1)
         asked = version - (stale == 2), (0, *starts[1:]), starts if pinned else ()

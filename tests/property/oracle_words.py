@@ -11,7 +11,6 @@ CELLS = 16
 
 
 def edge(index: int) -> bytes:
-    """The key at which a cell starts; both ends of the key space are the empty key."""
     return bytes([index]) if 0 < index < CELLS else b""
 
 
@@ -39,7 +38,6 @@ class Claim:
     minutes: dict[int, int] = field(default_factory=dict)
 
     def cells(self, handle: int) -> range:
-        """The cells of a handle."""
         return range(self.edges[handle], self.edges[handle + 1])
 
 

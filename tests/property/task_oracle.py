@@ -39,7 +39,6 @@ class Group:
     mark: int = MIN
     tasks: dict[tuple[int, str], dict[str, Any]] = field(default_factory=dict)
     commits: list[tuple[int, str]] = field(default_factory=list)
-    """Those that are remembered, in order."""
     due: dict[tuple[int, str], int] = field(default_factory=dict)
 
     def unfinished(self) -> list[tuple[int, str]]:
@@ -80,14 +79,12 @@ class TaskOracle:
         self.saved = copy.deepcopy((self.low, self.incarnation, self.groups))
 
     def crash(self) -> None:
-        """What was not durable is gone, and so is what was known of time."""
         self.low, self.incarnation, self.groups = copy.deepcopy(self.saved)
         self.epoch += 1
         for group in self.groups.values():
             group.due = {}
 
     def reset(self) -> None:
-        """The groups stay, all else begins anew."""
         self.low = MIN
         self.incarnation += 1
         for group in self.groups.values():
@@ -200,7 +197,6 @@ class TaskOracle:
         self.create(lease.group, successors, lambda: self.end(group, key, outputs, asked))
 
     def end(self, group: Group, key: tuple[int, str], outputs: list[str], asked: Any) -> None:
-        """A task is done, and what need not be remembered any more is forgotten."""
         group.tasks[key].update(state="DONE", outputs=outputs, asked=asked)
         group.due.pop(key, None)
         group.commits.append(key)
@@ -246,7 +242,6 @@ class TaskOracle:
         group.due.pop(key, None)
 
     def state(self) -> Any:
-        """All that there is, to be compared."""
         return {
             name: (
                 group.version,

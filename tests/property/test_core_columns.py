@@ -35,7 +35,6 @@ def test_the_least_values_and_how_many_are_below(held: list[int], freed: set[int
 
 @pytest.mark.parametrize("value", [0, MIN])
 def test_where_all_are_equal_few_are_looked_at(value: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All ranges stand at the same value before the first report, and when they keep up."""
     monkeypatch.setattr(columns, "BLOCK", 4)
     looked, up_to = list[int](), Columns._up_to
 

@@ -25,7 +25,6 @@ SHARES = (990_000, 500_000)
 EDGES = [bytes([edge]) for edge in (0x20, 0x40, 0x60, 0x80, 0xA0)]
 PARTS = list(pairwise([b"", *EDGES, b""]))
 CUTS = (EDGES[1], EDGES[3])
-"""Three slices, of two claims each."""
 
 times = st.integers(0, 40).map(lambda tens: 10 * tens)
 pending = st.dictionaries(times, st.integers(1, 50), max_size=4)
@@ -91,7 +90,6 @@ async def run(steps: list[tuple[int, int, dict[int, int], int, tuple[int, int]]]
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slices tell of their masses as soon as they change."""
     monkeypatch.setattr(slices, "MASS_SECONDS", 0.0)
 
 
