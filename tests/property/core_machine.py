@@ -28,8 +28,6 @@ masses = st.none() | st.tuples(st.lists(times, max_size=3), st.integers(0, 3), s
 class CoreMachine(Pair):
     """Every rule does the same to both, compares what they answer, and then all they hold."""
 
-    # -- owners --------------------------------------------------------------------------------------------
-
     @rule(edges=edges, bounds=st.lists(times | st.just(MAX), max_size=2), pick=picks, generation=picks)
     def claim(self, edges: tuple[int, ...], bounds: list[int], pick: int, generation: int) -> None:
         newest, past, next_ = self.oracle.order[0], self.oracle.committed, self.oracle.prepared
@@ -132,8 +130,6 @@ class CoreMachine(Pair):
         self.same("retire", ours, lambda: set(self.oracle.retire(start, end, force=force, newest=newest)))
         self.check()
 
-    # -- reports -------------------------------------------------------------------------------------------
-
     @rule(
         pick=picks,
         values=values,
@@ -196,8 +192,6 @@ class CoreMachine(Pair):
             lambda: self.oracle.report(**asked, required=self.fold, sender=sender, number=number, now=self.now),
         )
         self.check()
-
-    # -- micro-batches -------------------------------------------------------------------------------------
 
     @rule(pick=picks, number=st.integers(0, 2), task=picks, oldest=values, finished=st.integers(0, 2))
     def stage(self, pick: int, number: int, task: int, oldest: list[int], finished: int) -> None:

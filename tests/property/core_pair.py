@@ -61,8 +61,6 @@ class Pair(Counting):
         self.turn = 0
         self.tide = 0
 
-    # -- what is compared ----------------------------------------------------------------------------------
-
     def same(self, what: str, ours: Any, theirs: Any) -> Any:
         self.steps[what] += 1
         self.turn += 1
@@ -116,8 +114,6 @@ class Pair(Counting):
         live = [c.sequencer for c in self.oracle.claims.values() if c.owned and c.live]
         known = live if live and pick < 4 else self.sequencers
         return known[-1 - pick % len(known)]
-
-    # -- rounds, crashes, incarnations -------------------------------------------------------------------
 
     @precondition(lambda self: self.flying is None)
     @rule(later=st.sampled_from([0, 1, SECOND, 70 * SECOND]))

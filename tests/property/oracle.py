@@ -11,8 +11,6 @@ from tests.property.second_opinion import MAX, MIN, Told, completed, heuristic
 
 
 class Oracle:
-    """The computation that every step is compared with."""
-
     def __init__(self, shares: Sequence[int], skew: int, step: int, epoch_base: int) -> None:
         self.shares, self.skew, self.step, self.epoch_base = shares, skew, step, epoch_base
         self.history: list[tuple[int, int, int, int]] = []

@@ -15,8 +15,6 @@ def edge(index: int) -> bytes:
 
 
 class Refusal(Exception):
-    """A request is refused; nothing has changed."""
-
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
@@ -53,8 +51,6 @@ class Cell:
 
 @dataclass
 class Part:
-    """What one task staged."""
-
     oldest: dict[int, int]
     pending: list[int]
     finished: int
@@ -66,8 +62,6 @@ class Part:
 
 @dataclass
 class Batch:
-    """A prepared micro-batch."""
-
     sequencer: int
     number: int
     digest: bytes

@@ -51,8 +51,6 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Refusal:
-    """What a refused call says."""
-
     code: grpc.StatusCode
     reason: str
     message: str

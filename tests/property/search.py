@@ -22,8 +22,6 @@ STEPS: Final = 60
 
 
 class Counting(RuleBasedStateMachine):
-    """A machine that counts its steps by kind."""
-
     steps: ClassVar[Counter[str]] = Counter()
 
 

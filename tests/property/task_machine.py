@@ -19,7 +19,6 @@ from tests.property.task_oracle import Refused, Sizes, TaskOracle
 SIZES = Sizes()
 GROUPS = ("daily", "hourly", "repairs", "checks", "more")
 DAY = 24 * SECOND
-"""A day of these tests: SECOND is the least interval there is."""
 
 picks = st.integers(0, 7)
 coins = st.booleans()

@@ -17,8 +17,6 @@ class Refused(Exception):
 
 @dataclass
 class Sizes:
-    """The bounds of a test."""
-
     groups: int = 3
     tasks: int = 8
     open: int = 3
@@ -27,8 +25,6 @@ class Sizes:
 
 @dataclass
 class Group:
-    """One group; a task is a dict with its fields."""
-
     every: int
     start: int
     lease: int
@@ -46,8 +42,6 @@ class Group:
 
 
 class TaskOracle:
-    """The tasks of one computation."""
-
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
         self.low = MIN
@@ -56,8 +50,6 @@ class TaskOracle:
         self.groups: dict[str, Group] = {}
         self.saved: Any = None
         self.settle()
-
-    # -- time and the store ----------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """All that was said is durable. The intervals that the watermark has passed get their tasks, one after the other."""
@@ -91,8 +83,6 @@ class TaskOracle:
             group.tasks, group.commits, group.due = {}, [], {}
             group.passed, group.mark = group.start, MIN
         self.settle()
-
-    # -- what is asked ---------------------------------------------------------------------------------------
 
     def create_group(self, name: str, every: int, start: int, lease: int, configuration: bytes) -> int:
         known = self.groups.get(name)
@@ -214,8 +204,6 @@ class TaskOracle:
         group.mark = max(group.mark, mark)
         group.tasks = {key: task for key, task in group.tasks.items() if key[0] >= group.mark}
         group.commits = [key for key in group.commits if key in group.tasks]
-
-    # -- shared ----------------------------------------------------------------------------------------------
 
     def group(self, name: str) -> Group:
         if name not in self.groups:

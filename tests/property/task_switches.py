@@ -153,4 +153,3 @@ ALL = (
     ("once an interval", snapshots_forget_intervals),
     (9, resets_keep_tasks),
 )
-"""All that the oracle must notice, with what each of them breaks."""

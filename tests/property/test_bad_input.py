@@ -110,62 +110,46 @@ Bad = tuple[Callable[[Any, Any], Any], str, list[Any]]
 
 BAD: dict[str, Bad] = {
     "register name": (lambda lw, v: lw.register(v), "name", NO_TEXT),
-    "register inputs": (lambda lw, v: lw.register("a", v), "inputs", NO_LIST),
     "register an input": (lambda lw, v: lw.register("a", ["b", v]), "inputs[1]", NO_TEXT),
-    "register heuristics": (lambda lw, v: lw.register("a", heuristics=v), "heuristics", NO_LIST),
     "register a share": (lambda lw, v: lw.register("a", heuristics=[0.5, v]), "heuristics", NO_SHARE),
     "register key_hash": (lambda lw, v: lw.register("a", key_hash=v), "key_hash", NO_TEXT),
     "register max_skew": (lambda lw, v: lw.register("a", max_skew=v), "max_skew", NO_LENGTH),
     "register history_step": (lambda lw, v: lw.register("a", history_step=v), "history_step", NO_STEP),
     "register estimated": (lambda lw, v: lw.register("a", estimated=v), "estimated", NO_FLAG),
-    "set_inputs name": (lambda lw, v: lw.set_inputs(v, []), "name", NO_TEXT),
     "set_inputs": (lambda lw, v: lw.set_inputs("a", v), "inputs", NO_LIST),
-    "reset": (lambda lw, v: lw.reset(v), "name", NO_TEXT),
     "retire start": (lambda lw, v: lw.retire("a", v, b""), "start", NO_KEY),
-    "retire end": (lambda lw, v: lw.retire("a", b"", v), "end", NO_KEY),
     "retire force": (lambda lw, v: lw.retire("a", b"", b"", v), "force", NO_FLAG),
-    "get": (lambda lw, v: lw.get("a", v), "names", NO_TEXT),
-    "inputs": (lambda lw, v: lw.inputs("a", v), "names", NO_TEXT),
     "inputs read": (lambda lw, v: lw.inputs("a", v).read(), "names", NO_NAME),
     "watch": (lambda lw, v: lw.watch("a", v), "names", NO_NAME),
-    "wait name": (lambda lw, v: lw.wait(v, 0), "name", NO_TEXT),
     "wait timeout": (lambda lw, v: lw.wait("a", 0, v), "timeout", NO_TIMEOUT),
-    "complete": (lambda lw, v: lw.complete(v, 0), "name", NO_TEXT),
-    "why": (lambda lw, v: lw.why(v), "name", NO_TEXT),
-    "ranges name": (lambda lw, v: lw.ranges(v), "name", NO_TEXT),
     "ranges limit": (lambda lw, v: lw.ranges("a", limit=v), "limit", no_number(32, 1)),
-    "history limit": (lambda lw, v: lw.history("a", limit=v), "limit", no_number(32, 1)),
-    "worker": (lambda lw, v: lw.worker(v), "computation", NO_TEXT),
-    "worker name": (lambda lw, v: lw.worker("a", name=v), "name", NO_TEXT[:2]),
     "worker identity": (lambda lw, v: lw.worker("a", identity=v), "identity", NO_TEXT),
     "worker generation": (lambda lw, v: lw.worker("a", generation=v), "generation", no_number(64)),
-    "worker ordinal": (lambda lw, v: lw.worker("a", ordinal=v), "ordinal", no_number(64)),
     "claim start": (lambda lw, v: lw.worker("a").claim(v), "start", NO_KEY),
-    "claim end": (lambda lw, v: lw.worker("a").claim(b"", v), "end", NO_KEY),
     "claim bounds": (lambda lw, v: lw.worker("a").claim(bounds=[b"", v]), "bounds[1]", NO_KEY),
     "claim digest": (lambda lw, v: lw.worker("a").claim(batch_digest=v), "batch_digest", NO_KEY),
     "claim adopt": (lambda lw, v: lw.worker("a").claim(adopt=v), "adopt", NO_FLAG),
     "stage sequencer": (lambda lw, v: stage(lw, sequencer=v), "sequencer", no_number(64)),
-    "stage batch": (lambda lw, v: stage(lw, batch=v), "batch", no_number(64)),
     "stage task": (lambda lw, v: stage(lw, task=v), "task", NO_TASK),
     "stage handles": (lambda lw, v: stage(lw, handles=v), "handles", NO_LIST),
     "stage a handle": (lambda lw, v: stage(lw, handles=[0, v]), "handles[1]", no_number(32)),
     "stage finished": (lambda lw, v: stage(lw, finished=v), "finished", no_number(41)),
     "stage pending": (lambda lw, v: stage(lw, pending=v), "pending", [5, [1], "1", b""]),
-    "prepare sequencer": (lambda lw, v: prepared(lw, sequencer=v), "sequencer", no_number(64)),
-    "prepare batch": (lambda lw, v: prepared(lw, batch=v), "batch", no_number(64)),
-    "prepare digest": (lambda lw, v: prepared(lw, digest=v), "digest", NO_KEY),
     "prepare tasks": (lambda lw, v: prepared(lw, tasks=v), "tasks", NO_LIST),
     "prepare a task": (lambda lw, v: prepared(lw, tasks=[ONE, v]), "task", NO_TASK),
     "prepare seen": (lambda lw, v: prepared(lw, seen=v), "seen", [5, "seen", {}]),
     "prepare covers_all": (lambda lw, v: prepared(lw, covers_all=v), "covers_all", NO_FLAG),
     "prepare frontiers": (lambda lw, v: prepared(lw, frontiers=[v]), "frontiers", [5, "1"]),
-    "prepare a share": (lambda lw, v: prepared(lw, frontiers=[(v, 0)]), "heuristics", NO_SHARE),
     "prepare operation": (lambda lw, v: prepared(lw, oldest_operation=v), "oldest_operation", [MIN, -1]),
     "commit sequencer": (lambda lw, v: lw.batches.commit("a", v, 1), "sequencer", no_number(64)),
-    "commit batch": (lambda lw, v: lw.batches.commit("a", 1, v), "batch", no_number(64)),
 }
 """What is called, the field that the refusal names, and what is refused."""
+
+
+def refusal(shell: Shell, call: Callable[[Any, Any], Any], value: Any, of: Any = None) -> lowwater.InvalidArgument:
+    with pytest.raises(lowwater.InvalidArgument) as error:
+        shell.use(lambda it: call(it, value), of)
+    return error.value
 
 
 def check_refusal(error: lowwater.InvalidArgument, field: str) -> None:
@@ -181,9 +165,7 @@ def test_bad_input_is_refused_with_the_field_and_the_fix(shell: Shell, name: str
     call, field, values = BAD[name]
     before = shell.use(lambda lw: lw.statistics())
     for value in values:
-        with pytest.raises(lowwater.InvalidArgument) as error:
-            shell.use(lambda lw, value=value: call(lw, value))
-        check_refusal(error.value, field)
+        check_refusal(refusal(shell, call, value), field)
     assert shell.use(lambda lw: lw.statistics()) == before, "nothing is followed, so no stream is opened"
 
 
@@ -308,9 +290,7 @@ def test_what_a_lease_refuses_changes_nothing(shell: Shell, name: str) -> None:
     lease = shell.lease()
     tell(lease, oldest=[5, 7], pending=[5], finished=3)
     for value in values:
-        with pytest.raises(lowwater.InvalidArgument) as error:
-            shell.use(lambda lease, value=value: call(lease, value), lease)
-        check_refusal(error.value, field)
+        check_refusal(refusal(shell, call, value, lease), field)
     assert lease._state.version == 1
     group = lease._state.take()
     assert list(group.values) == [5, 7]

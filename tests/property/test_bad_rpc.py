@@ -159,9 +159,6 @@ def test_an_answer_that_cannot_be_made_keeps_no_room() -> None:
         assert one.server.authority.streams.room.bytes == 0
 
 
-# -- any messages ----------------------------------------------------------------------------------------------------
-
-
 def send(pipeline: Pipeline, method: str, request: Any) -> None:
     for message in request if method == "Report" else ():
         if message.HasField("open") and not message.open.stream:

@@ -36,8 +36,6 @@ class Reader:
 
 
 class World:
-    """One stream, its messages, and its readers."""
-
     def __init__(self) -> None:
         self.client = OfflineClient("there:1", watch_interval=0.0)
         self.known = self.client.known

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +20,6 @@ from lowwater_authority.core.topology import Topology
 from tests.property.core_driver import MAX, MIN, NOW, Driver, durable, request
 
 KEYS = 8
-"""Keys of one byte, evenly; the last one has no upper bound."""
 
 FIRST, LAST = 2, 6
 """The slice that is cut has the keys from the first on, and not the last."""
@@ -39,8 +39,6 @@ def graph() -> Topology:
 
 @dataclass
 class Key:
-    """What is known of a key."""
-
     value: int = MIN
     retired: bool = False
     sequencer: int = 0
@@ -48,8 +46,6 @@ class Key:
 
 @dataclass
 class Known:
-    """A slice as a dictionary."""
-
     keys: dict[int, Key]
     order: tuple[int, int] = (0, 0)
     granted: dict[bytes, int] = field(default_factory=dict)
@@ -70,8 +66,6 @@ class Known:
 
 
 class Pair:
-    """A slice with its journal and the dictionary."""
-
     def __init__(self, name: str, topology: Topology, known: Known) -> None:
         self.name = name
         self.driver = Driver(topology.get(name))
@@ -273,7 +267,8 @@ def test_what_does_not_move_is_noticed(field: str, monkeypatch: pytest.MonkeyPat
     def forgetful(self: Computation, state: pb.Snapshot) -> None:
         changed = pb.Snapshot()
         changed.CopyFrom(state)
-        for each in changed.groups if "." in field else [changed]:
+        spoilt: list[Any] = [*changed.groups] if "." in field else [changed]
+        for each in spoilt:
             each.ClearField(field.rpartition(".")[2])
         take_in(self, changed)
 

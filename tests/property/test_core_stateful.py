@@ -95,7 +95,7 @@ LAID_OUT = (
     ("layouts", switches.AnyLayoutVersion),
     ("layouts", switches.snapshots_have_no_layout),
 )
-BROKEN = [(rule, CoreMachine, broken) for rule, broken in (*CLASSES, *PATCHES)]
+BROKEN: list[tuple[Any, Any, Any]] = [(rule, CoreMachine, broken) for rule, broken in (*CLASSES, *PATCHES)]
 BROKEN += [(rule, LaidOut, broken) for rule, broken in LAID_OUT]
 
 

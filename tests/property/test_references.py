@@ -37,8 +37,6 @@ EXAMPLES = 300
 
 
 class Region:
-    """A region: its rows, its pipeline, its agent."""
-
     def __init__(self, name: str) -> None:
         self.name = name
         self.accepted: set[tuple[int, int]] = set()
@@ -48,22 +46,18 @@ class Region:
         self.mirrored: tuple[int, int] = (0, 0)
         """The adoption number of the owner that is mirrored, and R: all rows that the owner had or will accept below R are here."""
         self.known: tuple[str, int] = ("A", 0)
-        """Owner and adoption number, as the last answer said."""
         self.low = 0
         """L, as its pipeline believes: it knows nothing of rows that it does not have."""
         self.batch = -1
         self.number = 0
         self.confirmed = False
         self.returned = True
-        """It was started, or cut off, and nobody has confirmed it since."""
         self.run = 0
         self.turn = 0
         self.stopped = False
 
 
 class Regions(RuleBasedStateMachine):
-    """Everything that may happen, in any order."""
-
     def __init__(self) -> None:
         super().__init__()
         self.now = 0
@@ -72,7 +66,6 @@ class Regions(RuleBasedStateMachine):
         self.regions = {name: Region(name) for name in "ABC"}
         self.on_the_way: list[tuple[str, int, bool, Callable[[], Change]]] = []
         self.seen: dict[int, int] = {}
-        """By incarnation the greatest value that was published."""
         self.token = 0
         self.output: set[tuple[int, int]] = set()
         self.writers: dict[int, str] = {}

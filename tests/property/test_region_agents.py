@@ -42,8 +42,6 @@ LOSSES = [*STEPS, "copy the store", "put the copy back", "lose the store", "reco
 
 
 class Broken(grpc.RpcError):
-    """A call that ended with an error, or without an answer."""
-
     def __init__(self, code: grpc.StatusCode, details: str = "", trailing: Any = ()) -> None:
         self._told = code, details, trailing
 
@@ -58,15 +56,11 @@ class Broken(grpc.RpcError):
 
 
 class Context:
-    """Ends a call."""
-
     async def abort(self, code: grpc.StatusCode, message: str, trailing: Any = ()) -> NoReturn:
         raise Broken(code, message, trailing)
 
 
 class Local:
-    """A local authority: incarnation and low watermark by name."""
-
     def __init__(self) -> None:
         self.computations: dict[str, list[int]] = {"hourly": [1, MIN], "mirror": [1, 0]}
         self.shown: list[tuple[int, int]] = []
@@ -115,8 +109,6 @@ class Local:
 
 
 class Site:
-    """A region."""
-
     def __init__(self, world: World, name: str, folder: Path) -> None:
         self.world, self.name, self.path = world, name, folder / name
         self.local = Local()
@@ -175,8 +167,6 @@ class Site:
 
 
 class World:
-    """All of it."""
-
     def __init__(self, folder: Path) -> None:
         self.now = 0
         self.time = 0
@@ -358,10 +348,6 @@ def search(examples: int, steps: list[str] = STEPS, seed_: int = 0) -> None:
         play(played)
 
     searched()
-
-
-def test_agents_hand_out_what_they_were_told_and_relay_what_is_published() -> None:
-    search(150)
 
 
 def test_so_they_do_over_losses_of_the_global_store() -> None:

@@ -161,20 +161,6 @@ def test_a_join_gives_nothing_below_what_it_keeps(run: Run, span: int, outer: bo
     check(run, join.batch, Stamp("time", lag=micros(join.lag)))
 
 
-@given(cuts(), st.integers(1, 100))
-def test_where_a_watermark_stands_at_ends_windows_without_gaps_need_no_retention(
-    cut: tuple[int, int, int], count: int
-) -> None:
-    length, slide, start = cut
-    stamp = Stamp("start", Window(*map(micros, cut)))
-    end = start + length + count * slide
-    assert (
-        micros(end - lowest_stamp([stamp], end))
-        <= stamp.retention(at_ends=True)
-        == max(micros(0), micros(length - slide))
-    )
-
-
 @dataclass
 class Clocks:
     """A zone whose clocks are ``before`` ahead of UTC, and ``after`` from a transition on. Hours."""

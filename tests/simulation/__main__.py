@@ -16,7 +16,6 @@ from tests.simulation.shrink import shrink
 from tests.simulation.world import Result, World
 
 ENOUGH = 0.9
-"""Share of the named fault points that a long run must reach."""
 
 LONG = 1200
 

@@ -12,8 +12,6 @@ from typing import Any, Final
 
 @dataclass(frozen=True)
 class Move:
-    """One thing that happens at a time."""
-
     at: float
     kind: str
     facts: dict[str, Any]
@@ -83,11 +81,9 @@ RETIRE: Final = "retire"
 RETIREMENTS: Final = 4
 
 SPLIT: Final = "split a slice"
-"""What happens as often there: an operator cuts a slice in two."""
 
 RESET: Final = "reset"
 RESETS: Final = 2
-"""How often a computation is reset in worlds with slices, besides."""
 
 HOLD: Final = "hold a slice"
 """What happens some times in worlds with slices: the workers of one slice stop, and behind it, when others have gone on, somebody adds an input."""

@@ -37,12 +37,9 @@ ACCUSED_SHARE: Final = 0.1
 """For how long, and in which share of such times, a shard that lives looks dead to the others."""
 
 GRACE_SECONDS: Final = 1.0
-"""How long running calls may take when a process stops."""
 
 
 class Reached(Observer):
-    """Counts what the authority refuses."""
-
     def __init__(self, sim: Simulation) -> None:
         self._sim = sim
 
@@ -98,8 +95,6 @@ class _Remote(_Telling, RemoteFaults):
 
 @dataclass
 class Seat:
-    """An address, and the process that serves there."""
-
     name: str
     process: Process
     port: int
@@ -109,7 +104,6 @@ class Seat:
     cluster: Cluster | None = None
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     dies_behind: int = 0
-    """Number of writes behind which its process dies; 0: none."""
     writing: int = 0
     stopping: set[str] = field(default_factory=set)
 
@@ -229,8 +223,6 @@ class Deployment:
             self.sim.reach("a shard that lives looked dead")
             return True
         return False
-
-    # -- judging -----------------------------------------------------------------------------------------------------
 
     def excused(self, seat: Seat | None, process: Process, failure: BaseException) -> str | None:
         # Else the one that was started last at its address is never to end for another.

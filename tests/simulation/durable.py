@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 @dataclass
 class Claim:
-    """One ClaimRequest that was sent, and what became of it."""
-
     name: str
     ranges: list[range]
     order: tuple[int, int]
@@ -57,7 +55,6 @@ class Durable:
         self._highest: dict[tuple[str, int], int] = {}
         self._durable_claims: set[tuple[str, int]] = set()
         self._written: dict[tuple[str, int], set[int]] = {}
-        """By claim: where any of its ranges has ever stood, durably."""
         self._excused: dict[str, int] = {}
         """What was published of a computation when a new owner came to do old work again: that is not taken back."""
         self._reported = Reported()
@@ -70,7 +67,6 @@ class Durable:
         self._stood: dict[tuple[str, int, int], int] = {}
         """Greatest durable value of the slice that had a cell, by computation, incarnation and cell: keys that are cut off keep it."""
         self._moved: dict[str, float] = {}
-        """When keys of a slice were moved last, of each computation."""
         self._held_by_workers: set[tuple[str, int]] = set()
         """Cells of slices that a worker was granted since they were retired last, if they were: none of them is taken out of a root."""
         self._grown: dict[str, int] = {}

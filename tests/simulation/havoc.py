@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 UNREAD = GROWING
 
 PATIENCE_SECONDS = 10
-"""How long an operator waits for somebody who can read a log."""
 
 HEALED_WITHIN = 15
 """Seconds after which a damaged graph is written again, while somebody waits for it and somebody well has it in memory."""
@@ -45,12 +44,9 @@ LATE_RECORDS = 3
 
 
 BATCHED = "hourly"
-"""The computation that works in micro-batches."""
 
 
 class Havoc:
-    """What goes wrong in a world."""
-
     def __init__(self, world: World) -> None:
         self.upheaval = Upheaval(world)
         self._world = world

@@ -15,14 +15,11 @@ from tests.kit.memory_journal import MemoryDisk
 
 @dataclass(frozen=True)
 class Book:
-    """What one log says. Never changed, only replaced."""
-
     position: int = 0
     incarnation: int = 0
     order: tuple[int, int] = (0, 0)
     """The greatest generation and ordinal that claimed, in this incarnation."""
     batch: int = 0
-    """The last micro-batch that was committed, in this incarnation."""
     requests: Mapping[bytes, int] = field(default_factory=dict)
     lows: Mapping[int, int] = field(default_factory=dict)
     strong: frozenset[int] = frozenset()
@@ -31,7 +28,6 @@ class Book:
     incarnations: Mapping[str, int] = field(default_factory=dict)
     """Of the graph: the incarnation of each computation, the last one of what was dropped."""
     dropped: frozenset[str] = frozenset()
-    """Of the graph: what was dropped, and is not registered since."""
 
     def graph(self, payload: bytes, position: int) -> Book:
         record = journal_pb2.Topology.FromString(payload)
@@ -70,8 +66,6 @@ class Book:
 
 
 class Ledger(MemoryDisk):
-    """The disk of a world."""
-
     def __init__(self) -> None:
         super().__init__()
         self.books: dict[str, Book] = {}
@@ -83,12 +77,9 @@ class Ledger(MemoryDisk):
         self._numbers: dict[tuple[str, int, int], int] = {}
         self._acknowledged: set[int] = set()
         self._minds: dict[tuple[str, str], Book] = {}
-        """What each process knows of each log that it writes to."""
 
     def book(self, log: str) -> Book:
         return self.books.get(log, Book())
-
-    # -- what happens to it ----------------------------------------------------------------------------------------
 
     def wrote(self, who: str, operation: Operation) -> None:
         for log, position in operation.places:
@@ -127,8 +118,6 @@ class Ledger(MemoryDisk):
     def took(self, who: str, log: str) -> frozenset[int]:
         self._minds[who, log] = self.book(log)
         return self.missing.pop(log, frozenset())
-
-    # -- see MemoryDisk ----------------------------------------------------------------------------------------------
 
     def touch(self, logs: Mapping[str, Mapping[int, bytes]], *, synced: bool) -> None:
         self._past.append({log: self.books.get(log) for log in logs})

@@ -354,9 +354,7 @@ class Mutant(NamedTuple):
 
     plant: Callable[[Planted], None]
     where: tuple[Callable[[int], bool], ...] = ()
-    """What a world must be, by its seed, so that the bug can show."""
     harsh: bool = False
-    """Whether all of these worlds are harsh; else none is."""
     unsafe: bool = False
     """Whether the bug must be seen as it does harm: a value that leads or goes back, or a process that is refused for long."""
 

@@ -34,16 +34,12 @@ class Seen:
 
 
 class Oracle(Durable):
-    """Collects violations; the world stops at the first."""
-
     def __init__(self, sim: Simulation, pipeline: Pipeline, ledger: Ledger, *, weak: bool, sharded: bool) -> None:
         super().__init__(sim, pipeline, ledger, weak=weak)
         self._sharded = sharded
         self._published: dict[str, Seen] = {}
         self._publishers: dict[tuple[str, int], str] = {}
-        """Who published a computation by an ownership number."""
         self._incarnations: dict[str, dict[int, float]] = {}
-        """When each incarnation of a computation was first published."""
         self._listing: dict[int, watermarks_pb2.ListRangesRequest] = {}
         self._before: dict[int, dict[str, Seen]] = {}
         """What had been published when a call was made; of a stream, what it was sent last."""

@@ -23,7 +23,6 @@ _FAULTS: Final = (
     "store: written",
     *(f"move: {kind}" for kind in KINDS if kind not in WEATHER),
 )
-"""What goes wrong."""
 
 _MET: Final = (
     *(f"move: {kind}" for kind in WEATHER),
@@ -89,7 +88,6 @@ _MET: Final = (
 """What comes of it: the places in the code that only faults lead to."""
 
 POINTS: Final = _FAULTS + _MET
-"""All of them."""
 
 
 def is_fault(point: str) -> bool:

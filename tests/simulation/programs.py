@@ -30,21 +30,16 @@ CENTURY = 4_102_444_800_000_000
 
 @dataclass
 class Place:
-    """What all programs of a world share."""
-
     sim: Simulation
     pipeline: Pipeline
     storage: Storage
     oracle: Oracle
     finishing: bool = False
-    """Whether injectors that have injected everything say so."""
     calm: bool = False
-    """Whether workers do their best, instead of whatever comes to mind."""
     addresses: str = ""
     timers: Timers | None = None
     """What is known of the computation with timers; None: there is none."""
     sliced: bool = False
-    """Whether computations are cut into slices, and some are retired."""
     budgeted: bool = False
     """Whether computations have a lateness budget: half of the records, or the few of a world would not warm it up."""
 

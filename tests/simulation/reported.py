@@ -18,8 +18,6 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True)
 class _Said:
-    """One claim's part of a report."""
-
     at: tuple[int, int]
     key: Key
     values: dict[int | None, int]
@@ -33,7 +31,6 @@ class Reported:
         self._said: dict[bytes, deque[_Said]] = {}
         self._settled: dict[Key, dict[int | None, int]] = {}
         self._batched: set[Key] = set()
-        """Claims that commit batches as well, which move their ranges."""
 
     def sent(self, call: int, message: workers_pb2.ReportRequest) -> None:
         if message.HasField("open"):

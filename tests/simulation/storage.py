@@ -29,7 +29,6 @@ class Plan:
 
     seen: Inputs
     records: Mapping[int, Sequence[Record]]
-    """By cell."""
 
     @property
     def digest(self) -> bytes:
@@ -39,8 +38,6 @@ class Plan:
 
 @dataclass
 class Checkpoint:
-    """The durable state of a query of micro-batches."""
-
     ordinal: int = 0
     committed: int = 0
     """The number of the last batch that was committed; they count from 1."""
@@ -48,8 +45,6 @@ class Checkpoint:
 
 
 class Storage:
-    """What every worker program reads and writes."""
-
     def __init__(self, pipeline: Pipeline, random: Random) -> None:
         self._pipeline = pipeline
         self._random = random
@@ -109,8 +104,6 @@ class Storage:
         frontier = source.frontier
         await self._trip()
         return frontier
-
-    # -- micro-batches -----------------------------------------------------------------------------------------------
 
     async def begin_run(self, name: str) -> tuple[int, int, Plan | None]:
         """Begin a run: its ordinal, its generation (the first batch not committed), and that batch's plan, if there is one."""

@@ -10,8 +10,6 @@ import pytest
 
 from tests.simulation.kernel import Crashed, Simulation, SimulationStuck
 
-# -- time ------------------------------------------------------------------------------------------------------------
-
 
 def test_an_hour_of_sleeps_costs_only_its_callbacks() -> None:
     sim = Simulation(1)
@@ -24,9 +22,6 @@ def test_an_hour_of_sleeps_costs_only_its_callbacks() -> None:
 
     assert sim.run(hour(), 3601) == sim.now == 3600
     assert sim.loop.callbacks < 3 * 3600
-
-
-# -- stuck -----------------------------------------------------------------------------------------------------------
 
 
 async def forever() -> None:
@@ -58,9 +53,6 @@ def test_a_stuck_simulation_says_who_waits_where(main: object, reason: str, monk
     with pytest.raises(SimulationStuck, match=reason) as stuck:
         sim.run(world(), 100)
     assert any(line.startswith("waiter#1: forever waits at") and "locks.py" in line for line in stuck.value.pending)
-
-
-# -- killing ---------------------------------------------------------------------------------------------------------
 
 
 def test_nothing_of_a_killed_process_runs_again() -> None:
@@ -115,9 +107,6 @@ def test_nothing_of_a_killed_process_runs_again() -> None:
     assert not sim.errors
 
 
-# -- freezing --------------------------------------------------------------------------------------------------------
-
-
 def test_a_paused_process_goes_on_in_order() -> None:
     sim, ran = Simulation(1), list[str]()
 
@@ -153,9 +142,6 @@ def test_a_paused_process_goes_on_in_order() -> None:
         assert ran[4:] == ["later timer"]
 
     sim.run(world(), 100)
-
-
-# -- randomness ------------------------------------------------------------------------------------------------------
 
 
 def test_each_label_has_its_own_randomness() -> None:

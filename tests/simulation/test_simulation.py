@@ -25,7 +25,6 @@ ROOT = Path(__file__).parents[2]
 
 
 STEPS = 180
-"""Moves of chaos that are made each time; a long run makes more."""
 
 
 def command(*arguments: str, hash_seed: str = "random") -> subprocess.CompletedProcess[str]:

@@ -98,4 +98,3 @@ TIMING: Final = (
     merge_to_the_greatest,
     count_a_watermark_at_once,
 )
-"""Bugs that only show where a computation with timers runs."""

@@ -188,8 +188,6 @@ class Key:
 
 
 class Timers:
-    """Knows what each batch must produce, and what is finished."""
-
     def __init__(self, sim: Simulation, pipeline: Pipeline, oracle: Oracle, *, weak: bool) -> None:
         self.feed: list[tuple[int, Any]] = []
         """All records that were ever handed to the computation, each with its cell."""
@@ -315,8 +313,6 @@ def _plain(row: Mapping[str, Any]) -> Produced:
 
 
 class Frame:
-    """Rows."""
-
     def __init__(self, table: pa.Table, session: Session) -> None:
         self.table, self.sparkSession = table, session
 
@@ -346,8 +342,6 @@ class Frame:
 
 @dataclass
 class Session:
-    """What a driver has of Spark."""
-
     driver: Driver
     conf: Any = field(default_factory=lambda: {"spark.sql.shuffle.partitions": "3"})
     sparkContext: Any = field(default_factory=lambda: SimpleNamespace(defaultParallelism=2))  # noqa: N815 - Spark's
@@ -402,8 +396,6 @@ def run_tasks(job: Any, frame: Frame, _key: Any, _time: Any, cut: Cut) -> list[R
 
 
 class Feed:
-    """What the computation reads, as a source."""
-
     kind = "feed"
     outputs: ClassVar[Mapping[str, Any]] = {}
     remembered = 0
@@ -451,8 +443,6 @@ def offset_of(line: str | None) -> int:
 
 
 class Ticks:
-    """Remembers that a batch without records is wanted."""
-
     def __init__(self) -> None:
         self.wanted = False
 
@@ -465,8 +455,6 @@ class Ticks:
 
 
 class TickingHook(Hook):
-    """A hook that has no source of its own."""
-
     def open(self, run: Run) -> Sequence[Any]:
         self.run, self.ticks = run, Ticks()  # type: ignore[assignment]
         return []
@@ -483,8 +471,6 @@ class Rows:
 
 
 class QuickAuthority(Authority):
-    """One whose calls all go through the client of the process."""
-
     def __post_init__(self) -> None:
         self.cut = Cut(self.registration.ranges)
         self._quick = self.client
@@ -512,8 +498,6 @@ class Sync:
 
 
 class SyncClient(Sync):
-    """A client, with settings that lead to it."""
-
     def __init__(self, client: Client) -> None:
         super().__init__(client)
         told = client.settings
@@ -546,8 +530,6 @@ def _task() -> SimpleNamespace | None:
 
 
 class Driver:
-    """One run of the query, from its start to its end."""
-
     def __init__(self, place: Place, timers: Timers, process: Process, client: Client) -> None:
         self.place, self.timers, self.process = place, timers, process
         self.random = place.random(process)

@@ -12,8 +12,6 @@ MAX = 2**63 - 1
 
 
 class Record(NamedTuple):
-    """One record: a number and an event time in microseconds."""
-
     number: int
     time: int
     again: bool = False
@@ -25,8 +23,6 @@ class Record(NamedTuple):
 
 @dataclass
 class Source:
-    """What one cell of an injector will inject, in this order."""
-
     times: Sequence[int]
     end: int
     offset: int = 0
@@ -43,8 +39,6 @@ class Source:
 
 @dataclass
 class Cell:
-    """One stretch of keys."""
-
     pending: dict[int, Record] = field(default_factory=dict)
     source: Source | None = None
     fence: int = 0
@@ -57,8 +51,6 @@ class Cell:
 
 @dataclass
 class Node:
-    """A computation."""
-
     name: str
     inputs: list[str]
     window: int
@@ -97,8 +89,6 @@ class LateRecord(AssertionError):
 
 
 class Pipeline:
-    """All computations, in topological order."""
-
     def __init__(self, nodes: Iterable[Node]) -> None:
         self.nodes = {node.name: node for node in nodes}
         self.own: dict[str, range] = {}
@@ -221,8 +211,6 @@ class Pipeline:
                 if record.origin == lost:
                     pending[number] = record._replace(again=True, forgotten=True)
         self.changed()
-
-    # -- what workers do, durably ----------------------------------------------------------------------------------
 
     def emit(self, name: str, times: Iterable[int]) -> None:
         for time in times:

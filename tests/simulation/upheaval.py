@@ -29,8 +29,6 @@ ZOMBIE_SECONDS = 5.0
 
 
 class Upheaval:
-    """Moves against the authority."""
-
     def __init__(self, world: World) -> None:
         self._world = world
         self._sim = world.sim
@@ -106,8 +104,6 @@ class Upheaval:
     def _pick(self, pick: float) -> Seat:
         return self._deployment.seats[int(pick * len(self._deployment.seats))]
 
-    # -- processes -------------------------------------------------------------------------------------------------
-
     async def _crash(self, kind: str, seat: Seat, down: float, keep: int | None) -> None:
         if seat.away or not seat.process.alive:
             return
@@ -175,8 +171,6 @@ class Upheaval:
         await asyncio.sleep(ZOMBIE_SECONDS)
         zombie.crash()
 
-    # -- the store -------------------------------------------------------------------------------------------------
-
     async def keep_backups(self) -> None:
         while True:
             await asyncio.sleep(BACKUP_SECONDS)
@@ -233,8 +227,6 @@ class Upheaval:
         await asyncio.sleep(seconds)
         self._outages -= 1
         weather.away = self._outages > 0
-
-    # -- operators -------------------------------------------------------------------------------------------------
 
     def _operate(self, kind: str, seat: Seat, facts: dict[str, Any]) -> None:
         self._acted(kind)

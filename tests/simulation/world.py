@@ -29,19 +29,15 @@ from tests.simulation.truth import MAX, Cell, Node, Pipeline, Source
 SECOND: Final = 1_000_000
 HOUR: Final = 3600 * SECOND
 BEGINNING: Final = 1_357_344_000 * SECOND
-"""2013-01-05, four days before the clocks of the world."""
 
 ARRIVES_WITHIN: Final = 180.0
 """Seconds of peace after which every watermark must be at the truth."""
 
 LIMIT: Final = 3600.0
-"""Seconds that a world lasts at most beyond its last move."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a world."""
-
     seed: int
     seconds: float
     faults: int
@@ -149,9 +145,7 @@ class World:
         self.slots: list[Slot] = []
         self.readers: list[tuple[Process, Callable[[Process], Coroutine[Any, Any, None]]]] = []
         self.leaving: list[Process] = []
-        """Processes that were replaced and live on, until they notice."""
         self.inputs_changed = False
-        """Whether an operator has given a computation another input."""
         self.settled = float("inf")
         self._names = 0
         self._tasks: list[asyncio.Task[None]] = []

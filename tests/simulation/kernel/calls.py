@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from tests.simulation.kernel.server import Handling, SimServer
 
 SWAP_SECONDS: Final = 0.2
-"""How long a message to be swapped waits for the next one."""
 
 LOST_SECONDS: Final = 5.0
 """How long a stream lives on when it has lost a message: no transport may lose any and go on for ever."""
@@ -30,8 +29,6 @@ LOST_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method as a stub knows it."""
-
     path: str
     serialize: Callable[[Any], bytes]
     deserialize: Callable[[bytes], Any]
@@ -65,10 +62,8 @@ class Call(ABC):
         self.number = self.network.number_call()
         self.status: Status | None = None
         self.severed = False
-        """Whether nothing gets through in either direction any more."""
         self.connection: Connection | None = None
         self.handlings: dict[Handling, None] = {}
-        """Its handlers that run; two when the request was repeated."""
         self.lingers = 0.0
         """Seconds that a server goes on with a late request, or a late stream, before it learns that the client is gone."""
         self.deadline = None if timeout is None else self.sim.now + timeout
@@ -253,8 +248,6 @@ class UnaryCall(Call):
 
 
 class StreamCall(Call):
-    """Many responses to one request, or to a stream of them."""
-
     def __init__(
         self, channel: SimChannel, method: Method, request: Any, timeout: float | None, metadata: Any, waits: bool
     ) -> None:

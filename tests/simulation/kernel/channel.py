@@ -19,8 +19,6 @@ CONNECT_SECONDS: Final = 20.0
 
 
 class MultiCallable:
-    """A method of a stub."""
-
     def __init__(self, channel: SimChannel, method: Method) -> None:
         self._channel = channel
         self._method = method
@@ -51,8 +49,6 @@ class SimChannel:
         self._connecting = False
         self._closed = False
 
-    # -- what stubs and clients use --------------------------------------------------------------------------------
-
     def unary_unary(self, path: str, **options: Any) -> MultiCallable:
         return self._method(path, options, request_streaming=False, response_streaming=False)
 
@@ -75,8 +71,6 @@ class SimChannel:
         self._waiting.clear()
         if connection is not None:
             connection.close("the client closed its channel")
-
-    # -- connecting ------------------------------------------------------------------------------------------------
 
     def begin(self, call: Call) -> Call:
         if self._closed:

@@ -18,13 +18,11 @@ if TYPE_CHECKING:
     from tests.simulation.kernel.simulation import Simulation
 
 FROZEN_SERVER_SECONDS: Final = 11.0
-"""Silence after which a client gives a connection up, by keepalive."""
 
 DOWN_SECONDS: Final = 4.0
 """Longest time for which a link stays down behind a message that is late."""
 
 FROZEN_CLIENT_SECONDS: Final = 30.0
-"""Silence after which the authority's server does so."""
 
 
 @dataclass
@@ -39,7 +37,6 @@ class Weather:
     p_repeat_request: float = 0.0
     """Of a unary call: a copy arrives once more, ``slow`` later, at whoever listens there then."""
     p_break: float = 0.0
-    """A message of a stream is lost, and the stream with it."""
     p_late: float = 0.0
     """Of a unary call, and of a message in a stream of requests: its connection breaks at once, and it arrives ``late``."""
     late: tuple[float, float] = (1.0, 30.0)
@@ -82,8 +79,6 @@ class Network:
         self._hopeful: dict[SimChannel, None] = {}
         self._calls = 0
 
-    # -- for the world ---------------------------------------------------------------------------------------------
-
     def channel(self, process: Process, address: str) -> grpc.aio.Channel:
         return cast("grpc.aio.Channel", SimChannel(self, process, address))
 
@@ -110,8 +105,6 @@ class Network:
     def _is_cut(self, client: Process, server: SimServer) -> bool:
         return client.name in self._cuts or server.process.name in self._cuts
 
-    # -- what happens to processes ---------------------------------------------------------------------------------
-
     def died(self, process: Process) -> None:
         for server in [server for server in self._listeners.values() if server.process is process]:
             self.unlisten(server)
@@ -135,8 +128,6 @@ class Network:
 
     def connections_of(self, process: Process) -> list[Connection]:
         return [c for c in self.connections if c.client is process or c.server.process is process]
-
-    # -- for channels and servers ----------------------------------------------------------------------------------
 
     def listen(self, server: SimServer) -> None:
         if server.address in self._listeners:
@@ -180,8 +171,6 @@ class Network:
         hopeful, self._hopeful = self._hopeful, {}
         for channel in hopeful:
             channel.connect()
-
-    # -- the weather -----------------------------------------------------------------------------------------------
 
     def latency(self) -> float:
         if self.chance(self.weather.p_slow):

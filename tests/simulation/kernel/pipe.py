@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from tests.simulation.kernel.network import Network
 
 KERNEL: Final = Context()
-"""Where the network's own callbacks run: in no process."""
 
 WINDOW: Final = 20
 """Messages that were sent and not read; the sender of one more waits. gRPC counts 64 KiB instead."""
@@ -34,8 +33,6 @@ class Pipe:
         self._unread = 0
         self._due = 0.0
         self._held: bytes | None = None
-
-    # -- the sender ------------------------------------------------------------------------------------------------
 
     def sever(self) -> None:
         self.severed = True
@@ -87,8 +84,6 @@ class Pipe:
     @property
     def due(self) -> float:
         return self._due
-
-    # -- the receiver ----------------------------------------------------------------------------------------------
 
     def _arrive(self, payload: bytes) -> None:
         if self.ended:

@@ -32,7 +32,6 @@ class Process:
         self.alive = True
         self.paused = False
         self.halted = False
-        """Whether its callbacks must not run: dead or paused."""
         self.pauses = 0
         self.failure: BaseException | None = None
         self.skew = 0.0

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 
 class SimServer:
-    """Runs the handlers of calls as tasks of its process."""
-
     def __init__(self, network: Network, process: Process, address: str) -> None:
         self.network = network
         self.process = process
@@ -67,8 +65,6 @@ class SimServer:
 
 
 class Handling:
-    """A handler at work; at the same time its servicer context."""
-
     def __init__(self, server: SimServer, call: Call, method: Any, payload: bytes) -> None:
         self._server = server
         self._sim = server.network.sim
@@ -88,8 +84,6 @@ class Handling:
         if not self.task.done():
             self._client_gone = True
             self.task.cancel()
-
-    # -- the servicer context --------------------------------------------------------------------------------------
 
     async def abort(
         self, code: grpc.StatusCode, details: str = "", trailing_metadata: Sequence[tuple[str, str | bytes]] = ()
@@ -117,8 +111,6 @@ class Handling:
 
     def peer(self) -> str:
         return f"sim:{self._call.client}"
-
-    # -- at work ---------------------------------------------------------------------------------------------------
 
     async def _run(self, payload: bytes) -> None:
         try:

@@ -16,8 +16,6 @@ T = TypeVar("T")
 
 
 class Simulation:
-    """To be run once."""
-
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.points: Counter[str] = Counter()
