@@ -41,5 +41,5 @@ def walk(machine: type[Counting], *, examples: int, kinds: Sequence[str]) -> Cou
         play(machine, examples=int(os.environ.get("LOWWATER_EXAMPLES", examples)), steps=STEPS, seed_=seed_)
         if all(machine.steps[kind] for kind in kinds):
             break
-    print(f"seed {seed_}: {dict(machine.steps)}")
+    print(f"from seed {first} on: {dict(machine.steps)}")
     return machine.steps

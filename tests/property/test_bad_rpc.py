@@ -119,7 +119,7 @@ def test_a_long_name_does_not_hide_the_refusal(pipeline: Pipeline) -> None:
     assert len(found.message.encode()) <= 1024
 
 
-def test_nothing_of_a_report_behind_a_gap_is_applied() -> None:
+def test_rule8_nothing_of_a_report_behind_a_gap_is_applied() -> None:
     with running() as one:
         first, third = (report(n, one.group("a", hour)) for n, hour in ((1, 17), (3, 18)))
         found = one.server.refused("Report", [opening(50), first, third])

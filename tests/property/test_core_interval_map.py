@@ -141,7 +141,7 @@ def walk(seed: int, steps: int) -> Walk:
     return walk
 
 
-def test_the_map_is_a_dict(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rule1_the_map_is_a_dict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "BLOCK", 8)
     walks = [walk(seed, 60) for seed in range(20)]
     assert sum(w.compactions for w in walks) > 20
