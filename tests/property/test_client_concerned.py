@@ -113,7 +113,7 @@ events = st.tuples(
 
 
 @given(st.lists(events, max_size=40))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_rule7_whoever_has_something_to_see_is_woken(happened: list[Event]) -> None:
     world = World()
     for event in happened:

@@ -15,7 +15,7 @@ values = st.lists(st.sampled_from([MIN, -3, 0, 1, 2, 3, 50, MAX - 1, MAX]), max_
 
 
 @given(held=values, freed=st.sets(st.integers(0, 199)), count=st.integers(0, 220), below=st.integers(-4, 60))
-@settings(max_examples=300, database=None)
+@settings(max_examples=100, database=None)
 def test_the_least_values_and_how_many_are_below(held: list[int], freed: set[int], count: int, below: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(columns, "BLOCK", 4)

@@ -41,7 +41,7 @@ def greatest(known: Counter[int], needed: int) -> int:
 
 
 @given(steps)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_pile_is_what_a_plain_count_is(happened: list[tuple[Records, int, Records, int]]) -> None:
     ours, plain, there = Pile(), Counter[int](), list[Records]()
     for added, leaving, more, percent in happened:

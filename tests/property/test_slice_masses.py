@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowwater_authority.core import computation
@@ -94,6 +94,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(steps=st.lists(told, min_size=6, max_size=25))
+@settings(max_examples=40)
 def test_what_is_cut_has_the_same_heuristics(
     steps: list[tuple[int, int, dict[int, int], int, tuple[int, int]]],
 ) -> None:
@@ -101,6 +102,7 @@ def test_what_is_cut_has_the_same_heuristics(
 
 
 @given(steps=st.lists(told, min_size=6, max_size=25))
+@settings(max_examples=40)
 def test_what_is_too_much_to_tell_is_rounded_down(
     steps: list[tuple[int, int, dict[int, int], int, tuple[int, int]]],
 ) -> None:

@@ -52,7 +52,7 @@ def edited(graph: Topology, edit: tuple[object, ...]) -> Topology:
 
 
 @given(edits=edits)
-@settings(max_examples=300, database=None)
+@settings(max_examples=150, database=None)
 def test_changes_say_what_whole_graphs_would(edits: list[tuple[object, ...]]) -> None:
     graph, fork = Topology(), Topology()
     position = 0
