@@ -12,7 +12,6 @@ import grpc
 from lowwater._pb.lowwater.v1 import topology_pb2, watermarks_pb2, workers_pb2
 
 MODULES: Final[list[Any]] = [topology_pb2, watermarks_pb2, workers_pb2]
-MAX: Final = 2**63 - 1
 
 
 class Fault:
@@ -52,33 +51,6 @@ class ForgetsIds(Fault):
         return message
 
 
-class AnyDeployment(Fault):
-    """Whom the caller means does not matter."""
-
-    def up(self, message: Any) -> Any:
-        if "server_token" in message.DESCRIPTOR.fields_by_name:
-            message.ClearField("server_token")
-        return message
-
-
-class AnyOrder(Fault):
-    """Claims count in the order of their arrival."""
-
-    def up(self, message: Any) -> Any:
-        if isinstance(message, workers_pb2.ClaimRequest):
-            message.generation = message.ordinal = 0
-        return message
-
-
-class AnyIdentity(Fault):
-    """Whose a computation is does not matter."""
-
-    def up(self, message: Any) -> Any:
-        if isinstance(message, workers_pb2.ClaimRequest):
-            message.identity = ""
-        return message
-
-
 class NoFencing(Fault):
     """Whoever reports is taken for the newest owner."""
 
@@ -102,39 +74,6 @@ class NoFencing(Fault):
         return message
 
 
-class OldStreams(Fault):
-    """Each stream is a new sender's."""
-
-    def up(self, message: Any) -> Any:
-        if (
-            isinstance(message, workers_pb2.ReportRequest)
-            and message.HasField("open")
-            and len(message.open.sender) == 16
-        ):
-            message.open.sender = os.urandom(16)
-        return message
-
-
-class Finishes(Fault):
-    """MAX is always meant."""
-
-    def up(self, message: Any) -> Any:
-        if isinstance(message, workers_pb2.ReportRequest):
-            for group in message.report.groups:
-                group.finish = True
-        return message
-
-
-class Unversioned(Fault):
-    """The version of the inputs that was folded does not matter."""
-
-    def up(self, message: Any) -> Any:
-        if isinstance(message, workers_pb2.ReportRequest):
-            for group in message.report.groups:
-                group.input_version = min(group.input_version, 1)
-        return message
-
-
 class GoesBack(Fault):
     """What is published is the least of the ranges as they stand."""
 
@@ -143,44 +82,6 @@ class GoesBack(Fault):
             for each in message.watermarks:
                 if each.HasField("holder"):
                     each.low_micros = each.holder.watermark_micros
-        return message
-
-
-class KnowsEarly(Fault):
-    """What nobody owns does not hold."""
-
-    def down(self, message: Any) -> Any:
-        if isinstance(message, watermarks_pb2.GetWatermarksResponse):
-            for each in message.watermarks:
-                if each.registered and each.low_micros == -(2**63):
-                    each.low_micros = 3_600_000_000
-        return message
-
-
-class Mute(Fault):
-    """No beats."""
-
-    def down(self, message: Any) -> Any:
-        return None if isinstance(message, watermarks_pb2.WatchResponse) and not message.watermarks else message
-
-
-class Leads(Fault):
-    """The heuristic watermark of all shares is the greatest of them."""
-
-    def down(self, message: Any) -> Any:
-        if isinstance(message, watermarks_pb2.GetWatermarksResponse):
-            for each in message.watermarks:
-                for share in each.heuristics:
-                    share.micros = max(every.micros for every in each.heuristics)
-        return message
-
-
-class CountsRefused(Fault):
-    """Nothing is said of what was refused."""
-
-    def down(self, message: Any) -> Any:
-        if isinstance(message, workers_pb2.ReportResponse):
-            message.ack.ClearField("refused") if message.HasField("ack") else None
         return message
 
 
@@ -196,18 +97,8 @@ class CompleteAtOnce(Fault):
 FAULTS: Final[dict[type[Fault], str]] = {
     TakesGaps: "gap",
     ForgetsIds: "repeated-claim",
-    AnyDeployment: "another-deployment",
-    AnyOrder: "order",
-    AnyIdentity: "identity",
     NoFencing: "cut",
-    OldStreams: "streams",
-    Finishes: "in-part",
-    Unversioned: "folds",
     GoesBack: "never-back",
-    KnowsEarly: "unknown-holds",
-    Mute: "watch",
-    Leads: "heuristic",
-    CountsRefused: "release",
     CompleteAtOnce: "complete",
 }
 """The check that has to fail of each."""

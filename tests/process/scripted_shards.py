@@ -15,8 +15,6 @@ from lowwater._pb.lowwater.v1 import (
     cluster_pb2,
     cluster_pb2_grpc,
     errors_pb2,
-    topology_pb2,
-    topology_pb2_grpc,
     types_pb2,
     watermarks_pb2,
     watermarks_pb2_grpc,
@@ -39,8 +37,6 @@ class Deployment:
         """The states that were taken over of each computation, and by whom."""
         self.asked: Counter[tuple[str, str]] = Counter()
         """How often each method of each shard was called."""
-        self.gone: set[str] = set()
-        """Shards that are away."""
 
     def give(self, name: str, shard: Shard | None) -> None:
         """Have a shard serve a computation from now on, under the next number."""
@@ -63,21 +59,16 @@ class Shard(
     watermarks_pb2_grpc.WatermarkServiceServicer,
     workers_pb2_grpc.WorkerServiceServicer,
     cluster_pb2_grpc.ClusterServiceServicer,
-    topology_pb2_grpc.TopologyServiceServicer,
 ):
     """One of them."""
 
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
-        self.acknowledging = True
-        self.busy = 0
-        """For so many seconds it takes no streams that watch, if not 0, and ends those it has."""
         self.stopping = threading.Event()
         self.server: Any = grpc.server(futures.ThreadPoolExecutor(32), options=[("grpc.so_reuseport", 0)])
         watermarks_pb2_grpc.add_WatermarkServiceServicer_to_server(self, self.server)
         workers_pb2_grpc.add_WorkerServiceServicer_to_server(self, self.server)
         cluster_pb2_grpc.add_ClusterServiceServicer_to_server(self, self.server)
-        topology_pb2_grpc.add_TopologyServiceServicer_to_server(self, self.server)
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
         self.server.start()
 
@@ -92,7 +83,6 @@ class Shard(
         """End it and all that it was about to answer."""
         with self.deployment.changed:
             self.stopping.set()
-            self.deployment.gone.add(self.address)
             self.deployment.changed.notify_all()
         self.server.stop(None).wait()
 
@@ -127,17 +117,6 @@ class Shard(
             context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, status.message)
 
-    def refuse_busy(self, context: Any) -> None:
-        if self.busy:
-            status = errors_pb2.RpcStatus(code=8, message="too many streams")
-            info = errors_pb2.ErrorInfo(reason="OVERLOADED", domain="lowwater")
-            status.details.add(type_url="type.googleapis.com/google.rpc.ErrorInfo", value=info.SerializeToString())
-            retry = errors_pb2.RetryInfo()
-            retry.retry_delay.FromSeconds(self.busy)
-            status.details.add(type_url="type.googleapis.com/google.rpc.RetryInfo", value=retry.SerializeToString())
-            context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, status.message)
-
     # -- the methods --------------------------------------------------------------------------------------------------
 
     def GetWatermarks(self, request: Any, context: Any) -> watermarks_pb2.GetWatermarksResponse:
@@ -149,7 +128,6 @@ class Shard(
 
     def Watch(self, request: Any, context: Any) -> Iterator[watermarks_pb2.WatchResponse]:
         self.asked("Watch")
-        self.refuse_busy(context)
         names, told = list(request.computations), dict[str, object]()
         while context.is_active() and not self.stopping.is_set():
             response = watermarks_pb2.WatchResponse(server_token=TOKEN)
@@ -167,7 +145,6 @@ class Shard(
             yield response
             with self.deployment.changed:
                 self.deployment.changed.wait(BEAT)
-            self.refuse_busy(context)
 
     def Claim(self, request: Any, context: Any) -> workers_pb2.ClaimResponse:
         self.asked("Claim")
@@ -195,30 +172,14 @@ class Shard(
                         ack.refused.add(
                             computation=group.computation, sequencer=group.sequencer, reason="MOVED", redirect=redirect
                         )
-                    elif self.acknowledging:
+                    else:
                         self.deployment.taken[group.computation].append((self.address, group.watermarks_micros[0]))
                 self.deployment.changed.notify_all()
             self.asked("report")
-            if self.acknowledging:
-                yield workers_pb2.ReportResponse(ack=ack)
+            yield workers_pb2.ReportResponse(ack=ack)
 
     def Locate(self, request: Any, context: Any) -> cluster_pb2.LocateResponse:
         self.asked("Locate")
         owners = [(name, *self.deployment.owners[name]) for name in request.computations]
         redirects = [types_pb2.Redirect(computation=name, address=at, epoch=epoch) for name, at, epoch in owners]
         return cluster_pb2.LocateResponse(server_token=TOKEN, redirects=redirects)
-
-    def ListShards(self, request: Any, context: Any) -> cluster_pb2.ListShardsResponse:
-        shard = cluster_pb2.Shard(address=self.address, id="one", draining=True, silent_millis=1500, computations=["a"])
-        pins = [cluster_pb2.Pinned(computation="a", address=self.address)]
-        return cluster_pb2.ListShardsResponse(server_token=TOKEN, version=7, shards=[shard], pins=pins, unserved=["b"])
-
-    def Drain(self, request: Any, context: Any) -> cluster_pb2.DrainResponse:
-        return cluster_pb2.DrainResponse(remaining=0 if request.cancel else len(request.address))
-
-    def Pin(self, request: Any, context: Any) -> cluster_pb2.PinResponse:
-        return cluster_pb2.PinResponse(version=9 if request.address else 10)
-
-    def GetTopology(self, request: Any, context: Any) -> topology_pb2.GetTopologyResponse:
-        self.asked("Topology")
-        return topology_pb2.GetTopologyResponse(server_token=TOKEN, version=1)

@@ -97,15 +97,6 @@ def test_a_file_is_explained(access: Command, file: str) -> None:
     assert not any(each.digests[0] in said for each in Access.load(Path(file)).principals)
 
 
-def test_a_principal_whose_last_token_has_expired_may_do_nothing(access: Command, file: str) -> None:
-    dated = f"[[principal]]\nname='guest'\n[[principal.token]]\nsha256='{digest('v')}'\nexpires=2001-01-01\n"
-    text = Path(file).read_text()
-    Path(file).write_text(f"{dated}[[principal.allow]]\nnamespace=''\nread=['*']\n{text}")
-    code, said, _ = access("check", file, "--as", "guest", "--may", "read", "solo")
-    assert (code, said) == (1, "guest may not read solo: its last token expired at 2001-01-01T00:00:00Z\n")
-    assert f"({digest('v')[:8]} until 2001-01-01T00:00:00Z)" in access("check", file)[1]
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

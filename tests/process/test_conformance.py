@@ -18,13 +18,10 @@ from conformance.client_scenarios import SCENARIOS
 from conformance.python_client import Commands
 from tests.process import faulty_client
 from tests.process.exchanges import PAGE
-from tests.process.faulty_authority import FAULTS, Fault, Mute, Proxy
+from tests.process.faulty_authority import FAULTS, Fault, Proxy
 from tests.process.serving import Serving, serving
 
 PYTHON = sys.executable
-
-SHORT = ("another_id", "deaf", "goes_back", "same_stream")
-"""Faults of a client that are looked for each time: each of them costs a process."""
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +43,7 @@ def test_the_authority_does_what_an_authority_has_to_do(server: Serving, capsys:
     assert f"{len(CHECKS)} of {len(CHECKS)} passed" in told
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [each if each in SHORT else pytest.param(each, marks=pytest.mark.long) for each in faulty_client.FAULTS],
-)
+@pytest.mark.parametrize("fault", faulty_client.FAULTS)
 def test_a_fault_of_a_client_is_found(fault: str) -> None:
     _, name = faulty_client.FAULTS[fault]
     told: list[str] = []
@@ -59,28 +53,13 @@ def test_a_fault_of_a_client_is_found(fault: str) -> None:
     assert "expected" in told[0].partition("\n")[2]
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        # A beat is missing when it has not come for five seconds.
-        pytest.param(fault, id=fault.__name__, marks=pytest.mark.long if fault is Mute else ())
-        for fault in FAULTS
-    ],
-)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_a_fault_of_an_authority_is_found(server: Serving, fault: type[Fault]) -> None:
     told: list[str] = []
     checks = [each for each in CHECKS if each.name == FAULTS[fault]]
     with Proxy(server.address, fault) as proxy, grpc.insecure_channel(proxy.address) as channel:
         assert check_authority(channel, checks, told.append) == [FAULTS[fault]], told
     assert "expected" in told[0]
-
-
-def test_the_proxy_alone_is_no_fault(server: Serving) -> None:
-    told: list[str] = []
-    with Proxy(server.address, Fault) as proxy, grpc.insecure_channel(proxy.address) as channel:
-        assert check_authority(channel, [each for each in CHECKS if each.name in FAULTS.values()], told.append) == [], (
-            told
-        )
 
 
 def test_a_program_that_answers_nonsense_or_ends_is_told_of(tmp_path: Path) -> None:

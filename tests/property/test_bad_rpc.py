@@ -152,8 +152,8 @@ OTHERWISE = {
     "raise errors.Unavailable in _move_out",  # a store that has lost a cut of the graph: no request makes that
     "_refuse 'slice' in split",  # 1,000 numbers of slices: tests/property/test_core_recut.py
     "raise errors.IncarnationChanged in take_in",  # a life that is over: tests/property/test_core_move.py
-    "raise errors.Overloaded in deny",  # rights that are missing, and that come back: tests/process/test_access_attacks.py
-    "raise errors.ShuttingDown in _check_rights",  # the same
+    "raise errors.Overloaded in deny",  # rights that are missing: tests/unit/test_access_calls.py
+    "raise errors.ShuttingDown in _check_rights",  # rights that come back: tests/process/test_access_changes.py
     "raise errors.InvalidArgument in check",  # more bytes or elements than a method takes: tests/unit/test_request_bounds.py
     "raise errors.InvalidArgument in __call__",  # bytes that are no message, or compressed: the same
     "raise errors.InvalidArgument in _check_slice_order",  # a made-up order at a root: tests/unit/test_slices.py
