@@ -80,10 +80,7 @@ def test_what_was_dropped_before_anybody_looked_is_forgotten_also_where_nothing_
 
 def test_it_shows_what_is_published_and_answers_questions(server: Serving, tmp_path: Path) -> None:
     report(server.address, "flights", NOON)
-    with (
-        PageProcess(tmp_path, server.address, "--page-host=lowwater.example.org") as page,
-        Viewer(page.page) as viewer,
-    ):
+    with PageProcess(tmp_path, server.address, "--page-host=lowwater.example.org") as page, Viewer(page.page) as viewer:
         viewer.until(lambda seen: seen.low("flights") == NOON)
         report(server.address, "flights", NOON + HOUR)
         viewer.until(lambda seen: seen.low("flights") == NOON + HOUR)
@@ -178,18 +175,11 @@ def test_the_authority_says_who_may_look_and_nobody_new_is_let_in_while_it_is_aw
             assert secret not in page.log
 
 
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["--listen", "127.0.0.1:65536"], "65536"),
-        (["--tls-cert", "/nowhere.pem"], "--tls-key"),
-    ],
-)
-def test_what_it_cannot_serve_with_it_says_and_ends(flags: list[str], says: str) -> None:
-    command = [sys.executable, "-m", "lowwater_page", *flags]
+def test_what_it_cannot_serve_with_it_says_and_ends() -> None:
+    command = [sys.executable, "-m", "lowwater_page", "--tls-cert", "/nowhere.pem"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2, done.stderr
-    assert says in done.stderr
+    assert "--tls-key" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -377,33 +367,13 @@ def test_a_page_that_comes_by_itself_keeps_no_authority_from_serving(tmp_path: P
         assert server.stop() == 0
 
 
-def test_behind_the_last_port_there_is_no_page_by_itself(tmp_path: Path) -> None:
-    server = ByDefault(tmp_path / "data")
-    server.http = "127.0.0.1:65535"
-    with server:
-        assert (port_of(server.metrics), server.page) == (65535, "off")
-        [told] = server.warned()
-        assert told["reason"] == "127.0.0.1:65536: there is no port 65536"
-
-
 @pytest.mark.parametrize("flag", ["--http", "--page"])
-@pytest.mark.parametrize(
-    ("place", "says"),
-    [("127.0.0.1:65536", "there is no port 65536"), ("a..b:7422", "'a..b' is no name of a host")],
-)
 def test_a_place_that_there_cannot_be_is_refused_with_the_flag(
-    flag: str, place: str, says: str, tmp_path: Path, refused_start: Refused
+    flag: str, tmp_path: Path, refused_start: Refused
 ) -> None:
-    said = refused_start("--data", str(tmp_path / "data"), "--page", "off", flag, place)
-    assert says in said
+    said = refused_start("--data", str(tmp_path / "data"), "--page", "off", flag, "127.0.0.1:65536")
+    assert "there is no port 65536" in said
     assert f"Choose another with {flag}" in said
-
-
-def test_without_http_there_is_no_page_by_itself(tmp_path: Path) -> None:
-    server = ByDefault(tmp_path / "data")
-    server.http = "off"
-    with server:
-        assert (server.page, server.metrics, server.warned()) == ("off", "off", [])
 
 
 WITHOUT = """
@@ -436,9 +406,3 @@ def test_an_authority_without_the_distribution_says_so_once_and_serves(tmp_path:
     )
     assert asked.returncode == 2, "it was asked for by name"
     assert "lowwater-page is not installed" in asked.stderr
-
-
-def test_an_address_that_is_taken_is_told_before_anything_is_served(tmp_path: Path, refused_start: Refused) -> None:
-    with Beside(tmp_path) as server:
-        place = server.page.removeprefix("http://").rstrip("/")
-        assert "Choose another with --page" in refused_start("--data", str(tmp_path / "other"), "--page", place)
