@@ -122,31 +122,6 @@ def test_readers_refuse_a_backup_that_is_older_than_restarts_of_the_authority(se
         assert low(reader, "a") == 30
 
 
-def test_when_everything_is_lost_nothing_is_mixed_and_all_begins_anew(server: Serving) -> None:
-    with connect(server.address) as reader, connect(server.address) as lw:
-        lw.register("a")
-        lease = lw.worker("a").claim()
-        advance(lease, 10)
-        assert low(reader, "a") == 10
-        before = lw.server_token
-
-        server.kill()
-        shutil.rmtree(server.data)
-        server.start()
-        with pytest.raises(lowwater.ServerTokenMismatch, match="journal was replaced"):
-            reader.get("a")
-        with pytest.raises(lowwater.ServerTokenMismatch, match="journal was replaced"):
-            advance(lease, 20)
-
-    # Started again, as the guide says: register and claim as at the first time.
-    with connect(server.address) as again:
-        assert again.server_token != before
-        again.register("a")
-        assert again.get("a")["a"].low.unknown
-        advance(again.worker("a").claim(), 20)
-        assert low(again, "a") == 20
-
-
 def test_a_shared_journal_comes_back_from_a_snapshot_of_redis(tmp_path: Path) -> None:
     """Taken while shards serve; made a folder by way of a Redis of its own, which checks every byte; and put into an empty one."""
     with Sharded(tmp_path, 1) as d, d.connect() as lw:

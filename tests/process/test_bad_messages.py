@@ -7,7 +7,6 @@ import random
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -27,7 +26,6 @@ from lowwater.cli import main
 from tests.kit.times import HOUR
 from tests.process.conftest import Refused
 from tests.process.peer import reason
-from tests.process.scrape import Scrape
 from tests.process.serving import Serving, serving
 
 BIG = 65 << 20
@@ -125,14 +123,6 @@ def test_what_cannot_be_read_is_an_invalid_argument(
                 assert "generate the client" in facts["fix"]
     assert "Traceback" not in (server.data.parent / "serve.log").read_text()
     goes_on(lease, lw)
-
-
-def test_what_is_sent_again_and_again_and_cannot_be_read_is_counted_and_one_line(tmp_path: Path) -> None:
-    with serving(tmp_path, "--log-format", "json") as one, grpc.insecure_channel(one.address) as channel:
-        for _ in range(20):
-            raw(channel, "Claim", b"\xff\xff\xff")
-        assert Scrape(one).all("refused_calls_total") == {("Claim", "INVALID_ARGUMENT"): 20}
-        assert (one.data.parent / "serve.log").read_text().count("call_refused") == 1
 
 
 def test_many_shards_are_refused_alike_by_one_that_is_alone(

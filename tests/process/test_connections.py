@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import resource
 import socket
 import sys
 import threading
@@ -18,7 +17,7 @@ import pytest
 
 import lowwater
 from lowwater._server import connections
-from lowwater._server.connections import IDLE_SECONDS, MOST_CONNECTIONS, OF_FILES, most_connections
+from lowwater._server.connections import IDLE_SECONDS, OF_FILES
 from lowwater._server.http import HttpServer, Part, listen
 from lowwater_authority.engine.writes import StoreState
 from lowwater_authority.ops.endpoint import Exposition
@@ -154,12 +153,6 @@ def answers(server: Serving) -> bool:
     with contextlib.suppress(OSError):
         return ask(server.endpoint, "healthz").status == 200
     return False
-
-
-def test_a_process_that_may_open_many_files_takes_a_fixed_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    for files, most in ((resource.RLIM_INFINITY, MOST_CONNECTIONS), (1 << 20, MOST_CONNECTIONS), (400, 100), (1, 1)):
-        monkeypatch.setattr(resource, "getrlimit", lambda _, files=files: (files, files))
-        assert most_connections() == most
 
 
 @pytest.fixture

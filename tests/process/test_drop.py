@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import urllib.request
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,6 @@ from tests.kit.eventually import eventually
 from tests.kit.times import HOUR
 from tests.process.browsing import Viewer
 from tests.process.serving import Serving
-from tests.process.sharding import Sharded, balanced, move, served, spread
 
 NOON = 1_767_268_800_000_000
 
@@ -121,40 +118,3 @@ def _until_refused(lease: lowwater.Lease) -> None:
         return False
 
     eventually(refused)
-
-
-def _has_only(lw: lowwater.Client, name: str) -> bool:
-    return [*lw.get()] == [name]
-
-
-def test_shards_agree_on_a_drop_and_one_that_was_away_brings_nothing_back(tmp_path: Path) -> None:
-    with Sharded(tmp_path, 2) as deployment:
-        one, other = deployment.shards
-        names = balanced("c", 1, one, other)
-        with deployment.connect() as lw, deployment.connect() as reader:
-            for name in names:
-                reported(lw, name, 2)
-            eventually(lambda: spread(lw, names, one, other))
-            [gone] = served(lw, other)
-            [kept] = served(lw, one)
-            move(lw, one, kept)
-            move(lw, other, gone)
-            changes = reader.watch(gone)
-            assert next(changes).low.micros == NOON + 2 * HOUR
-            other.signal(signal.SIGSTOP)
-            eventually(lambda: served(lw, one) == tuple(sorted(names)))
-            lw.drop(gone, force=True)
-            assert dict(lw.shards().pins) == {kept: one.address}, "the pin ends with the drop"
-            assert next(view for view in changes if not view.registered).dropped
-            other.thaw()
-            eventually(lambda: len(lw.shards().shards) == 2)
-            for shard in (one, other):
-                with lowwater.connect(shard.address) as asked:
-                    eventually(partial(_has_only, asked, kept))
-            move(lw, other, kept)
-            one.kill()
-            one.start()
-            assert lw.get(gone)[gone].dropped
-            reported(lw, gone, 1)
-            found = next(view for view in changes if view.low.micros == NOON + HOUR)
-            assert found.incarnation == 2

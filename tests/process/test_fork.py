@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import signal
 import urllib.request
-from pathlib import Path
 
 from tests.process.serving import Serving
 from tests.process.test_client_end_to_end import run
@@ -181,35 +179,6 @@ def test_fifty_forks_while_other_threads_call_without_a_pause(server: Serving) -
         print("done")
     """
     assert run(program_of(program), server.address) == "done\n"
-
-
-def test_fifty_forks_while_other_threads_wait_for_answers(server: Serving, tmp_path: Path) -> None:
-    program = """
-        parent = Parent(sys.argv[1])
-        frozen = lowwater.connect(sys.argv[2], timeout=60)
-        def wait():
-            try:
-                frozen.get("parent")
-            except lowwater.Closed:
-                pass
-        waiting = [threading.Thread(target=wait, daemon=True) for _ in range(3)]
-        for thread in waiting:
-            thread.start()
-        for number in range(50):
-            pid = fork(lambda: use(parent.lw, f"child-{number}"))
-            assert joined(pid) == 0, number
-            assert all(thread.is_alive() for thread in waiting)
-            parent.goes_on()
-        frozen.close()
-        for thread in waiting:
-            thread.join(20)
-        parent.lw.close()
-        print("done")
-    """
-    (tmp_path / "other").mkdir()
-    with Serving(tmp_path / "other" / "data") as other:
-        other.signal(signal.SIGSTOP)
-        assert run(program_of(program), server.address, other.address) == "done\n"
 
 
 def test_a_fork_waits_for_a_channel_that_is_being_closed(server: Serving) -> None:

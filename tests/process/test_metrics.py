@@ -21,7 +21,7 @@ from tests.kit.times import HOUR
 from tests.process.peer import Peer
 from tests.process.scrape import Scrape
 from tests.process.serving import Serving, serving
-from tests.process.sharding import Sharded, balanced, spread, view_of
+from tests.process.sharding import Sharded
 
 
 @pytest.fixture
@@ -173,39 +173,3 @@ def test_shards_over_redis_export_each_computation_once_with_lags_across_them(tm
         assert told("report_streams_total") >= 2
         assert told("watch_messages_total") > 0
         assert told("unserved_computations") == 0
-
-
-def test_a_shard_that_is_away_freezes_no_lag_of_the_others(tmp_path: Path) -> None:
-    """Nobody looks at a page meanwhile, and nobody has taken over yet what the frozen one serves."""
-    with Sharded(tmp_path, 3, dead_after=20) as deployment, deployment.connect() as lw:
-        first, frozen, third = deployment.shards
-        # Each is at home where it is to be: to move it would take as long as the shards need to hear of it.
-        names, view = balanced("c", 1, first, frozen, third), view_of(first, frozen, third)
-        homes = {member.address: name for name in names if (member := view.shard_of(name)) is not None}
-        source, asleep, reader = homes[third.address], homes[frozen.address], homes[first.address]
-        for name, inputs in ((asleep, []), (source, []), (reader, [source])):
-            lw.register(name, inputs=inputs)
-        eventually(lambda: spread(lw, names, first, frozen, third), seconds=60)
-        flights = lw.worker(source).claim()
-        flights.advance(None, oldest=None, frontier=Watermark(15 * HOUR))
-        flights.flush(20)
-        worker = lw.worker(reader)
-        eventually(lambda: worker.inputs().low == Watermark(15 * HOUR))
-        hourly = worker.claim()
-        hourly.advance(worker.inputs(), oldest=Watermark(13 * HOUR))
-        hourly.flush(20)
-
-        def lag_is(hours: int) -> bool:
-            return Scrape(first).value("local_lag_seconds", computation=reader) == hours * 3600
-
-        eventually(lambda: lag_is(2))
-        confirmed = Scrape(first).value("deployment_confirmed_timestamp_seconds") or 0
-        assert abs(time.time() - confirmed) < 30
-        frozen.freeze()
-        flights.advance(None, oldest=None, frontier=Watermark(18 * HOUR))
-        flights.flush(20)
-        eventually(lambda: lag_is(5))
-        assert [Scrape(shard).value("owned_computations") for shard in (first, third)] == [1, 1]
-        frozen.thaw()
-        thawed = time.time()
-        eventually(lambda: (Scrape(first).value("deployment_confirmed_timestamp_seconds") or 0) > thawed, seconds=90)

@@ -131,19 +131,6 @@ def _same(collector: Collector, scrape: dict[Series, float]) -> set[Series]:
     return {series for series, value in found.items() if asked[series] == value}
 
 
-def test_figures_are_pushed_without_an_endpoint_for_scrapes(tmp_path: Path, collector: Collector) -> None:
-    (tmp_path / "one").mkdir()
-    server = Serving(tmp_path / "one" / "data")
-    server.http = "off"
-    with server:
-        with lowwater.connect(server.address) as lw:
-            lw.register("flights")
-        eventually(lambda: any(("computation", "flights") in labels for _, labels in collector.points))
-        pushes = collector.pushes
-        assert server.stop() == 0
-    assert collector.pushes > pushes, "the last figures go out at the end"
-
-
 def test_a_collector_that_is_away_harms_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor one of traces. Rule 11: it degrades; the calls are answered, and the stop does not wait for it."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "http://127.0.0.1:1")

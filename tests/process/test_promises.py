@@ -12,13 +12,11 @@ import pytest
 
 import lowwater
 from lowwater.cli import main
-from tests.contract.redis_server import DURABLE, RedisServer
 from tests.kit.eventually import eventually
 from tests.process.accessing import PATIENCE, SOON
 from tests.process.conftest import Refused
 from tests.process.scrape import Scrape
 from tests.process.serving import Serving
-from tests.process.sharding import Shard
 
 BILLING = """
 [[promise]]
@@ -133,27 +131,3 @@ def test_a_bad_file_keeps_it_from_starting(tmp_path: Path, refused_start: Refuse
     path.write_text('[[promise]]\ncomputations = "a"\nlat = "1m"\n')
     said = refused_start("--promises", str(path), "--data", str(tmp_path / "data"))
     assert f"lowwater serve: --promises {path}: promise[1].lat is unknown; write one of computations, late" in said
-
-
-def test_a_shard_tells_of_what_it_serves(tmp_path: Path) -> None:
-    """With the same file each computation has its promise, whichever shard it lives on and moves to."""
-    path = tmp_path / "promises.toml"
-    path.write_text(BILLING)
-    with RedisServer(tmp_path / "redis", *DURABLE) as redis:
-        redis.start()
-        flags = ("--promises", str(path))
-        with Shard(tmp_path / "one", redis.url, *flags) as one, Shard(tmp_path / "two", redis.url, *flags) as two:
-            with lowwater.connect(one.address) as lw:
-                names = [f"billing-{number}" for number in range(8)]
-                for name in names:
-                    lw.register(name)
-                eventually(lambda: len(lw.shards()) == 2)
-                for name, shard in zip(names, [one, two] * 4, strict=True):
-                    lw.pin(name, shard.address)
-                eventually(lambda: [len(shard.computations) for shard in lw.shards()] == [4, 4])
-                with lw.inputs(*names):
-                    assert {each.promise.team for each in lw.get().values() if each.promise} == {"billing"}
-                    lw.drain(two.address)
-                    eventually(lambda: [len(shard.computations) for shard in lw.shards() if not shard.draining] == [8])
-                    assert all(each.promise is not None for each in lw.get(*names).values())
-                    assert len(Scrape(one).all("promise_info")) == 8
