@@ -32,11 +32,7 @@ NAMES = (
     "billing/sum",
     "solo",
 )
-INPUTS = {
-    "flights/hourly": ["flights/enriched"],
-    "flights/circle": ["billing/sum"],
-    "billing/sum": ["flights/hourly"],
-}
+INPUTS = {"flights/hourly": ["flights/enriched"], "flights/circle": ["billing/sum"], "billing/sum": ["flights/hourly"]}
 REGISTERED = tuple(name for name in NAMES if name != "flights/absent")
 FLIGHTS = {name for name in NAMES if name.startswith("flights/")}
 

@@ -89,15 +89,7 @@ def test_raw_garbage_on_the_port_harms_nobody(server: Serving, lw: lowwater.Clie
     goes_on(lease, lw)
 
 
-ASKS = {
-    "GetWatermarks": "WatermarkService",
-    "CheckComplete": "WatermarkService",
-    "Watch": "WatermarkService",
-    "Claim": "WorkerService",
-    "Report": "WorkerService",
-    "Register": "TopologyService",
-    "Locate": "ClusterService",
-}
+ASKS = {"Watch": "WatermarkService", "Claim": "WorkerService", "Report": "WorkerService", "Locate": "ClusterService"}
 UNREADABLE = (b"\xff\xff\xff", b"\x0a\x02\xff\xfe")
 """Bytes that are no message, and a text that is not UTF-8."""
 
@@ -132,12 +124,10 @@ def test_many_shards_are_refused_alike_by_one_that_is_alone(
     with grpc.insecure_channel(server.address) as channel:
         cluster = cluster_pb2_grpc.ClusterServiceStub(channel)
         calls: list[Callable[[], object]] = [
-            lambda: cluster.Locate(cluster_pb2.LocateRequest(computations=["a"])),
             lambda: cluster.Locate(cluster_pb2.LocateRequest(computations=["nobody"], epochs=[1, 2])),
             lambda: cluster.ListShards(cluster_pb2.ListShardsRequest()),
             lambda: cluster.Drain(cluster_pb2.DrainRequest(address="nowhere:1")),
             lambda: cluster.Pin(cluster_pb2.PinRequest(computation="a", address="nowhere:1")),
-            lambda: cluster.Pin(cluster_pb2.PinRequest(computation="nobody", address="nowhere:1")),
         ]
         told = set()
         for call in calls:

@@ -18,7 +18,7 @@ from lowwater._pb.lowwater.v1 import workers_pb2 as pb
 ROOT = Path(__file__).parents[2]
 KEYS = {"benchmark", "metric", "value", "unit", "baseline", "baseline_value", "ratio"}
 
-SHORT = ("growth", "ingest", "latency")
+SHORT = ("latency",)
 """These run each time. The others start Spark, or a broker, or hundreds of workers, or an authority for each of what they compare."""
 
 # All benchmarks run before the first test.

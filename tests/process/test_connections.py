@@ -101,10 +101,7 @@ def test_idle_connections_take_their_places_and_no_more(tmp_path: Path) -> None:
 
 
 OTHER_PROTOCOLS = {
-    "TLS": bytes.fromhex("16030100c8010000c40303") + bytes(range(200)),
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9),
-    "SSH": b"SSH-2.0-OpenSSH_9\r\n",
-    "zeros": bytes(100),
     "a bad head": b"GET / HTTP/1.1\r\nHost: x\r\nBad\x00Header: y\r\n\r\n",
     "a bad body": b"GET /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\nabc",
     "something behind a request": REQUEST + bytes(range(256)),

@@ -22,8 +22,6 @@ WITHIN = 60
 """Seconds for an end, on a busy machine."""
 
 SCRIPT = f"import runpy; runpy.run_path({sysconfig.get_path('scripts') + '/lowwater'!r}, run_name='__main__')"
-MODULE = "import runpy, sys; del sys.argv[1]; runpy.run_module('lowwater_authority', run_name='__main__')"
-"""For which "serve" is no argument."""
 
 
 def importing(module: str, program: str) -> str:
@@ -103,16 +101,7 @@ def stop(outer: subprocess.Popen[str], number: signal.Signals) -> int:
 @pytest.mark.parametrize(
     ("program", "line", "number"),
     [
-        pytest.param(CLIENT, "importing", signal.SIGTERM, id="importing the client", marks=pytest.mark.long),
         pytest.param(SERVER, "importing", signal.SIGTERM, id="importing"),
-        pytest.param(SERVER, "importing", signal.SIGINT, id="importing, by Ctrl-C", marks=pytest.mark.long),
-        pytest.param(
-            importing("lowwater_authority.serve", MODULE),
-            "importing",
-            signal.SIGTERM,
-            id="as a module",
-            marks=pytest.mark.long,
-        ),
         pytest.param(REPLAYING, "replaying", signal.SIGTERM, id="replaying"),
         pytest.param(SCRIPT, "lowwater: serving", signal.SIGTERM, id="serving"),
     ],

@@ -147,11 +147,9 @@ def test_a_collector_that_is_away_harms_nobody(tmp_path: Path, monkeypatch: pyte
     ("variables", "asked"),
     [
         ({}, False),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x:1"}, False),
         ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://x:1"}, True),
         ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://x:1", "OTEL_METRICS_EXPORTER": "none"}, False),
         ({"OTEL_METRICS_EXPORTER": "otlp"}, True),
-        ({"OTEL_METRICS_EXPORTER": "prometheus"}, True),
         ({"OTEL_METRICS_EXPORTER": "otlp", "OTEL_SDK_DISABLED": "true"}, False),
     ],
 )
@@ -172,7 +170,6 @@ def test_how_often() -> None:
     [
         pytest.param({"OTEL_METRICS_EXPORTER": "prometheus"}, "", "prometheus is not supported", id="unknown"),
         pytest.param({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, "", "over http", id="http"),
-        pytest.param({"OTEL_METRIC_EXPORT_INTERVAL": "0"}, "", "set 1 or more", id="interval"),
         pytest.param({}, "opentelemetry.sdk", "pip install", id="extra"),
     ],
 )

@@ -15,9 +15,7 @@ import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from lowwater._pb.lowwater.v1 import (
-    watermarks_pb2,
-)
+from lowwater._pb.lowwater.v1 import watermarks_pb2
 from lowwater_authority.commands.serve_arguments import parser
 from tests.kit.times import HOUR
 from tests.process.conftest import Refused

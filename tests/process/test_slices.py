@@ -113,12 +113,7 @@ def test_a_slice_is_cut_in_two_by_the_client_and_by_the_command(
     assert cut.split_slice("hourly~1", b"\x60") == Slice("hourly~4", b"\x60", b"\x80")
     eventually(lambda: not cut.topology().computations["hourly~4"].slice_source)
     assert main(["slices", "split", "hourly~4", "--at", "0x70", "--address", server.address, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {
-        "slice": "hourly~4",
-        "new": "hourly~5",
-        "start": "70",
-        "end": "80",
-    }
+    assert json.loads(capsys.readouterr().out) == {"slice": "hourly~4", "new": "hourly~5", "start": "70", "end": "80"}
     eventually(lambda: not cut.topology().computations["hourly~5"].slice_source)
     assert main(["slices", "list", "hourly", "--address", server.address]) == 0
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [

@@ -160,5 +160,3 @@ def test_one_process_with_an_embedded_journal(tmp_path: Path) -> None:
         server.start()
         cut.goes_on()
         cut.check()
-
-

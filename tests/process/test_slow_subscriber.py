@@ -68,18 +68,7 @@ def does_not_come_back():
         say([next(some).low.micros for _ in range(names)])
         say([next(every).low.micros for _ in range(names)])
 
-async def blocks_its_loop():
-    async with lowwater.aio.connect(address) as lw:
-        every = lw.watch()
-        for _ in range(names):
-            await anext(every)
-        stall()
-        say([(await anext(every)).low.micros for _ in range(names)])
-
-if how == "blocks_its_loop":
-    asyncio.run(blocks_its_loop())
-else:
-    {"prints": prints, "does_not_come_back": does_not_come_back}[how]()
+{"prints": prints, "does_not_come_back": does_not_come_back}[how]()
 """
 
 
@@ -215,10 +204,10 @@ def storm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storm]:
         feed = Feed(server.address)
         stack.callback(feed.close)
         after = Storm(server)
-        for how in ("does_not_come_back", "blocks_its_loop"):
-            after.stalled[how] = stack.enter_context(Subscriber(how, server.address))
-        assert after.stalled["does_not_come_back"].line() == ["stalled"]
-        assert after.stalled["blocks_its_loop"].line() == ["stalled"]
+        stalled = after.stalled["does_not_come_back"] = stack.enter_context(
+            Subscriber("does_not_come_back", server.address)
+        )
+        assert stalled.line() == ["stalled"]
         for kind, options in (("client", OPTIONS), ("grpc", ())):
             after.raw[kind] = Raw(server.address, options)
             stack.callback(after.raw[kind].channel.close)
@@ -253,12 +242,6 @@ def test_rule7_a_loop_that_did_not_come_back_gets_the_newest_values_first(storm:
     assert stalled.line() == newest, "the loop that had"
 
 
-def test_rule7_an_event_loop_that_was_blocked_gets_the_newest_values_first(storm: Storm) -> None:
-    stalled = storm.stalled["blocks_its_loop"]
-    stalled.go_on()
-    assert stalled.line() == [[REPORTS] * len(NAMES)]
-
-
 def test_rule7_a_process_that_was_stopped_gets_the_newest_values_first(storm: Storm) -> None:
     stopped = storm.stalled["prints"]
     stopped.signal(signal.SIGCONT)
@@ -274,5 +257,5 @@ def test_rule7_the_transport_keeps_little_for_a_client_that_does_not_read(storm:
 def test_rule7_memory_stays_flat(storm: Storm) -> None:
     print(f"bytes grown over the second half: {storm.grown}")
     # Those that stalled all the time took next to nothing, and gRPC's own buffers a half: all else was replaced, nothing was kept.
-    assert storm.conflated > 2.5 * PUBLISHED
+    assert storm.conflated > 1.5 * PUBLISHED
     assert all(grown < FLAT_BYTES for grown in storm.grown.values()), storm.grown
