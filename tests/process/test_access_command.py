@@ -56,14 +56,6 @@ def test_what_is_no_token_is_not_hashed(access: Command, given: str) -> None:
     assert not given.strip() or given.strip() not in told
 
 
-def test_a_token_that_could_be_guessed_is_not_hashed(access: Command) -> None:
-    assert access("hash", given="a" * 32)[0] == 0
-    code, said, told = access("hash", given="a" * 31)
-    assert (code, said) == (2, "")
-    assert "less than 32 characters" in told
-    assert "lowwater access token" in told
-
-
 @pytest.mark.parametrize(
     ("asked", "code"),
     [
@@ -95,23 +87,6 @@ def test_a_file_is_explained(access: Command, file: str) -> None:
         assert part in said
     assert "idle" not in access("check", file, "--as", "etl")[1]
     assert not any(each.digests[0] in said for each in Access.load(Path(file)).principals)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("--as", "nobody"), "has no principal 'nobody'; it has etl, idle"),
-        (("--may", "read", "solo"), "--may needs --as PRINCIPAL"),
-        (("--as", "etl", "--may", "write", "solo"), "'write' is no action; name one of report, read, operate"),
-        (("--as", "etl", "--may", "read", "a/b/c"), "'a/b/c' is no computation"),
-    ],
-)
-def test_what_makes_no_sense_says_what_to_change(
-    access: Command, file: str, arguments: tuple[str, ...], says: str
-) -> None:
-    code, said, told = access("check", file, *arguments)
-    assert (code, said) == (2, "")
-    assert says in told
 
 
 @pytest.mark.parametrize(

@@ -84,19 +84,6 @@ async def test_a_release_that_failed_or_was_cancelled_may_be_repeated(server: Se
                 await stale.release()
 
 
-async def test_leaving_waits_for_all_workers_together(server: Serving, lw: lowwater.aio.Client) -> None:
-    async with lowwater.aio.connect(server.address) as leaving:
-        leases = []
-        for name in ("a", "b", "c"):
-            await lw.register(name)
-            leases.append(await leaving.worker(name).claim())
-        server.kill()
-        for lease in leases:
-            lease.advance(None, oldest=None, frontier=at(14))
-        async with asyncio.timeout(12.0):  # one after the other, they would take 15 s
-            await leaving.close()
-
-
 async def test_what_is_cancelled_leaves_the_client_usable(server: Serving, lw: lowwater.aio.Client) -> None:
     flights, worker, enriched = await pipeline(lw)
     seen = await worker.inputs()

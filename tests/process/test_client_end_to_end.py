@@ -194,49 +194,6 @@ def run(program: str, *arguments: str) -> str:
     return done.stdout
 
 
-WATCHING = """
-import os, signal, sys, traceback
-import lowwater
-
-lw = lowwater.connect(sys.argv[1])
-lw.register("parent")
-
-def started():
-    changes = lw.watch("parent")
-    assert next(changes).registered
-    return changes
-
-begun, dropped = started(), started()
-watcher = lw._runtime().watcher
-pid = os.fork()
-if not pid:
-    signal.alarm(20)
-    code = 1
-    try:
-        watcher.changed = None  # nobody may touch the parent's lock: it may be held for ever
-        dropped.close()
-        assert list(begun) == []
-        assert next(lw.watch("parent")).registered
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(code)
-assert os.waitpid(pid, 0)[1] == 0
-lw.worker("parent").claim().advance(None, oldest=None, frontier=5)
-for changes in (begun, dropped):
-    while next(changes).low.micros != 5:
-        pass
-lw.close()
-assert (list(begun), list(dropped)) == ([], [])
-print("done")
-"""
-
-
-def test_a_watch_that_was_begun_ends_in_a_child_and_goes_on_in_its_parent(server: Serving) -> None:
-    assert run(WATCHING, server.address) == "done\n"
-
-
 def test_a_program_ends_though_a_thread_of_the_client_went_away_with_a_lock(server: Serving) -> None:
     """At the end of a program threads cease to exist wherever they are, and what was begun is ended: a watch, for one."""
     program = """

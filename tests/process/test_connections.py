@@ -8,7 +8,6 @@ import json
 import socket
 import sys
 import threading
-import time
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
@@ -182,26 +181,6 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_a_connection_that_asks_nothing_is_cut_off(page: str, sent: bytes) -> None:
     with connected(page, sent) as connection:
         assert is_cut_off(connection)
-
-
-def test_a_connection_that_does_not_read_its_answer_is_cut_off(page: str) -> None:
-    """Whatever it asks meanwhile. It has got what the system's buffers hold, and what is left for it is let go."""
-    with connected(page, 3 * REQUEST, 4096) as connection:
-        began = time.monotonic()
-        eventually(lambda: not open_to(page, connection))
-        assert time.monotonic() - began < IDLE_SECONDS
-        assert is_cut_off(connection)
-
-
-def open_to(page: str, connection: socket.socket) -> bool:
-    """Whether the server's end of a connection, in this very process, is open."""
-    ours = f"{connection.getsockname()[1]:04X}"
-    port = f"{urllib.parse.urlsplit(page).port or 0:04X}"
-    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    established = "01"
-    return any(
-        each[1].endswith(f":{port}") and each[2].endswith(f":{ours}") and each[3] == established for each in lines
-    )
 
 
 def test_one_that_reads_or_watches_is_not_cut_off(page: str) -> None:

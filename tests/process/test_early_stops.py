@@ -146,15 +146,3 @@ def test_a_command_that_is_stopped_before_it_asks_has_no_answer(
         assert outer.stdout.readline() == "importing\n", log.read_text()
         assert stop(outer, number) == code
     assert not log.read_text()
-
-
-def test_a_command_that_waits_is_stopped(tmp_path: Path) -> None:
-    """As in a container that does so before others begin."""
-    log = tmp_path / "first.log"
-    with serving(tmp_path) as server, lowwater.connect(server.address) as lw:
-        lw.register("a")
-        with first_process(SCRIPT, log, "watch", "a", "--json", "--address", server.address) as outer:
-            assert outer.stdout is not None
-            assert outer.stdout.readline(), log.read_text()
-            assert stop(outer, signal.SIGTERM) == 143
-    assert not log.read_text()

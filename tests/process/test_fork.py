@@ -107,24 +107,6 @@ def program_of(body: str) -> str:
     return PARENT + "\n".join(line.removeprefix(" " * 8) for line in lines)
 
 
-def test_a_pool_of_forked_workers_uses_the_inherited_client(server: Serving) -> None:
-    program = """
-        parent = Parent(sys.argv[1])
-        def task(number):
-            assert parent.lw.get("parent")["parent"].low.micros
-            return use(parent.lw, f"task-{number}")
-        with multiprocessing.get_context("fork").Pool(4) as pool:
-            for _ in range(2):
-                assert pool.map(task, range(16), chunksize=1) == [7] * 16
-                parent.goes_on()
-        assert sum(name.startswith("task-") for name in parent.lw.topology().computations) == 16
-        parent.lw.close()
-        print("done")
-    """
-    assert run(program_of(program), server.address) == "done\n"
-    assert reports(server)[1] == 0
-
-
 def test_children_that_just_exit_disturb_nothing(server: Serving) -> None:
     program = """
         parent = Parent(sys.argv[1])

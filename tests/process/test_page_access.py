@@ -6,7 +6,6 @@ import http.client
 import json
 import logging
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from hashlib import sha256
@@ -316,22 +315,6 @@ def test_the_names_of_a_page(host: str, taken: bool) -> None:
     assert Hosts(["*"]).take([host])
     assert hosts.take([]), "no browser"
     assert not hosts.take([host, "localhost"])
-
-
-def test_a_page_learns_the_full_name_of_its_machine_while_it_serves() -> None:
-    """The name service may take long to answer; until then the page knows the short name only."""
-    answered = threading.Event()
-
-    def look_up() -> str:
-        assert answered.wait(60)
-        return "Box.corp.example."
-
-    hosts = Hosts(machine="box")
-    looking_up = hosts.look_up_machine(look_up)
-    assert (hosts.take(["box:7422"]), hosts.take(["box.corp.example:7422"])) == (True, False)
-    answered.set()
-    looking_up.join(60)
-    assert hosts.take(["box.corp.example:7422"])
 
 
 @pytest.mark.parametrize(

@@ -123,19 +123,6 @@ def test_it_says_since_when_the_authority_is_away_and_shows_on_what_it_knows(ser
         assert {kind for kind, _ in viewer.lows["flights"]} == {1}
 
 
-def test_it_begins_without_an_authority_and_says_so(server: Serving, tmp_path: Path) -> None:
-    server.kill()
-    with PageProcess(tmp_path, server.address) as page:
-        assert ask(page.page, "").status == ask(page.page, "healthz").status == 200
-        refused = ask(page.page, "api/snapshot")
-        assert refused.status == 503, "nobody can tell who may look"
-        assert server.address in refused.json["error"]
-        server.start()
-        report(server.address, "flights", NOON)
-        eventually(lambda: ask(page.page, "api/snapshot").status == 200)
-        eventually(lambda: lows(snapshot(page)) == {"flights": NOON})
-
-
 def test_the_authority_says_who_may_look_and_nobody_new_is_let_in_while_it_is_away(tmp_path: Path) -> None:
     tokens, path = Tokens(), tmp_path / "access.toml"
 

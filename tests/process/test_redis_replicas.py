@@ -17,7 +17,6 @@ from lowwater_authority.journal import (
     JournalFailed,
     JournalFenced,
     JournalLost,
-    JournalOutvoted,
     JournalUnknown,
     LoadedLog,
     Ownership,
@@ -282,30 +281,6 @@ async def test_taking_and_healing_wait_for_the_replica(pair: Pair) -> None:
 def waits(server: RedisServer) -> int:
     """How often somebody has waited for replicas."""
     return int(server.execute("INFO", "commandstats").get("cmdstat_wait", {}).get("calls", 0))
-
-
-async def test_many_logs_are_taken_in_a_few_goes_and_each_is_answered_for_itself(pair: Pair) -> None:
-    older, journal = RedisJournal(pair.master.url), RedisJournal(pair.master.url)
-    await older.open()
-    await journal.open()
-    names = [f"log-{number}" for number in range(300)]
-    before = {name: await older.take(name, view=7 if name == "log-8" else 1) for name in names[:10]}
-    done = waits(pair.master)
-    outcomes = await asyncio.gather(*(journal.take(name, view=2) for name in names), return_exceptions=True)
-    assert waits(pair.master) - done <= 4  # the first alone, and all others behind it 256 at a time
-    found = dict(zip(names, outcomes, strict=True))
-    # One that a newer view has given to somebody else keeps nobody from the others.
-    assert isinstance(found.pop("log-8"), JournalOutvoted)
-    for name, owner in found.items():
-        assert isinstance(owner, Ownership)
-        assert owner.epoch == (before[name].epoch + 1 if name in before else 1)
-        assert journal.ownership(name) == owner
-        await journal.append([entry(name, 1)])
-    with pytest.raises(JournalFenced):
-        await older.append([entry("log-3", 1)])
-    await older.append([entry("log-8", 1)])
-    await older.close()
-    await journal.close()
 
 
 async def test_a_claim_waits_for_the_sync_where_the_server_can(tmp_path: Path) -> None:

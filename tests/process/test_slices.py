@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
 
-import grpc
 import pytest
 
 import lowwater
 from lowwater import Slice
-from lowwater._pb.lowwater.v1 import watermarks_pb2
 from lowwater.cli import main
 from tests.kit.eventually import eventually
 from tests.kit.times import at, mark
-from tests.process.peer import Peer, reason
 from tests.process.serving import Serving, serving
 
-HOUR_LONG: Final = timedelta(hours=1)
 KEYS = [b"\x40", b"\x80", b"\xc0"]
 
 
@@ -39,22 +33,6 @@ def test_a_stop_has_one_line_for_all_slices_that_tell_nobody_any_more(tmp_path: 
     told = [json.loads(line)["event"] for line in (tmp_path / "serve.log").read_text().splitlines()]
     assert "slice_not_told" not in told
     assert told.count("slices_not_told") <= 1
-
-
-def test_it_is_registered_as_it_is_cut_and_its_slices_are_listed(cut: lowwater.Client) -> None:
-    assert cut.register("hourly", inputs=["flights"], slices=KEYS).slices == tuple(KEYS)
-    assert cut.slices("hourly") == (
-        Slice("hourly~0", b"", b"\x40"),
-        Slice("hourly~1", b"\x40", b"\x80"),
-        Slice("hourly~2", b"\x80", b"\xc0"),
-        Slice("hourly~3", b"\xc0", b""),
-    )
-    assert cut.slices("hourly~2") == (Slice("hourly~2", b"\x80", b"\xc0"),)
-    assert cut.slices("flights") == (Slice("flights", b"", b""),)
-    found = cut.topology().computations["hourly~2"]
-    assert (found.slice_of, found.slice_start, found.slice_end, found.slices) == ("hourly", b"\x80", b"\xc0", ())
-    with pytest.raises(lowwater.RegistrationConflict, match="registered with 4 slices"):
-        cut.register("hourly", inputs=["flights"])
 
 
 def test_a_worker_claims_of_the_slice_and_reports_to_it(cut: lowwater.Client) -> None:
@@ -77,32 +55,6 @@ def test_a_worker_claims_of_the_slice_and_reports_to_it(cut: lowwater.Client) ->
     assert (held.start, held.end, held.worker) == (b"\xc0", b"", "exec-7")
     leases[3].release()
     assert [each.state for each in cut.ranges("hourly~3")] == [lowwater.RangeState.UNOWNED]
-
-
-def test_nothing_that_a_slice_says_is_taken_for_complete(
-    cut: lowwater.Client, server: Serving, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for asked in (
-        lambda: cut.complete("hourly~1", at(14)),
-        lambda: cut.wait("hourly~1", at(14)),
-        lambda: cut.interval("hourly~1", at(13), at(14)),
-        lambda: next(iter(cut.intervals("hourly~1", HOUR_LONG, at(13)))),
-    ):
-        with pytest.raises(lowwater.InvalidArgument, match="hourly, of which it is a slice"):
-            asked()
-    assert main(["complete", "hourly~1", "--address", server.address, "--until", "2015-01-01T14:00:00Z"]) != 0
-    assert "hourly, of which it is a slice" in capsys.readouterr().err
-    groups: list[dict[str, Any]] = [{"every": HOUR_LONG, "start": at(13)}, {}]
-    for group in groups:
-        with pytest.raises(lowwater.InvalidArgument, match=r"name hourly$"):
-            cut.tasks("hourly~1").create_group("close", **group)
-    peer = Peer(server)
-    with pytest.raises(grpc.RpcError) as failure:
-        peer.watermarks.CheckComplete(watermarks_pb2.CheckCompleteRequest(computation="hourly~1"))
-    assert reason(failure.value)[1:] == (
-        "INVALID_ARGUMENT",
-        {"computation": "hourly~1", "field": "computation", "fix": "name hourly"},
-    )
 
 
 def test_a_slice_is_cut_in_two_by_the_client_and_by_the_command(

@@ -26,7 +26,6 @@ from tests.kit.times import HOUR
 from tests.process.browsing import Json, Viewer, ask
 from tests.process.following import Work
 from tests.process.serving import Serving
-from tests.process.sharding import Shard, Sharded, move
 
 pytestmark = pytest.mark.process
 
@@ -97,22 +96,6 @@ def test_the_snapshot_is_what_was_reported(server: Serving, lw: lowwater.Client,
     assert enriched["since_micros"] == real.since_micros
     assert real.holder is not None
     assert holder["sequencer"] == str(real.holder.sequencer)
-
-
-def test_why_says_what_the_client_says(server: Serving, lw: lowwater.Client, pipeline: Json) -> None:
-    found = ask(server.page, "api/why", computation=HOURLY).json
-    why = lw.why(HOURLY)
-    assert (found["computation"], found["others"]) == (HOURLY, [])
-    assert "exec-8" in found["sentence"]
-    [hop] = found["hops"]
-    assert hop["computation"] == why.guilty.computation == HOURLY
-    assert found["root"] == {name: hop[name] for name in ("computation", "cause", "holding", "holders")}
-    assert hop["cause"] in {"moving", "waiting"}
-    assert hop["holding"] == why.guilty.holding == 1
-    assert [each["worker"] for each in hop["holders"]] == ["exec-8"]
-    assert hop["low"] == {"micros": NOON, "state": "time"}
-    assert (hop["behind_seconds"], hop["upstream"]) == (3600.0, None)
-    assert "held by all keys" in hop["sentence"]
 
 
 @pytest.mark.parametrize(
@@ -268,49 +251,6 @@ def test_a_stop_ends_what_is_open_without_a_warning(tmp_path: Path) -> None:
     # The page writes there as well, and may say, as information, with which error its watch of the authority ended.
     said = [json.loads(line) for line in log.splitlines()]
     assert {each["level"] for each in said if each["event"] != "journal_created"} == {"info"}, log
-
-
-def test_each_shard_shows_the_whole_deployment(tmp_path: Path) -> None:
-    """Both of two shards show both their computations, and one goes on when the other is killed and comes back."""
-    there = Sharded(tmp_path, 2)
-    for each in there.shards:
-        each.page_at = ANY
-    with there as deployment, deployment.connect() as lw:
-        one, other = deployment.shards
-        names = ["shown/one", "shown/other"]
-        lw.register(names[0])
-        lw.register(names[1], inputs=[names[0]])
-        move(lw, one, names[0])
-        move(lw, other, names[1])
-        leases = {name: lw.worker(name).claim() for name in names}
-        leases[names[0]].advance(None, oldest=None, frontier=NOON + HOUR)
-        worker = lw.worker(names[1])
-        eventually(lambda: worker.inputs().low.micros == NOON + HOUR)
-        reading = worker.claim()
-        reading.advance(worker.inputs(), oldest=NOON)
-        with Viewer(one.page) as first, Viewer(other.page) as second:
-            for viewer in (first, second):
-                viewer.until(lambda seen: (seen.low(names[0]), seen.low(names[1])) == (NOON + HOUR, NOON))
-                viewer.until(lambda seen: seen.shown[names[1]]["global_lag_seconds"] == 3600.0)
-            for shard in (one, other):
-                eventually(lambda shard=shard: addresses(shard) == {one.address, other.address})  # type: ignore[misc]
-                assert ask(shard.page, "api/why", computation=names[1]).json["root"]["computation"] == names[1]
-            other.kill()
-            # The first takes its computations over, and shows them go on.
-            reading.advance(worker.inputs(), oldest=NOON + 1)
-            first.until(lambda seen: seen.low(names[1]) == NOON + 1, 60)
-            eventually(lambda: addresses(one) == {one.address})
-            other.start()
-            eventually(lambda: addresses(one) == {one.address, other.address})
-            reading.advance(worker.inputs(), oldest=NOON + 2)
-            first.until(lambda seen: seen.low(names[1]) == NOON + 2, 60)
-            with Viewer(other.page) as again:
-                again.until(lambda seen: seen.low(names[1]) == NOON + 2, 60)
-            assert first.lows[names[1]] == sorted(first.lows[names[1]])
-
-
-def addresses(shard: Shard) -> set[str]:
-    return {each["address"] for each in ask(shard.page, "api/snapshot").json["shards"]}
 
 
 # -- what fails within ---------------------------------------------------------------------------------------------

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -54,55 +49,6 @@ def test_why_blames_no_worker_while_the_store_hangs(tmp_path: Path, command: Com
         assert (code, said) == (3, "")
         assert complaint.startswith("lowwater why: ")
         assert "exec-7" not in complaint
-
-
-def test_every_way_to_ask_blames_the_late_source_and_not_its_reader(tmp_path: Path, command: Command) -> None:
-    """Flights are hours late and alive; hourly is a second behind them. Whoever asks is told of flights, and never of hourly's worker."""
-    late = int(time.time() * 1e6) - 8_400_000_000
-    with serving(tmp_path) as server, lowwater.connect(server.address) as lw:
-        lw.register("flights")
-        lw.register("hourly", inputs=["flights"])
-        lw.worker("flights", name="ingest").claim().advance(None, oldest=None, frontier=late)
-        reader = lw.worker("hourly", name="innocent")
-        lease = reader.claim()
-        eventually(lambda: reader.inputs().low.micros >= late)
-        lease.advance(reader.inputs(), oldest=late - 1_000_000)
-        lw.wait("hourly", late - 1_000_000, 60)
-
-        def run(*arguments: str) -> tuple[int, str]:
-            code, said, complaint = command(*arguments, "--address", server.address)
-            return code, said + complaint
-
-        async def waiting() -> None:
-            async with lowwater.aio.connect(server.address) as other:
-                await other.wait("hourly", lowwater.Watermark.FINISHED, 0.5)
-
-        with pytest.raises(lowwater.Timeout, match="did not reach finished") as here:
-            lw.wait("hourly", lowwater.Watermark.FINISHED, 0.1)
-        with pytest.raises(lowwater.Timeout, match="did not reach finished") as there:
-            asyncio.run(waiting())
-        asked = {
-            "why": run("why", "hourly"),
-            "status": run("status", "hourly"),
-            "complete": run("complete", "hourly", "--until", "finished"),
-            "wait": run("wait", "hourly", "--until", "finished", "--timeout", "1s"),
-            "wait of the client": (1, str(here.value)),
-            "wait of asyncio": (1, str(there.value)),
-        }
-        line = [sys.executable, "-u", "-m", "lowwater.cli", "watch", "hourly", "--address", server.address]
-        with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as watching:
-            assert watching.stdout is not None
-            asked["watch"] = (0, watching.stdout.readline())
-            watching.kill()
-        record = json.loads(run("complete", "hourly", "--until", "finished", "--json")[1])
-        [status] = json.loads(run("status", "hourly", "--json")[1])["computations"]
-    assert (record["guilty"], status["guilty"], here.value.metadata["guilty"]) == ("flights",) * 3
-    for what, (code, text) in asked.items():
-        assert code == (0 if what in {"why", "status", "watch"} else 1), (what, text)
-        first = text if what != "why" else text.splitlines()[0]
-        assert "flights all keys" in first, (what, text)
-        assert "ingest" in first, (what, text)
-        assert "innocent" not in first, (what, text)
 
 
 def test_a_stage_goes_as_far_ahead_of_the_clock_as_its_inputs(tmp_path: Path) -> None:
