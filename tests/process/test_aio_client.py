@@ -33,27 +33,6 @@ async def pipeline(lw: lowwater.aio.Client) -> tuple[lowwater.aio.Lease, lowwate
     return flights, worker, await worker.claim(bounds=BOUNDS)
 
 
-async def test_a_watch_ends_when_its_reader_or_client_is_closed(server: Serving) -> None:
-    lw = lowwater.aio.connect(server.address)
-    await lw.register("flights")
-    reader = lw.inputs("flights")
-    seen: asyncio.Queue[object] = asyncio.Queue()
-
-    async def follow(iterator: AsyncIterator[object]) -> None:
-        async for each in iterator:
-            seen.put_nowait(each)
-
-    of_reader = asyncio.create_task(follow(reader.watch()))
-    of_client = asyncio.create_task(follow(lw.watch("flights")))
-    for _ in range(2):
-        await seen.get()
-    reader.close()
-    await of_reader
-    await lw.close()
-    await of_client
-    assert seen.empty()
-
-
 async def test_a_release_that_failed_or_was_cancelled_may_be_repeated(server: Serving) -> None:
     # Long enough for a channel to connect again, which it tries every second.
     async with lowwater.aio.connect(server.address, timeout=4.0) as lw:

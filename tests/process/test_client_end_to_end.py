@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import textwrap
@@ -102,31 +101,6 @@ def test_values_keep_across_kill_and_restart_while_a_worker_reports(server: Serv
     assert worker.inputs().stale_for < 10
 
 
-def workers_that_cannot_leave(server: Serving, lw: lowwater.Client) -> list[lowwater.Lease]:
-    """Three claims of three workers, with states that will not be durable: the authority is gone."""
-    leases = []
-    for name in ("a", "b", "c"):
-        lw.register(name)
-        leases.append(lw.worker(name).claim())
-    server.kill()
-    for lease in leases:
-        lease.advance(None, oldest=None, frontier=at(14))
-    return leases
-
-
-def test_a_program_that_is_interrupted_while_it_leaves_leaves(server: Serving, lw: lowwater.Client) -> None:
-    workers_that_cannot_leave(server, lw)
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)  # SIGINT is ignored in a run in the background
-    signal.setitimer(signal.ITIMER_REAL, 0.3)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            lw.close()
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    with pytest.raises(lowwater.Closed):
-        lw.get()
-
-
 def test_leaving_a_client_does_so_for_all_its_workers(server: Serving, lw: lowwater.Client) -> None:
     with lowwater.connect(server.address) as leaving:
         leaving.register("flights")
@@ -192,22 +166,6 @@ def run(program: str, *arguments: str) -> str:
     complaints = [line for line in done.stderr.splitlines() if "skipping fork() handlers" not in line]
     assert (done.returncode, complaints) == (0, [])
     return done.stdout
-
-
-def test_a_program_ends_though_a_thread_of_the_client_went_away_with_a_lock(server: Serving) -> None:
-    """At the end of a program threads cease to exist wherever they are, and what was begun is ended: a watch, for one."""
-    program = """
-        import sys, threading, lowwater
-        lw = lowwater.connect(sys.argv[1])
-        lw.register("flights")
-        changes = lw.watch("flights")
-        next(changes)
-        gone = threading.Thread(target=lw._runtime().watcher.changed.acquire)
-        gone.start()
-        gone.join()
-        print("done")
-    """
-    assert run(program, server.address) == "done\n"
 
 
 def test_a_program_that_just_ends_ends_at_once_and_quietly(server: Serving) -> None:

@@ -7,24 +7,15 @@ import http.client
 import json
 import socket
 import sys
-import threading
 import urllib.parse
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import lowwater
-from lowwater._server import connections
 from lowwater._server.connections import IDLE_SECONDS, OF_FILES
-from lowwater._server.http import HttpServer, Part, listen
-from lowwater_authority.engine.writes import StoreState
-from lowwater_authority.ops.endpoint import Exposition
-from lowwater_page.board import Board
-from lowwater_page.follower import Follower
-from lowwater_page.page import Page
 from tests.kit.eventually import eventually
-from tests.process.browsing import Viewer, ask
+from tests.process.browsing import ask
 from tests.process.scrape import Scrape
 from tests.process.serving import Serving
 
@@ -45,7 +36,6 @@ sys.exit(main(sys.argv[1:]))
 """
 
 REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
-LARGE = 8 << 20
 
 
 def connected(page: str, sent: bytes = b"", buffer: int = 1 << 16) -> socket.socket:
@@ -149,44 +139,3 @@ def answers(server: Serving) -> bool:
     with contextlib.suppress(OSError):
         return ask(server.endpoint, "healthz").status == 200
     return False
-
-
-@pytest.fixture
-def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A page in this process, whose metrics are large, and which waits a second only."""
-    monkeypatch.setattr(connections, "IDLE_SECONDS", 1.0)
-    monkeypatch.setattr(connections, "SWEEP_SECONDS", 0.1)
-    board = Board()
-    with Serving(tmp_path / "data") as server:
-        follower = Follower(lambda _: lowwater.connect(server.address), board, clock=lambda: 1, sharded=False)
-        listening = listen("127.0.0.1", 0)
-        parts: list[Part] = [
-            Page(board, follower, version="0", clock=lambda: 1),
-            Exposition(lambda _: (b"#" * LARGE, "text/plain"), lambda: StoreState.TAKES),
-        ]
-        http = HttpServer(listening, parts)
-        follower.start()
-        http.start()
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
-        follower.close()
-        http.close()
-    assert "lowwater-http" not in {thread.name for thread in threading.enumerate()}
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [b"", b"GET /api/why?computation=", REQUEST.replace(b"metrics", b"healthz"), b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"],
-    ids=["nothing", "half a head", "nothing after an answer", "no body"],
-)  # fmt: skip
-def test_a_connection_that_asks_nothing_is_cut_off(page: str, sent: bytes) -> None:
-    with connected(page, sent) as connection:
-        assert is_cut_off(connection)
-
-
-def test_one_that_reads_or_watches_is_not_cut_off(page: str) -> None:
-    """Its stream of events is quiet for longer than an idle connection may be."""
-    with Viewer(page) as viewer, connected(page, REQUEST) as connection:
-        assert len(ask(page, "metrics").body) == LARGE
-        assert is_cut_off(connection)
-        viewer.until(lambda seen: sum(event.kind == "beat" for event in seen.events))
-        assert viewer.ends == 0

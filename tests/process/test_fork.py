@@ -163,45 +163,6 @@ def test_twenty_forks_while_other_threads_call_without_a_pause(server: Serving) 
     assert run(program_of(program), server.address) == "done\n"
 
 
-def test_a_fork_waits_for_a_channel_that_is_being_closed(server: Serving) -> None:
-    """A child that inherits a half-closed channel inherits what gRPC does just then, and may hang."""
-    program = """
-        parent = Parent(sys.argv[1])
-        connection = parent.lw._runtime().connection
-        began, forked, closed = threading.Event(), threading.Event(), threading.Event()
-
-        class Slow:
-            # A channel whose end takes until the fork: for a while, since that is to wait for it.
-            def __init__(self, channel):
-                self.channel = channel
-            def close(self):
-                began.set()
-                forked.wait(1)
-                self.channel.close()
-                closed.set()
-
-        for end in (connection.sweep, connection.close):
-            with connection.use("localhost:1"):
-                used = connection._channels.by_address["localhost:1"]
-                used.channel = Slow(used.channel)
-            ending = threading.Thread(target=end)
-            ending.start()
-            assert began.wait(20)
-            pid = os.fork()
-            if not pid:
-                os._exit(0 if closed.is_set() else 5)
-            forked.set()
-            assert joined(pid) == 0, end
-            ending.join(20)
-            for event in (began, forked, closed):
-                event.clear()
-            if end == connection.sweep:
-                parent.goes_on()
-        print("done")
-    """
-    assert run(program_of(program), server.address) == "done\n"
-
-
 def test_a_client_on_asyncio_says_that_it_stays_with_the_parent(server: Serving) -> None:
     program = """
         import asyncio

@@ -162,33 +162,6 @@ def test_the_authority_says_who_may_look_and_nobody_new_is_let_in_while_it_is_aw
             assert secret not in page.log
 
 
-def test_what_it_cannot_serve_with_it_says_and_ends() -> None:
-    command = [sys.executable, "-m", "lowwater_page", "--tls-cert", "/nowhere.pem"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 2, done.stderr
-    assert "--tls-key" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-BROKEN = """
-import sys
-from lowwater._server.connections import Connections
-async def run(self, server):
-    raise RuntimeError("planted")
-Connections.run = run
-from lowwater_page.process import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def test_a_page_that_serves_no_more_ends() -> None:
-    """Whoever began it begins another; one that goes on would leave all who come without an answer."""
-    command = [sys.executable, "-c", BROKEN, "--address", "127.0.0.1:1", "--listen", "127.0.0.1:0"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 2, done.stderr
-    assert "planted" in done.stderr
-
-
 # -- beside an authority -------------------------------------------------------------------------------------------------
 
 

@@ -63,27 +63,6 @@ async def test_a_server_that_may_evict_is_refused_behind_each_new_connection_too
     assert (await journal.load("a")).last == 2
 
 
-async def test_a_server_made_a_replica_neither_writes_nor_confirms_an_owner(store: RedisStore) -> None:
-    journal = await store.open()
-    call = [entry("a", 1)]
-    await journal.append(call)
-    store.server.execute("REPLICAOF", "127.0.0.1", free_port())
-    # The second is written already, the last two write nothing: all the same, a replica's word is old.
-    for asked in (
-        journal.append([entry("a", 2)]),
-        journal.append(call),
-        journal.take("a"),
-        journal.restore("a", 2, b""),
-        journal.confirm(["a"]),
-        journal.owners(["a"]),
-    ):
-        with pytest.raises(JournalFailed, match="it is a replica: name the master in the URL"):
-            await asked
-    assert "is a replica" in await refusal(store.server.url)
-    store.server.execute("REPLICAOF", "NO", "ONE")
-    await journal.append([entry("a", 2)])
-
-
 async def test_scripts_are_loaded_again(store: RedisStore) -> None:
     journal = await store.open()
     await journal.append([entry("a", 1)])

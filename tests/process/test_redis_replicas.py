@@ -101,27 +101,6 @@ async def test_a_strong_entry_waits_for_its_replica_and_an_advance_does_not(
     await journal.close()
 
 
-def in_step(server: RedisServer) -> bool:
-    """Whether a replica of a server is connected and in step."""
-    return any("online" in str(each) for each in server.execute("INFO", "replication").values())
-
-
-async def test_a_replica_that_has_just_connected_and_lags_holds_up_a_strong_entry(pair: Pair) -> None:
-    pair.replica.execute("REPLICAOF", "NO", "ONE")
-    await eventually_async(lambda: not in_step(pair.master))
-    journal = RedisJournal(pair.master.url, timeout=0.6)
-    await journal.open()
-    await journal.take("a")
-    pair.replica.execute("REPLICAOF", "127.0.0.1", pair.master.port)
-    await eventually_async(lambda: in_step(pair.master))
-    pair.replica.pause()
-    with pytest.raises(JournalUnknown, match="has it, but WAIT for 1 was answered by 0"):
-        await journal.append([entry("a", 1)])
-    pair.replica.resume()
-    await settled(journal, "a", 1)
-    await journal.close()
-
-
 async def test_a_master_that_became_a_replica_is_refused_though_it_takes_writes(pair: Pair) -> None:
     """``replica-read-only no``: what it is sent its master never gets. Behind each strong entry, and behind each new connection, it is asked."""
     journal = RedisJournal(pair.master.url, timeout=0.6)

@@ -20,7 +20,7 @@ import lowwater
 from lowwater_page.assets import FOLDER
 from lowwater_page.board import Board
 from lowwater_page.follower import Follower
-from lowwater_page.page import MOST_VIEWERS, SLICE, STALLED_SECONDS
+from lowwater_page.page import SLICE, STALLED_SECONDS
 from tests.kit.eventually import eventually
 from tests.kit.times import HOUR
 from tests.process.browsing import Json, Viewer, ask
@@ -211,20 +211,6 @@ def resident(server: Serving) -> int:
     assert server.process is not None
     text = Path(f"/proc/{server.page_pid()}/status").read_text()
     return int(text.partition("VmRSS:")[2].split()[0]) * 1024
-
-
-def test_only_so_many_may_watch(tmp_path: Path) -> None:
-    with Serving(tmp_path / "data", page=ANY) as server, contextlib.ExitStack() as stack:
-        viewers = [stack.enter_context(opened(server)) for _ in range(MOST_VIEWERS)]
-        for viewer in viewers:
-            assert viewer.recv(1 << 16).startswith(b"HTTP/1.1 200")
-        refused = ask(server.page, "api/events")
-        assert (refused.status, refused.headers["Retry-After"]) == (503, "5")
-        assert str(MOST_VIEWERS) in refused.json["error"]
-        assert ask(server.page, "api/snapshot").status == 200
-        viewers[0].close()
-        with Viewer(server.page) as freed:
-            freed.until(lambda seen: seen.events)
 
 
 def opened(server: Serving, buffer: int = 1 << 16) -> socket.socket:

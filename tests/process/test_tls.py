@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -11,7 +10,6 @@ import ssl
 import stat
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -27,8 +25,6 @@ from lowwater._server.tls import BadCertificate, Certificates, Files
 from lowwater.cli import main as command
 from lowwater.cli.arguments import parser as arguments
 from lowwater.cli.commands import open_client
-from lowwater_authority.commands.serve_arguments import parser
-from lowwater_authority.serve import CannotServe, serve
 from tests.kit.eventually import eventually
 from tests.process.browsing import Answer, ask
 from tests.process.serving import Serving, serving
@@ -274,14 +270,6 @@ def files(folder: Path, pair: tuple[bytes, bytes], **more: bytes) -> Files:
     return replace(found, **{name: put(folder / f"{name}.pem", content) for name, content in more.items()})
 
 
-def encrypted_key() -> bytes:
-    from cryptography.hazmat.primitives import serialization
-
-    key = serialization.load_pem_private_key(OURS.pair("localhost")[1], None)
-    scheme = serialization.BestAvailableEncryption(b"a passphrase")
-    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, scheme)
-
-
 YESTERDAY = datetime.now(UTC) - timedelta(days=1)
 GOOD = OURS.pair("localhost")
 
@@ -291,14 +279,10 @@ GOOD = OURS.pair("localhost")
     [
         ((GOOD[0], OURS.pair("localhost")[1]), {}, "do not belong together"),
         (OURS.pair("localhost", until=YESTERDAY), {}, f"--tls-cert has expired at {YESTERDAY:%Y-%m-%dT%H:%M:%S}Z"),
-        ((GOOD[1], GOOD[1]), {}, "--tls-cert: the file has no certificate in PEM"),
         ((GOOD[0], GOOD[0]), {}, "--tls-key: the file has no private key in PEM"),
-        ((GOOD[0][:300] + GOOD[0][400:], GOOD[1]), {}, "--tls-cert and --tls-key cannot be used"),
-        ((GOOD[0], encrypted_key()), {}, "--tls-key is encrypted"),
         (GOOD, {"client_ca": b"nothing"}, "--tls-client-ca: the file has no certificates"),
         (GOOD, {"peer_ca": b""}, "--peer-ca: the file has no certificates"),
     ],
-    ids=["another key", "expired", "no certificate", "no key", "torn", "passphrase", "client CA", "peer CA"],
 )
 def test_what_cannot_be_used_is_refused_at_the_start(
     tmp_path: Path, pair: tuple[bytes, bytes], more: dict[str, bytes], said: str
@@ -307,20 +291,6 @@ def test_what_cannot_be_used_is_refused_at_the_start(
         Certificates(files(tmp_path, pair, **more))
     assert said in str(refusal.value)
     assert "BEGIN" not in str(refusal.value).replace("(-----BEGIN", "")
-
-
-def test_a_certificate_of_a_clock_that_is_ahead_is_taken_when_it_counts(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    now = [datetime.now(UTC).timestamp() + 60]
-    certificates = Certificates(files(tmp_path, GOOD), clock=lambda: now[0])
-    before = certificates.current()
-    files(tmp_path, OURS.pair("localhost", since=datetime.fromtimestamp(now[0] + 30, UTC)))
-    for _ in range(3):
-        assert certificates.current() is before
-    assert caplog.text.count("counts only from") == 1
-    now[0] += 31
-    assert certificates.current() is not before
 
 
 def test_a_file_that_changes_twice_within_its_time_of_change_is_read_again(tmp_path: Path) -> None:
@@ -353,16 +323,6 @@ def test_a_shard_that_others_will_refuse_is_told_at_the_start(tmp_path: Path, ca
     assert "will refuse" not in caplog.text
     Certificates(files(tmp_path, GOOD, client_ca=THEIRS.root)).check_as_client()
     assert "will refuse this one" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [(["--tls-cert", "a.pem"], "--tls-cert needs --tls-key"), (["--peer-ca", "a.pem"], "--peer-ca needs --tls-cert")],
-)
-def test_flags_that_encrypt_nothing_are_refused(flags: list[str], said: str) -> None:
-    with ExitStack() as leaving, pytest.raises(CannotServe) as refusal:
-        asyncio.run(serve(parser().parse_args([*flags, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]), leaving))
-    assert said in str(refusal.value)
 
 
 def test_the_command_takes_certificates_from_the_environment_and_those_that_are_renewed(
@@ -407,15 +367,6 @@ def test_a_command_that_was_told_to_encrypt_does_so_while_a_file_is_empty(
         assert lw.settings.credentials_for("localhost:1") is not None
     assert command(asking) == 2
     assert f"{mine['ca']} is empty: name a PEM file" in capsys.readouterr().err
-
-
-def test_certificates_that_are_empty_are_refused_rather_than_left_out() -> None:
-    given: dict[str, Any] = {"private_key": b"", "certificate_chain": b"chain"}
-    with pytest.raises(
-        errors.InvalidArgument, match=r"private_key=b'' is refused: pass the bytes of a PEM file, or None"
-    ) as refusal:
-        lowwater.connect("localhost:1", token="t" * 43, **given)
-    assert refusal.value.metadata["field"] == "private_key"
 
 
 TOKEN = "a-token-of-the-test"
