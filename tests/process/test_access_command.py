@@ -10,9 +10,7 @@ import pytest
 
 from lowwater._server.tokens import digest
 from lowwater.cli import main
-from lowwater_authority.access.file import AccessFile
 from lowwater_authority.access.policy import Access
-from lowwater_authority.files.table import BadFile
 from tests.process.accessing import rules_of
 
 Command = Callable[..., tuple[int, str, str]]
@@ -87,21 +85,3 @@ def test_a_file_is_explained(access: Command, file: str) -> None:
         assert part in said
     assert "idle" not in access("check", file, "--as", "etl")[1]
     assert not any(each.digests[0] in said for each in Access.load(Path(file)).principals)
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("[limit]", "limit is unknown; write one of principal, limits"),
-        ("", "principal is missing: nobody could do anything; write a [[principal]]"),
-        ("[limits]\nranges = 1", "principal is missing: nobody could do anything; write a [[principal]]"),
-    ],
-)
-def test_what_the_server_refuses_is_refused(access: Command, file: str, text: str, says: str) -> None:
-    Path(file).write_text(text)
-    code, shown, told = access("check", file)
-    assert (code, shown) == (2, "")
-    assert f"{file}: {says}" in told
-    with pytest.raises(BadFile) as refused:
-        AccessFile(Path(file))
-    assert told == f"lowwater access check: {refused.value}\n"

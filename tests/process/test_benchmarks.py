@@ -8,12 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from benchmarks import wire, workload
 from benchmarks.__main__ import BENCHMARKS, main
-from lowwater._pb.lowwater.v1 import workers_pb2 as pb
 
 ROOT = Path(__file__).parents[2]
 KEYS = {"benchmark", "metric", "value", "unit", "baseline", "baseline_value", "ratio"}
@@ -75,33 +72,3 @@ def test_an_unknown_name_is_refused_with_the_names_that_there_are(
     assert end.value.code == 2
     said = capsys.readouterr().err
     assert all(name in said for name in BENCHMARKS)
-
-
-@pytest.mark.parametrize("count", [1, 100, 20_000], ids=["one_byte", "two_bytes", "three_bytes"])
-def test_messages_made_by_hand_are_what_protobuf_makes(count: int) -> None:
-    handles, values = np.arange(count, dtype=np.uint32), np.arange(count) - 5
-    group = pb.GroupReport(computation="c", sequencer=1 << 60, handles=handles, watermarks_micros=values)
-    wanted = pb.ReportRequest(report=pb.Report(number=7, groups=[group]))
-    assert pb.ReportRequest.FromString(wire.report(7, "c", 1 << 60, values, handles)) == wanted
-
-
-def test_every_update_of_a_feed_changes_a_value_and_none_goes_back() -> None:
-    feed, values = workload.Feed(400, 100), np.zeros(400, dtype=np.int64)
-    for _ in range(3):
-        for update in feed.take(5):
-            part = slice(update.first, update.first + 100)
-            assert (update.values > values[part]).all()
-            values[part] = update.values
-        assert feed.low == values.min()
-
-
-def test_every_move_of_a_treadmill_moves_the_minimum() -> None:
-    treadmill = workload.Treadmill(10)
-    values = treadmill.start()
-    before = values.min()
-    for _ in range(25):
-        move = treadmill.move()
-        assert move.value > values[move.range] == before
-        values[move.range] = move.value
-        before = move.low
-        assert values.min() == move.low

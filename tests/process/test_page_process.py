@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -334,35 +333,3 @@ def test_a_place_that_there_cannot_be_is_refused_with_the_flag(
     said = refused_start("--data", str(tmp_path / "data"), "--page", "off", flag, "127.0.0.1:65536")
     assert "there is no port 65536" in said
     assert f"Choose another with {flag}" in said
-
-
-WITHOUT = """
-import importlib.util, sys
-found = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *more: None if name == "lowwater_page" else found(name, *more)
-from lowwater_authority.serve import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-class NotInstalled(ByDefault):
-    """One that finds no lowwater-page; tests/compatibility has an environment without it."""
-
-    def program(self) -> list[str]:
-        return [sys.executable, "-c", WITHOUT]
-
-
-def test_an_authority_without_the_distribution_says_so_once_and_serves(tmp_path: Path) -> None:
-    with NotInstalled(tmp_path / "data") as server:
-        report(server.address, "flights", NOON)
-        assert server.page == "off"
-        [told] = server.warned()
-        assert told["reason"] == "lowwater-page is not installed"
-        assert "--page off" in told["message"]
-        assert server.stop() == 0
-    command = [sys.executable, "-c", WITHOUT, "--data", str(tmp_path / "other"), "--listen", "127.0.0.1:0"]
-    asked = subprocess.run(
-        [*command, "--http", "off", "--page", "127.0.0.1:0"], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert asked.returncode == 2, "it was asked for by name"
-    assert "lowwater-page is not installed" in asked.stderr

@@ -5,10 +5,8 @@ Releases that differ are in tests/compatibility: 0.1.0 knew no shared journal, s
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
-import lowwater
 from tests.kit.eventually import eventually
 from tests.process.following import Following, Work
 from tests.process.sharding import Sharded, balanced, served, spread
@@ -17,48 +15,17 @@ DEAD_AFTER = 10.0
 """Seconds; so long that whoever waits for it is seen, and that nobody is thought dead on a busy machine."""
 
 
-class Reader:
-    """A subscriber with the client library, which keeps what it was shown."""
-
-    def __init__(self, lw: lowwater.Client, name: str) -> None:
-        self.saw: list[lowwater.WatermarkView] = []
-        self._stream = lw.watch(name)
-        self._enough = threading.Event()
-        self._thread = threading.Thread(target=self._read)
-
-    def _read(self) -> None:
-        for view in self._stream:
-            self.saw.append(view)
-            if self._enough.is_set():
-                return
-
-    def __enter__(self) -> Reader:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._enough.set()
-        self._thread.join()
-
-    def check(self) -> None:
-        """Nothing it was shown went back, in value or in ownership."""
-        shown = [(view.epoch, view.low.micros) for view in self.saw]
-        assert shown == sorted(shown)
-        assert len({low for _, low in shown}) > 2
-
-
 def test_two_shards_are_restarted_one_after_the_other(tmp_path: Path) -> None:
     with (
         Sharded(tmp_path, 2, dead_after=DEAD_AFTER) as d,
         d.connect() as lw,
-        d.connect() as other,
         Following() as following,
     ):
         names = balanced("c", 2, *d.shards)
         for name in names:
             lw.register(name)
         following.follow(*(shard.address for shard in d.shards))
-        with Work(lw, names) as work, Reader(other, names[0]) as reader:
+        with Work(lw, names) as work:
             eventually(lambda: spread(lw, names, *d.shards))
             following.until(1, names)
             sequencers = {name: lease.sequencer for name, lease in work.leases.items()}
@@ -79,5 +46,4 @@ def test_two_shards_are_restarted_one_after_the_other(tmp_path: Path) -> None:
             # Each has left its shard and come back to it: by the store's count, nobody was thought dead meanwhile.
             assert {name: view.epoch for name, view in lw.get(*names).items()} == dict.fromkeys(names, 3)
         following.check()
-        reader.check()
         assert max(map(following.low, names)) <= work.done
