@@ -54,11 +54,6 @@ class Changing:
     def connect(self, name: str, **options: Any) -> lowwater.Client:
         return lowwater.connect(self.server.address, token=self.tokens[name], timeout=PATIENCE, **options)
 
-    def events(self, name: str) -> list[dict[str, Any]]:
-        """What was logged under a name."""
-        lines = (self.server.data.parent / "serve.log").read_text().splitlines()
-        return [each for each in map(json.loads, lines) if each["event"] == name]
-
 
 @pytest.fixture
 def changing(tmp_path: Path) -> Iterator[Changing]:
@@ -130,14 +125,14 @@ def test_a_bad_file_changes_nothing_and_is_told_once(changing: Changing) -> None
                 changing.path.unlink()
             else:
                 write(changing.path, bad)
-            eventually(lambda: len(changing.events("access_refused")) == count)  # noqa: B023 - called in this turn
-            told = changing.events("access_refused")[-1]
+            eventually(lambda: len(changing.server.events("access_refused")) == count)  # noqa: B023 - called in this turn
+            told = changing.server.events("access_refused")[-1]
             assert told["level"] == "error"
             assert str(changing.path) in told["error"]
             assert lw.get() == {}
             changing.allow(f"[limits]\nranges = {1000 + count}\n", admin=EVERYTHING, another=FLIGHTS)
-            eventually(lambda: len(changing.events("access_read")) == count)  # noqa: B023
-            assert len(changing.events("access_refused")) == count
+            eventually(lambda: len(changing.server.events("access_read")) == count)  # noqa: B023
+            assert len(changing.server.events("access_refused")) == count
 
 
 READING: Rules = [("flights", {"read": ["*"], "report": ["b"]})]
@@ -145,9 +140,9 @@ READING: Rules = [("flights", {"read": ["*"], "report": ["b"]})]
 
 def rights_change(changing: Changing, **rules: Any) -> None:
     """Change the file; returns when it is read."""
-    before = len(changing.events("access_read"))
+    before = len(changing.server.events("access_read"))
     changing.allow(**rules)
-    eventually(lambda: len(changing.events("access_read")) > before)
+    eventually(lambda: len(changing.server.events("access_read")) > before)
 
 
 def low(lw: lowwater.Client, name: str = "flights/a") -> int:
@@ -272,23 +267,16 @@ def test_what_one_principal_may_take_is_limited(tmp_path: Path) -> None:
         eventually(lambda: wire.attempt("Watch", metadata, "n/a") is None)
 
 
-def peak(server: Serving) -> int:
-    """The most memory that a server ever had, in bytes."""
-    assert server.process is not None
-    status = Path(f"/proc/{server.process.pid}/status").read_text()
-    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
-
-
 def test_a_request_of_nobody_is_not_even_read(changing: Changing) -> None:
     """Else whoever reaches the port could fill the memory."""
     options = (("grpc.max_send_message_length", -1),)
     with grpc.insecure_channel(changing.server.address, options=options) as channel:
         wire, huge = Wire(channel, changing.server.address), "x" * (48 << 20)
         assert isinstance(wire.attempt("Register", (), "x"), errors.Unauthenticated)
-        before = peak(changing.server)
+        before = changing.server.memory("VmHWM")
         for rpc in ("Register", "Claim", "CheckComplete", "Watch"):
             assert isinstance(wire.attempt(rpc, (), huge), errors.Unauthenticated)
-        assert peak(changing.server) - before < 8 << 20
+        assert changing.server.memory("VmHWM") - before < 8 << 20
 
 
 # -- no secrets ----------------------------------------------------------------------------------------------------------

@@ -96,32 +96,6 @@ def test_it_shows_what_is_published_and_answers_questions(server: Serving, tmp_p
         assert page.stop() == 0
 
 
-def test_it_says_since_when_the_authority_is_away_and_shows_on_what_it_knows(server: Serving, tmp_path: Path) -> None:
-    report(server.address, "flights", NOON)
-    with PageProcess(tmp_path, server.address) as page, Viewer(page.page) as viewer:
-        viewer.until(lambda seen: seen.low("flights") == NOON)
-        server.kill()
-
-        def told(seen: Viewer) -> Json | None:
-            away: Json | None = json.loads(seen.events[-1].data)["away"]
-            return away
-
-        viewer.until(lambda seen: told(seen) is not None, 60)
-        first = told(viewer)
-        assert first is not None
-        assert server.address in first["sentence"]
-        assert lows(snapshot(page)) == {"flights": NOON}
-        eventually(lambda: snapshot(page)["stale_for"] > 8)
-        again = snapshot(page)["away"]
-        assert again["since_micros"] == first["since_micros"], "it is away since then"
-        assert ask(page.page, "healthz").json.keys() == {"status", "stale_for"}, "which tells nobody where it is"
-        server.start()
-        report(server.address, "flights", NOON + HOUR)
-        viewer.until(lambda seen: seen.low("flights") == NOON + HOUR and told(seen) is None, 60)
-        assert viewer.ends == 0, "nobody had to connect again"
-        assert {kind for kind, _ in viewer.lows["flights"]} == {1}
-
-
 def test_the_authority_says_who_may_look_and_nobody_new_is_let_in_while_it_is_away(tmp_path: Path) -> None:
     tokens, path = Tokens(), tmp_path / "access.toml"
 
@@ -170,11 +144,6 @@ class Beside(Serving):
     def __init__(self, folder: Path, *flags: str) -> None:
         super().__init__(folder / "data", "--log-format", "json", *flags, page="127.0.0.1:0")
         self.http = "off"
-
-    def events(self, name: str) -> list[Json]:
-        """What it has logged under a name."""
-        lines = (self.data.parent / "serve.log").read_text().splitlines()
-        return [each for each in map(json.loads, lines) if each["event"] == name]
 
 
 def runs(pid: int) -> bool:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -38,11 +37,6 @@ class Promising:
         self.path = folder / "promises.toml"
         self.server = Serving(folder / "data", "--promises", str(self.path), "--log-format", "json")
         self.server.constants = SOON
-
-    def events(self, name: str) -> list[dict[str, Any]]:
-        """What was logged under a name."""
-        lines = (self.server.data.parent / "serve.log").read_text().splitlines()
-        return [each for each in map(json.loads, lines) if each["event"] == name]
 
     def said(self, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         """What a command prints."""
@@ -87,17 +81,17 @@ def test_promises_follow_their_file_and_watermarks_do_not(
 
         # One wrong entry: all stays as it is, for the others too.
         promising.path.write_text(f'{REPORTS}[[promise]]\ncomputations = "x"\nlate = "soon"\n')
-        eventually(lambda: promising.events("promises_refused"))
+        eventually(lambda: promising.server.events("promises_refused"))
         assert (
             "promise[2].late is 'soon', which is no duration; write a"
-            in promising.events("promises_refused")[0]["error"]
+            in promising.server.events("promises_refused")[0]["error"]
         )
         assert Scrape(promising.server).value("promises_refused") == 1
         assert teams() == ["billing", None] * 2
 
         promising.path.write_text(BILLING + REPORTS)
         eventually(lambda: teams() == ["billing", "reports"] * 2)
-        eventually(lambda: promising.events("promises_read"))
+        eventually(lambda: promising.server.events("promises_read"))
         scraped = Scrape(promising.server)
         assert scraped.value("promises_refused") == 0
         assert scraped.all("promise_late_seconds") == {("billing-eu",): 900}

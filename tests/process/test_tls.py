@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
@@ -152,12 +151,6 @@ def leaf(pair: tuple[bytes, bytes]) -> bytes:
     return ssl.PEM_cert_to_DER_cert(first + mark)
 
 
-def events(server: Serving, name: str) -> list[dict[str, Any]]:
-    lines = (server.data.parent / "serve.log").read_text().splitlines()
-    found = [json.loads(line) for line in lines if line.startswith("{")]  # gRPC tells of broken handshakes by itself
-    return [each for each in found if each["event"] == name]
-
-
 def standing(lw: lowwater.Client, name: str, micros: int) -> None:
     """Have a computation stand somewhere."""
     lw.register(name)
@@ -188,7 +181,7 @@ def test_only_who_trusts_the_server_and_finds_its_name_talks_to_it(tmp_path: Pat
         # The page asks by a socket of this machine: the certificate is not for 127.0.0.1 either.
         eventually(lambda: [each["name"] for each in page(server, "api/snapshot").json["computations"]] == ["flights"])
         assert not_after(server, OURS) == NEVER.timestamp()
-        told = [each["until"] for each in events(server, "certificate_in_force")]
+        told = [each["until"] for each in server.events("certificate_in_force")]
         assert told == ["3000-01-01T00:00:00Z"] * 2, "the authority, and the page beside it"
 
 
@@ -233,7 +226,7 @@ def test_a_rotation_reaches_new_connections_and_cuts_off_no_old_one(tmp_path: Pa
                 == {"flights", "weather"}
             )
         )
-        assert len(events(server, "certificate_in_force")) == 2 * 2, "the authority, and the page beside it"
+        assert len(server.events("certificate_in_force")) == 2 * 2, "the authority, and the page beside it"
 
 
 def test_a_bad_rotation_changes_nothing_and_is_told_once(tmp_path: Path) -> None:
@@ -246,7 +239,7 @@ def test_a_bad_rotation_changes_nothing_and_is_told_once(tmp_path: Path) -> None
             """New connections are shown the good pair, several of them, and as many lines have been logged as given."""
             for _ in range(3):
                 assert everywhere(server) == {leaf(good)}
-            reasons = [each["reason"] for each in events(server, "certificate_refused")]
+            reasons = [each["reason"] for each in server.events("certificate_refused")]
             assert len(reasons) == len(said), reasons
             assert all(part in reason for part, reason in zip(said, reasons, strict=True)), reasons
 
@@ -258,10 +251,10 @@ def test_a_bad_rotation_changes_nothing_and_is_told_once(tmp_path: Path) -> None
         refusals("--tls-cert", "do not belong together", "has expired at")
         key.unlink()
         refusals("--tls-cert", "do not belong together", "has expired at", "cannot be read")
-        assert len(events(server, "certificate_in_force")) == 1
+        assert len(server.events("certificate_in_force")) == 1
         written(tmp_path, other)
         assert everywhere(server) == {leaf(other)}
-        assert len(events(server, "certificate_in_force")) == 2
+        assert len(server.events("certificate_in_force")) == 2
 
 
 def files(folder: Path, pair: tuple[bytes, bytes], **more: bytes) -> Files:
