@@ -82,8 +82,12 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Figures, Spans]
     figures, spans = Figures(), Spans()
     with ThreadPoolExecutor(2) as pool:
         server: Any = grpc.server(pool)
-        metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(figures, server)
-        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(spans, server)
+        served: list[tuple[Any, object]] = [
+            (metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server, figures),
+            (trace_service_pb2_grpc.add_TraceServiceServicer_to_server, spans),
+        ]
+        for add, servicer in served:
+            add(servicer, server)
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         for kind in ("METRICS", "TRACES"):
@@ -107,7 +111,7 @@ def test_a_collector_gets_what_a_scrape_gets_and_the_spans_of_unary_calls(
             with pytest.raises(lowwater.UnknownComputation):
                 lw.retire("nothing", b"", b"")  # it reads the newest claim first
         peer = Peer(server)
-        called = peer.channel.unary_unary("/lowwater.v1.TopologyService/GetTopology")
+        called: Any = peer.channel.unary_unary("/lowwater.v1.TopologyService/GetTopology")
         called(b"", metadata=(("traceparent", f"00-{TRACE}-{PARENT}-01"),))
         peer.channel.close()
         # With the clients gone nothing happens any more but what the process does by itself.

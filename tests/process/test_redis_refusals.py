@@ -63,6 +63,14 @@ async def test_a_server_that_may_evict_is_refused_behind_each_new_connection_too
     assert (await journal.load("a")).last == 2
 
 
+async def test_too_few_replicas(store: RedisStore) -> None:
+    journal = await store.open()
+    store.server.execute("CONFIG", "SET", "min-replicas-to-write", "1")
+    for asked in (journal.append([entry("a", 1)]), journal.confirm(["a"])):
+        with pytest.raises(JournalFailed, match="fewer replicas than min-replicas-to-write"):
+            await asked
+
+
 async def test_scripts_are_loaded_again(store: RedisStore) -> None:
     journal = await store.open()
     await journal.append([entry("a", 1)])

@@ -101,6 +101,28 @@ async def test_a_strong_entry_waits_for_its_replica_and_an_advance_does_not(
     await journal.close()
 
 
+def in_step(server: RedisServer) -> bool:
+    """Whether a replica of a server is connected and in step."""
+    return any("online" in str(each) for each in server.execute("INFO", "replication").values())
+
+
+async def test_a_replica_counts_from_the_moment_it_is_connected(pair: Pair) -> None:
+    """It may be the next master, whatever the server said of its replicas a moment before."""
+    pair.replica.execute("REPLICAOF", "NO", "ONE")
+    await eventually_async(lambda: not in_step(pair.master))
+    journal = RedisJournal(pair.master.url, timeout=0.6)
+    await journal.open()
+    await journal.take("a")
+    await journal.append([entry("a", 1)])
+    assert "replicas 0" in journal.describe_durability()
+    pair.replica.execute("REPLICAOF", "127.0.0.1", pair.master.port)
+    await eventually_async(lambda: in_step(pair.master))
+    await journal.append([entry("a", 2)])
+    assert pair.replica.execute("HGET", f"{RedisStore.TAG}:meta:a", "last") == b"2"
+    assert "replicas 1" in journal.describe_durability()
+    await journal.close()
+
+
 async def test_a_master_that_became_a_replica_is_refused_though_it_takes_writes(pair: Pair) -> None:
     """``replica-read-only no``: what it is sent its master never gets. Behind each strong entry, and behind each new connection, it is asked."""
     journal = RedisJournal(pair.master.url, timeout=0.6)
