@@ -57,13 +57,13 @@ def test_a_fault_of_a_client_is_found(fault: str) -> None:
 class Faulty(grpc.UnaryUnaryClientInterceptor):
     """Has an authority take every claim for a new one, whichever deployment is meant."""
 
-    def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
         sent = type(request)()
         sent.CopyFrom(request)
         sent.ClearField("server_token")
         if sent.DESCRIPTOR.name == "ClaimRequest" and len(sent.request_id) == 16:
             sent.request_id = os.urandom(16)
-        return continuation(details, sent)
+        return continuation(client_call_details, sent)
 
 
 def test_faults_of_an_authority_are_found(server: Serving) -> None:

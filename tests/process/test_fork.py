@@ -161,39 +161,3 @@ def test_twenty_forks_while_other_threads_call_without_a_pause(server: Serving) 
         print("done")
     """
     assert run(program_of(program), server.address) == "done\n"
-
-
-def test_a_client_on_asyncio_says_that_it_stays_with_the_parent(server: Serving) -> None:
-    program = """
-        import asyncio
-        import lowwater.aio
-
-        async def main():
-            async with lowwater.aio.connect(sys.argv[1]) as lw:
-                await lw.register("parent")
-                async for first in lw.watch("parent"):
-                    break
-
-                async def inherited():
-                    try:
-                        await lw.get("parent")
-                    except lowwater.Closed as error:
-                        assert "forked" in str(error), error
-                        os.write(1, b"refused\\n")  # at once: another child may end in the middle of two
-
-                def child():
-                    # The loop of the parent runs no more: step the coroutine by hand.
-                    try:
-                        inherited().send(None)
-                    except StopIteration:
-                        pass
-
-                # gRPC's own threads make one child in ten crash before any of its code runs, whoever uses them.
-                ended = [joined(fork(child)) for _ in range(4)]
-                assert 0 in ended and set(ended) <= {0, -signal.SIGSEGV}, ended
-                assert (await lw.get("parent"))["parent"].registered
-                assert lw.statistics().watcher.streams == 1
-        asyncio.run(main())
-        print("done")
-    """
-    assert set(run(program_of(program), server.address).split()) == {"refused", "done"}

@@ -88,15 +88,8 @@ def test_the_exchanges_with_two_authorities_are_what_they_say(tmp_path: Path) ->
             replay.close()
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("low_micros: 3600000000\n", "low_micros: 3600000001\n"),
-        ("  ranges: 2\n", ""),
-        ('watermarks { computation: "nobody"', 'watermarks { computation: "somebody"'),
-    ],
-)
-def test_an_exchange_that_is_not_what_it_says_is_noticed(replay: Replay, tmp_path: Path, old: str, new: str) -> None:
+def test_an_exchange_that_is_not_what_it_says_is_noticed(replay: Replay, tmp_path: Path) -> None:
+    old, new = "low_micros: 3600000000\n", "low_micros: 3600000001\n"
     text = PAGE.read_text()
     assert old in text
     page = tmp_path / "page.md"

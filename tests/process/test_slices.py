@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ from lowwater import Slice
 from lowwater.cli import main
 from tests.kit.eventually import eventually
 from tests.kit.times import at, mark
-from tests.process.serving import Serving, serving
+from tests.process.serving import Serving
 
 KEYS = [b"\x40", b"\x80", b"\xc0"]
 
@@ -23,16 +22,6 @@ def cut(lw: lowwater.Client) -> lowwater.Client:
     lw.register("flights")
     lw.register("hourly", inputs=["flights"], slices=KEYS)
     return lw
-
-
-def test_a_stop_has_one_line_for_all_slices_that_tell_nobody_any_more(tmp_path: Path) -> None:
-    with serving(tmp_path, "--log-format", "json") as server:
-        with lowwater.connect(server.address) as lw:
-            lw.register("hourly", slices=[number.to_bytes(2, "big") for number in range(1, 500)])
-        server.stop()
-    told = [json.loads(line)["event"] for line in (tmp_path / "serve.log").read_text().splitlines()]
-    assert "slice_not_told" not in told
-    assert told.count("slices_not_told") <= 1
 
 
 def test_a_worker_claims_of_the_slice_and_reports_to_it(cut: lowwater.Client) -> None:

@@ -346,22 +346,6 @@ def test_the_command_takes_certificates_from_the_environment_and_those_that_are_
     assert capsys.readouterr().out.endswith("flights\n")
 
 
-def test_a_command_that_was_told_to_encrypt_does_so_while_a_file_is_empty(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Whoever rewrites a file may empty it first; the token must not go over the network as it is meanwhile."""
-    monkeypatch.setenv("LOWWATER_TOKEN", "t" * 43)
-    contents = zip(("ca", "cert", "key"), (OURS.root, *OURS.pair("etl")), strict=True)
-    mine = {name: put(tmp_path / f"mine-{name}.pem", content) for name, content in contents}
-    asking = ["status", "--address", "localhost:1", *(f"--{name}={path}" for name, path in mine.items())]
-    with open_client(arguments().parse_args(asking)) as lw:
-        put(mine["ca"], b"")
-        assert lw.settings.encrypted
-        assert lw.settings.credentials_for("localhost:1") is not None
-    assert command(asking) == 2
-    assert f"{mine['ca']} is empty: name a PEM file" in capsys.readouterr().err
-
-
 TOKEN = "a-token-of-the-test"
 ACCESS = f"""
 [[principal]]
