@@ -9,9 +9,9 @@ from typing import Final
 
 import numpy as np
 
+from benchmarks import shard_failover
+from benchmarks.observing import LIBRARY, RAW
 from benchmarks.result import Result, Spread
-from tests.process import failover
-from tests.process.observing import LIBRARY, RAW
 from tests.process.sharding import DEAD_AFTER
 
 KILLS: Final = 50
@@ -25,11 +25,11 @@ BASELINE: Final = "silence after which a shard counts as dead"
 
 def run(folder: Path, *, quick: bool) -> list[Result]:
     """Measure; the phases of each round go to stderr. Raises AssertionError when a value was wrong, or anything acknowledged was lost."""
-    rounds = failover.run(
+    rounds = shard_failover.run(
         folder, QUICK if quick else KILLS, lambda each: print(each.text(), file=sys.stderr, flush=True)
     )
 
-    facts = {"ranges": failover.RANGES, "n": len(rounds), "shards": failover.SHARDS}
+    facts = {"ranges": shard_failover.RANGES, "n": len(rounds), "shards": shard_failover.SHARDS}
 
     def line(metric: str, seconds: Sequence[float], percent: float, **more: object) -> Result:
         value = Spread((float(np.percentile(seconds, percent)),))

@@ -23,13 +23,13 @@ from benchmarks.child import UNLIMITED
 from benchmarks.herd_admission import NO_ADMISSION, gate, program
 from benchmarks.herd_wandering import Wandering
 from benchmarks.herd_workers import RANGES
+from benchmarks.observing import Asker, Board, RawWatcher, Stopping
 from benchmarks.owner import COMPUTATION, PATIENCE
 from benchmarks.result import Result, Spread
+from benchmarks.shard_failover import LOOK, TAG
 from benchmarks.workload import Int64s
 from tests.kit.eventually import eventually
 from tests.kit.truth import Truth
-from tests.process.failover import LOOK, TAG
-from tests.process.observing import Asker, Board, RawWatcher, Stopping
 from tests.process.sharding import DEAD_AFTER, Shard, Sharded, move, served
 
 SHARDS: Final = 3

@@ -20,9 +20,9 @@ import redis
 
 import lowwater
 from benchmarks.result import machine
+from benchmarks.shard_failover import TAG
 from lowwater_authority.cluster.membership import View
 from tests.kit.eventually import eventually
-from tests.process.failover import TAG
 from tests.process.sharding import Sharded, balanced, spread
 
 SHARDS: Final = 3

@@ -104,37 +104,17 @@ def _versions(python: str) -> dict[str, str]:
     return {name: version for name, _, version in (line.partition("==") for line in lines)}
 
 
-@pytest.mark.parametrize("name", ["thesis.txt", "SHA256SUMS"])
-def test_a_folder_of_somebody_else_is_not_replaced(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    """Many have checksums."""
-    (tmp_path / name).write_text("mine")
+def test_a_folder_of_somebody_else_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "SHA256SUMS").write_text("mine")
     with pytest.raises(SystemExit):
         dist.main(["--out", str(tmp_path)])
     assert "--out" in capsys.readouterr().err
-    assert (tmp_path / name).read_text() == "mine"
+    assert (tmp_path / "SHA256SUMS").read_text() == "mine"
     (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
-    for each in (tmp_path / "link", tmp_path / name):
+    for each in (tmp_path / "link", tmp_path / "SHA256SUMS"):
         with pytest.raises(SystemExit):
             dist.main(["--out", str(each)])
         assert "--out" in capsys.readouterr().err
-
-
-def test_nothing_is_removed_when_versions_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "root/helm/lowwater").mkdir(parents=True)
-    (tmp_path / "root/helm/lowwater/Chart.yaml").write_text("version: 1.0.0")
-    for number, folder in enumerate(dist.DISTRIBUTIONS.values()):
-        (tmp_path / "root" / folder).mkdir()
-        (tmp_path / "root" / folder / "pyproject.toml").write_text(f'[project]\nversion = "{number}"')
-    monkeypatch.setattr(dist, "ROOT", tmp_path / "root")
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / dist.MARKER).touch()
-    (out / "earlier").write_text("kept")
-    with pytest.raises(SystemExit, match="versions differ"):
-        dist.main(["--out", str(out), "--engine", "none"])
-    assert (out / "earlier").read_text() == "kept"
 
 
 @pytest.mark.long

@@ -8,8 +8,6 @@ import sys
 import tomllib
 from pathlib import Path
 
-import pytest
-
 import lowwater
 from tests.compatibility.environments import ROOT, Environment, clean_environ
 from tests.compatibility.running import Installed, run
@@ -52,25 +50,20 @@ def import_alone(environment: Environment) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("kind", CLIENTS)
-def test_the_client_works_under_its_floors(lowest_client: Environment, current: Serving, kind: str) -> None:
+def test_the_client_works_under_its_floors(lowest_client: Environment, current: Serving) -> None:
     check_floors(lowest_client, "client")
-    run(lowest_client.python, kind, current.address, f"lowest-{kind}")
+    import_alone(lowest_client)
+    run(lowest_client.python, "aio", current.address, "lowest")
 
 
-@pytest.mark.parametrize("kind", CLIENTS)
-def test_the_client_works_under_the_newest(newest_client: Environment, current: Serving, kind: str) -> None:
+def test_the_client_works_under_the_newest(newest_client: Environment, current: Serving) -> None:
     locked = {each["name"]: each["version"] for each in tomllib.loads((ROOT / "uv.lock").read_text())["package"]}
     installed = newest_client.versions()
     for name in floors("client"):
         assert installed[name] == locked[name]
         assert numbers(installed[name]) > numbers(floors("client")[name])
-    run(newest_client.python, kind, current.address, f"newest-{kind}")
-
-
-@pytest.mark.parametrize("which", ["lowest_client", "newest_client"])
-def test_the_client_imports_without_a_warning(which: str, request: pytest.FixtureRequest) -> None:
-    import_alone(request.getfixturevalue(which))
+    import_alone(newest_client)
+    run(newest_client.python, "sync", current.address, "newest")
 
 
 def test_the_authority_serves_under_its_floors(lowest: Environment, tmp_path: Path) -> None:

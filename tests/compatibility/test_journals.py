@@ -7,7 +7,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,10 +14,6 @@ from typing import Any
 
 import pytest
 
-from lowwater._pb.lowwater.v1 import watermarks_pb2
-from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
-from lowwater_authority.journal import LoadedLog
-from lowwater_authority.journal.sqlite import SqliteJournal
 from tests.compatibility.make_journal import BOUNDS, HOUR, JOURNALS, Peer, ask
 from tests.kit.times import MIN
 from tests.process.serving import Serving
@@ -80,35 +75,6 @@ def test_every_release_has_a_journal() -> None:
     assert sorted(path.stem for path in images.glob("*.binpb")) == RELEASES
 
 
-async def test_the_journal_holds_records_of_every_kind(release: str, tmp_path: Path) -> None:
-    journal = SqliteJournal(copy(release, tmp_path) / "journal.sqlite")
-    await journal.open()
-    logs: dict[str, LoadedLog] = {name: await journal.load(name) for name in await journal.logs()}
-    await journal.close()
-    graph = logs.pop("")
-    assert {each.name for each in pb.Topology.FromString(graph.records[-1][1]).computations} >= logs.keys()
-
-    records = {name: [pb.Record.FromString(data) for _, data in log.records] for name, log in logs.items()}
-    ops = [op for found in records.values() for record in found for op in record.ops]
-    kinds = Counter(op.WhichOneof("kind") for op in ops)
-    assert kinds.keys() == {"claim", "values", "release", "revoke", "retire", "batch"}, kinds
-    values = [op.values for op in ops if op.HasField("values")]
-    assert any(each.lowers for each in values)
-    assert any(each.HasField("mass") for each in values)
-    assert any(each.senders for each in values)
-    assert any(record.heuristics for found in records.values() for record in found)
-    assert {record.incarnation for record in records["records/reset"]} > {1}
-
-    snapshots = {name: pb.Snapshot.FromString(log.snapshot) for name, log in logs.items() if log.snapshot is not None}
-    behind = {name for name in snapshots if records[name]}
-    assert behind >= {f"snapshot/{each}" for each in ("flights", "enriched", "hourly", "retired", "reset")}
-    groups = [group for snapshot in snapshots.values() for group in snapshot.groups]
-    assert len({group.state for group in groups}) >= 4, "never claimed, owned, given back, retired"
-    assert any(group.HasField("mass") for group in groups)
-    assert any(group.live for group in groups)
-    assert any(snapshot.has_batch for snapshot in snapshots.values())
-
-
 def test_the_server_answers_what_the_release_answered(release: str, peer: Peer) -> None:
     assert without_added(ask(peer)) | {"claims": answered(release)["claims"]} == without_added(answered(release))
 
@@ -142,13 +108,6 @@ def test_owners_of_then_go_on(release: str, server: Serving, peer: Peer) -> None
         assert low >= before[name], name
     assert lows["snapshot/flights"] == 19 * HOUR
     assert lows["snapshot/hourly"] == 11 * HOUR
-
-
-def test_the_completions_of_then_are_found_in_its_records(release: str, peer: Peer) -> None:
-    """0.1.0 kept no history, but its records say when each value was published."""
-    for part in ("snapshot", "records"):
-        found = peer.watermarks.GetHistory(watermarks_pb2.GetHistoryRequest(computation=f"{part}/flights"))
-        assert found.completions[-1].through_micros == 17 * HOUR
 
 
 def test_a_journal_of_a_later_release_is_refused(tmp_path: Path) -> None:

@@ -11,12 +11,7 @@ from tests.compatibility.running import Installed, run
 
 def command(environment: Environment, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [environment.lowwater, *arguments],
-        cwd=folder,
-        env=clean_environ(),
-        capture_output=True,
-        text=True,
-        check=False,
+        [environment.lowwater, *arguments], cwd=folder, env=clean_environ(), capture_output=True, text=True, check=False
     )
 
 

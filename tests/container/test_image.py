@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -12,7 +11,6 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
-import yaml
 
 import lowwater
 from lowwater_authority.commands.serve_arguments import parser
@@ -90,12 +88,6 @@ def test_what_the_image_starts_and_as_whom() -> None:
     assert labels.keys() == {
         f"org.opencontainers.image.{each}" for each in ("title", "description", "licenses", "version", "revision")
     }
-
-
-def test_a_replay_has_as_long_as_on_kubernetes() -> None:
-    startup = yaml.safe_load((ROOT / "helm/lowwater/values.yaml").read_text())["probes"]["startup"]
-    (minutes,) = re.findall(r"--start-period=(\d+)m ", only("HEALTHCHECK"))
-    assert int(minutes) * 60 == startup["periodSeconds"] * startup["failureThreshold"]
 
 
 def test_no_step_needs_a_shell_or_fetches_by_itself() -> None:
@@ -193,20 +185,6 @@ def test_what_is_installed(image: Image) -> None:
     assert list((library / "asyncio/__pycache__").glob("base_events.*.pyc")), "also of what it imports of the library"
     for name in ("pip", "uv", "cc", "gcc"):
         assert not (folder / "bin" / name).exists()
-
-
-def test_another_file_under_the_same_name_is_not_installed(image: Image, tmp_path: Path) -> None:
-    requirements = (Path(image.place("/build")) / "requirements.txt").read_text()
-    each = [text for text in re.split(r"\n(?=\S)", requirements) if not text.startswith("#")]
-    assert len(each) >= len(INSTALLED) - 2
-    assert all("--hash=sha256:" in text for text in each)
-    (line,) = re.findall(r"^sortedcontainers==\S+", requirements, re.MULTILINE)
-    (tmp_path / "r.txt").write_text(f"{line} --hash=sha256:{'0' * 64}\n")
-    target = ["--target", str(tmp_path / "target"), "--python", sys.executable]
-    command = [UV, "pip", "install", "--require-hashes", "--no-deps", *target, "--requirement", str(tmp_path / "r.txt")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environ())
-    assert done.returncode != 0
-    assert "ash mismatch" in done.stderr
 
 
 def test_only_data_can_be_written_to(image: Image) -> None:

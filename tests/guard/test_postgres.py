@@ -22,8 +22,6 @@ from lowwater_pipeline.guard import (
     Fenced,
     GuardError,
     InDoubt,
-    NonceMismatch,
-    OldConfiguration,
     Rewound,
     StoreReplaced,
     Unfit,
@@ -86,13 +84,6 @@ def test_figure_12_the_delayed_transaction_of_a_zombie_never_lands_after_the_sca
     figure_12(in_postgres)
 
 
-@off("FOR UPDATE")
-@pytest.mark.parametrize("lock", ["", "FOR KEY SHARE"])
-def test_figure_12_without_the_row_lock(in_postgres: PostgresStore, monkeypatch: pytest.MonkeyPatch, lock: str) -> None:
-    monkeypatch.setattr(guarded, "_LOCK", lock)
-    figure_12(in_postgres)
-
-
 def test_a_zombie_that_commits_before_the_raise_is_read_by_its_successor(in_postgres: PostgresStore) -> None:
     in_postgres.patience = 60
     zombie = Paused(in_postgres, raised_by_itself(in_postgres, 5), 0, 1, "filled")
@@ -119,9 +110,6 @@ def test_whoever_holds_the_row_is_ended_by_a_raise_that_is_accepted(in_postgres:
     ("kind", "refused"),
     [
         pytest.param(Fenced, lambda guard: guard.raise_(claim(8)), id="older raise"),
-        pytest.param(Fenced, lambda guard: write_empty(guard, claim(8)), id="older write"),
-        pytest.param(NonceMismatch, lambda guard: guard.raise_(claim(9, "another")), id="nonce"),
-        pytest.param(OldConfiguration, lambda guard: guard.raise_(claim(10, configuration=1)), id="configuration"),
         pytest.param(WrongOwner, lambda guard: guard.raise_(claim(10, computation="a/b")), id="stranger's raise"),
         pytest.param(WrongOwner, lambda guard: write_empty(guard, claim(9, computation="a/b")), id="stranger's write"),
         pytest.param(Damaged, lambda guard: of_two_slots(guard).raise_(claim(10)), id="slots"),
@@ -141,18 +129,6 @@ def test_an_owner_in_a_long_batch_is_not_ended_by_who_is_refused(
     assert in_postgres.values() == [1]
 
 
-@off("the look before an end")
-def test_without_a_look_at_what_is_committed_a_zombie_ends_the_owner(
-    in_postgres: PostgresStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(PostgresGuard, "_committed", lambda guard, connection, slots: (dict.fromkeys(slots), "life"))
-    owner = in_postgres.guard().raise_(claim(9))
-    long = Paused(in_postgres, owner, 0, 1, "filled")
-    with pytest.raises(Fenced):
-        in_postgres.guard().raise_(claim(8))
-    assert long.outcome() is True
-
-
 def write_empty(guard: PostgresGuard, by: Claim) -> bool:
     """A batch without rows, by who believes to have raised."""
     return PostgresWriter(guard, by, range(1), {}).write(0, "b", lambda cursor: None)
@@ -162,28 +138,6 @@ def of_two_slots(guard: PostgresGuard) -> PostgresGuard:
     """The same guard, opened with another number of slots."""
     guard.slots = 2
     return guard
-
-
-def test_who_is_overtaken_when_its_patience_is_over_ends_nobody(
-    in_postgres: PostgresStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is committed lets its raise pass, and refuses it a moment later."""
-    raised_by_itself(in_postgres, 5)
-    holding = psycopg.connect(in_postgres.dsn)
-    holding.execute("SELECT * FROM lowwater_guard FOR UPDATE")
-    newer: list[Paused] = []
-
-    class Overtaken(guarded._Holders):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            holding.rollback()
-            newer.append(Paused(in_postgres, raised_by_itself(in_postgres, 7), 0, 1, "filled"))
-
-    monkeypatch.setattr(guarded, "_Holders", Overtaken)
-    with pytest.raises(Fenced):
-        raised_by_itself(in_postgres, 6)
-    assert newer[0].outcome() is True
-    holding.close()
 
 
 def test_who_may_not_be_ended_is_named(postgres: Postgres, in_postgres: PostgresStore) -> None:
@@ -253,29 +207,6 @@ def no_standby_answers(postgres: Postgres) -> Iterator[None]:
     postgres.execute("SELECT pg_reload_conf()")
 
 
-def test_a_lost_commit_is_looked_at_under_the_lock(postgres: Postgres, in_postgres: PostgresStore) -> None:
-    """While COMMIT waits, a plain look sees what was before it. Then its session is lost, and the rows are there."""
-    writer = raised_by_itself(in_postgres, 5)
-    assert in_postgres.write(writer, 0, "a", [9])
-    fills = []
-
-    def fill(cursor: psycopg.Cursor[Any]) -> None:
-        fills.append(cursor)
-        cursor.execute("INSERT INTO written (guard, value) VALUES ('hourly', 10)")
-
-    waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-    with ThreadPoolExecutor(1) as pool:
-        with no_standby_answers(postgres):
-            written = pool.submit(writer.write, 1, "b", fill)
-            [[pid]] = eventually(lambda: in_postgres.ask(waiting))
-            assert in_postgres.values() == [9]
-            assert in_postgres.ask("SELECT batch FROM lowwater_guard") == [(0,)]
-            in_postgres.ask("SELECT pg_terminate_backend(%s)", pid)
-        assert written.result() is False
-    assert len(fills) == 1
-    assert in_postgres.values() == [9, 10]
-
-
 def plain_look(store: PostgresStore, postgres: Postgres) -> None:
     """The connection is lost while COMMIT waits in the server, and the client looks again at once."""
     store.patience = 60
@@ -331,21 +262,6 @@ def test_a_commit_that_never_arrived_is_made_again(in_postgres: PostgresStore) -
     assert in_postgres.values() == [1]
 
 
-def test_a_zombie_whose_commit_never_arrived_is_fenced_when_it_looks_again(in_postgres: PostgresStore) -> None:
-    zombie = raised_by_itself(in_postgres, 5)
-
-    def probe(point: str) -> None:
-        connection = zombie.guard._connection
-        if point == "before commit" and connection is not None:
-            in_postgres.ask("SELECT pg_terminate_backend(%s)", connection.info.backend_pid)
-            raised_by_itself(in_postgres, 6)
-
-    zombie.guard.probe = probe
-    with pytest.raises(Fenced):
-        in_postgres.write(zombie, 0, "a", [1])
-    assert in_postgres.values() == []
-
-
 def test_who_gets_no_answer_twice_is_told_so_and_the_same_write_is_made_once(in_postgres: PostgresStore) -> None:
     writer = raised_by_itself(in_postgres, 5)
     ended_at(in_postgres, writer, "before commit", times=2)
@@ -353,14 +269,6 @@ def test_who_gets_no_answer_twice_is_told_so_and_the_same_write_is_made_once(in_
         in_postgres.write(writer, 0, "a", [1])
     assert in_postgres.write(writer, 0, "a", [1])
     assert in_postgres.values() == [1]
-
-
-def test_a_session_that_ends_before_commit_has_written_nothing(in_postgres: PostgresStore) -> None:
-    writer = raised_by_itself(in_postgres, 5)
-    ended_at(in_postgres, writer, "checked")
-    with pytest.raises(psycopg.OperationalError):
-        in_postgres.write(writer, 0, "a", [1])
-    assert in_postgres.write(writer, 0, "a", [1])
 
 
 def test_what_the_caller_raises_is_raised_and_nothing_is_written(in_postgres: PostgresStore) -> None:
@@ -376,13 +284,12 @@ def test_what_the_caller_raises_is_raised_and_nothing_is_written(in_postgres: Po
     assert in_postgres.write(writer, 0, "a", [2])
 
 
-@pytest.mark.parametrize("statement", [b"COMMIT", b"ROLLBACK"])
-def test_who_ends_the_transaction_himself_is_refused(in_postgres: PostgresStore, statement: bytes) -> None:
+def test_who_ends_the_transaction_himself_is_refused(in_postgres: PostgresStore) -> None:
     writer = raised_by_itself(in_postgres, 5)
 
     def fill(cursor: psycopg.Cursor[Any]) -> None:
         cursor.execute("INSERT INTO written (guard, value) VALUES ('hourly', 1)")
-        cursor.execute(statement)
+        cursor.execute(b"COMMIT")
 
     with pytest.raises(Unfit, match="leave COMMIT and ROLLBACK to the guard"):
         writer.write(0, "a", fill)
@@ -437,19 +344,6 @@ def test_a_standby_that_takes_over_is_another_life() -> None:
 # -- many at a time -----------------------------------------------------------------------------------------------------
 
 
-def test_many_raise_a_new_guard_at_a_time(in_postgres: PostgresStore) -> None:
-    """Of the first ones each finds no table, and no row."""
-    guards = [in_postgres.guard(slots=4) for _ in range(6)]
-    for each in guards:
-        each.patience = 60
-    with ThreadPoolExecutor(6) as pool:
-        found = [pool.submit(guard.raise_, claim(token)) for token, guard in enumerate(guards)]
-        outcomes = [each.exception() for each in found]
-    assert all(outcome is None or isinstance(outcome, Fenced) for outcome in outcomes)
-    assert outcomes[-1] is None
-    assert {row.token for row in in_postgres.rows(slots=4).values() if row} == {5}
-
-
 def test_owners_that_follow_each_other_in_many_threads_leave_one_row_a_batch(in_postgres: PostgresStore) -> None:
     """Each owner writes until it is fenced. What stands there at the end was written in order, each batch by one of them."""
     tokens, everybody = iter(range(1, 13)), threading.Lock()
@@ -501,13 +395,7 @@ for batch in range(10):
 
 @pytest.mark.parametrize(
     ("point", "batch", "there"),
-    [
-        ("raise checked", -1, 0),
-        ("checked", 4, 4),
-        ("filled", 4, 4),
-        ("before commit", 4, 4),
-        ("committed", 4, 5),
-    ],
+    [("raise checked", -1, 0), ("checked", 4, 4), ("filled", 4, 4), ("before commit", 4, 4), ("committed", 4, 5)],
 )
 def test_kill_9_of_a_writer_at_each_point_loses_and_doubles_nothing(
     in_postgres: PostgresStore, point: str, batch: int, there: int

@@ -123,12 +123,7 @@ HASH, TEXT = "hash:{hourly}", "text:{hourly}"
 
 @pytest.mark.parametrize(
     "commands",
-    [
-        [("SET", TEXT, "new"), ("RPUSH", HASH, "a")],
-        [("SET", HASH, "now a text"), ("HSET", HASH, "b", "2")],
-        [("SET", TEXT, "new"), ("SADD", TEXT, "a")],
-        [("RPUSH", "new:{hourly}", "a"), ("SADD", "new:{hourly}", "a")],
-    ],
+    [[("SET", TEXT, "new"), ("RPUSH", HASH, "a")], [("RPUSH", "new:{hourly}", "a"), ("SADD", "new:{hourly}", "a")]],
 )
 def test_a_key_of_another_type_is_refused_before_anything_is_written(
     in_redis: RedisStore, commands: Sequence[guarded.Command]
@@ -150,13 +145,9 @@ def test_a_key_of_another_type_is_refused_before_anything_is_written(
         (("INCR", "n:{hourly}"), "cannot be written under a guard"),
         (("SET", "n:{daily}", "1"), "has not {hourly} in it"),
         (("SET", "lowwater:guard:{hourly}:0", "1"), "a guard's own"),
-        (("SET", "n:{hourly}"), "one value"),
         (("SET", "n:{hourly}", "1", "EX", "10"), "one value"),
-        (("HSET", "n:{hourly}", "field"), "pairs"),
         (("DEL", "n:{hourly}", "m:{hourly}"), "nothing else"),
-        (("ZADD", "n:{hourly}", "member", 1.0), "finite number"),
         (("ZADD", "n:{hourly}", float("nan"), "member"), "finite number"),
-        (("ZADD", "n:{hourly}", 10**400, "member"), "finite number"),
         (("RPUSH", "n:{hourly}", *range(5_000)), "at most 4,000"),
     ],
 )
@@ -214,16 +205,7 @@ def test_a_redis_that_is_full_takes_all_or_nothing(in_redis: RedisStore) -> None
         in_redis.client.config_set("maxmemory", "0")
 
 
-@pytest.mark.parametrize(
-    ("policy", "most", "refused"),
-    [
-        ("allkeys-lru", "1gb", True),
-        ("allkeys-random", "1gb", True),
-        ("allkeys-lru", "0", False),
-        ("volatile-ttl", "1gb", False),
-        ("noeviction", "1gb", False),
-    ],
-)
+@pytest.mark.parametrize(("policy", "most", "refused"), [("allkeys-lru", "1gb", True), ("allkeys-lru", "0", False)])
 def test_a_redis_that_may_evict_a_guard_is_refused(in_redis: RedisStore, policy: str, most: str, refused: bool) -> None:
     in_redis.client.config_set("maxmemory", most)
     in_redis.client.config_set("maxmemory-policy", policy)
@@ -252,17 +234,6 @@ def test_a_user_who_may_not_write_one_of_the_rows_writes_nothing(in_redis: Redis
     in_redis.client.acl_deluser(name)
     assert in_redis.client.lrange("d:{hourly}", 0, -1) == []
     assert in_redis.write(both, 0, "a", [1])
-
-
-def test_a_user_who_may_not_run_a_command_writes_nothing(in_redis: RedisStore) -> None:
-    name = f"user{os.urandom(4).hex()}"
-    in_redis.client.acl_setuser(name, enabled=True, nopass=True, keys=["*"], categories=["+@all"], commands=["-set"])
-    with redis.Redis(port=in_redis.server.port, username=name, password="any") as client:
-        writer = in_redis.guard(client=client).raise_(claim(5))
-        with pytest.raises(Unfit, match="may not SET"):
-            writer.write(0, "a", [("RPUSH", "d:{hourly}", 1), ("SET", TEXT, "new")])
-    in_redis.client.acl_deluser(name)
-    assert in_redis.client.lrange("d:{hourly}", 0, -1) == []
 
 
 # -- servers ------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from lowwater_pipeline.guard import (
     Damaged,
     Fenced,
     NonceMismatch,
-    NotRaised,
     OldConfiguration,
     Rewound,
     StoreReplaced,
@@ -17,9 +16,6 @@ from lowwater_pipeline.guard import (
     WrongOwner,
 )
 from tests.guard.stores import Store, claim
-
-LARGE = 2**63
-"""Here two neighbours are one and the same double."""
 
 
 def test_figure_12_a_zombie_that_comes_late_is_refused_and_what_its_successor_has_scanned_stays_true(
@@ -36,52 +32,6 @@ def test_figure_12_a_zombie_that_comes_late_is_refused_and_what_its_successor_ha
     assert store.values() == [1, 2, 4]
 
 
-def test_a_raise_goes_up_only(store: Store) -> None:
-    store.raise_(claim(6))
-    with pytest.raises(Fenced):
-        store.raise_(claim(5))
-    assert store.rows()[0] == store.raise_(claim(6)).found[0]
-
-
-def test_a_repeated_raise_changes_nothing(store: Store) -> None:
-    writer = store.raise_(claim(5))
-    assert store.write(writer, 0, "a", [1])
-    before = store.rows()
-    again = store.raise_(claim(5))
-    assert store.rows() == before
-    assert again.found == before
-    assert store.write(again, 1, "b", [2])
-
-
-def test_who_has_not_raised_does_not_write(store: Store) -> None:
-    with pytest.raises(NotRaised):
-        store.write(store.unraised(claim(5)), 0, "a", [1])
-    store.raise_(claim(5))
-    with pytest.raises(NotRaised, match="claim 6 was not raised"):
-        store.write(store.unraised(claim(6)), 0, "a", [1])
-    assert store.values() == []
-
-
-def test_two_tokens_that_are_equal_as_doubles_are_two(store: Store) -> None:
-    assert float(LARGE + 1) == float(LARGE + 2)
-    zombie = store.raise_(claim(LARGE + 1, "one nonce"))
-    successor = store.raise_(claim(LARGE + 2, "one nonce"))
-    with pytest.raises(Fenced):
-        store.write(zombie, 0, "a", [1])
-    with pytest.raises(Fenced):
-        store.raise_(claim(LARGE + 1, "one nonce"))
-    assert store.write(successor, 0, "b", [2])
-    assert store.values() == [2]
-
-
-def test_every_token_of_64_bits_is_kept_as_it_is(store: Store) -> None:
-    for batch, token in enumerate((0, 1, 2**53 + 1, 2**64 - 1)):
-        assert store.write(store.raise_(claim(token)), batch, "a", [1])
-        row = store.rows()[0]
-        assert row is not None
-        assert row.token == token
-
-
 def test_an_equal_token_after_a_lost_epoch_does_not_let_the_zombie_pass(store: Store) -> None:
     zombie, successor = claim(5, "before"), claim(5, "after")
     raised = store.raise_(zombie)
@@ -94,29 +44,6 @@ def test_an_equal_token_after_a_lost_epoch_does_not_let_the_zombie_pass(store: S
     assert store.write(newer, 1, "c", [3])
 
 
-def test_an_equal_token_with_another_nonce_does_not_write(store: Store) -> None:
-    store.raise_(claim(5, "after"))
-    with pytest.raises(NonceMismatch):
-        store.write(store.unraised(claim(5, "before")), 0, "a", [1])
-    assert store.values() == []
-
-
-def test_a_batch_is_written_once(store: Store) -> None:
-    writer = store.raise_(claim(5))
-    assert store.write(writer, 0, "a", [1])
-    assert not store.write(writer, 0, "a", [1])
-    assert not store.write(store.raise_(claim(6)), 0, "a", [1])
-    assert store.values() == [1]
-
-
-def test_other_content_under_the_same_number_is_refused_and_not_skipped(store: Store) -> None:
-    writer = store.raise_(claim(5))
-    store.write(writer, 0, "a", [1])
-    with pytest.raises(Rewound, match="other content"):
-        store.write(writer, 0, "b", [2])
-    assert store.values() == [1]
-
-
 def test_a_batch_that_was_left_out_is_refused_and_the_message_says_what_to_write(store: Store) -> None:
     writer = store.raise_(claim(5))
     store.write(writer, 0, "a", [1])
@@ -124,16 +51,6 @@ def test_a_batch_that_was_left_out_is_refused_and_the_message_says_what_to_write
         store.write(writer, 2, "c", [3])
     assert store.write(writer, 1, "b", [])
     assert store.write(writer, 2, "c", [3])
-
-
-def test_a_batch_that_does_not_follow_is_refused(store: Store) -> None:
-    writer = store.raise_(claim(5))
-    for number in range(3):
-        store.write(writer, number, f"digest {number}", [number])
-    for batch in (0, 1, 4, 9):
-        with pytest.raises(Rewound, match="does not follow"):
-            store.write(writer, batch, "another", [9])
-    assert store.values() == [0, 1, 2]
 
 
 def test_a_store_that_has_lost_its_tail_is_seen(store: Store) -> None:
@@ -144,20 +61,6 @@ def test_a_store_that_has_lost_its_tail_is_seen(store: Store) -> None:
     store.forge("digest", "digest 1")
     with pytest.raises(Rewound, match="lost its tail"):
         store.write(writer, 3, "digest 3", [3])
-
-
-def test_a_checkpoint_that_was_copied_writes_nothing(store: Store) -> None:
-    """The copy claims later, so the original is fenced, and then goes on from where it was copied."""
-    original = store.raise_(claim(5))
-    for number in range(3):
-        store.write(original, number, f"original {number}", [number])
-    copy = store.raise_(claim(6))
-    with pytest.raises(Rewound):
-        store.write(copy, 1, "copy 1", [9])
-    assert not store.write(copy, 2, "original 2", [2])
-    with pytest.raises(Fenced):
-        store.write(original, 3, "original 3", [3])
-    assert store.values() == [0, 1, 2]
 
 
 def test_the_first_batch_may_have_any_number_that_is_said(store: Store) -> None:
@@ -178,22 +81,6 @@ def test_another_identity_counts_anew_in_a_new_incarnation_and_an_old_one_never_
     assert store.write(anew, 0, "b", [2])
     with pytest.raises(Fenced):
         store.raise_(claim(7, identity="another", incarnation=1))
-
-
-def test_the_same_identity_goes_on_counting_in_a_new_incarnation(store: Store) -> None:
-    store.write(store.raise_(claim(5, identity="checkpoint")), 0, "a", [1])
-    reset = store.raise_(claim(6, identity="checkpoint", incarnation=2))
-    assert not store.write(reset, 0, "a", [1])
-    assert store.write(reset, 1, "b", [2])
-
-
-def test_a_configuration_is_changed_by_a_raise_and_the_old_one_stops(store: Store) -> None:
-    old = store.raise_(claim(5, configuration=1))
-    assert store.write(old, 0, "a", [1])
-    new = store.raise_(claim(6, configuration=2))
-    with pytest.raises(Fenced):
-        store.write(old, 1, "b", [2])
-    assert store.write(new, 1, "c", [3])
 
 
 def test_another_configuration_is_refused_by_name(store: Store) -> None:
@@ -245,28 +132,6 @@ def test_40_to_80_is_split_and_the_zombie_of_all_of_it_is_fenced_in_the_part_tha
     assert store.write(upper, 1, "c", [3])
     assert store.write(zombie, {2: 1}, "d", [4])
     assert store.values() == [1, 3, 4]
-
-
-def test_a_raise_over_several_slots_is_whole_or_not_at_all(store: Store) -> None:
-    store.raise_(claim(7), slots=8, bounds=[SIXTY, EIGHTY])
-    with pytest.raises(Fenced, match="slot 3"):
-        store.raise_(claim(6), slots=8, bounds=[FORTY, EIGHTY])
-    assert store.rows(slots=8)[2] is None
-
-
-def test_slots_that_stand_at_different_batches_are_written_together(store: Store) -> None:
-    lower = store.raise_(claim(5), slots=8, bounds=[FORTY, SIXTY])
-    upper = store.raise_(claim(6), slots=8, bounds=[SIXTY, EIGHTY])
-    store.write(lower, 0, "a", [1])
-    store.write(lower, 1, "b", [2])
-    store.write(upper, 0, "c", [3])
-    both = store.raise_(claim(7), slots=8, bounds=[FORTY, EIGHTY])
-    assert {slot: row.batch for slot, row in both.found.items()} == {2: 1, 3: 0}
-    assert store.write(both, {2: 2, 3: 1}, "d", [4])
-    assert not store.write(both, {3: 1, 2: 2}, "d", [4])
-    with pytest.raises(Rewound):
-        store.write(both, {2: 3, 3: 3}, "e", [5])
-    assert store.values() == [1, 2, 3, 4]
 
 
 def test_a_batch_in_one_slot_and_not_in_the_other_is_refused(store: Store) -> None:

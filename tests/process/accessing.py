@@ -180,13 +180,7 @@ CALLS: Final[dict[str, Call]] = {
     "GetTopology": _unary("graph", "GetTopology", topology_pb2.GetTopologyRequest),
     "SetInputs": _unary("graph", "SetInputs", topology_pb2.SetInputsRequest, computation=_name),
     "Reset": _unary("graph", "Reset", topology_pb2.ResetRequest, computation=_name),
-    "Retire": _unary(
-        "graph",
-        "Retire",
-        topology_pb2.RetireRequest,
-        computation=_name,
-        force=_constant(True),
-    ),
+    "Retire": _unary("graph", "Retire", topology_pb2.RetireRequest, computation=_name, force=_constant(True)),
     "Drop": _unary("graph", "Drop", topology_pb2.DropRequest, computation=_name),
     "SplitSlice": _unary("graph", "SplitSlice", topology_pb2.SplitSliceRequest, computation=_name),
     "ChangeLayout": _unary(

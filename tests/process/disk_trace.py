@@ -90,17 +90,6 @@ class Disk:
             left[path] = bytes(content)
         return left
 
-    def everything(self) -> dict[str, bytes]:
-        """The files as the process sees them."""
-        seen = {}
-        for path in self.synced.keys() | self.cached.keys():
-            content = bytearray(self.synced.get(path, b""))
-            for change in self.cached.get(path, []):
-                change_content(content, change)
-            if path not in self.removed:
-                seen[path] = bytes(content)
-        return seen
-
 
 def change_content(content: bytearray, change: Event) -> None:
     """Apply one write or truncation."""

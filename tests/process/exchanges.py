@@ -197,7 +197,7 @@ class Replay:
                     if isinstance(each, Message):
                         self._translate(each)
             elif name == "metadata":
-                for key, text in value.items():
+                for key, text in list(value.items()):  # an assignment to a map ends the iteration over it, now and then
                     value[key] = str(self._live.get((key, int(text) if text.isdecimal() else text), text))
             elif kind in BOUND:
                 setattr(message, name, self._live.get((kind, value), value))

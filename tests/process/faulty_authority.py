@@ -1,289 +1,156 @@
-"""An authority with one fault planted: a real one, behind a proxy that changes what goes up or down."""
+"""An authority with one fault planted: a real one, behind a channel that changes a kind of message on its way."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from concurrent import futures
+from collections.abc import Callable
 from typing import Any, Final
-
-import grpc
-
-from lowwater._pb.lowwater.v1 import topology_pb2, watermarks_pb2, workers_pb2
-
-MODULES: Final[list[Any]] = [topology_pb2, watermarks_pb2, workers_pb2]
-MAX: Final = 2**63 - 1
 
 
 class Fault:
-    """Changes messages; each connection has its own."""
+    """One fault. ``changes`` has a function for each kind of message: it changes the message."""
 
-    def up(self, message: Any) -> Any:
-        """Return what the authority gets; None: nothing."""
-        return message
-
-    def down(self, message: Any) -> Any:
-        """Return what the client gets; None: nothing."""
-        return message
+    def __init__(self, changes: dict[str, Callable[[Any], object]], mute: bool = False) -> None:
+        self.changes, self.mute = changes, mute
 
 
-class TakesGaps(Fault):
+class FaultyChannel:
+    """The channel of a stub. A fault changes what is sent and what comes; a mute one keeps the beats of a watch back."""
+
+    def __init__(self, channel: Any, fault: Fault) -> None:
+        self._channel, self._fault = channel, fault
+
+    def _changed(self, message: Any) -> Any:
+        copy = type(message)()
+        copy.CopyFrom(message)
+        for kind in (copy.DESCRIPTOR.name, "*"):
+            self._fault.changes.get(kind, lambda _: None)(copy)
+        return copy
+
+    def __getattr__(self, arity: str) -> Callable[..., Any]:
+        def opened(path: str, *, request_serializer: Any, response_deserializer: Any, **options: Any) -> Any:
+            call = getattr(self._channel, arity)(
+                path,
+                request_serializer=lambda message: request_serializer(self._changed(message)),
+                response_deserializer=lambda data: self._changed(response_deserializer(data)),
+                **options,
+            )
+            if self._fault.mute and arity == "unary_stream":
+                return lambda *sent, **how: filter(lambda message: message.watermarks, call(*sent, **how))
+            return call
+
+        return opened
+
+
+def takes_gaps() -> Fault:
     """Numbers of reports do not matter."""
+    last = [0]
 
-    def __init__(self) -> None:
-        self._number = 0
+    def number(message: Any) -> None:
+        last[0] = 0 if message.HasField("open") else last[0] + 1
+        if last[0]:
+            message.report.number = last[0]
 
-    def up(self, message: Any) -> Any:
-        if isinstance(message, workers_pb2.ReportRequest):
-            if message.HasField("open"):
-                self._number = 0
-            else:
-                self._number += 1
-                message.report.number = self._number
-        return message
+    return Fault({"ReportRequest": number})
 
 
-class ForgetsIds(Fault):
-    """Each claim is a new one."""
-
-    def up(self, message: Any) -> Any:
-        if isinstance(message, workers_pb2.ClaimRequest) and len(message.request_id) == 16:
-            message.request_id = os.urandom(16)
-        return message
-
-
-class AnyDeployment(Fault):
-    """Whom the caller means does not matter."""
-
-    def up(self, message: Any) -> Any:
-        if "server_token" in message.DESCRIPTOR.fields_by_name:
-            message.ClearField("server_token")
-        return message
-
-
-class AnyOrder(Fault):
-    """Claims count in the order of their arrival."""
-
-    def up(self, message: Any) -> Any:
-        if isinstance(message, workers_pb2.ClaimRequest):
-            message.generation = message.ordinal = 0
-        return message
-
-
-class AnyIdentity(Fault):
-    """Whose a computation is does not matter."""
-
-    def up(self, message: Any) -> Any:
-        if isinstance(message, workers_pb2.ClaimRequest):
-            message.identity = ""
-        return message
-
-
-class NoFencing(Fault):
+def no_fencing() -> Fault:
     """Whoever reports is taken for the newest owner."""
+    newest: dict[str, int] = {}
+    asked: list[str] = [""]
 
-    def __init__(self) -> None:
-        self._newest: dict[str, int] = {}
-        self._asked = ""
+    def trusted(message: Any) -> None:
+        for group in message.report.groups:
+            if group.sequencer < newest.get(group.computation, 0):
+                group.sequencer = newest[group.computation]
+                del group.watermarks_micros[1:]
 
-    def up(self, message: Any) -> Any:
-        if isinstance(message, workers_pb2.ClaimRequest):
-            self._asked = message.computation
-        if isinstance(message, workers_pb2.ReportRequest):
-            for group in message.report.groups:
-                if group.sequencer < self._newest.get(group.computation, 0):
-                    group.sequencer = self._newest[group.computation]
-                    del group.watermarks_micros[1:]
-        return message
-
-    def down(self, message: Any) -> Any:
-        if isinstance(message, workers_pb2.ClaimResponse):
-            self._newest[self._asked] = message.sequencer
-        return message
+    return Fault(
+        {
+            "ClaimRequest": lambda message: asked.__setitem__(0, message.computation),
+            "ClaimResponse": lambda message: newest.__setitem__(asked[0], message.sequencer),
+            "ReportRequest": trusted,
+        }
+    )
 
 
-class OldStreams(Fault):
+def of_claims(**fields: Any) -> Callable[[], Fault]:
+    """A fault that overlooks fields of a claim."""
+
+    def overlook(message: Any) -> None:
+        for name, value in fields.items():
+            setattr(message, name, value)
+
+    return lambda: Fault({"ClaimRequest": overlook})
+
+
+def of_groups(change: Callable[[Any], object]) -> Callable[[], Fault]:
+    """A fault that changes each group of a report."""
+    return lambda: Fault({"ReportRequest": lambda message: [change(group) for group in message.report.groups]})
+
+
+def of_views(change: Callable[[Any], object]) -> Callable[[], Fault]:
+    """A fault that changes each watermark that is asked for."""
+    return lambda: Fault({"GetWatermarksResponse": lambda message: [change(view) for view in message.watermarks]})
+
+
+def forgets_ids(message: Any) -> None:
+    """Each claim is a new one."""
+    if len(message.request_id) == 16:
+        message.request_id = os.urandom(16)
+
+
+def any_deployment(message: Any) -> None:
+    """Whom the caller means does not matter."""
+    if "server_token" in message.DESCRIPTOR.fields_by_name and message.DESCRIPTOR.name.endswith("Request"):
+        message.ClearField("server_token")
+
+
+def old_streams(message: Any) -> None:
     """Each stream is a new sender's."""
-
-    def up(self, message: Any) -> Any:
-        if (
-            isinstance(message, workers_pb2.ReportRequest)
-            and message.HasField("open")
-            and len(message.open.sender) == 16
-        ):
-            message.open.sender = os.urandom(16)
-        return message
+    if message.HasField("open") and len(message.open.sender) == 16:
+        message.open.sender = os.urandom(16)
 
 
-class Finishes(Fault):
-    """MAX is always meant."""
-
-    def up(self, message: Any) -> Any:
-        if isinstance(message, workers_pb2.ReportRequest):
-            for group in message.report.groups:
-                group.finish = True
-        return message
-
-
-class Unversioned(Fault):
-    """The version of the inputs that was folded does not matter."""
-
-    def up(self, message: Any) -> Any:
-        if isinstance(message, workers_pb2.ReportRequest):
-            for group in message.report.groups:
-                group.input_version = min(group.input_version, 1)
-        return message
-
-
-class GoesBack(Fault):
+def goes_back(view: Any) -> None:
     """What is published is the least of the ranges as they stand."""
-
-    def down(self, message: Any) -> Any:
-        if isinstance(message, watermarks_pb2.GetWatermarksResponse):
-            for each in message.watermarks:
-                if each.HasField("holder"):
-                    each.low_micros = each.holder.watermark_micros
-        return message
+    if view.HasField("holder"):
+        view.low_micros = view.holder.watermark_micros
 
 
-class KnowsEarly(Fault):
+def knows_early(view: Any) -> None:
     """What nobody owns does not hold."""
-
-    def down(self, message: Any) -> Any:
-        if isinstance(message, watermarks_pb2.GetWatermarksResponse):
-            for each in message.watermarks:
-                if each.registered and each.low_micros == -(2**63):
-                    each.low_micros = 3_600_000_000
-        return message
+    if view.registered and view.low_micros == -(2**63):
+        view.low_micros = 3_600_000_000
 
 
-class Mute(Fault):
-    """No beats."""
-
-    def down(self, message: Any) -> Any:
-        return None if isinstance(message, watermarks_pb2.WatchResponse) and not message.watermarks else message
-
-
-class Leads(Fault):
+def leads(view: Any) -> None:
     """The heuristic watermark of all shares is the greatest of them."""
-
-    def down(self, message: Any) -> Any:
-        if isinstance(message, watermarks_pb2.GetWatermarksResponse):
-            for each in message.watermarks:
-                for share in each.heuristics:
-                    share.micros = max(every.micros for every in each.heuristics)
-        return message
+    for share in view.heuristics:
+        share.micros = max(other.micros for other in view.heuristics)
 
 
-class CountsRefused(Fault):
-    """Nothing is said of what was refused."""
-
-    def down(self, message: Any) -> Any:
-        if isinstance(message, workers_pb2.ReportResponse):
-            message.ack.ClearField("refused") if message.HasField("ack") else None
-        return message
+def counts_refused(message: Any) -> None:
+    """What was refused is left out of the answer."""
+    if message.HasField("ack"):
+        message.ack.ClearField("refused")
 
 
-class CompleteAtOnce(Fault):
-    """A time is complete that is not below the watermark."""
-
-    def down(self, message: Any) -> Any:
-        if isinstance(message, watermarks_pb2.CheckCompleteResponse):
-            message.complete = True
-        return message
-
-
-FAULTS: Final[dict[type[Fault], str]] = {
-    TakesGaps: "gap",
-    ForgetsIds: "repeated-claim",
-    AnyDeployment: "another-deployment",
-    AnyOrder: "order",
-    AnyIdentity: "identity",
-    NoFencing: "cut",
-    OldStreams: "streams",
-    Finishes: "in-part",
-    Unversioned: "folds",
-    GoesBack: "never-back",
-    KnowsEarly: "unknown-holds",
-    Mute: "watch",
-    Leads: "heuristic",
-    CountsRefused: "release",
-    CompleteAtOnce: "complete",
+FAULTS: Final[dict[str, Callable[[], Fault]]] = {
+    "gap": takes_gaps,
+    "repeated-claim": lambda: Fault({"ClaimRequest": forgets_ids}),
+    "another-deployment": lambda: Fault({"*": any_deployment}),
+    "order": of_claims(generation=0, ordinal=0),
+    "identity": of_claims(identity=""),
+    "cut": no_fencing,
+    "streams": lambda: Fault({"ReportRequest": old_streams}),
+    "in-part": of_groups(lambda group: setattr(group, "finish", True)),
+    "folds": of_groups(lambda group: setattr(group, "input_version", min(group.input_version, 1))),
+    "never-back": of_views(goes_back),
+    "unknown-holds": of_views(knows_early),
+    "watch": lambda: Fault({}, mute=True),
+    "heuristic": of_views(leads),
+    "release": lambda: Fault({"ReportResponse": counts_refused}),
+    "complete": lambda: Fault({"CheckCompleteResponse": lambda message: setattr(message, "complete", True)}),
 }
-"""The check that has to fail of each."""
-
-
-class Proxy:
-    """Stands before an authority."""
-
-    def __init__(self, address: str, fault: Callable[[], Fault]) -> None:
-        self._channel = grpc.insecure_channel(address)
-        self._fault = fault()
-        self._server = grpc.server(futures.ThreadPoolExecutor(32))
-        for module in MODULES:
-            for service in module.DESCRIPTOR.services_by_name.values():
-                handlers = {method.name: self._handler(module, service.full_name, method) for method in service.methods}
-                self._server.add_generic_rpc_handlers(
-                    [grpc.method_handlers_generic_handler(service.full_name, handlers)]
-                )
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-
-    def __enter__(self) -> Proxy:
-        self._server.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.stop(None).wait()
-        self._channel.close()
-
-    def _handler(self, module: Any, service: str, method: Any) -> Any:
-        request, response = getattr(module, method.input_type.name), getattr(module, method.output_type.name)
-        path = f"/{service}/{method.name}"
-        formats = {"request_serializer": request.SerializeToString, "response_deserializer": response.FromString}
-        served = {"request_deserializer": request.FromString, "response_serializer": response.SerializeToString}
-        if method.client_streaming:
-            call: Any = self._channel.stream_stream(path, **formats)
-            return grpc.stream_stream_rpc_method_handler(self._both(call), **served)
-        if method.server_streaming:
-            call = self._channel.unary_stream(path, **formats)
-            return grpc.unary_stream_rpc_method_handler(self._down(call), **served)
-        call = self._channel.unary_unary(path, **formats)
-        return grpc.unary_unary_rpc_method_handler(self._one(call), **served)
-
-    def _one(self, call: Any) -> Any:
-        def serve(request: Any, context: Any) -> Any:
-            try:
-                return self._fault.down(call(self._fault.up(request), timeout=30))
-            except grpc.RpcError as error:
-                return refuse(context, error)
-
-        return serve
-
-    def _down(self, call: Any) -> Any:
-        def serve(request: Any, context: Any) -> Iterator[Any]:
-            yield from self._passed(call(self._fault.up(request)), context)
-
-        return serve
-
-    def _both(self, call: Any) -> Any:
-        def serve(requests: Any, context: Any) -> Iterator[Any]:
-            yield from self._passed(call(map(self._fault.up, requests)), context)
-
-        return serve
-
-    def _passed(self, down: Any, context: Any) -> Iterator[Any]:
-        context.add_callback(down.cancel)
-        try:
-            for message in down:
-                changed = self._fault.down(message)
-                if changed is not None:
-                    yield changed
-        except grpc.RpcError as error:
-            refuse(context, error)
-
-
-def refuse(context: Any, error: Any) -> Any:
-    """Refuse as the authority does."""
-    details = [(key, value) for key, value in error.trailing_metadata() or () if key == "grpc-status-details-bin"]
-    context.set_trailing_metadata(details)
-    context.abort(error.code(), error.details())
+"""By the check that has to fail of each."""

@@ -94,9 +94,7 @@ async def fail(path: Path, call: str, code: str) -> None:
 def main() -> None:
     """See the module."""
     mode, path, *arguments = sys.argv[1:]
-    if mode == "append":
-        asyncio.run(append(Path(path), 1_000_000, lambda position: say(acknowledged=position)))
-    elif mode == "trace":
+    if mode == "trace":
         asyncio.run(trace(Path(path), int(arguments[0]), unsafe=arguments[1] == "unsafe"))
     elif mode == "fail":
         asyncio.run(fail(Path(path), arguments[0], arguments[1]))

@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import grpc
 
@@ -80,15 +80,25 @@ class Serving:
         """The flags that say where its journal is."""
         return ["--data", str(self.data)]
 
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """What it has logged under a name, with ``--log-format json``."""
+        lines = (self.data.parent / "serve.log").read_text().splitlines()
+        # gRPC, and a page beside it, write there by themselves.
+        return [each for each in (json.loads(line) for line in lines if line.startswith("{")) if each["event"] == name]
+
+    def memory(self, field: str) -> int:
+        """Bytes of memory by a field of its /proc/PID/status."""
+        assert self.process is not None
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.partition(f"{field}:")[2].split()[0]) << 10
+
     def page_pid(self) -> int:
         """The process of the page that it began last. Waits for it."""
         found = eventually(self._page_pids)
         return found[-1]
 
     def _page_pids(self) -> list[int]:
-        lines = (self.data.parent / "serve.log").read_text().splitlines()
-        told = [json.loads(line) for line in lines if line.startswith("{")]
-        return [each["pid"] for each in told if each["event"] == "page_begun"]
+        return [each["pid"] for each in self.events("page_begun")]
 
     def kill(self) -> None:
         """Kill -9."""

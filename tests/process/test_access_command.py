@@ -10,9 +10,7 @@ import pytest
 
 from lowwater._server.tokens import digest
 from lowwater.cli import main
-from lowwater_authority.access.file import AccessFile
 from lowwater_authority.access.policy import Access
-from lowwater_authority.files.table import BadFile
 from tests.process.accessing import rules_of
 
 Command = Callable[..., tuple[int, str, str]]
@@ -56,14 +54,6 @@ def test_what_is_no_token_is_not_hashed(access: Command, given: str) -> None:
     assert not given.strip() or given.strip() not in told
 
 
-def test_a_token_that_could_be_guessed_is_not_hashed(access: Command) -> None:
-    assert access("hash", given="a" * 32)[0] == 0
-    code, said, told = access("hash", given="a" * 31)
-    assert (code, said) == (2, "")
-    assert "less than 32 characters" in told
-    assert "lowwater access token" in told
-
-
 @pytest.mark.parametrize(
     ("asked", "code"),
     [
@@ -95,47 +85,3 @@ def test_a_file_is_explained(access: Command, file: str) -> None:
         assert part in said
     assert "idle" not in access("check", file, "--as", "etl")[1]
     assert not any(each.digests[0] in said for each in Access.load(Path(file)).principals)
-
-
-def test_a_principal_whose_last_token_has_expired_may_do_nothing(access: Command, file: str) -> None:
-    dated = f"[[principal]]\nname='guest'\n[[principal.token]]\nsha256='{digest('v')}'\nexpires=2001-01-01\n"
-    text = Path(file).read_text()
-    Path(file).write_text(f"{dated}[[principal.allow]]\nnamespace=''\nread=['*']\n{text}")
-    code, said, _ = access("check", file, "--as", "guest", "--may", "read", "solo")
-    assert (code, said) == (1, "guest may not read solo: its last token expired at 2001-01-01T00:00:00Z\n")
-    assert f"({digest('v')[:8]} until 2001-01-01T00:00:00Z)" in access("check", file)[1]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("--as", "nobody"), "has no principal 'nobody'; it has etl, idle"),
-        (("--may", "read", "solo"), "--may needs --as PRINCIPAL"),
-        (("--as", "etl", "--may", "write", "solo"), "'write' is no action; name one of report, read, operate"),
-        (("--as", "etl", "--may", "read", "a/b/c"), "'a/b/c' is no computation"),
-    ],
-)
-def test_what_makes_no_sense_says_what_to_change(
-    access: Command, file: str, arguments: tuple[str, ...], says: str
-) -> None:
-    code, said, told = access("check", file, *arguments)
-    assert (code, said) == (2, "")
-    assert says in told
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("[limit]", "limit is unknown; write one of principal, limits"),
-        ("", "principal is missing: nobody could do anything; write a [[principal]]"),
-        ("[limits]\nranges = 1", "principal is missing: nobody could do anything; write a [[principal]]"),
-    ],
-)
-def test_what_the_server_refuses_is_refused(access: Command, file: str, text: str, says: str) -> None:
-    Path(file).write_text(text)
-    code, shown, told = access("check", file)
-    assert (code, shown) == (2, "")
-    assert f"{file}: {says}" in told
-    with pytest.raises(BadFile) as refused:
-        AccessFile(Path(file))
-    assert told == f"lowwater access check: {refused.value}\n"

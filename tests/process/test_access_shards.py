@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import urllib.request
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import grpc
 import pytest
 
 import lowwater
 from lowwater import errors
+from lowwater._pb.lowwater.v1 import cluster_pb2
 from tests.contract.redis_server import DURABLE, RedisServer
 from tests.kit.eventually import eventually
-from tests.process.accessing import PATIENCE, SOON, Rules, Tokens, rules_of, write
+from tests.process.accessing import PATIENCE, SOON, Rules, Tokens, Wire, bearer, rules_of, write
 from tests.process.sharding import Shard, move
 
 OLD, NEW = "o" * 43, "n" * 43
@@ -101,3 +104,31 @@ def test_a_shard_with_another_token_is_told_apart_and_the_mistake_is_named(
                 ):
                     with pytest.raises(errors.PermissionDenied, match="peer"):
                         act()
+
+
+def test_who_only_reads_does_not_move_a_computation_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard owns a computation anew when a client has seen a greater number of it. A worker has to claim again then."""
+    with deployment(tmp_path, monkeypatch, OLD) as (lw, [one]), grpc.insecure_channel(one.address) as channel:
+        lw.register("source")
+        rules: Rules = [("", {"read": ["source"]})]
+        path = tmp_path / "access.toml"
+        write(path, path.read_text() + rules_of("reader", TOKENS["reader"], rules))
+        wire = Wire(channel, one.address)
+        eventually(lambda: wire.attempt("GetWatermarks", bearer(TOKENS["reader"]), "source") is None)
+
+        def epoch(token: str, seen: int) -> int:
+            request = cluster_pb2.LocateRequest(computations=["source"], epochs=[seen])
+            answer = wire.stubs.cluster.Locate(request, metadata=bearer(token), timeout=PATIENCE)
+            return int(answer.redirects[0].epoch)
+
+        lease = lw.worker("source").claim()
+        before = epoch(TOKENS["admin"], 0)
+        for token in (TOKENS["reader"], OLD):
+            assert epoch(token, before + 1000) == before
+        lease.advance(None, oldest=None, frontier=7)
+        lease.flush(timeout=PATIENCE)
+        # But it is told: it may be true, and then who only reads waits.
+        lines = [json.loads(line) for line in one.log.splitlines() if line.startswith("{")]
+        told = [each for each in lines if each["event"] == "store_lost_epochs"]
+        assert [(each["level"], each["seen"], each["epoch"]) for each in told] == [("warning", before + 1000, before)]
+        assert epoch(TOKENS["admin"], before + 1000) > before + 1000

@@ -93,60 +93,6 @@ def test_an_embedded_journal_comes_back_from_a_backup_of_while_it_was_served(ser
         assert low(reader, "taken") == 40
 
 
-def test_readers_refuse_a_backup_that_is_older_than_restarts_of_the_authority(server: Serving, tmp_path: Path) -> None:
-    # The reader asks again until its time is out: the server could be one that was just replaced.
-    with connect(server.address) as lw, lowwater.connect(server.address, timeout=2.0) as reader:
-        lw.register("a")
-        lease = lw.worker("a").claim()
-        advance(lease, 10)
-        hot_backup(server.data, tmp_path / "backup")
-        for _ in range(2):
-            assert server.stop() == 0
-            server.start()
-        advance(lease, 20)
-        eventually(lambda: epoch(reader) == 3)
-
-        restore(server, tmp_path / "backup")
-        with pytest.raises(lowwater.StaleEpoch):
-            eventually(lambda: epoch(reader) not in (0, 3))
-        with connect(server.address) as fresh:
-            eventually(lambda: low(fresh, "a") == 20)  # the worker repeats what it holds
-            assert epoch(fresh) == 2
-
-        # Each opening begins another epoch: that is the other way, for readers that are not to be started again.
-        assert server.stop() == 0
-        assert main(["journal", "show", str(server.data)]) == 0
-        server.start()
-        eventually(lambda: epoch(reader) == 4)
-        advance(lease, 30)
-        assert low(reader, "a") == 30
-
-
-def test_when_everything_is_lost_nothing_is_mixed_and_all_begins_anew(server: Serving) -> None:
-    with connect(server.address) as reader, connect(server.address) as lw:
-        lw.register("a")
-        lease = lw.worker("a").claim()
-        advance(lease, 10)
-        assert low(reader, "a") == 10
-        before = lw.server_token
-
-        server.kill()
-        shutil.rmtree(server.data)
-        server.start()
-        with pytest.raises(lowwater.ServerTokenMismatch, match="journal was replaced"):
-            reader.get("a")
-        with pytest.raises(lowwater.ServerTokenMismatch, match="journal was replaced"):
-            advance(lease, 20)
-
-    # Started again, as the guide says: register and claim as at the first time.
-    with connect(server.address) as again:
-        assert again.server_token != before
-        again.register("a")
-        assert again.get("a")["a"].low.unknown
-        advance(again.worker("a").claim(), 20)
-        assert low(again, "a") == 20
-
-
 def test_a_shared_journal_comes_back_from_a_snapshot_of_redis(tmp_path: Path) -> None:
     """Taken while shards serve; made a folder by way of a Redis of its own, which checks every byte; and put into an empty one."""
     with Sharded(tmp_path, 1) as d, d.connect() as lw:

@@ -7,7 +7,6 @@ import random
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,18 +15,14 @@ import pytest
 import lowwater
 from lowwater import Watermark
 from lowwater._pb.lowwater.v1 import (
-    cluster_pb2,
-    cluster_pb2_grpc,
     topology_pb2,
     topology_pb2_grpc,
     workers_pb2,
     workers_pb2_grpc,
 )
-from lowwater.cli import main
 from tests.kit.times import HOUR
 from tests.process.conftest import Refused
 from tests.process.peer import reason
-from tests.process.scrape import Scrape
 from tests.process.serving import Serving, serving
 
 BIG = 65 << 20
@@ -91,15 +86,7 @@ def test_raw_garbage_on_the_port_harms_nobody(server: Serving, lw: lowwater.Clie
     goes_on(lease, lw)
 
 
-ASKS = {
-    "GetWatermarks": "WatermarkService",
-    "CheckComplete": "WatermarkService",
-    "Watch": "WatermarkService",
-    "Claim": "WorkerService",
-    "Report": "WorkerService",
-    "Register": "TopologyService",
-    "Locate": "ClusterService",
-}
+ASKS = {"Watch": "WatermarkService", "Claim": "WorkerService", "Report": "WorkerService", "Locate": "ClusterService"}
 UNREADABLE = (b"\xff\xff\xff", b"\x0a\x02\xff\xfe")
 """Bytes that are no message, and a text that is not UTF-8."""
 
@@ -125,41 +112,6 @@ def test_what_cannot_be_read_is_an_invalid_argument(
                 assert "generate the client" in facts["fix"]
     assert "Traceback" not in (server.data.parent / "serve.log").read_text()
     goes_on(lease, lw)
-
-
-def test_what_is_sent_again_and_again_and_cannot_be_read_is_counted_and_one_line(tmp_path: Path) -> None:
-    with serving(tmp_path, "--log-format", "json") as one, grpc.insecure_channel(one.address) as channel:
-        for _ in range(20):
-            raw(channel, "Claim", b"\xff\xff\xff")
-        assert Scrape(one).all("refused_calls_total") == {("Claim", "INVALID_ARGUMENT"): 20}
-        assert (one.data.parent / "serve.log").read_text().count("call_refused") == 1
-
-
-def test_many_shards_are_refused_alike_by_one_that_is_alone(
-    lw: lowwater.Client, server: Serving, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Whatever is asked of them: one code, one reason, one sentence with what to do."""
-    with grpc.insecure_channel(server.address) as channel:
-        cluster = cluster_pb2_grpc.ClusterServiceStub(channel)
-        calls: list[Callable[[], object]] = [
-            lambda: cluster.Locate(cluster_pb2.LocateRequest(computations=["a"])),
-            lambda: cluster.Locate(cluster_pb2.LocateRequest(computations=["nobody"], epochs=[1, 2])),
-            lambda: cluster.ListShards(cluster_pb2.ListShardsRequest()),
-            lambda: cluster.Drain(cluster_pb2.DrainRequest(address="nowhere:1")),
-            lambda: cluster.Pin(cluster_pb2.PinRequest(computation="a", address="nowhere:1")),
-            lambda: cluster.Pin(cluster_pb2.PinRequest(computation="nobody", address="nowhere:1")),
-        ]
-        told = set()
-        for call in calls:
-            with pytest.raises(grpc.RpcError) as refused:
-                call()
-            told.add((*reason(refused.value)[:2], str(refused.value.details())))
-    [(code, why, message)] = told
-    assert (code, why) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT")
-    assert "lowwater serve --store redis://" in message
-    for words in (["shards"], ["drain", "x:1"], ["pin", "a", "x:1"], ["pin", "no", "x:1"]):
-        assert main([*words, "--address", server.address]) == 2
-        assert capsys.readouterr().err.partition(": ")[2] == f"{message}\n"
 
 
 # -- too large a message -------------------------------------------------------------------------------------------------

@@ -5,28 +5,17 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import resource
 import socket
 import sys
-import threading
-import time
 import urllib.parse
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import lowwater
-from lowwater._server import connections
-from lowwater._server.connections import IDLE_SECONDS, MOST_CONNECTIONS, OF_FILES, most_connections
-from lowwater._server.http import HttpServer, Part, listen
-from lowwater_authority.engine.writes import StoreState
-from lowwater_authority.ops.endpoint import Exposition
-from lowwater_page.board import Board
-from lowwater_page.follower import Follower
-from lowwater_page.page import Page
+from lowwater._server.connections import IDLE_SECONDS, OF_FILES
 from tests.kit.eventually import eventually
-from tests.process.browsing import Viewer, ask
+from tests.process.browsing import ask
 from tests.process.scrape import Scrape
 from tests.process.serving import Serving
 
@@ -47,7 +36,6 @@ sys.exit(main(sys.argv[1:]))
 """
 
 REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
-LARGE = 8 << 20
 
 
 def connected(page: str, sent: bytes = b"", buffer: int = 1 << 16) -> socket.socket:
@@ -102,10 +90,7 @@ def test_idle_connections_take_their_places_and_no_more(tmp_path: Path) -> None:
 
 
 OTHER_PROTOCOLS = {
-    "TLS": bytes.fromhex("16030100c8010000c40303") + bytes(range(200)),
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9),
-    "SSH": b"SSH-2.0-OpenSSH_9\r\n",
-    "zeros": bytes(100),
     "a bad head": b"GET / HTTP/1.1\r\nHost: x\r\nBad\x00Header: y\r\n\r\n",
     "a bad body": b"GET /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\nabc",
     "something behind a request": REQUEST + bytes(range(256)),
@@ -154,70 +139,3 @@ def answers(server: Serving) -> bool:
     with contextlib.suppress(OSError):
         return ask(server.endpoint, "healthz").status == 200
     return False
-
-
-def test_a_process_that_may_open_many_files_takes_a_fixed_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    for files, most in ((resource.RLIM_INFINITY, MOST_CONNECTIONS), (1 << 20, MOST_CONNECTIONS), (400, 100), (1, 1)):
-        monkeypatch.setattr(resource, "getrlimit", lambda _, files=files: (files, files))
-        assert most_connections() == most
-
-
-@pytest.fixture
-def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A page in this process, whose metrics are large, and which waits a second only."""
-    monkeypatch.setattr(connections, "IDLE_SECONDS", 1.0)
-    monkeypatch.setattr(connections, "SWEEP_SECONDS", 0.1)
-    board = Board()
-    with Serving(tmp_path / "data") as server:
-        follower = Follower(lambda _: lowwater.connect(server.address), board, clock=lambda: 1, sharded=False)
-        listening = listen("127.0.0.1", 0)
-        parts: list[Part] = [
-            Page(board, follower, version="0", clock=lambda: 1),
-            Exposition(lambda _: (b"#" * LARGE, "text/plain"), lambda: StoreState.TAKES),
-        ]
-        http = HttpServer(listening, parts)
-        follower.start()
-        http.start()
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
-        follower.close()
-        http.close()
-    assert "lowwater-http" not in {thread.name for thread in threading.enumerate()}
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [b"", b"GET /api/why?computation=", REQUEST.replace(b"metrics", b"healthz"), b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"],
-    ids=["nothing", "half a head", "nothing after an answer", "no body"],
-)  # fmt: skip
-def test_a_connection_that_asks_nothing_is_cut_off(page: str, sent: bytes) -> None:
-    with connected(page, sent) as connection:
-        assert is_cut_off(connection)
-
-
-def test_a_connection_that_does_not_read_its_answer_is_cut_off(page: str) -> None:
-    """Whatever it asks meanwhile. It has got what the system's buffers hold, and what is left for it is let go."""
-    with connected(page, 3 * REQUEST, 4096) as connection:
-        began = time.monotonic()
-        eventually(lambda: not open_to(page, connection))
-        assert time.monotonic() - began < IDLE_SECONDS
-        assert is_cut_off(connection)
-
-
-def open_to(page: str, connection: socket.socket) -> bool:
-    """Whether the server's end of a connection, in this very process, is open."""
-    ours = f"{connection.getsockname()[1]:04X}"
-    port = f"{urllib.parse.urlsplit(page).port or 0:04X}"
-    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    established = "01"
-    return any(
-        each[1].endswith(f":{port}") and each[2].endswith(f":{ours}") and each[3] == established for each in lines
-    )
-
-
-def test_one_that_reads_or_watches_is_not_cut_off(page: str) -> None:
-    """Its stream of events is quiet for longer than an idle connection may be."""
-    with Viewer(page) as viewer, connected(page, REQUEST) as connection:
-        assert len(ask(page, "metrics").body) == LARGE
-        assert is_cut_off(connection)
-        viewer.until(lambda seen: sum(event.kind == "beat" for event in seen.events))
-        assert viewer.ends == 0

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import urllib.request
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +15,6 @@ from tests.kit.eventually import eventually
 from tests.kit.times import HOUR
 from tests.process.browsing import Viewer
 from tests.process.serving import Serving
-from tests.process.sharding import Sharded, balanced, move, served, spread
 
 NOON = 1_767_268_800_000_000
 
@@ -49,112 +45,32 @@ def test_everything_of_a_dropped_job_ends_and_a_new_incarnation_begins_above(
     server: Serving, lw: lowwater.Client
 ) -> None:
     lease, neighbour = reported(lw, "old", 2), reported(lw, "beside", 1)
-    told: list[lowwater.WatermarkView] = []
     with lowwater.connect(server.address) as reader, Viewer(server.page) as viewer:
-        thread = threading.Thread(
-            target=lambda: told.extend(view for view in reader.watch() if view.computation == "old")
-        )
-        thread.start()
-        waited = _Waits(server.address)
-        eventually(lambda: [view.low.micros for view in told] == [NOON + 2 * HOUR])
+        changes = reader.watch("old")
+        assert next(changes).low.micros == NOON + 2 * HOUR
         viewer.until(lambda page: page.low("old") == NOON + 2 * HOUR)
-        waited.begun()
         assert series(server, "old")
 
         with pytest.raises(errors.OwnedRanges, match=r"exec-7 owns key ranges of old, last heard of \d+ m?s ago"):
             lw.drop("old")
         assert lw.drop("old", force=True) == 1
 
-        eventually(lambda: told[-1].dropped)
-        assert isinstance(waited.ended(), errors.IncarnationChanged)
+        assert next(changes).dropped
         viewer.until(lambda page: "old" not in page.shown)
         assert not series(server, "old")
-        assert [*lw.get()] == ["beside"]
-        assert lw.get("old")["old"].dropped
+        assert [*lw.get()] == [*lw.topology().computations] == ["beside"]
         with pytest.raises(errors.StaleSequencer, match="its computation was dropped"):
-            _until_refused(lease)
+            eventually(lambda: lease.advance(None, oldest=None, frontier=NOON + 5 * HOUR))
         with pytest.raises(errors.UnknownComputation, match="old was dropped"):
             lw.worker("old").claim()
-        assert [*lw.topology().computations] == ["beside"]
-
         neighbour.advance(None, oldest=None, frontier=NOON + 3 * HOUR)
         neighbour.flush(30)
 
         reported(lw, "old", 1)
-        eventually(lambda: (told[-1].incarnation, told[-1].low.micros) == (2, NOON + HOUR))
+        found = next(view for view in changes if view.low.micros == NOON + HOUR)
+        assert found.incarnation == 2
         viewer.until(lambda page: page.low("old") == NOON + HOUR)
-    thread.join()
     server.kill()
     server.start()
     eventually(lambda: lw.get("old")["old"].low.micros == NOON + HOUR)
     assert lw.get("old")["old"].incarnation == 2
-
-
-class _Waits:
-    """Somebody who waits for what will not come."""
-
-    def __init__(self, address: str) -> None:
-        self._client = lowwater.connect(address)
-        self._failed: list[Exception] = []
-        self._thread = threading.Thread(target=self._wait)
-        self._thread.start()
-
-    def _wait(self) -> None:
-        try:
-            self._client.wait("old", NOON + 9 * HOUR, timeout=60)
-        except errors.LowwaterError as error:
-            self._failed.append(error)
-
-    def begun(self) -> None:
-        eventually(lambda: self._client.statistics().watcher.messages > 0)
-
-    def ended(self) -> Exception:
-        self._thread.join(60)
-        self._client.close()
-        [error] = self._failed
-        return error
-
-
-def _until_refused(lease: lowwater.Lease) -> None:
-    def refused() -> bool:
-        lease.advance(None, oldest=None, frontier=NOON + 5 * HOUR)
-        return False
-
-    eventually(refused)
-
-
-def _has_only(lw: lowwater.Client, name: str) -> bool:
-    return [*lw.get()] == [name]
-
-
-def test_shards_agree_on_a_drop_and_one_that_was_away_brings_nothing_back(tmp_path: Path) -> None:
-    with Sharded(tmp_path, 2) as deployment:
-        one, other = deployment.shards
-        names = balanced("c", 1, one, other)
-        with deployment.connect() as lw, deployment.connect() as reader:
-            for name in names:
-                reported(lw, name, 2)
-            eventually(lambda: spread(lw, names, one, other))
-            [gone] = served(lw, other)
-            [kept] = served(lw, one)
-            move(lw, one, kept)
-            move(lw, other, gone)
-            changes = reader.watch(gone)
-            assert next(changes).low.micros == NOON + 2 * HOUR
-            other.signal(signal.SIGSTOP)
-            eventually(lambda: served(lw, one) == tuple(sorted(names)))
-            lw.drop(gone, force=True)
-            assert dict(lw.shards().pins) == {kept: one.address}, "the pin ends with the drop"
-            assert next(view for view in changes if not view.registered).dropped
-            other.thaw()
-            eventually(lambda: len(lw.shards().shards) == 2)
-            for shard in (one, other):
-                with lowwater.connect(shard.address) as asked:
-                    eventually(partial(_has_only, asked, kept))
-            move(lw, other, kept)
-            one.kill()
-            one.start()
-            assert lw.get(gone)[gone].dropped
-            reported(lw, gone, 1)
-            found = next(view for view in changes if view.low.micros == NOON + HOUR)
-            assert found.incarnation == 2

@@ -22,8 +22,6 @@ WITHIN = 60
 """Seconds for an end, on a busy machine."""
 
 SCRIPT = f"import runpy; runpy.run_path({sysconfig.get_path('scripts') + '/lowwater'!r}, run_name='__main__')"
-MODULE = "import runpy, sys; del sys.argv[1]; runpy.run_module('lowwater_authority', run_name='__main__')"
-"""For which "serve" is no argument."""
 
 
 def importing(module: str, program: str) -> str:
@@ -103,16 +101,7 @@ def stop(outer: subprocess.Popen[str], number: signal.Signals) -> int:
 @pytest.mark.parametrize(
     ("program", "line", "number"),
     [
-        pytest.param(CLIENT, "importing", signal.SIGTERM, id="importing the client", marks=pytest.mark.long),
         pytest.param(SERVER, "importing", signal.SIGTERM, id="importing"),
-        pytest.param(SERVER, "importing", signal.SIGINT, id="importing, by Ctrl-C", marks=pytest.mark.long),
-        pytest.param(
-            importing("lowwater_authority.serve", MODULE),
-            "importing",
-            signal.SIGTERM,
-            id="as a module",
-            marks=pytest.mark.long,
-        ),
         pytest.param(REPLAYING, "replaying", signal.SIGTERM, id="replaying"),
         pytest.param(SCRIPT, "lowwater: serving", signal.SIGTERM, id="serving"),
     ],
@@ -156,16 +145,4 @@ def test_a_command_that_is_stopped_before_it_asks_has_no_answer(
         assert outer.stdout is not None
         assert outer.stdout.readline() == "importing\n", log.read_text()
         assert stop(outer, number) == code
-    assert not log.read_text()
-
-
-def test_a_command_that_waits_is_stopped(tmp_path: Path) -> None:
-    """As in a container that does so before others begin."""
-    log = tmp_path / "first.log"
-    with serving(tmp_path) as server, lowwater.connect(server.address) as lw:
-        lw.register("a")
-        with first_process(SCRIPT, log, "watch", "a", "--json", "--address", server.address) as outer:
-            assert outer.stdout is not None
-            assert outer.stdout.readline(), log.read_text()
-            assert stop(outer, signal.SIGTERM) == 143
     assert not log.read_text()

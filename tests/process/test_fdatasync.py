@@ -74,17 +74,6 @@ def acknowledgements(events: list[Event]) -> list[int]:
     return [place for place, event in enumerate(events) if event.call == "A"]
 
 
-def test_the_trace_has_everything(shim: Path, tmp_path: Path) -> None:
-    """Replaying all writes gives the very files: the shim missed none. Checkpoints are among them."""
-    traced = Traced(shim, tmp_path, "trace", str(APPENDS), "full")
-    replayed = Disk(traced.events).everything()
-    found = {str(path): path.read_bytes() for path in traced.files.iterdir() if not path.name.endswith("-shm")}
-    assert replayed == found
-    assert len(acknowledgements(traced.events)) == APPENDS
-    rounds = [event for event in traced.events if event.path.endswith("-wal") and event.offset == 0 and event.data]
-    assert len(rounds) >= 3, "the write-ahead log never started over"
-
-
 def test_a_sync_stands_between_each_append_and_its_acknowledgement(traced: Traced) -> None:
     begin = 0
     for place in acknowledgements(traced.events):

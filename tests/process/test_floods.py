@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import grpc
 import pytest
 
 from tests.process.accessing import PATIENCE, bearer
-from tests.process.serving import Serving
 from tests.process.stalling import flood_of_resets
 from tests.process.test_access_changes import EVERYTHING, FLIGHTS, Changing
 
@@ -23,22 +21,14 @@ GROWN = 100 << 20
 """Bytes by which the memory may grow: a third of what that would be."""
 
 
-def peak(server: Serving) -> int:
-    """Return the most bytes of memory that a process has ever had."""
-    assert server.process is not None
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{server.process.pid}/status").read_text())
-    assert found is not None
-    return int(found[1]) << 10
-
-
 @pytest.mark.parametrize("path", ["/lowwater.v1.WatermarkService/GetWatermarks", "/grpc.health.v1.Health/Check"])
 def test_rule7_calls_that_are_reset_as_they_begin_take_no_memory(tmp_path: Path, path: str) -> None:
     changing = Changing(tmp_path)
     changing.allow(admin=EVERYTHING)
     with changing.server as server:
-        before = peak(server)
+        before = server.memory("VmHWM")
         flood_of_resets(server.port, path, RESETS, PATIENCE)
-        assert peak(server) - before < GROWN
+        assert server.memory("VmHWM") - before < GROWN
         with changing.connect("admin") as lw:
             lw.register("a")
 
@@ -63,12 +53,12 @@ def test_rule7_a_request_of_empty_names_is_refused_before_it_is_parsed(
     changing = Changing(tmp_path)
     changing.allow(reader=FLIGHTS)
     with changing.server as server, grpc.insecure_channel(server.address, options=UNLIMITED) as channel:
-        before = peak(server)
+        before = server.memory("VmHWM")
         call: Any = channel.unary_unary("/lowwater.v1.WatermarkService/GetWatermarks")
         for _ in range(2):
             with pytest.raises(grpc.RpcError) as refused:
                 call(EMPTY_NAMES, metadata=bearer(changing.tokens["reader"]), compression=compression, timeout=PATIENCE)
             assert refused.value.code() is code
-        assert peak(server) - before < 5 * len(EMPTY_NAMES), (
+        assert server.memory("VmHWM") - before < 5 * len(EMPTY_NAMES), (
             "as it came, twice or three times in gRPC; parsed it is 17 times that"
         )

@@ -1,20 +1,16 @@
-"""An authority that is stopped, not gone: its kernel still acknowledges, so only unanswered pings tell (rule 11).
-
-All clients share one freeze: it takes as long as it takes to notice.
-"""
+"""An authority that is stopped, not gone: its kernel still acknowledges, so only unanswered pings tell (rule 11)."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
 import lowwater
 import lowwater.aio
-from tests.kit.eventually import eventually, eventually_async
+from tests.kit.eventually import eventually_async
 from tests.process.serving import Serving
 
 NOTICED_SECONDS = 15.0
@@ -38,52 +34,8 @@ class Noticed:
         assert max(self.at.values()) < NOTICED_SECONDS
 
 
-class Threads:
-    """A client with threads: a subscriber, a reader and a worker."""
-
-    def __init__(self, address: str) -> None:
-        self.lw = lowwater.connect(address)
-        self.lw.register("threads")
-        self.lease = self.lw.worker("threads").claim()
-        self.reader = self.lw.inputs("threads")
-        self.seen: list[int] = []
-
-    @property
-    def streams(self) -> tuple[int, int]:
-        """Watch and report streams opened so far."""
-        statistics = self.lw.statistics()
-        return statistics.watcher.streams, statistics.reporter.streams
-
-    def follow(self) -> None:
-        """Until the client is closed."""
-        self.seen.extend(view.low.micros for view in self.lw.watch("threads"))
-
-    def go_on(self, to: int) -> None:
-        """Advance, and hear of it."""
-        self.lease.advance(None, oldest=None, frontier=to)
-        self.lease.flush(30)
-        eventually(lambda: self.reader.read().low.micros == to and self.reader.read().stale_for < 2)
-        eventually(lambda: self.seen[-1:] == [to])
-
-    def notice(self, noticed: Noticed, streams: tuple[int, int]) -> None:
-        """Return when the reader and both streams have noticed."""
-        eventually(lambda: self.reader.read().stale_for > 2)
-        noticed.note("stale_for > 2")
-        eventually(lambda: self.streams[0] > streams[0])
-        noticed.note("watch")
-        eventually(lambda: self.streams[1] > streams[1])
-        noticed.note("report")
-
-    def call(self, noticed: Noticed) -> None:
-        """Ask, in vain."""
-        try:
-            self.lw.get("threads")
-        except (lowwater.Timeout, lowwater.Unavailable):
-            noticed.note("call")
-
-
 class Tasks:
-    """The same on asyncio."""
+    """A client: a subscriber, a reader and a worker. The client on threads is generated from it."""
 
     def __init__(self, address: str) -> None:
         self.lw = lowwater.aio.connect(address)
@@ -114,79 +66,62 @@ class Tasks:
         await eventually_async(lambda: self.seen[-1:] == [to])
         assert (await self.reader.read()).low.micros == to
 
+    async def stale_for(self, seconds: float) -> bool:
+        return (await self.reader.read()).stale_for > seconds
+
     async def notice(self, noticed: Noticed, streams: tuple[int, int]) -> None:
         """Return when the reader and both streams have noticed."""
-
-        async def silent() -> bool:
-            return (await self.reader.read()).stale_for > 2
-
-        await eventually_async(silent)
-        noticed.note("aio stale_for > 2")
+        await eventually_async(lambda: self.stale_for(2))
+        noticed.note("stale_for > 2")
         await eventually_async(lambda: self.streams[0] > streams[0])
-        noticed.note("aio watch")
+        noticed.note("watch")
         await eventually_async(lambda: self.streams[1] > streams[1])
-        noticed.note("aio report")
+        noticed.note("report")
 
     async def call(self, noticed: Noticed) -> None:
         """Ask, in vain."""
         try:
             await self.lw.get("tasks")
         except (lowwater.Timeout, lowwater.Unavailable):
-            noticed.note("aio call")
+            noticed.note("call")
 
 
 @pytest.mark.slow
-async def test_rule11_a_frozen_authority_is_noticed_and_survived(tmp_path: Path) -> None:
-    with Serving(tmp_path / "data") as server:
-        threads, tasks = Threads(server.address), Tasks(server.address)
-        await tasks.begin()
-        following = [asyncio.create_task(asyncio.to_thread(threads.follow)), asyncio.create_task(tasks.follow())]
+async def test_rule11_a_frozen_authority_is_noticed_and_survived(server: Serving) -> None:
+    tasks = Tasks(server.address)
+    await tasks.begin()
+    following = asyncio.create_task(tasks.follow())
+    await tasks.go_on(1)
+    streams = tasks.streams
+    assert streams == (1, 1)
 
-        async def all_go_on(to: int) -> None:
-            await asyncio.gather(asyncio.to_thread(threads.go_on, to), tasks.go_on(to))
+    # A short pause is nothing: no stream ends for it.
+    server.signal(signal.SIGSTOP)
+    await eventually_async(lambda: tasks.stale_for(3))
+    server.signal(signal.SIGCONT)
+    await tasks.go_on(2)
+    assert tasks.streams == streams
 
-        await all_go_on(1)
-        streams = threads.streams, tasks.streams
-        assert streams == ((1, 1), (1, 1))
+    server.signal(signal.SIGSTOP)
+    noticed = Noticed()
+    # Staged without the authority; goes out once it answers.
+    tasks.lease.advance(None, oldest=None, frontier=3)
+    await asyncio.gather(tasks.notice(noticed, streams), tasks.call(noticed))
+    assert len(noticed.at) == 4
+    noticed.check()
+    assert tasks.seen[-1] == 2
+    server.signal(signal.SIGCONT)
+    await tasks.go_on(4)
 
-        # A short pause is nothing: no stream ends for it.
-        server.signal(signal.SIGSTOP)
-        await eventually_async(lambda: threads.reader.read().stale_for > 3)
-        server.signal(signal.SIGCONT)
-        await all_go_on(2)
-        assert (threads.streams, tasks.streams) == streams
-
-        server.signal(signal.SIGSTOP)
-        noticed = Noticed()
-        # Staged without the authority; goes out once it answers.
-        threads.lease.advance(None, oldest=None, frontier=3)
-        tasks.lease.advance(None, oldest=None, frontier=3)
-        await asyncio.gather(
-            asyncio.to_thread(threads.notice, noticed, streams[0]),
-            asyncio.to_thread(threads.call, noticed),
-            tasks.notice(noticed, streams[1]),
-            tasks.call(noticed),
-        )
-        assert len(noticed.at) == 8
-        noticed.check()
-        assert (threads.seen[-1], tasks.seen[-1]) == (2, 2)
-        server.signal(signal.SIGCONT)
-        back = Noticed()
-        await all_go_on(4)
-        back.note("back after SIGCONT")
-
-        # Frozen, and then replaced by a new process on the same port.
-        server.signal(signal.SIGSTOP)
-        server.kill()
-        server.start()
-        back.began = time.monotonic()
-        await all_go_on(5)
-        back.note("back after a restart")
-        back.check()
-
-        threads.lw.close()
-        await tasks.lw.close()
-        await asyncio.gather(*following)
-        for seen in (threads.seen, tasks.seen):
-            assert seen == sorted(seen)
-            assert seen[-1] == 5
+    # Frozen, and then replaced by a new process on the same port.
+    server.signal(signal.SIGSTOP)
+    server.kill()
+    server.start()
+    back = Noticed()
+    await tasks.go_on(5)
+    back.note("back after a restart")
+    back.check()
+    await tasks.lw.close()
+    await following
+    assert tasks.seen == sorted(tasks.seen)
+    assert tasks.seen[-1] == 5

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from lowwater import Watermark, errors
-from lowwater._pb.lowwater.v1 import topology_pb2, watermarks_pb2, workers_pb2
+from lowwater._pb.lowwater.v1 import topology_pb2, watermarks_pb2
 from lowwater.prometheus import register
 from lowwater_authority.ops.metrics import FIGURES
 from tests.kit.eventually import eventually
@@ -21,78 +21,13 @@ from tests.kit.times import HOUR
 from tests.process.peer import Peer
 from tests.process.scrape import Scrape
 from tests.process.serving import Serving, serving
-from tests.process.sharding import Sharded, balanced, spread, view_of
+from tests.process.sharding import Sharded
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Serving]:
     with serving(tmp_path) as one:
         yield one
-
-
-def test_an_authority_counts_exactly_what_was_done_to_it(server: Serving) -> None:
-    peer = Peer(server)
-    began = time.time()
-    peer.register("a")
-    peer.register("b", "a")
-    claim = peer.claim("a", b"", b"h", b"p", b"")
-    for _ in range(3):
-        with pytest.raises(grpc.RpcError):
-            peer.claim("nobody")
-    down = peer.open(stream=5)
-    next(down)
-    peer.report(1, claim, 14, 15, 16)
-    next(down)
-    peer.report(2, claim, 14, 15, 10**6)
-    assert [each.reason for each in next(down).ack.refused] == ["TOO_FAR_AHEAD"]
-    peer.report(3, workers_pb2.ClaimResponse(sequencer=77), 14, 14)
-    assert [each.reason for each in next(down).ack.refused] == ["STALE_SEQUENCER"]
-    watching = [peer.watermarks.Watch(watermarks_pb2.WatchRequest(computations=["a"])) for _ in range(2)]
-    for each in watching:
-        assert [view.low_micros for view in next(each).watermarks] == [14 * HOUR]
-    peer.report(4, claim, 15, 15, 16)
-    next(down)
-    for each in watching:
-        assert next(view.low_micros for message in each for view in message.watermarks) == 15 * HOUR
-    peer.low()
-    older = iter([workers_pb2.ReportRequest(open=workers_pb2.ReportOpen(sender=peer.sender, stream=4))])
-    with pytest.raises(grpc.RpcError):
-        next(peer.workers.Report(older))
-    eventually(lambda: Scrape(server).value("ranges", computation="a", state="owned") == 3)
-    found = Scrape(server)
-    assert found.value("reports_total") == 4
-    assert found.value("reported_ranges_total") == 3 + 3 + 2 + 3
-    assert found.all("refused_reports_total") == {("TOO_FAR_AHEAD",): 1, ("STALE_SEQUENCER",): 1}
-    assert found.all("claims_total") == {("granted",): 1, ("refused",): 3}
-    assert found.all("refused_calls_total") == {("Claim", "UNKNOWN_COMPUTATION"): 3, ("Report", "OLD_STREAM"): 1}
-    calls = {labels: value for labels, value in found.all("calls_total").items() if labels[1] in ("Claim", "Register")}
-    assert calls == {("OK", "Claim"): 1, ("NOT_FOUND", "Claim"): 3, ("OK", "Register"): 2}
-    assert found.value("call_seconds_count", method="Claim") == 4
-    spent = found.value("call_seconds_sum", method="Claim")
-    assert spent is not None
-    assert 0 < spent < time.time() - began
-    assert found.value("subscribers") == 2
-    assert found.value("local_lag_seconds", computation="b") is None, "it is unknown"
-    assert found.value("report_streams") == 1
-    assert found.value("owned_computations") == found.value("registered_computations") == 2
-    assert found.value("rounds_total") == 2 + 1 + 4, "registrations, a claim, reports"
-    assert found.value("low_watermark_timestamp_seconds", computation="a") == 15 * 3600
-    assert found.value("low_watermark_timestamp_seconds", computation="b") is None
-    assert found.value("watermark_state", computation="b", state="unknown") == 1
-    assert found.value("holding_ranges", computation="a") == 2
-    reported = found.value("last_report_timestamp_seconds", computation="a")
-    assert reported is not None
-    assert began <= reported <= time.time()
-    assert found.value("ranges", computation="b", state="never_claimed") == 1
-    assert found.value("event_loop_lag_seconds_count") > 0  # type: ignore[operator]
-    assert found.value("journal_replay_seconds_count") == 2, "each was read when it was registered"
-    assert found.value("push_seconds_count") >= 2  # type: ignore[operator]
-    for each in watching:
-        each.cancel()
-    peer.sent.put(None)
-    eventually(lambda: Scrape(server).value("subscribers") == 0)
-    eventually(lambda: Scrape(server).value("report_streams") == 0)
-    peer.channel.close()
 
 
 def test_the_linter_of_prometheus_is_silent_about_a_busy_authority(server: Serving) -> None:
@@ -173,39 +108,3 @@ def test_shards_over_redis_export_each_computation_once_with_lags_across_them(tm
         assert told("report_streams_total") >= 2
         assert told("watch_messages_total") > 0
         assert told("unserved_computations") == 0
-
-
-def test_a_shard_that_is_away_freezes_no_lag_of_the_others(tmp_path: Path) -> None:
-    """Nobody looks at a page meanwhile, and nobody has taken over yet what the frozen one serves."""
-    with Sharded(tmp_path, 3, dead_after=20) as deployment, deployment.connect() as lw:
-        first, frozen, third = deployment.shards
-        # Each is at home where it is to be: to move it would take as long as the shards need to hear of it.
-        names, view = balanced("c", 1, first, frozen, third), view_of(first, frozen, third)
-        homes = {member.address: name for name in names if (member := view.shard_of(name)) is not None}
-        source, asleep, reader = homes[third.address], homes[frozen.address], homes[first.address]
-        for name, inputs in ((asleep, []), (source, []), (reader, [source])):
-            lw.register(name, inputs=inputs)
-        eventually(lambda: spread(lw, names, first, frozen, third), seconds=60)
-        flights = lw.worker(source).claim()
-        flights.advance(None, oldest=None, frontier=Watermark(15 * HOUR))
-        flights.flush(20)
-        worker = lw.worker(reader)
-        eventually(lambda: worker.inputs().low == Watermark(15 * HOUR))
-        hourly = worker.claim()
-        hourly.advance(worker.inputs(), oldest=Watermark(13 * HOUR))
-        hourly.flush(20)
-
-        def lag_is(hours: int) -> bool:
-            return Scrape(first).value("local_lag_seconds", computation=reader) == hours * 3600
-
-        eventually(lambda: lag_is(2))
-        confirmed = Scrape(first).value("deployment_confirmed_timestamp_seconds") or 0
-        assert abs(time.time() - confirmed) < 30
-        frozen.freeze()
-        flights.advance(None, oldest=None, frontier=Watermark(18 * HOUR))
-        flights.flush(20)
-        eventually(lambda: lag_is(5))
-        assert [Scrape(shard).value("owned_computations") for shard in (first, third)] == [1, 1]
-        frozen.thaw()
-        thawed = time.time()
-        eventually(lambda: (Scrape(first).value("deployment_confirmed_timestamp_seconds") or 0) > thawed, seconds=90)

@@ -1,204 +1,205 @@
-"""Figures by OTLP: a real collector gets those of a real process, and they are the ones of /metrics."""
+"""Figures and traces by OTLP: a real collector gets those of a real process, and without one nothing of OpenTelemetry is imported."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from prometheus_client import CollectorRegistry
-from prometheus_client.parser import text_string_to_metric_families
 
 import lowwater
-from lowwater_authority.ops.otlp import begin, interval, wanted
+from lowwater_authority.ops import otlp, traces
 from tests.kit.eventually import eventually
 from tests.kit.times import at
-from tests.process.serving import Serving
+from tests.process.peer import Peer
+from tests.process.scrape import Scrape
+from tests.process.serving import serving
 
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+PARENT = "00f067aa0ba902b7"
+MOVING = re.compile(r"^(process_|lowwater_(event_loop_lag|call|journal_append|push))|_seconds_(sum|bucket)$")
+STANDS = "lowwater_low_watermark_timestamp_seconds"
 Series = tuple[str, frozenset[tuple[str, str]]]
 
 
-class Collector(metrics_service_pb2_grpc.MetricsServiceServicer):
-    """Keeps what it was given last, by name and attributes."""
+class Figures(metrics_service_pb2_grpc.MetricsServiceServicer):
+    """Keeps the figures that it was given last, by name and attributes."""
 
     def __init__(self) -> None:
         self.points: dict[Series, Any] = {}
-        self.kinds: dict[str, str] = {}
         self.monotonic: set[str] = set()
-        self.services: set[str] = set()
-        self.pushes = 0
 
     def Export(self, request: Any, context: Any) -> Any:
         points: dict[Series, Any] = {}
-        for each in request.resource_metrics:
-            self.services |= {
-                pair.value.string_value for pair in each.resource.attributes if pair.key == "service.name"
-            }
-            for scope in each.scope_metrics:
-                for metric in scope.metrics:
-                    kind = metric.WhichOneof("data")
-                    self.kinds[metric.name] = kind
-                    if kind == "sum" and metric.sum.is_monotonic and metric.sum.aggregation_temporality == 2:
-                        self.monotonic.add(metric.name)
-                    for point in getattr(metric, kind).data_points:
-                        labels = frozenset((pair.key, pair.value.string_value) for pair in point.attributes)
-                        points[metric.name, labels] = point
+        for metric in (metric for each in request.resource_metrics for s in each.scope_metrics for metric in s.metrics):
+            kind = metric.WhichOneof("data")
+            if kind == "sum" and metric.sum.is_monotonic and metric.sum.aggregation_temporality == 2:
+                self.monotonic.add(metric.name)
+            for point in getattr(metric, kind).data_points:
+                labels = frozenset((pair.key, pair.value.string_value) for pair in point.attributes)
+                points[metric.name, labels] = point
         self.points = points
-        self.pushes += 1
         return metrics_service_pb2.ExportMetricsServiceResponse()
 
-    def value(self, name: str, **labels: str) -> float | None:
-        point = self.points.get((name, frozenset(labels.items())))
-        return None if point is None else point.as_double
+    def same(self, scrape: dict[Series, float]) -> set[Series]:
+        """The series that are the same in both; none while one lacks what the other has."""
+        pushed: dict[Series, float] = {}
+        for (name, labels), point in self.points.items():
+            counts = hasattr(point, "bucket_counts")
+            pushed[f"{name}_count" if counts else name, labels] = point.count if counts else point.as_double
+        found = {series: value for series, value in pushed.items() if not MOVING.search(series[0])}
+        asked = {series: value for series, value in scrape.items() if not MOVING.search(series[0])}
+        asked = {series: value for series, value in asked.items() if not series[0].endswith(("_bucket", "_sum"))}
+        if found.keys() != asked.keys():
+            return set()
+        return {series for series, value in found.items() if asked[series] == value}
 
 
-@pytest.fixture(name="collector")
-def _collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    made = Collector()
+class Spans(trace_service_pb2_grpc.TraceServiceServicer):
+    """Keeps the spans that it gets."""
+
+    def __init__(self) -> None:
+        self.spans: list[Any] = []
+
+    def Export(self, request: Any, context: Any) -> Any:
+        self.spans += [span for each in request.resource_spans for scope in each.scope_spans for span in scope.spans]
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+    def of(self, method: str) -> list[Any]:
+        return [span for span in self.spans if span.name.endswith(method)]
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Figures, Spans]]:
+    figures, spans = Figures(), Spans()
     with ThreadPoolExecutor(2) as pool:
-        server = grpc.server(pool)
-        add: Any = metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server
-        add(made, server)
+        server: Any = grpc.server(pool)
+        served: list[tuple[Any, object]] = [
+            (metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server, figures),
+            (trace_service_pb2_grpc.add_TraceServiceServicer_to_server, spans),
+        ]
+        for add, servicer in served:
+            add(servicer, server)
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", f"http://127.0.0.1:{port}")
+        for kind in ("METRICS", "TRACES"):
+            monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{kind}_ENDPOINT", f"http://127.0.0.1:{port}")
         monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "100")
-        yield made
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        yield figures, spans
         server.stop(None)
 
 
-def scraped(server: Serving) -> dict[Series, float]:
-    with urllib.request.urlopen(server.metrics) as answer:
-        families = text_string_to_metric_families(answer.read().decode())
-    return {
-        (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in families
-        for sample in family.samples
-    }
-
-
-def test_a_collector_gets_what_a_scrape_gets(tmp_path: Path, collector: Collector) -> None:
-    (tmp_path / "one").mkdir()
-    with Serving(tmp_path / "one" / "data", "--http", "127.0.0.1:0") as server:
+def test_a_collector_gets_what_a_scrape_gets_and_the_spans_of_unary_calls(
+    tmp_path_factory: pytest.TempPathFactory, collector: tuple[Figures, Spans]
+) -> None:
+    figures, spans = collector
+    with serving(tmp_path_factory.mktemp("collected")) as server:
         with lowwater.connect(server.address) as lw:
             lw.register("flights")
             lease = lw.worker("flights").claim()
             lease.advance(None, oldest=None, frontier=at(14))
             lease.flush()
-            stands = "lowwater_low_watermark_timestamp_seconds"
-            eventually(lambda: collector.value(stands, computation="flights") == at(14).timestamp())
-            for hour in (15, 16):
-                lease.advance(None, oldest=None, frontier=at(hour))
-                lease.flush()
-        # With the client gone nothing happens any more but what the process does by itself.
-        there = eventually(lambda: _same(collector, scraped(server)), "a push that is as a scrape")
+            with pytest.raises(lowwater.UnknownComputation):
+                lw.retire("nothing", b"", b"")  # it reads the newest claim first
+        peer = Peer(server)
+        called: Any = peer.channel.unary_unary("/lowwater.v1.TopologyService/GetTopology")
+        called(b"", metadata=(("traceparent", f"00-{TRACE}-{PARENT}-01"),))
+        peer.channel.close()
+        # With the clients gone nothing happens any more but what the process does by itself.
+        there = eventually(lambda: figures.same(Scrape(server).samples), "a push that is as a scrape")
         assert len(there) > 50
+        assert figures.points[STANDS, frozenset({("computation", "flights")})].as_double == at(14).timestamp()
         assert server.stop() == 0
-    assert collector.services == {"lowwater-authority"}
-    assert collector.kinds["lowwater_rounds_total"] == "sum"
-    assert {"lowwater_rounds_total", "lowwater_calls_total"} <= collector.monotonic
-    assert (collector.kinds[stands], collector.kinds["lowwater_build_info"]) == ("gauge", "gauge")
-    point = collector.points["lowwater_journal_append_seconds", frozenset()]
+    assert {"lowwater_rounds_total", "lowwater_calls_total"} <= figures.monotonic
+    point = figures.points["lowwater_journal_append_seconds", frozenset()]
     assert (sum(point.bucket_counts), len(point.bucket_counts)) == (point.count, len(point.explicit_bounds) + 1)
-    assert point.count >= 4
-    assert point.start_time_unix_nano < point.time_unix_nano
+
+    names = {span.name.rpartition("/")[2] for span in spans.spans}
+    assert {"Register", "Claim", "GetTopology", "ListRanges"} <= names
+    assert not names & {"Report", "Watch", "Check"}
+    [span] = [span for span in spans.of("GetTopology") if span.parent_span_id]
+    assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, PARENT)
+    [refused] = spans.of("ListRanges")
+    codes = {pair.key: pair.value.int_value for pair in refused.attributes}
+    assert codes["rpc.grpc.status_code"] == grpc.StatusCode.NOT_FOUND.value[0]
 
 
-def _same(collector: Collector, scrape: dict[Series, float]) -> set[Series]:
-    """The series that are the same in both; none while one lacks what the other has."""
-    moving = re.compile(r"^(process_|lowwater_(event_loop_lag|call|journal_append|push))|_seconds_(sum|bucket)$")
-    pushed: dict[Series, float] = {}
-    for (name, labels), point in collector.points.items():
-        if hasattr(point, "bucket_counts"):
-            pushed[f"{name}_count", labels] = point.count
-        else:
-            pushed[name, labels] = point.as_double
-    found = {series: value for series, value in pushed.items() if not moving.search(series[0])}
-    asked = {
-        series: value
-        for series, value in scrape.items()
-        if not moving.search(series[0]) and not series[0].endswith(("_bucket", "_sum"))
-    }
-    if found.keys() != asked.keys():
-        return set()
-    return {series for series, value in found.items() if asked[series] == value}
-
-
-def test_figures_are_pushed_without_an_endpoint_for_scrapes(tmp_path: Path, collector: Collector) -> None:
-    (tmp_path / "one").mkdir()
-    server = Serving(tmp_path / "one" / "data")
-    server.http = "off"
-    with server:
-        with lowwater.connect(server.address) as lw:
-            lw.register("flights")
-        eventually(lambda: any(("computation", "flights") in labels for _, labels in collector.points))
-        pushes = collector.pushes
-        assert server.stop() == 0
-    assert collector.pushes > pushes, "the last figures go out at the end"
-
-
-def test_a_collector_that_is_away_harms_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor one of traces. Rule 11: it degrades; the calls are answered, and the stop does not wait for it."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "http://127.0.0.1:1")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.1:1")
+def test_a_collector_that_is_away_harms_nobody(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule 11: it degrades; the calls are answered, and the stop does not wait for it."""
+    for kind in ("METRICS", "TRACES"):
+        monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{kind}_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "50")
-    (tmp_path / "one").mkdir()
-    with Serving(tmp_path / "one" / "data") as server:
+    with serving(tmp_path_factory.mktemp("away")) as server:
         with lowwater.connect(server.address) as lw:
             lw.register("flights")
         assert server.stop() == 0
 
 
 @pytest.mark.parametrize(
-    ("variables", "asked"),
+    ("variables", "figures", "where"),
     [
-        ({}, False),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x:1"}, False),
-        ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://x:1"}, True),
-        ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://x:1", "OTEL_METRICS_EXPORTER": "none"}, False),
-        ({"OTEL_METRICS_EXPORTER": "otlp"}, True),
-        ({"OTEL_METRICS_EXPORTER": "prometheus"}, True),
-        ({"OTEL_METRICS_EXPORTER": "otlp", "OTEL_SDK_DISABLED": "true"}, False),
+        ({}, False, ""),
+        ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://x:1"}, True, ""),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://x:1"}, False, "otlp"),
+        ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://x:1", "OTEL_METRICS_EXPORTER": "none"}, False, ""),
+        ({"OTEL_METRICS_EXPORTER": "otlp", "OTEL_TRACES_EXPORTER": "zipkin"}, True, "zipkin"),
+        ({"OTEL_METRICS_EXPORTER": "otlp", "OTEL_TRACES_EXPORTER": "otlp", "OTEL_SDK_DISABLED": "true"}, False, ""),
     ],
 )
-def test_when_figures_are_pushed(variables: dict[str, str], asked: bool) -> None:
-    assert wanted(variables) is asked
+def test_what_goes_where(variables: dict[str, str], figures: bool, where: str) -> None:
+    assert (otlp.wanted(variables), traces.wanted(variables)) == (figures, where)
 
 
 def test_how_often() -> None:
-    assert interval({}) == 60
-    assert interval({"OTEL_METRIC_EXPORT_INTERVAL": "1500"}) == 1.5
-    for text in ("0", "-1", "soon"):
-        with pytest.raises(ValueError, match="set 1 or more"):
-            interval({"OTEL_METRIC_EXPORT_INTERVAL": text})
+    assert otlp.interval({}) == 60
+    assert otlp.interval({"OTEL_METRIC_EXPORT_INTERVAL": "1500"}) == 1.5
+    with pytest.raises(ValueError, match="set 1 or more"):
+        otlp.interval({"OTEL_METRIC_EXPORT_INTERVAL": "0"})
 
 
 @pytest.mark.parametrize(
     ("variables", "missing", "says"),
     [
-        pytest.param({"OTEL_METRICS_EXPORTER": "prometheus"}, "", "prometheus is not supported", id="unknown"),
-        pytest.param({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, "", "over http", id="http"),
-        pytest.param({"OTEL_METRIC_EXPORT_INTERVAL": "0"}, "", "set 1 or more", id="interval"),
-        pytest.param({}, "opentelemetry.sdk", "pip install", id="extra"),
+        ({"OTEL_METRICS_EXPORTER": "prometheus", "OTEL_TRACES_EXPORTER": "zipkin"}, "", "is not supported"),
+        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, "", "over http"),
+        ({}, "opentelemetry.sdk", "pip install"),
     ],
 )
-def test_figures_that_cannot_be_pushed_are_said_and_nothing_stops(
+def test_what_cannot_be_sent_is_said_and_nothing_stops(
     variables: dict[str, str],
     missing: str,
     says: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    for name, value in ({"OTEL_METRICS_EXPORTER": "otlp"} | variables).items():
+    given = {"OTEL_METRICS_EXPORTER": "otlp", "OTEL_TRACES_EXPORTER": "otlp"} | variables
+    for name, value in given.items():
         monkeypatch.setenv(name, value)
     if missing:
         monkeypatch.setitem(sys.modules, missing, None)
-    assert not begin(CollectorRegistry(), "1").on
-    assert says in caplog.text
+    assert not otlp.begin(CollectorRegistry(), "1").on
+    assert traces.begin("1").interceptors == ()
+    assert caplog.text.count(says) == 2
+
+
+def test_without_the_variables_nothing_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start costs what it did."""
+    for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_TRACES_EXPORTER"):
+        monkeypatch.delenv(name, raising=False)
+    code = (
+        "import sys, lowwater_authority.serve; from lowwater_authority.ops.traces import begin; begin('1');"
+        "print([name for name in sys.modules if name.startswith(('opentelemetry', 'wrapt'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -6,8 +6,6 @@ import http.client
 import json
 import logging
 import re
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from hashlib import sha256
@@ -20,7 +18,7 @@ import lowwater
 from lowwater import errors
 from lowwater._server.http import HttpServer, listen
 from lowwater._server.tls import Certificates, Files
-from lowwater._server.visitors import TRIES, WrongTokens
+from lowwater._server.visitors import TRIES
 from lowwater_authority.access.policy import Access
 from lowwater_authority.engine.writes import StoreState
 from lowwater_authority.ops.endpoint import Exposition, RulesHere
@@ -153,16 +151,15 @@ def refused(answer: Answer, status: int) -> bool:
 def test_whoever_presents_nothing_or_nonsense_sees_nothing(guarded: Guarded) -> None:
     for path in (*API, "metrics"):
         assert refused(guarded.ask(path), 401)
-    headers = (
-        "Bearer",
+    for header in (
         "Bearer ",
         "Basic b25jYWxsOnRvay1vbmNhbGwtMQ==",
         TOKENS["oncall"],
-        f"Token {TOKENS['oncall']}",
         "Bearer t\xf6k",
-    )
-    for header in headers:
+        f"Bearer {WRONG}",
+    ):
         assert refused(guarded.ask("api/snapshot", Authorization=header), 401)
+    assert refused(guarded.sign_in(sha256(TOKENS["oncall"].encode()).hexdigest()), 401), "a hash is no token"
     assert refused(guarded.ask("api/snapshot", cookie=f"lowwater={TOKENS['oncall']}"), 401)
     assert refused(ask(guarded.page, f"api/snapshot?token={TOKENS['oncall']}"), 401), "not where proxies log it"
 
@@ -174,16 +171,6 @@ def test_the_shell_of_the_page_is_for_everybody_and_shows_nothing(guarded: Guard
     assert guarded.ask("session").json == {"required": True, "name": None}
     for path in ("static/../api/snapshot", "static/%2e%2e/api/snapshot", "%61pi/snapshot", "//api/snapshot"):
         assert guarded.ask(path).status in {401, 404}
-
-
-def test_a_wrong_token_is_refused_wherever_it_is_tried(guarded: Guarded) -> None:
-    for path in ("api/snapshot", "metrics"):
-        assert refused(guarded.ask(path, WRONG), 401)
-        assert refused(guarded.ask(path, TOKENS["oncall"][:-1]), 401)
-    assert refused(guarded.sign_in(WRONG), 401)
-    assert refused(guarded.sign_in(sha256(TOKENS["oncall"].encode()).hexdigest()), 401), (
-        "what stands in the file is no token"
-    )
 
 
 @pytest.mark.parametrize(("who", "page", "metrics"), [("oncall", 200, 403), ("scraper", 403, 200), ("etl", 403, 403)])
@@ -236,12 +223,7 @@ def test_a_cookie_is_for_one_person_one_process_and_a_working_day(guarded: Guard
         f"{int(until) + 1}.{seal}.{who}",
         f"{until}.{flipped}.{who}",
         f"{until}.{seal}.etl",
-        f"{until}..{who}",
-        f"{until}.{'0' * 64}.{who}",
-        f"{until}.é.{who}",
         f"{'9' * 5000}.{seal}.{who}",
-        f"-{until}.{seal}.{who}",
-        who,
         "",
     ]
     for each in forged:
@@ -287,12 +269,8 @@ def test_a_stream_ends_when_its_viewer_is_removed(guarded: Guarded, monkeypatch:
     ("headers", "status"),
     [
         ({"Sec_Fetch_Site": "cross-site"}, 403),
-        ({"Sec_Fetch_Site": "same-site"}, 403),
         ({"Origin": "https://elsewhere.example"}, 403),
-        ({"Origin": "null"}, 403),
-        ({"Origin": "http://["}, 403),
         ({"Content_Type": "text/plain"}, 400),
-        ({"Content_Type": "application/x-www-form-urlencoded"}, 400),
     ],
 )
 def test_another_site_can_sign_nobody_in_or_out(guarded: Guarded, headers: dict[str, str], status: int) -> None:
@@ -323,19 +301,12 @@ def test_a_page_answers_only_under_its_own_names(guarded: Guarded, caplog: pytes
     ("host", "taken"),
     [
         ("10.0.0.7:7422", True),
-        ("[fe80::1]:7422", True),
-        ("LOCALHOST.", True),
-        ("shown.localhost:1", True),
         ("box.corp", True),
-        ("box", True),
         ("lowwater.example.org:443", True),
         ("a.b.wild.example.org", True),
         ("wild.example.org", False),
         ("evil.example", False),
-        ("localhost.evil.example", False),
         ("127.0.0.1.evil.example", False),
-        ("evil.example:127.0.0.1", False),
-        ("", False),
     ],
 )
 def test_the_names_of_a_page(host: str, taken: bool) -> None:
@@ -346,92 +317,12 @@ def test_the_names_of_a_page(host: str, taken: bool) -> None:
     assert not hosts.take([host, "localhost"])
 
 
-def test_a_page_learns_the_full_name_of_its_machine_while_it_serves() -> None:
-    """The name service may take long to answer; until then the page knows the short name only."""
-    answered = threading.Event()
-
-    def look_up() -> str:
-        assert answered.wait(60)
-        return "Box.corp.example."
-
-    hosts = Hosts(machine="box")
-    looking_up = hosts.look_up_machine(look_up)
-    assert (hosts.take(["box:7422"]), hosts.take(["box.corp.example:7422"])) == (True, False)
-    answered.set()
-    looking_up.join(60)
-    assert hosts.take(["box.corp.example:7422"])
-
-
-def test_a_stream_of_a_right_token_does_not_end_by_the_wrong_ones_of_others(
-    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(feed, "BEAT", 0.2)
-    connection = http.client.HTTPConnection(urlsplit(guarded.page).netloc, timeout=60)
-    with ExitStack() as leaving:
-        leaving.callback(connection.close)
-        connection.request("GET", "/api/events", headers={"Authorization": f"Bearer {TOKENS['oncall']}"})
-        stream = leaving.enter_context(connection.getresponse())
-        assert stream.status == 200
-        while guarded.ask("metrics", WRONG).status != 429:
-            pass
-        beats = 0
-        while beats < 5:  # at each it is looked at again who may see it
-            line = stream.readline()
-            assert line, "it has ended"
-            beats += line.startswith(b"event: beat")
-
-
-def test_of_several_tokens_none_counts(guarded: Guarded) -> None:
-    for first, second in (("oncall", "etl"), ("etl", "oncall"), ("oncall", "oncall")):
-        connection = http.client.HTTPConnection(urlsplit(guarded.page).netloc, timeout=60)
-        with ExitStack() as leaving:
-            leaving.callback(connection.close)
-            connection.putrequest("GET", "/api/snapshot")
-            for name in (first, second):
-                connection.putheader("Authorization", f"Bearer {TOKENS[name]}")
-            connection.endheaders()
-            answer = leaving.enter_context(connection.getresponse())
-            assert answer.status == 401
-            assert b"several authorization headers" in answer.read()
-
-
 @pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"tok",
-        b"[]",
-        b"{}",
-        b'{"token": 7}',
-        b'{"token": " "}',
-        b'{"token": "\xff"}',
-        b'{"token": "\\ud800"}',
-        b'{"token": "tok\\u0000"}',
-        '{"token": "tök"}'.encode(),
-        b"[" * 4000,
-    ],
+    "body", [b"", b"[]", b'{"token": 7}', b'{"token": "\xff"}', b'{"token": "\\ud800"}', b"[" * 4000]
 )
 def test_a_sign_in_that_makes_no_sense_is_refused(guarded: Guarded, body: bytes) -> None:
     json_type = {"Content-Type": "application/json"}
     assert refused(ask(guarded.page, "session", "POST", json_type, body=body), 400)
-
-
-def test_a_token_of_any_length_costs_little(guarded: Guarded) -> None:
-    assert refused(guarded.sign_in("x" * 10_000), 413)
-    nested = ask(guarded.page, "session", "POST", {"Content-Type": "application/json"}, body=b"[" * 100_000)
-    assert refused(nested, 413)
-
-
-def test_a_sign_in_that_never_comes_is_not_waited_for(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "TOKEN_SECONDS", 0.2)
-    connection = http.client.HTTPConnection(urlsplit(guarded.page).netloc, timeout=60)
-    with ExitStack() as leaving:
-        leaving.callback(connection.close)
-        connection.putrequest("POST", "/session")
-        connection.putheader("Content-Type", "application/json")
-        connection.putheader("Content-Length", "40")
-        connection.endheaders()
-        assert leaving.enter_context(connection.getresponse()).status == 408
 
 
 def test_wrong_tokens_are_limited_by_address(guarded: Guarded) -> None:
@@ -451,19 +342,6 @@ def test_wrong_tokens_are_limited_by_address(guarded: Guarded) -> None:
     guarded.ticks += 1
     assert refused(guarded.ask("api/snapshot", WRONG), 401)
     assert refused(guarded.ask("api/snapshot", WRONG), 429)
-
-
-def test_addresses_are_told_apart_as_far_as_memory_goes() -> None:
-    wrong = WrongTokens()
-    for _ in range(TRIES):
-        wrong.count("10.0.0.1", 0.0)
-    assert wrong.wait("10.0.0.1", 0.0) == pytest.approx(1.0)
-    assert wrong.wait("10.0.0.2", 0.0) == 0.0
-    for number in range(3000):
-        wrong.count(f"host-{number}", 0.0)
-    assert wrong.wait("one more", 0.0) > 0.0, "those beyond it share a bound"
-    assert wrong.wait("10.0.0.1", 0.0) == pytest.approx(1.0)
-    assert wrong.wait("one more", 5000.0) == 0.0
 
 
 def test_no_secret_is_logged(guarded: Guarded, caplog: pytest.LogCaptureFixture) -> None:
@@ -507,33 +385,3 @@ def test_over_tls_the_cookie_never_goes_out_in_the_clear(tmp_path: Path) -> None
         assert answer.status == 204
         assert "Secure" in set_cookie(answer).split("; ")
         assert answer.headers["Strict-Transport-Security"] == "max-age=86400"
-
-
-class NoRules:
-    """What an authority without --access answers."""
-
-    async def controlled(self) -> bool:
-        return False
-
-    async def whose(self, token_sha256: str) -> lowwater.Identity:
-        del token_sha256
-        return lowwater.Identity(controlled=False, name="", page=True, metrics=True)
-
-    def close(self) -> None:
-        """Nothing."""
-
-
-def test_without_access_rules_nobody_signs_in() -> None:
-    listening = listen("127.0.0.1", 0)
-    board = Board()
-    follower = Follower(lambda _: lowwater.connect("127.0.0.1:1"), board, clock=lambda: 1, sharded=False)
-    port = listening.getsockname()[1]
-    everybody = SignedIn(NoRules(), secure=False, port=port, clock=time.time, monotonic=time.monotonic)
-    server = HttpServer(listening, [Page(board, follower, version="0", clock=time.time_ns)], visitors=everybody)
-    page = f"http://127.0.0.1:{listening.getsockname()[1]}/"
-    server.start()
-    try:
-        assert ask(page, "session").json == {"required": False, "name": None}
-        assert ask(page, "api/snapshot").status == 200
-    finally:
-        server.close()

@@ -6,19 +6,16 @@ import json
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import lowwater
 from lowwater.cli import main
-from tests.contract.redis_server import DURABLE, RedisServer
 from tests.kit.eventually import eventually
 from tests.process.accessing import PATIENCE, SOON
 from tests.process.conftest import Refused
 from tests.process.scrape import Scrape
 from tests.process.serving import Serving
-from tests.process.sharding import Shard
 
 BILLING = """
 [[promise]]
@@ -40,11 +37,6 @@ class Promising:
         self.path = folder / "promises.toml"
         self.server = Serving(folder / "data", "--promises", str(self.path), "--log-format", "json")
         self.server.constants = SOON
-
-    def events(self, name: str) -> list[dict[str, Any]]:
-        """What was logged under a name."""
-        lines = (self.server.data.parent / "serve.log").read_text().splitlines()
-        return [each for each in map(json.loads, lines) if each["event"] == name]
 
     def said(self, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         """What a command prints."""
@@ -89,17 +81,17 @@ def test_promises_follow_their_file_and_watermarks_do_not(
 
         # One wrong entry: all stays as it is, for the others too.
         promising.path.write_text(f'{REPORTS}[[promise]]\ncomputations = "x"\nlate = "soon"\n')
-        eventually(lambda: promising.events("promises_refused"))
+        eventually(lambda: promising.server.events("promises_refused"))
         assert (
             "promise[2].late is 'soon', which is no duration; write a"
-            in promising.events("promises_refused")[0]["error"]
+            in promising.server.events("promises_refused")[0]["error"]
         )
         assert Scrape(promising.server).value("promises_refused") == 1
         assert teams() == ["billing", None] * 2
 
         promising.path.write_text(BILLING + REPORTS)
         eventually(lambda: teams() == ["billing", "reports"] * 2)
-        eventually(lambda: promising.events("promises_read"))
+        eventually(lambda: promising.server.events("promises_read"))
         scraped = Scrape(promising.server)
         assert scraped.value("promises_refused") == 0
         assert scraped.all("promise_late_seconds") == {("billing-eu",): 900}
@@ -133,27 +125,3 @@ def test_a_bad_file_keeps_it_from_starting(tmp_path: Path, refused_start: Refuse
     path.write_text('[[promise]]\ncomputations = "a"\nlat = "1m"\n')
     said = refused_start("--promises", str(path), "--data", str(tmp_path / "data"))
     assert f"lowwater serve: --promises {path}: promise[1].lat is unknown; write one of computations, late" in said
-
-
-def test_a_shard_tells_of_what_it_serves(tmp_path: Path) -> None:
-    """With the same file each computation has its promise, whichever shard it lives on and moves to."""
-    path = tmp_path / "promises.toml"
-    path.write_text(BILLING)
-    with RedisServer(tmp_path / "redis", *DURABLE) as redis:
-        redis.start()
-        flags = ("--promises", str(path))
-        with Shard(tmp_path / "one", redis.url, *flags) as one, Shard(tmp_path / "two", redis.url, *flags) as two:
-            with lowwater.connect(one.address) as lw:
-                names = [f"billing-{number}" for number in range(8)]
-                for name in names:
-                    lw.register(name)
-                eventually(lambda: len(lw.shards()) == 2)
-                for name, shard in zip(names, [one, two] * 4, strict=True):
-                    lw.pin(name, shard.address)
-                eventually(lambda: [len(shard.computations) for shard in lw.shards()] == [4, 4])
-                with lw.inputs(*names):
-                    assert {each.promise.team for each in lw.get().values() if each.promise} == {"billing"}
-                    lw.drain(two.address)
-                    eventually(lambda: [len(shard.computations) for shard in lw.shards() if not shard.draining] == [8])
-                    assert all(each.promise is not None for each in lw.get(*names).values())
-                    assert len(Scrape(one).all("promise_info")) == 8

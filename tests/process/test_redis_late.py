@@ -124,21 +124,6 @@ async def test_a_take_that_nobody_heard_of_fences_its_own_process(journal: Journ
     await journal.append([entry("a", 2)])
 
 
-async def test_a_take_that_arrives_behind_another_process_takes_nothing(
-    journal: Journal, network: Network, store: RedisStore
-) -> None:
-    network.hold(TAKE)
-    with pytest.raises(JournalUnknown):
-        await journal.take("a")
-    other = await store.connect()
-    taken = await other.take("a")
-    await network.deliver()
-    assert await other.owners(["a"]) == {"a": taken}
-    await other.append([entry("a", 2)])
-    with pytest.raises(JournalFenced):
-        await journal.append([entry("a", 3)])
-
-
 @pytest.mark.parametrize("log", ["a", GRAPH])
 async def test_a_restore_that_arrives_behind_its_repeat_changes_nothing(
     journal: Journal, network: Network, log: str

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lowwater_authority.journal import JournalCorrupt, JournalFailed, JournalPosition, JournalUnknown, JournalVersion
+from lowwater_authority.journal import JournalCorrupt, JournalFailed, JournalUnknown, JournalVersion
 from lowwater_authority.journal.redis import RedisJournal
 from lowwater_authority.journal.redis_link import RedisSettings
 from tests.contract.journal_stores import RedisStore, entry
@@ -19,24 +19,10 @@ from tests.kit.ports import free_port
 
 SECRET = "correct-horse"
 
-COMMANDS = (
-    "+eval",
-    "+evalsha",
-    "+info",
-    "+config|get",
-    "+wait",
-    "+hget",
-    "+hmget",
-    "+hset",
-    "+hkeys",
-    "+hdel",
-    "+hexists",
-    "+del",
-    "+smembers",
-    "+sadd",
-    "+xrange",
-    "+xadd",
-    "+xtrim",
+COMMANDS = re.findall(
+    r"\S+",
+    "+eval +evalsha +info +config|get +wait +hget +hmget +hset +hkeys +hdel +hexists "
+    "+del +smembers +sadd +xrange +xadd +xtrim",
 )
 """All that a user needs; docs/durability.md lists them."""
 
@@ -61,49 +47,20 @@ async def test_a_full_server_writes_nothing(store: RedisStore) -> None:
     assert journal.statistics().failed == 2
 
 
-async def test_a_server_that_may_evict_is_refused(store: RedisStore) -> None:
-    store.server.execute("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
-    assert "CONFIG SET maxmemory-policy noeviction" in await refusal(store.server.url)
-
-
-@pytest.mark.parametrize("strong", [False, True])
-async def test_a_server_that_may_evict_is_refused_behind_each_new_connection_too(
-    store: RedisStore, strong: bool
-) -> None:
+async def test_a_server_that_may_evict_is_refused_behind_each_new_connection_too(store: RedisStore) -> None:
     """The replica that takes over, or the server after its restart, has settings of its own."""
     journal = await store.open("a")
     await journal.append([entry("a", 1)])
     store.server.execute("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
     store.server.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     await journal.confirm(["a"])  # what is read is read from a new connection
-    for write in (journal.append([entry("a", 2, strong=strong)]), journal.snapshot("a", 1, b"s"), journal.take("a")):
+    for write in (journal.append([entry("a", 2, strong=True)]), journal.snapshot("a", 1, b"s"), journal.take("a")):
         with pytest.raises(JournalFailed, match="CONFIG SET maxmemory-policy noeviction there"):
             await write
     assert (await journal.load("a")).last == 1
     store.server.execute("CONFIG", "SET", "maxmemory-policy", "noeviction")
-    await journal.append([entry("a", 2, strong=strong)])
+    await journal.append([entry("a", 2, strong=True)])
     assert (await journal.load("a")).last == 2
-
-
-async def test_a_server_made_a_replica_neither_writes_nor_confirms_an_owner(store: RedisStore) -> None:
-    journal = await store.open()
-    call = [entry("a", 1)]
-    await journal.append(call)
-    store.server.execute("REPLICAOF", "127.0.0.1", free_port())
-    # The second is written already, the last two write nothing: all the same, a replica's word is old.
-    for asked in (
-        journal.append([entry("a", 2)]),
-        journal.append(call),
-        journal.take("a"),
-        journal.restore("a", 2, b""),
-        journal.confirm(["a"]),
-        journal.owners(["a"]),
-    ):
-        with pytest.raises(JournalFailed, match="it is a replica: name the master in the URL"):
-            await asked
-    assert "is a replica" in await refusal(store.server.url)
-    store.server.execute("REPLICAOF", "NO", "ONE")
-    await journal.append([entry("a", 2)])
 
 
 async def test_too_few_replicas(store: RedisStore) -> None:
@@ -123,11 +80,10 @@ async def test_scripts_are_loaded_again(store: RedisStore) -> None:
     assert (await journal.load("a")).last == 3
 
 
-@pytest.mark.parametrize("account", [":wrong-horse@", "nobody:wrong-horse@", ""])
-async def test_a_wrong_password_is_named_and_not_shown(tmp_path: Path, account: str) -> None:
+async def test_a_wrong_password_is_named_and_not_shown(tmp_path: Path) -> None:
     with RedisServer(tmp_path, "--requirepass", SECRET) as server:
         server.start()
-        text = await refusal(f"redis://{account}127.0.0.1:{server.port}")
+        text = await refusal(f"redis://nobody:wrong-horse@127.0.0.1:{server.port}")
     assert "into the URL" in text
     assert f"redis://127.0.0.1:{server.port}" in text
     assert "horse" not in text
@@ -156,33 +112,16 @@ async def test_no_secret_is_shown_anywhere(tmp_path: Path, caplog: pytest.LogCap
     [
         (f"http://:{SECRET}@host", "begins with one of redis://, rediss://, redis"),
         (f"redis://:{SECRET}/x@host", "write /,"),
-        (f"redis://:{SECRET}@host:port", "cannot be read"),
         (f"redis://:{SECRET}@one,two", "several hosts need"),
-        (f"redis+sentinel://:{SECRET}@one,two", "name the master"),
         (f"redis+cluster://:{SECRET}@one/3", "database 0 only"),
-        (f"redis+cluster://:{SECRET}@one?a=b", "no options"),
         (f"redis://:{SECRET}@one?timeuot=3", "redis:// has no option 'timeuot', only client_name, db$"),
-        (f"redis://:{SECRET}@one?socket_timeout=3", "has no option 'socket_timeout'"),
-        (f"redis://:{SECRET}@one?ssl_ca_certs=ca.pem", "redis:// has no option 'ssl_ca_certs'"),
-        (
-            f"rediss://:{SECRET}@one?ssl_ca=ca.pem",
-            "rediss:// has no option 'ssl_ca', only .*, ssl_ca_certs, ssl_ca_path, ",
-        ),
         (f"redis://:{SECRET}@one/shop", "the database of a Redis URL is a number"),
-        (f"redis://:{SECRET}@one?db=shop", "the database of a Redis URL is a number"),
-        (f"redis+sentinel://:{SECRET}@one/pair/shop", "the database of a Redis URL is a number"),
     ],
 )
 def test_a_url_that_cannot_be_used(url: str, words: str) -> None:
     with pytest.raises(ValueError, match=words) as refused:
         RedisJournal(url)
     assert SECRET not in "".join(traceback.format_exception(refused.value)).replace(repr(url), "")
-
-
-@pytest.mark.parametrize("namespace", ["", "a{b", "}"])
-def test_a_namespace_that_breaks_the_hash_tag(namespace: str) -> None:
-    with pytest.raises(ValueError, match="braces"):
-        RedisJournal("redis://host", namespace=namespace)
 
 
 async def test_a_user_with_the_listed_rights_and_no_others(store: RedisStore) -> None:
@@ -211,31 +150,17 @@ def test_the_rights_are_documented() -> None:
     assert all(f"`{right}`" in documented for right in COMMANDS)
 
 
-@pytest.mark.parametrize("right", ["xadd", "sadd"])
-async def test_a_missing_right_leaves_nothing_half_written(store: RedisStore, right: str) -> None:
+async def test_a_missing_right_leaves_nothing_half_written(store: RedisStore) -> None:
     """HSET, the third write of an append, is what ``open`` shows."""
     journal = await store.open()
     await journal.append([entry("a", 1)])
-    store.server.execute("ACL", "SETUSER", "default", f"-{right}")
+    store.server.execute("ACL", "SETUSER", "default", "-xadd")
     with pytest.raises(JournalFailed):
         await journal.append([entry("b", 1), entry("a", 2)])
-    store.server.execute("ACL", "SETUSER", "default", f"+{right}")
+    store.server.execute("ACL", "SETUSER", "default", "+xadd")
     await journal.append([entry("b", 1), entry("a", 2)])
     assert (await journal.load("a")).last == 2
     assert (await journal.load("b")).last == 1
-
-
-@pytest.mark.parametrize("right", ["del", "sadd"])
-async def test_a_missing_right_leaves_what_was_to_be_healed(store: RedisStore, right: str) -> None:
-    journal = await store.open()
-    await journal.append([entry("a", n) for n in range(1, 4)])
-    store.forget("a", 2)
-    store.server.execute("ACL", "SETUSER", "default", f"-{right}")
-    with pytest.raises(JournalFailed):
-        await journal.restore("a", 4, b"three")
-    store.server.execute("ACL", "SETUSER", "default", f"+{right}")
-    assert sorted(store.records("a")) == [1, 2]
-    await journal.restore("a", 4, b"three")
 
 
 async def test_damage_to_the_deployment_and_a_newer_format(store: RedisStore) -> None:
@@ -256,52 +181,14 @@ async def test_damage_to_the_deployment_and_a_newer_format(store: RedisStore) ->
     assert (await store.connect()).server_token == journal.server_token
 
 
-async def test_a_record_behind_the_end_is_refused(store: RedisStore) -> None:
-    journal = await store.open()
-    await journal.append([entry("a", 1), entry("b", 1)])
-    store.server.execute("XADD", f"{store.TAG}:records:a", "3-0", "f", "x")
-    with pytest.raises(JournalPosition, match="a record is behind its end"):
-        await journal.append([entry("b", 2), entry("a", 2)])
-    with pytest.raises(JournalCorrupt, match="log 'a' at position 3 is damaged"):
-        await journal.load("a")
-    assert (await journal.load("b")).last == 1
-
-
-async def test_only_what_came_since_is_read_again(store: RedisStore) -> None:
-    """A take-over reads a log before and after the take: the second time costs what was appended in between."""
-    journal = await store.open()
-    await journal.append([entry("a", n) for n in range(1, 1001)])
-    await journal.snapshot("a", 500, bytes(3 << 20))
-    known = await journal.load("a")
-    await journal.append([entry("a", 1001)])
-    before = store.server.execute("INFO", "stats")["total_net_output_bytes"]
-    found = await journal.load("a", known=known)
-    assert store.server.execute("INFO", "stats")["total_net_output_bytes"] - before < 10_000
-    assert found == await journal.load("a")
-    store.damage_snapshot("a")
-    assert await journal.load("a", known=known) == found
-    with pytest.raises(JournalCorrupt):
-        await journal.load("a")
-
-
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
     """A certificate that signs itself; its key is beside it."""
     path = tmp_path / "certificate.pem"
-    command = (
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-keyout",
-        path.with_name("key.pem"),
-        "-out",
-        path,
-    )
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes"]
+    command += ["-keyout", str(path.with_name("key.pem")), "-out", str(path)]
     names = ("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1")
-    subprocess.run((*command, *names), check=True, capture_output=True)
+    subprocess.run([*command, *names], check=True, capture_output=True)
     return path
 
 
@@ -363,16 +250,8 @@ async def test_a_server_that_reads_its_file_is_asked_what_it_is_set_to_when_it_h
     ("settings", "commands", "words"),
     [
         (((7, 0, 15), True, "always", True, 0), [], "A claim can lose: to a power cut nothing, "),
-        (
-            ((7, 0, 15), True, "always", False, 0),
-            [],
-            "A claim can lose: to a power cut what is written during a rewrite",
-        ),
         (((7, 0, 15), True, "everysec", True, 0), [], r"to a power cut up to 2 s \(WAITAOF needs Redis 7.2 and"),
-        (((7, 2, 4), True, "no", True, 0), [], r"some 30 s \(WAITAOF needs Redis 7.2 and appendfsync everysec"),
-        (((7, 2, 4), True, "everysec", True, 0), ["WAITAOF"], r"to a power cut nothing \(WAITAOF\)"),
         (((7, 2, 4), True, "everysec", True, 1), ["WAITAOF", "WAIT"], "connected replica can take over"),
-        (((7, 2, 4), True, "unknown", True, 0), [], "CONFIG GET is refused"),
         (((8, 0), False, "everysec", True, 0), [], "A claim can lose: to a power cut everything since the last RDB"),
     ],
 )

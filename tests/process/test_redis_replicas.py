@@ -7,26 +7,21 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lowwater_authority.journal import (
     GRAPH,
     Journal,
-    JournalClosed,
     JournalError,
     JournalFailed,
     JournalFenced,
     JournalLost,
-    JournalOutvoted,
     JournalUnknown,
     LoadedLog,
     Ownership,
 )
-from lowwater_authority.journal import redis as redis_journal
 from lowwater_authority.journal.redis import RedisJournal
-from lowwater_authority.journal.redis_link import NotSent
 from tests.contract.journal_stores import RedisStore, entry
 from tests.contract.redis_server import DURABLE, RedisServer
 from tests.kit.eventually import eventually_async
@@ -128,22 +123,6 @@ async def test_a_replica_counts_from_the_moment_it_is_connected(pair: Pair) -> N
     await journal.close()
 
 
-async def test_a_replica_that_has_just_connected_and_lags_holds_up_a_strong_entry(pair: Pair) -> None:
-    pair.replica.execute("REPLICAOF", "NO", "ONE")
-    await eventually_async(lambda: not in_step(pair.master))
-    journal = RedisJournal(pair.master.url, timeout=0.6)
-    await journal.open()
-    await journal.take("a")
-    pair.replica.execute("REPLICAOF", "127.0.0.1", pair.master.port)
-    await eventually_async(lambda: in_step(pair.master))
-    pair.replica.pause()
-    with pytest.raises(JournalUnknown, match="has it, but WAIT for 1 was answered by 0"):
-        await journal.append([entry("a", 1)])
-    pair.replica.resume()
-    await settled(journal, "a", 1)
-    await journal.close()
-
-
 async def test_a_master_that_became_a_replica_is_refused_though_it_takes_writes(pair: Pair) -> None:
     """``replica-read-only no``: what it is sent its master never gets. Behind each strong entry, and behind each new connection, it is asked."""
     journal = RedisJournal(pair.master.url, timeout=0.6)
@@ -191,27 +170,6 @@ async def test_rule2_what_a_reader_is_given_is_durable(pair: Pair) -> None:
     await settled(writer, "a", 2)
     assert (await reader.load(GRAPH, known=known)).last == reader.acknowledged(GRAPH).last == 2
     assert pair.replica.execute("HGET", f"{RedisStore.TAG}:meta:", "last") == b"2"
-    for journal in (writer, reader):
-        await journal.close()
-
-
-async def test_a_change_is_confirmed_once_and_not_at_each_look(pair: Pair) -> None:
-    writer, reader = RedisJournal(pair.master.url), RedisJournal(pair.master.url)
-    for journal in (writer, reader):
-        await journal.open()
-    await writer.take("a")
-    await writer.append([entry("a", 1), entry(GRAPH, 1)])
-    await reader.load(GRAPH)  # the server knows the script from here on
-    await writer.append([entry("a", 2), entry(GRAPH, 2)])
-
-    async def waits(looks: int) -> int:
-        pair.master.execute("CONFIG", "RESETSTAT")
-        for _ in range(looks):
-            await reader.load(GRAPH)
-            await writer.load("a")
-        return int(pair.master.execute("INFO", "commandstats").get("cmdstat_wait", {"calls": 0})["calls"])
-
-    assert [await waits(3), await waits(3)] == [1, 0]
     for journal in (writer, reader):
         await journal.close()
 
@@ -291,32 +249,6 @@ async def test_an_advance_may_be_lost_by_a_fail_over_and_is_healed(pair: Pair) -
     await journal.close()
 
 
-@pytest.mark.slow
-async def test_an_owner_that_a_fail_over_forgets_is_known_to_itself(pair: Pair) -> None:
-    """C7b of the attacks: the take was of unknown outcome, its replica has never heard of it, and others may take it."""
-    journal = RedisJournal(pair.watch(), timeout=0.6)
-    await journal.open()
-    await journal.take("a")
-    await journal.append([entry("a", 1)])
-    pair.replica.pause()
-    with pytest.raises(JournalUnknown, match="has it, but WAIT for 1 was answered by 0"):
-        await journal.take("a")
-    with pytest.raises(JournalFenced):
-        await journal.confirm(["a"])
-    await fail_over(pair, journal)
-    # What was in the socket of the stopped replica has reached it; or not.
-    outcome = await answered(journal)
-    assert outcome == 0 or isinstance(outcome, JournalFenced)
-    other = RedisJournal(pair.replica.url)
-    await other.open()
-    await other.take("a")
-    with pytest.raises(JournalFenced):
-        await journal.append([entry("a", 2)])
-    await other.append([entry("a", 2)])
-    await other.close()
-    await journal.close()
-
-
 async def test_taking_and_healing_wait_for_the_replica(pair: Pair) -> None:
     journal = RedisJournal(pair.master.url, timeout=0.6)
     await journal.open()
@@ -350,127 +282,6 @@ async def test_taking_and_healing_wait_for_the_replica(pair: Pair) -> None:
 def waits(server: RedisServer) -> int:
     """How often somebody has waited for replicas."""
     return int(server.execute("INFO", "commandstats").get("cmdstat_wait", {}).get("calls", 0))
-
-
-async def test_many_logs_are_taken_in_a_few_goes_and_each_is_answered_for_itself(pair: Pair) -> None:
-    older, journal = RedisJournal(pair.master.url), RedisJournal(pair.master.url)
-    await older.open()
-    await journal.open()
-    names = [f"log-{number}" for number in range(300)]
-    before = {name: await older.take(name, view=7 if name == "log-8" else 1) for name in names[:10]}
-    done = waits(pair.master)
-    outcomes = await asyncio.gather(*(journal.take(name, view=2) for name in names), return_exceptions=True)
-    assert waits(pair.master) - done <= 4  # the first alone, and all others behind it 256 at a time
-    found = dict(zip(names, outcomes, strict=True))
-    # One that a newer view has given to somebody else keeps nobody from the others.
-    assert isinstance(found.pop("log-8"), JournalOutvoted)
-    for name, owner in found.items():
-        assert isinstance(owner, Ownership)
-        assert owner.epoch == (before[name].epoch + 1 if name in before else 1)
-        assert journal.ownership(name) == owner
-        await journal.append([entry(name, 1)])
-    with pytest.raises(JournalFenced):
-        await older.append([entry("log-3", 1)])
-    await older.append([entry("log-8", 1)])
-    await older.close()
-    await journal.close()
-
-
-async def test_nobody_waits_for_a_take_that_waits(pair: Pair) -> None:
-    journal = RedisJournal(pair.master.url, timeout=60.0)
-    await journal.open()
-    await journal.take("a")
-    pair.replica.pause()
-    taking = [asyncio.create_task(journal.take(name)) for name in ("b", "c")]
-    await eventually_async(lambda: pair.master.execute("HGET", f"{RedisStore.TAG}:meta:b", "epoch"))
-    await journal.append([entry("a", 1, strong=False)])
-    assert [position for position, _ in (await journal.load("a")).records] == [1]
-    assert not any(take.done() for take in taking)
-    pair.replica.resume()
-    for name, take in zip(("b", "c"), taking, strict=True):
-        owner = await take
-        assert journal.ownership(name) == owner
-    await journal.close()
-
-
-@pytest.mark.parametrize("damage", [("last", "no number"), ("epoch", "no number")])
-async def test_one_whose_state_is_damaged_keeps_nobody_from_the_others(damage: tuple[str, str], tmp_path: Path) -> None:
-    """It is asked for with them, as the logs of dropped computations are, which nobody has read before."""
-    with RedisServer(tmp_path) as server:
-        server.start()
-        journal = RedisJournal(server.url)
-        await journal.open()
-        server.execute("HSET", f"{RedisStore.TAG}:meta:b", *damage)
-        first = asyncio.create_task(journal.take("first"))
-        outcomes = await asyncio.gather(*(journal.take(name) for name in "abc"), return_exceptions=True)
-        assert [isinstance(outcome, Ownership) for outcome in outcomes] == [True, False, True]
-        assert await first
-        await journal.close()
-
-
-async def test_what_was_taken_is_told_though_the_store_goes_away_before_the_rest_is(tmp_path: Path) -> None:
-    """One is asked for again, since another process has taken it in between; by then nobody answers."""
-    with RedisServer(tmp_path) as server:
-        server.start()
-        journal, other = RedisJournal(server.url), RedisJournal(server.url)
-        await journal.open()
-        await other.open()
-        assert journal._takes is not None
-        exchange = journal._takes._aside._database._exchange
-        write = exchange.write_each
-
-        async def away(*_: Any) -> list[Any]:
-            raise NotSent("it is away")
-
-        async def late(*arguments: Any, **options: Any) -> list[Any]:
-            await other.take("b")
-            replies = await write(*arguments, **options)
-            exchange.link.run = away  # type: ignore[method-assign]
-            return replies
-
-        exchange.write_each = late  # type: ignore[method-assign]
-        outcomes = await asyncio.gather(*(journal.take(name) for name in "abc"), return_exceptions=True)
-        assert isinstance(outcomes[1], JournalFailed)
-        assert [journal.ownership("a"), journal.ownership("c")] == [outcomes[0], outcomes[2]]
-        await journal.close()
-        await other.close()
-
-
-async def test_a_connection_that_was_idle_for_long_is_not_used_for_a_take(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where it is forgotten on the way, a fail-over would wait for a time-out first."""
-    with RedisServer(tmp_path) as server:
-        server.start()
-        journal = RedisJournal(server.url)
-        await journal.open()
-
-        async def opened_by(name: str) -> int:
-            before = server.execute("INFO", "stats")["total_connections_received"]
-            await journal.take(name)
-            return int(server.execute("INFO", "stats")["total_connections_received"] - before)
-
-        await journal.take("a")
-        used = await opened_by("b")
-        monkeypatch.setattr(redis_journal, "_IDLE_SECONDS", -1.0)
-        assert await opened_by("c") == used + 1
-        await journal.close()
-
-
-async def test_takes_that_the_store_does_not_answer_are_of_unknown_outcome_and_can_be_repeated(pair: Pair) -> None:
-    journal = RedisJournal(pair.master.url, timeout=0.6)
-    await journal.open()
-    pair.master.pause()
-    outcomes = await asyncio.gather(*(journal.take(name) for name in "abc"), return_exceptions=True)
-    assert all(isinstance(outcome, JournalUnknown | JournalFailed) for outcome in outcomes)
-    pair.master.resume()
-    for name in "abc":
-        owner = await taken(journal, name)
-        await settled(journal, name, 1)
-        assert journal.ownership(name) == owner
-    await journal.close()
-    with pytest.raises(JournalClosed):
-        await journal.take("d")
 
 
 async def test_a_claim_waits_for_the_sync_where_the_server_can(tmp_path: Path) -> None:

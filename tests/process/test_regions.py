@@ -17,7 +17,6 @@ import lowwater
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import regions_pb2 as pb
 from lowwater.cli import main
-from tests.contract.redis_server import DURABLE, RedisServer
 from tests.kit.eventually import eventually
 from tests.kit.ports import free_port
 from tests.process.regions import HOURLY, Operator, Process, Sink, Site
@@ -164,18 +163,35 @@ def test_the_global_authority_is_killed_and_the_regions_go_on(world: World) -> N
         eventually(lambda site=site: site.published() == BASE + 20, seen=site.agent.log)  # type: ignore[misc]
 
 
-def test_a_second_agent_of_a_region_is_refused(world: World, tmp_path: Path) -> None:
-    arguments = [
-        free if each == world.a.listen else each for each in world.a.arguments for free in (f"127.0.0.1:{free_port()}",)
+def test_second_processes_and_requests_that_make_no_sense_are_refused(world: World, tmp_path: Path) -> None:
+    free = f"127.0.0.1:{free_port()}"
+    agent = [free if each == world.a.listen else each for each in world.a.arguments]
+    center = ["global", "--data", str(tmp_path / "global" / "data"), "--listen", "127.0.0.1:0"]
+    for name, arguments, says in (
+        ("second", [*agent, "--state", str(tmp_path / "second-state")], "another agent speaks for region A"),
+        ("third", [*agent, "--state", str(tmp_path / "A" / "state")], "another agent uses"),
+        ("center", center, "is in use by"),
+    ):
+        process = Process(tmp_path / name, *arguments)
+        process.begin()
+        assert process.wait() == 2
+        assert says in process.log()
+    caller = pb.RegionCaller(region="C", agent="a", nonce="n", turn=1)
+    bad: list[tuple[str, Any, str]] = [
+        ("Confirm", pb.ConfirmRequest(caller=pb.RegionCaller(agent="a", nonce="n")), "caller.region"),
+        ("Report", pb.RegionReportRequest(caller=pb.RegionCaller(region="C")), "caller.agent"),
+        ("Decide", pb.DecideRequest(reference=HOURLY), "decision"),
+        ("Decide", pb.DecideRequest(reference=HOURLY, decision=pb.DECISION_ADOPT, who="automatic"), "who"),
+        ("Recover", pb.RecoverRequest(), "regions"),
+        ("RegisterReference", pb.RegisterReferenceRequest(caller=caller, computation="no name"), "computation"),
     ]
-    second = Process(tmp_path / "second", *arguments, "--state", str(tmp_path / "second-state"))
-    second.begin()
-    assert second.wait() == 2
-    assert "another agent speaks for region A" in second.log()
-    same_folder = Process(tmp_path / "third", *arguments, "--state", str(tmp_path / "A" / "state"))
-    same_folder.begin()
-    assert same_folder.wait() == 2
-    assert "another agent uses" in same_folder.log()
+    for method, request, field in bad:
+        with pytest.raises(errors.InvalidArgument) as refused:
+            world.operator.ask(method, request)
+        assert refused.value.metadata["field"] == field
+    wrong = pb.DecideRequest(reference=HOURLY, decision=pb.DECISION_LOCAL, store_token="other")
+    with pytest.raises(errors.ServerTokenMismatch):
+        world.operator.ask("Decide", wrong)
     assert world.a.adoption().number == 1
 
 
@@ -201,44 +217,8 @@ def test_a_planned_move_and_a_neighbour_that_is_not_touched(world: World) -> Non
     eventually(lambda: a.published() == BASE + 30, seen=a.agent.log)
     assert a.lw.get("hourly")["hourly"].incarnation == 1
 
-    # Back again: what A has published of its own before begins anew.
-    b.token.committed(b.token.read(), 0, "2/0", b.positions())
-    world.operator.decide(pb.DECISION_MOVE, "A")
-    back = eventually(lambda: found if (found := b.adoption()).stop else None, seen=b.agent.log)
-    assert back is not None
-    b.token.committed(back, b.batch, f"2/{b.batch}", b.positions(), stopped=True)
-    eventually(lambda: world.operator.reference().move_step == "stopped", seen=b.agent.log)
-    view = world.operator.reference()
-    a.token.arrived(view.batch, view.digest, b.positions())
-    assert a.adoption().number == 3
-    assert a.lw.get("hourly")["hourly"].incarnation == 2
     after = world.operator.reference("other:clicks")
     assert (after.owner, after.number, after.incarnation) == (other.owner, other.number, other.incarnation)
-
-
-def test_a_reset_at_home_begins_a_new_life_everywhere(world: World) -> None:
-    a, b, sink = world.a, world.b, world.sink
-    b.mirror_to(BASE + 100)
-    assert a.work(sink, BASE + 50)
-    eventually(lambda: b.published() == BASE + 50, seen=b.agent.log)
-    before = b.lw.get("global/hourly")["global/hourly"].incarnation
-    a.lw.reset("hourly")
-    a.lease = a.lw.worker("hourly").claim()
-    assert a.work(sink, BASE + 20)
-    eventually(lambda: b.published() == BASE + 20, seen=b.agent.log)
-    assert b.lw.get("global/hourly")["global/hourly"].incarnation > before
-    assert world.operator.reference().incarnation == 2
-
-
-def test_a_file_that_is_refused_for_one_reference_serves_for_the_others(world: World, tmp_path: Path) -> None:
-    config = tmp_path / "B" / "region.toml"
-    config.write_text(config.read_text().replace('policy = "local"', 'policy = "replicated"\nreplicated = "mirror"'))
-    world.b.agent.kill()
-    world.b.agent.start()
-    eventually(lambda: "other:clicks is registered with other policy" in world.b.agent.log())
-    world.b.mirror_to(BASE + 10)
-    assert world.a.work(world.sink, BASE + 10)
-    eventually(lambda: world.b.published() == BASE + 10, seen=world.b.agent.log)
 
 
 def test_operators_see_and_decide_by_commands(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -298,104 +278,3 @@ def test_a_lost_store_is_recovered_from_what_the_regions_know(world: World, tmp_
     assert a.work(sink, BASE + 20)
     for site in (a, b):
         eventually(lambda site=site: site.published() == BASE + 20, seen=site.agent.log)  # type: ignore[misc]
-
-
-def test_requests_that_make_no_sense_are_refused_by_their_field(world: World) -> None:
-    caller = pb.RegionCaller(region="C", agent="a", nonce="n", turn=1)
-    bad: list[tuple[str, Any, str]] = [
-        ("Confirm", pb.ConfirmRequest(caller=pb.RegionCaller(agent="a", nonce="n")), "caller.region"),
-        ("Confirm", pb.ConfirmRequest(caller=pb.RegionCaller(region="C\n", agent="a", nonce="n")), "caller.region"),
-        ("Report", pb.RegionReportRequest(caller=pb.RegionCaller(region="C")), "caller.agent"),
-        ("Decide", pb.DecideRequest(reference=HOURLY), "decision"),
-        ("Decide", pb.DecideRequest(reference=HOURLY, decision=pb.DECISION_ARRIVED, who="x" * 200), "who"),
-        ("Decide", pb.DecideRequest(reference=HOURLY, decision=pb.DECISION_ADOPT, who="automatic"), "who"),
-        ("Recover", pb.RecoverRequest(), "regions"),
-        ("RegisterReference", pb.RegisterReferenceRequest(caller=caller, computation="no name"), "computation"),
-    ]
-    for method, request, field in bad:
-        with pytest.raises(errors.InvalidArgument) as refused:
-            world.operator.ask(method, request)
-        assert refused.value.metadata["field"] == field
-    with pytest.raises(errors.ServerTokenMismatch):
-        world.operator.ask(
-            "Decide", pb.DecideRequest(reference=HOURLY, decision=pb.DECISION_LOCAL, store_token="other")
-        )
-    assert world.a.adoption().number == 1
-
-
-def test_a_second_global_authority_over_one_store_is_refused(world: World, tmp_path: Path) -> None:
-    second = Process(
-        tmp_path / "second", "global", "--data", str(tmp_path / "global" / "data"), "--listen", "127.0.0.1:0"
-    )
-    second.begin()
-    assert second.wait() == 2
-    assert "is in use by" in second.log()
-    assert world.operator.reference().name == HOURLY
-
-
-def test_two_global_authorities_over_one_redis_end_the_first(tmp_path: Path) -> None:
-    with RedisServer(tmp_path / "redis", *DURABLE) as store:
-        store.start()
-        first, second = (
-            Process(
-                tmp_path / name,
-                *(
-                    "global",
-                    "--store",
-                    store.url,
-                    "--listen",
-                    f"127.0.0.1:{port}",
-                    "--http",
-                    "off",
-                    "--log-format",
-                    "json",
-                ),
-            )
-            for name, port in (("first", free_port()), ("second", free_port()))
-        )
-        operators = [
-            Operator(process.arguments[process.arguments.index("--listen") + 1]) for process in (first, second)
-        ]
-        try:
-            first.start()
-            token = operators[0].state()
-            second.start()
-            with pytest.raises(errors.Unavailable, match="has lost its store"):
-                operators[0].state()
-            assert first.wait() == 2
-            assert operators[1].state() == token
-        finally:
-            for operator in operators:
-                operator.close()
-            for process in (first, second):
-                if process.process is not None:
-                    process.kill()
-
-
-def test_a_scrape_of_it_is_not_taken_for_one_of_an_authority(tmp_path: Path) -> None:
-    """Alerts know an authority by its build."""
-    http = f"127.0.0.1:{free_port()}"
-    process = Process(tmp_path, "global", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0", "--http", http)
-    try:
-        process.start()
-        with urllib.request.urlopen(f"http://{http}/metrics", timeout=30) as answer:
-            lines = answer.read().decode().splitlines()
-        assert any(line.startswith("lowwater_global_build_info{version=") for line in lines)
-        assert "lowwater_global_serving 1.0" in lines
-        assert not any(line.startswith("lowwater_build_info") for line in lines)
-    finally:
-        if process.process is not None:
-            process.kill()
-
-
-def test_what_an_operator_allows_is_adopted_without_one(hasty: World) -> None:
-    a, b, operator = hasty.a, hasty.b, hasty.operator
-    b.mirror_to(BASE + 10)
-    assert a.work(hasty.sink, BASE + 10)
-    b.token.mirrored(a.positions())
-    eventually(lambda: [len(each.positions) for each in operator.reference().replicas] == [1], seen=b.agent.log)
-    a.agent.kill()
-    operator.decide(pb.DECISION_ALLOW_AUTOMATIC)
-    assert b.adoption().number == 2
-    assert list(operator.reference().holds_for) == ["A"]
-    assert operator.reference("other:clicks").owner == "A"

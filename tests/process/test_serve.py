@@ -15,11 +15,7 @@ import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from lowwater._pb.lowwater.v1 import (
-    watermarks_pb2,
-)
-from lowwater_authority.commands.serve_arguments import parser
-from tests.kit.times import HOUR
+from lowwater._pb.lowwater.v1 import watermarks_pb2
 from tests.process.conftest import Refused
 from tests.process.peer import Peer
 from tests.process.serving import Serving, serving
@@ -37,26 +33,6 @@ def peer(server: Serving) -> Iterator[Peer]:
     yield one
     one.sent.put(None)
     one.channel.close()
-
-
-def test_a_report_becomes_a_watermark_that_survives_kill_and_restart(server: Serving, peer: Peer) -> None:
-    peer.register("a")
-    claim = peer.claim("a", b"", b"m", b"")
-    down = peer.open()
-    assert next(down).opened.server_token
-    peer.report(1, claim, 14, 15)
-    assert next(down).ack.number == 1
-    assert peer.low() == 14 * HOUR
-    server.kill()
-    peer.sent.put(None)
-    server.start()
-    after = Peer(server)
-    assert after.low() == 14 * HOUR
-    check = after.watermarks.CheckComplete(watermarks_pb2.CheckCompleteRequest(computation="a", until_micros=15 * HOUR))
-    assert not check.complete
-    (holder,) = check.holders
-    assert (holder.start, holder.end, holder.worker, holder.host) == (b"", b"m", "w", "h")
-    after.channel.close()
 
 
 def test_a_planned_stop_tells_clients_first(server: Serving, peer: Peer) -> None:
@@ -102,13 +78,6 @@ def test_a_server_that_cannot_start_says_what_to_change(
         said = refused_start("--data", str(tmp_path / "other"), flag, value)
         assert flag in said
         assert "Traceback" not in said
-
-
-def test_an_option_is_not_guessed_from_its_beginning(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as refused:
-        parser().parse_args(["--advert", "127.0.0.1:7420"])
-    assert refused.value.code == 2
-    assert "--advert" in capsys.readouterr().err
 
 
 def test_a_folder_for_the_own_socket_that_cannot_be_made_is_refused(tmp_path: Path) -> None:

@@ -53,9 +53,8 @@ def command(deployment: Sharded, capsys: pytest.CaptureFixture[str]) -> Commands
     return Commands(deployment.addresses, capsys)
 
 
-@pytest.mark.parametrize("epochs", [[1], [1 << 24, 0]], ids=["too few", "made up"])
-def test_a_bad_question_where_computations_are(deployment: Sharded, epochs: list[int]) -> None:
-    request = cluster_pb2.LocateRequest(computations=["a", "b"], epochs=epochs)
+def test_a_bad_question_where_computations_are(deployment: Sharded) -> None:
+    request = cluster_pb2.LocateRequest(computations=["a", "b"], epochs=[1])
     with deployment.shards[0].channel() as channel:
         locate = cluster_pb2_grpc.ClusterServiceStub(channel).Locate
         with pytest.raises(grpc.RpcError, match="epochs has"):
@@ -128,24 +127,11 @@ def test_a_later_process_at_an_address_ends_the_earlier(
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        pytest.param(["--advertise", ""], 2, "--store needs --advertise HOST:PORT", id="no address"),
-        pytest.param(
-            ["--advertise", "here"], 2, "--advertise takes HOST:PORT, for example 127.0.0.1:7420", id="no port"
-        ),
-        pytest.param(["--store", "postgres://here"], 2, "--store: a Redis URL begins with", id="another database"),
-        pytest.param(["--store", "redis://:a/b@here"], 2, "--store has a password in it", id="password in sight"),
-        pytest.param(
-            ["--store", "rediss://here?ssl_keyfile=k&ssl_pass%77ord=a/b"],
-            2,
-            "--store has a password in it",
-            id="password of a key in sight",
-        ),
-        pytest.param(["--store", "redis://127.0.0.1:1"], 2, "127.0.0.1:1: Error 111", id="nobody there"),
-        pytest.param(["--dead-after", "0.1"], 2, "--dead-after: '0.1' is not from 0.2 to 600 seconds", id="too short"),
-        pytest.param(
-            ["--dead-after", "soon"], 2, "--dead-after: 'soon' is not from 0.2 to 600 seconds", id="no number"
-        ),
-        pytest.param(["--dead-after", "nan"], 2, "--dead-after: 'nan' is not from 0.2 to 600 seconds", id="nan"),
+        (["--advertise", ""], 2, "--store needs --advertise HOST:PORT"),
+        (["--store", "postgres://here"], 2, "--store: a Redis URL begins with"),
+        (["--store", "rediss://here?ssl_keyfile=k&ssl_pass%77ord=a/b"], 2, "--store has a password in it"),
+        (["--store", "redis://127.0.0.1:1"], 2, "127.0.0.1:1: Error 111"),
+        (["--dead-after", "nan"], 2, "--dead-after: 'nan' is not from 0.2 to 600 seconds"),
     ],
 )
 def test_a_shard_that_cannot_serve_says_what_to_change(
@@ -161,18 +147,13 @@ def test_a_shard_that_cannot_serve_says_what_to_change(
     assert "a/b" not in said
 
 
-@pytest.mark.parametrize(
-    ("password", "says"),
-    [("mistaken", "refuses the user or the password"), ("mistaken/x", "in a password as %2F")],
-    ids=["wrong", "bare"],
-)
 def test_a_bad_password_is_told_and_not_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, password: str, says: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with RedisServer(tmp_path, "--requirepass", "right") as closed:
         closed.start()
-        monkeypatch.setenv("LOWWATER_STORE", f"redis://:{password}@127.0.0.1:{closed.port}")
+        monkeypatch.setenv("LOWWATER_STORE", f"redis://:mistaken@127.0.0.1:{closed.port}")
         assert main(["serve", "--http", "off", "--listen", "127.0.0.1:0", "--advertise", "here:1"]) == 2
     said = capsys.readouterr().err
-    assert says in said
+    assert "refuses the user or the password" in said
     assert "mistaken" not in said

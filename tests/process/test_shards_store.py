@@ -12,10 +12,8 @@ import pytest
 import lowwater
 from lowwater_authority.cluster.membership import View
 from tests.kit.eventually import eventually
-from tests.kit.memory_journal import flipped
-from tests.kit.times import HOUR
 from tests.process.following import Following, Work
-from tests.process.sharding import DEAD_AFTER, Sharded, balanced, move, served, spread
+from tests.process.sharding import DEAD_AFTER, Sharded, balanced, spread
 
 AWAY_SECONDS = 5.0
 BACK_WITHIN = 8.0
@@ -97,43 +95,3 @@ def test_rule2_a_store_that_comes_back_empty_is_given_everything_back(deployment
         eventually(lambda: lw.topology().computations == graph)
         eventually(lambda: len(stored(deployment).members) == len(deployment.shards))
         assert stored(deployment).pins == pinned
-
-
-def damage(deployment: Sharded, name: str) -> None:
-    """Flip a bit of the newest record of a computation."""
-    key = f"{{lowwater:default}}:records:{name}"
-    records = deployment.redis.execute("XRANGE", key, "-", "+")
-    deployment.redis.execute("DEL", key)
-    for place, fields in records:
-        frame = fields[b"f"]
-        deployment.redis.execute("XADD", key, place, "f", flipped(frame) if place == records[-1][0] else frame)
-
-
-def test_a_log_that_is_damaged_in_the_store_stays_with_its_healthy_owner(deployment: Sharded) -> None:
-    owner, other = deployment.shards
-    with deployment.connect() as lw:
-        lw.register("damaged")
-        move(lw, owner, "damaged")
-        lease = lw.worker("damaged").claim()
-        lease.advance(None, oldest=None, frontier=HOUR)
-        lease.flush(30)
-        epoch = lw.get("damaged")["damaged"].epoch
-        damage(deployment, "damaged")
-        lw.pin("damaged", other.address)
-        eventually(lambda: "damaged is not taken over, its owner keeps it" in other.log)
-        hours, began = 1, time.monotonic()
-        while time.monotonic() - began < 2 * DEAD_AFTER:
-            hours += 1
-            lease.advance(None, oldest=None, frontier=hours * HOUR)
-            lease.flush(30)
-            seen = lw.get("damaged")["damaged"]
-            assert (seen.low.micros, seen.epoch) == (hours * HOUR, epoch)
-        assert "damaged" in served(lw, owner)
-        assert not lease.lost
-        assert other.log.count("damaged is not taken over") == 1
-
-        # It writes a snapshot when it stops, which takes the place of what is damaged.
-        owner.stop()
-        eventually(lambda: "damaged" in served(lw, other), seconds=30)
-        assert lw.get("damaged")["damaged"].low.micros == hours * HOUR
-        deployment.start(owner)

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -173,49 +168,3 @@ def test_rule4_a_zombie_shard_says_nothing_of_before_and_takes_nothing_over(depl
         for peer in (zombie, successor):
             peer.sent.put(None)
             peer.channel.close()
-
-
-def test_rule4_a_zombie_worker_is_refused_where_it_was_replaced_only(deployment: Sharded) -> None:
-    """Its ranges were claimed through another shard, where the computation is by now."""
-    one, two = deployment.shards
-    with lowwater.connect(two.address) as lw:
-        lw.register("shared")
-        move(lw, one, "shared")
-        command = [sys.executable, "-m", "tests.process.worker_child", one.address, "shared", "", "m", ""]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
-            assert child.stdin is not None
-            assert child.stdout is not None
-
-            def say(hour: int) -> None:
-                assert child.stdin is not None
-                child.stdin.write(f"{hour * HOUR}\n")
-                child.stdin.flush()
-
-            def hear() -> dict[str, Any]:
-                assert child.stdout is not None
-                found: dict[str, Any] = json.loads(child.stdout.readline())
-                return found
-
-            try:
-                hear()
-                say(10)
-                assert hear() == {"error": "", "lost": [], "live": [0, 1]}
-                child.send_signal(signal.SIGSTOP)
-                os.waitpid(child.pid, os.WUNTRACED)
-                move(lw, two, "shared")
-                lease = lw.worker("shared", name="successor").claim(bounds=[b"", b"m"])
-                move_on(lease, 11)
-                assert lw.get("shared")["shared"].low.micros == 10 * HOUR
-                say(13)
-                child.send_signal(signal.SIGCONT)
-                assert lw.wait("shared", lowwater.Watermark(11 * HOUR), timeout=30).low.micros == 11 * HOUR
-                hear()
-                # A worker is told once of what it has lost, and then goes on with the rest.
-                say(14)
-                assert hear() == {"error": "STALE_SEQUENCER", "lost": [0], "live": [1]}
-                say(14)
-                assert hear() == {"error": "", "lost": [0], "live": [1]}
-                standing = {each.start: (each.watermark.micros, each.worker) for each in lw.ranges("shared")}
-                assert standing == {b"": (11 * HOUR, "successor"), b"m": (14 * HOUR, "child")}
-            finally:
-                child.kill()

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
-from pathlib import Path
-from typing import Any, Final
 
-import grpc
 import pytest
 
 import lowwater
 from lowwater import Slice
-from lowwater._pb.lowwater.v1 import watermarks_pb2
 from lowwater.cli import main
 from tests.kit.eventually import eventually
 from tests.kit.times import at, mark
-from tests.process.peer import Peer, reason
-from tests.process.serving import Serving, serving
+from tests.process.serving import Serving
 
-HOUR_LONG: Final = timedelta(hours=1)
 KEYS = [b"\x40", b"\x80", b"\xc0"]
 
 
@@ -29,32 +22,6 @@ def cut(lw: lowwater.Client) -> lowwater.Client:
     lw.register("flights")
     lw.register("hourly", inputs=["flights"], slices=KEYS)
     return lw
-
-
-def test_a_stop_has_one_line_for_all_slices_that_tell_nobody_any_more(tmp_path: Path) -> None:
-    with serving(tmp_path, "--log-format", "json") as server:
-        with lowwater.connect(server.address) as lw:
-            lw.register("hourly", slices=[number.to_bytes(2, "big") for number in range(1, 500)])
-        server.stop()
-    told = [json.loads(line)["event"] for line in (tmp_path / "serve.log").read_text().splitlines()]
-    assert "slice_not_told" not in told
-    assert told.count("slices_not_told") <= 1
-
-
-def test_it_is_registered_as_it_is_cut_and_its_slices_are_listed(cut: lowwater.Client) -> None:
-    assert cut.register("hourly", inputs=["flights"], slices=KEYS).slices == tuple(KEYS)
-    assert cut.slices("hourly") == (
-        Slice("hourly~0", b"", b"\x40"),
-        Slice("hourly~1", b"\x40", b"\x80"),
-        Slice("hourly~2", b"\x80", b"\xc0"),
-        Slice("hourly~3", b"\xc0", b""),
-    )
-    assert cut.slices("hourly~2") == (Slice("hourly~2", b"\x80", b"\xc0"),)
-    assert cut.slices("flights") == (Slice("flights", b"", b""),)
-    found = cut.topology().computations["hourly~2"]
-    assert (found.slice_of, found.slice_start, found.slice_end, found.slices) == ("hourly", b"\x80", b"\xc0", ())
-    with pytest.raises(lowwater.RegistrationConflict, match="registered with 4 slices"):
-        cut.register("hourly", inputs=["flights"])
 
 
 def test_a_worker_claims_of_the_slice_and_reports_to_it(cut: lowwater.Client) -> None:
@@ -79,104 +46,6 @@ def test_a_worker_claims_of_the_slice_and_reports_to_it(cut: lowwater.Client) ->
     assert [each.state for each in cut.ranges("hourly~3")] == [lowwater.RangeState.UNOWNED]
 
 
-def test_several_claims_in_one_slice_meet_each_other_alone(cut: lowwater.Client) -> None:
-    worker = cut.worker("hourly")
-    first = worker.claim(b"\x41", b"\x50")
-    other = worker.claim(b"\x80", b"\x90")
-    newer = worker.claim(b"\x41", b"\x50")
-    assert (first.computation, other.computation) == ("hourly~1", "hourly~2")
-    assert (tuple(first.live), tuple(other.live), tuple(newer.live)) == ((), (0,), (0,))
-
-
-def test_nothing_that_a_slice_says_is_taken_for_complete(
-    cut: lowwater.Client, server: Serving, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for asked in (
-        lambda: cut.complete("hourly~1", at(14)),
-        lambda: cut.wait("hourly~1", at(14)),
-        lambda: cut.interval("hourly~1", at(13), at(14)),
-        lambda: next(iter(cut.intervals("hourly~1", HOUR_LONG, at(13)))),
-    ):
-        with pytest.raises(lowwater.InvalidArgument, match="hourly, of which it is a slice"):
-            asked()
-    assert main(["complete", "hourly~1", "--address", server.address, "--until", "2015-01-01T14:00:00Z"]) != 0
-    assert "hourly, of which it is a slice" in capsys.readouterr().err
-    groups: list[dict[str, Any]] = [{"every": HOUR_LONG, "start": at(13)}, {}]
-    for group in groups:
-        with pytest.raises(lowwater.InvalidArgument, match=r"name hourly$"):
-            cut.tasks("hourly~1").create_group("close", **group)
-    peer = Peer(server)
-    with pytest.raises(grpc.RpcError) as failure:
-        peer.watermarks.CheckComplete(watermarks_pb2.CheckCompleteRequest(computation="hourly~1"))
-    assert reason(failure.value)[1:] == (
-        "INVALID_ARGUMENT",
-        {"computation": "hourly~1", "field": "computation", "fix": "name hourly"},
-    )
-
-
-def test_a_part_is_retired_in_every_slice_that_it_touches(cut: lowwater.Client) -> None:
-    assert cut.retire("hourly", b"\x41", b"\x50") == 1
-    worker = cut.worker("hourly", name="exec-7")
-    worker.claim(b"\x80", b"\x90")
-    with pytest.raises(lowwater.OwnedRanges):
-        cut.retire("hourly", b"\x48", b"\x90")
-    assert cut.retire("hourly", b"\x48", b"\x90", force=True) == 2
-    assert {each.state.value for each in cut.ranges("hourly~2", below=None)} == {"never claimed", "retired"}
-    with pytest.raises(lowwater.UnknownComputation):
-        cut.retire("daily", b"", b"")
-
-
-def test_a_retirement_follows_a_slice_that_is_cut_in_two_meanwhile(
-    cut: lowwater.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    retire, sent = cut._retire, list[str]()
-
-    def cut_before(name: str, start: bytes, end: bytes, *, force: bool) -> int:
-        if name == "hourly~1" and name not in sent:
-            cut.split_slice(name, b"\x48")
-        sent.append(name)
-        return retire(name, start, end, force=force)
-
-    monkeypatch.setattr(cut, "_retire", cut_before)
-    assert cut.retire("hourly", b"\x41", b"\x50") == 2
-    assert sent == ["hourly", "hourly~1", "hourly", "hourly~1", "hourly~4"]
-
-
-def test_why_goes_into_the_slice(cut: lowwater.Client, server: Serving, capsys: pytest.CaptureFixture[str]) -> None:
-    worker = cut.worker("hourly", name="exec-7")
-    cut.worker("flights").claim().advance(None, oldest=None, frontier=at(14))
-    for each in cut.slices("hourly")[1:]:
-        worker.claim(each.start, each.end)
-    why = cut.why("hourly")
-    assert why.hops[-1].computation == "hourly~0"
-    assert why.hops[-1].slice_of == "hourly"
-    assert "held by hourly~0 [.., @), which no worker ever claimed; and just as much by hourly~1" in why.sentence
-    assert main(["why", "hourly", "--address", server.address, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["root"]["computation"], told["hops"][-1]["slice_of"]) == ("hourly~0", "hourly")
-
-
-def test_status_has_one_line_for_what_is_cut_or_one_a_slice(
-    cut: lowwater.Client, server: Serving, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def lines(*flags: str) -> list[str]:
-        assert main(["status", "--address", server.address, *flags]) == 0
-        return capsys.readouterr().out.splitlines()[1:]
-
-    cut.worker("hourly", name="exec-7").claim(b"\x40", b"\x80")
-    assert [line.split()[0] for line in lines()] == ["flights", "hourly"]
-    assert "4 slices, the slowest hourly~0" in lines("hourly")[0]
-    with_slices = lines("hourly", "--slices")
-    assert [line.split()[0] for line in with_slices] == ["hourly", "hourly~0", "hourly~2", "hourly~3", "hourly~1"]
-    assert with_slices[1].startswith("  hourly~0  ")
-    assert lines("hourly~1")[0].startswith("hourly~1  ")
-    assert main(["status", "--address", server.address, "--json", "--slices"]) == 0
-    records = {each["computation"]: each for each in json.loads(capsys.readouterr().out)["computations"]}
-    assert (records["hourly"]["slices"], records["hourly"]["slowest_slice"]) == (4, "hourly~0")
-    assert (records["hourly~3"]["slice_of"], "slices" in records["flights"]) == ("hourly", False)
-    assert len(records) == 6
-
-
 def test_a_slice_is_cut_in_two_by_the_client_and_by_the_command(
     cut: lowwater.Client, server: Serving, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,12 +54,7 @@ def test_a_slice_is_cut_in_two_by_the_client_and_by_the_command(
     assert cut.split_slice("hourly~1", b"\x60") == Slice("hourly~4", b"\x60", b"\x80")
     eventually(lambda: not cut.topology().computations["hourly~4"].slice_source)
     assert main(["slices", "split", "hourly~4", "--at", "0x70", "--address", server.address, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {
-        "slice": "hourly~4",
-        "new": "hourly~5",
-        "start": "70",
-        "end": "80",
-    }
+    assert json.loads(capsys.readouterr().out) == {"slice": "hourly~4", "new": "hourly~5", "start": "70", "end": "80"}
     eventually(lambda: not cut.topology().computations["hourly~5"].slice_source)
     assert main(["slices", "list", "hourly", "--address", server.address]) == 0
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [

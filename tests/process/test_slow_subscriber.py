@@ -6,18 +6,13 @@ durable, so that all its changes are published on their own.
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import re
-import signal
 import subprocess
 import sys
 import time
-import urllib.request
-from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,92 +23,30 @@ from lowwater._core.ages import LATE
 from lowwater._core.settings import OPTIONS
 from lowwater._pb.lowwater.v1 import topology_pb2, topology_pb2_grpc, watermarks_pb2, workers_pb2_grpc
 from lowwater._pb.lowwater.v1 import workers_pb2 as pb
-from tests.process.serving import Serving, serving
+from tests.process.scrape import Scrape
+from tests.process.serving import Serving
 
 NAMES = [f"c{number:02}" for number in range(50)]
 REPORTS = 2_000
 PUBLISHED = REPORTS * len(NAMES)
-STOPPED = REPORTS // 10
-"""How many of the last reports a subscriber is stopped for. It answers no pings then. Where that takes more than 10 s it is cut off, and finds
-the newest values on a new stream."""
 FLAT_BYTES = 4 << 20
 """How much a process may grow over the second half of the storm."""
 
 SUBSCRIBER = """
-import asyncio, json, sys
-import lowwater, lowwater.aio
+import json, sys
+import lowwater
 
-how, address, names = sys.argv[1], sys.argv[2], int(sys.argv[3])
-
-def say(*fields):
-    print(json.dumps(fields), flush=True)
-
-def stall():
-    say("stalled")
+with lowwater.connect(sys.argv[1]) as lw:
+    names = int(sys.argv[2])
+    some, every = lw.watch(), lw.watch()
+    next(some)  # the other first values wait behind it, and are old after the stall
+    for _ in range(names):
+        next(every)
+    print("stalled", flush=True)
     sys.stdin.readline()
-
-def prints():
-    # For the one that is stopped from outside.
-    with lowwater.connect(address) as lw:
-        for view in lw.watch():
-            say(view.computation, view.low.micros)
-
-def does_not_come_back():
-    with lowwater.connect(address) as lw:
-        some, every = lw.watch(), lw.watch()
-        next(some)  # the other first values wait behind it, and are old after the stall
-        for _ in range(names):
-            next(every)
-        stall()
-        say([next(some).low.micros for _ in range(names)])
-        say([next(every).low.micros for _ in range(names)])
-
-async def blocks_its_loop():
-    async with lowwater.aio.connect(address) as lw:
-        every = lw.watch()
-        for _ in range(names):
-            await anext(every)
-        stall()
-        say([(await anext(every)).low.micros for _ in range(names)])
-
-if how == "blocks_its_loop":
-    asyncio.run(blocks_its_loop())
-else:
-    {"prints": prints, "does_not_come_back": does_not_come_back}[how]()
+    for watch in (some, every):
+        print(json.dumps([next(watch).low.micros for _ in range(names)]), flush=True)
 """
-
-
-pytestmark = pytest.mark.slow
-
-
-class Subscriber:
-    """A program that follows all names with the client library."""
-
-    def __init__(self, how: str, address: str) -> None:
-        command = [sys.executable, "-c", SUBSCRIBER, how, address, str(len(NAMES))]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def line(self) -> Any:
-        """The next thing it says."""
-        assert self.process.stdout is not None
-        return json.loads(self.process.stdout.readline())
-
-    def go_on(self) -> None:
-        """End the stall."""
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-
-    def signal(self, number: int) -> None:
-        """Send a signal."""
-        os.kill(self.process.pid, number)
-
-    def __enter__(self) -> Subscriber:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.communicate()
 
 
 class Raw:
@@ -189,90 +122,42 @@ def resident(pid: int) -> int:
     return int(found[1]) * 1024
 
 
-def metric(server: Serving, name: str) -> float:
-    """A metric without labels."""
-    with urllib.request.urlopen(server.metrics) as page:
-        found = re.search(rf"^{name} (\S+)$", page.read().decode(), re.MULTILINE)
-    assert found
-    return float(found[1])
-
-
-@dataclass
-class Storm:
-    """What is left after it."""
-
-    server: Serving
-    stalled: dict[str, Subscriber] = field(default_factory=dict)
-    raw: dict[str, Raw] = field(default_factory=dict)
-    grown: dict[str, int] = field(default_factory=dict)
-    conflated: float = 0
-
-
-@pytest.fixture(scope="module")
-def storm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storm]:
+@pytest.mark.slow
+def test_rule7_who_stalls_gets_the_newest_values_and_memory_stays_flat(server: Serving) -> None:
+    command = [sys.executable, "-c", SUBSCRIBER, server.address, str(len(NAMES))]
     with ExitStack() as stack:
-        server = stack.enter_context(serving(tmp_path_factory.mktemp("storm")))
         feed = Feed(server.address)
         stack.callback(feed.close)
-        after = Storm(server)
-        for how in ("does_not_come_back", "blocks_its_loop"):
-            after.stalled[how] = stack.enter_context(Subscriber(how, server.address))
-        assert after.stalled["does_not_come_back"].line() == ["stalled"]
-        assert after.stalled["blocks_its_loop"].line() == ["stalled"]
-        for kind, options in (("client", OPTIONS), ("grpc", ())):
-            after.raw[kind] = Raw(server.address, options)
-            stack.callback(after.raw[kind].channel.close)
+        stalled = stack.enter_context(
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        )
+        stack.callback(stalled.kill)
+        assert stalled.stdin is not None
+        assert stalled.stdout is not None
+        assert stalled.stdout.readline() == "stalled\n"
+        raw = {kind: Raw(server.address, options) for kind, options in (("client", OPTIONS), ("grpc", ()))}
+        for each in raw.values():
+            stack.callback(each.channel.close)
         assert server.process is not None
-        measured = {"authority": server.process.pid, "library": after.stalled["does_not_come_back"].process.pid}
-        began, rounds, before = time.monotonic(), metric(server, "lowwater_rounds_total"), dict[str, int]()
+        measured = {"authority": server.process.pid, "library": stalled.pid}
+        rounds, before = Scrape(server).value("rounds_total") or 0, dict[str, int]()
         for number in range(1, REPORTS + 1):
             feed.report(number)
-            if number == REPORTS - STOPPED:
-                stopped = after.stalled["prints"] = stack.enter_context(Subscriber("prints", server.address))
-                # Stopped while it waits: what it says afterwards it has taken afterwards.
-                assert {stopped.line()[0] for _ in NAMES} == set(NAMES)
-                stopped.signal(signal.SIGSTOP)
             if number == REPORTS // 2:
                 before = {name: resident(pid) for name, pid in measured.items()}
-        after.grown = {name: resident(pid) - before[name] for name, pid in measured.items()}
-        after.conflated = metric(server, "lowwater_conflated_watermarks_total")
-        assert metric(server, "lowwater_rounds_total") - rounds == REPORTS, "each report was published on its own"
-        print(f"{PUBLISHED:,} changes published in {time.monotonic() - began:.1f} s, {after.conflated:,.0f} conflated")
+        grown = {name: resident(pid) - before[name] for name, pid in measured.items()}
+        after = Scrape(server)
+        assert after.value("rounds_total") == rounds + REPORTS, "each report was published on its own"
+        # Those that stalled took next to nothing, and gRPC's own buffers a half: all else was replaced, nothing was kept.
+        assert (after.value("conflated_watermarks_total") or 0) > 1.5 * PUBLISHED
+        assert all(each < FLAT_BYTES for each in grown.values()), grown
         # However quick the storm was: what stands in a buffer is late only from then on.
         clock = Raw(server.address, OPTIONS)
         stack.callback(clock.channel.close)
         clock.until(time.time_ns() // 1000 + int(LATE * 1e6))
-        yield after
-
-
-def test_rule7_a_loop_that_did_not_come_back_gets_the_newest_values_first(storm: Storm) -> None:
-    stalled = storm.stalled["does_not_come_back"]
-    stalled.go_on()
-    newest = [[REPORTS] * len(NAMES)]
-    assert stalled.line() == newest, "the loop that had not taken all first values"
-    assert stalled.line() == newest, "the loop that had"
-
-
-def test_rule7_an_event_loop_that_was_blocked_gets_the_newest_values_first(storm: Storm) -> None:
-    stalled = storm.stalled["blocks_its_loop"]
-    stalled.go_on()
-    assert stalled.line() == [[REPORTS] * len(NAMES)]
-
-
-def test_rule7_a_process_that_was_stopped_gets_the_newest_values_first(storm: Storm) -> None:
-    stopped = storm.stalled["prints"]
-    stopped.signal(signal.SIGCONT)
-    assert sorted(stopped.line() for _ in NAMES) == [[name, REPORTS] for name in NAMES]
-
-
-def test_rule7_the_transport_keeps_little_for_a_client_that_does_not_read(storm: Storm) -> None:
-    client, default = storm.raw["client"].until_newest(), storm.raw["grpc"].until_newest()
-    print(f"old messages and bytes before the newest: {client} with the client's options, {default} with gRPC's")
-    assert client[1] < 32 << 10 < default[1]
-
-
-def test_rule7_memory_stays_flat(storm: Storm) -> None:
-    print(f"bytes grown over the second half: {storm.grown}")
-    # Those that stalled all the time took next to nothing, and gRPC's own buffers a half: all else was replaced, nothing was kept.
-    assert storm.conflated > 2.5 * PUBLISHED
-    assert all(grown < FLAT_BYTES for grown in storm.grown.values()), storm.grown
+        stalled.stdin.write("\n")
+        stalled.stdin.flush()
+        newest = f"{[REPORTS] * len(NAMES)}\n"
+        assert [stalled.stdout.readline() for _ in range(2)] == [newest] * 2
+        client, default = raw["client"].until_newest(), raw["grpc"].until_newest()
+        assert client[1] < 32 << 10 < default[1], "old bytes before the newest"

@@ -12,10 +12,9 @@ import pytest
 
 import lowwater
 import lowwater.aio
-from lowwater import NewTask, TaskState, Watermark, errors
+from lowwater import TaskState, Watermark, errors
 from lowwater.cli import main
 from tests.kit.eventually import eventually
-from tests.process.scrape import Scrape
 from tests.process.serving import Serving
 
 DAY = timedelta(days=1)
@@ -73,56 +72,6 @@ def test_a_day_is_closed_once_from_the_watermark_to_the_commit(server: Serving, 
         last.commit()
 
 
-async def test_successors_and_refusals_on_asyncio(server: Serving) -> None:
-    async with lowwater.aio.connect(server.address) as lw:
-        await lw.register("flights")
-        tasks = lw.tasks("flights")
-        await tasks.create_group("repairs", lease=timedelta(hours=1))
-        await tasks.create_group("checks")
-        new = [NewTask("n2", FIRST + DAY), NewTask("n1", FIRST, b"late")]
-        await tasks.create("repairs", new)
-        await tasks.create("repairs", new)
-        lease = await tasks.take("repairs")
-        assert lease is not None
-        assert (lease.task.name, lease.task.payload) == ("n1", b"late"), "the oldest work comes first"
-        await lease.commit(successors=[NewTask("c1", FIRST, group="checks"), NewTask("n3", FIRST)])
-        assert [task.name for task in await tasks.list("repairs")] == ["n1", "n3", "n2"]
-        assert [task.name for task in await tasks.list("checks")] == ["c1"]
-        with pytest.raises(errors.UnknownGroup):
-            await tasks.take("nowhere")
-        with pytest.raises(errors.UnknownComputation):
-            await lw.tasks("nowhere").groups()
-        with pytest.raises(errors.TaskConflict):
-            await tasks.create("repairs", [NewTask("n2", FIRST + DAY, b"other")])
-        stale = await tasks.take("repairs")
-        assert stale is not None
-        await tasks.configure("repairs", b"v2", 1)
-        with pytest.raises(errors.StaleLease):
-            await stale.commit()
-        await lw.reset("flights")
-        with pytest.raises(errors.IncarnationChanged):
-            await stale.commit()
-
-
-async def test_another_deployment_takes_no_commit(server: Serving, tmp_path: Path) -> None:
-    """Rule 9: the token of who has granted a lease goes with it, whatever the client knows by then."""
-    async with lowwater.aio.connect(server.address) as lw:
-        await lw.register("flights")
-        await lw.tasks("flights").create_group("repairs")
-        await lw.tasks("flights").create("repairs", [NewTask("n1", FIRST)])
-        lease = await lw.tasks("flights").take("repairs")
-        assert lease is not None
-        token = lease.token
-    (tmp_path / "other").mkdir()
-    with Serving(tmp_path / "other" / "data") as other:
-        async with lowwater.aio.connect(other.address) as lw:
-            await lw.register("flights")
-            with pytest.raises(errors.ServerTokenMismatch):
-                await lw.tasks("flights").resume(token).commit()
-            with pytest.raises(errors.InvalidArgument, match=r"what lease\.token"):
-                lw.tasks("flights").resume("{}")
-
-
 def test_the_command(server: Serving, lw: lowwater.Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = injector(lw)
     here = ["--address", server.address]
@@ -160,26 +109,3 @@ def test_the_command(server: Serving, lw: lowwater.Client, tmp_path: Path, capsy
     run("create", "flights", "repairs", "n1", "--at", "2013-01-09T14:00Z", "--payload", "late")
     assert told("list", "flights", "--group", "repairs")["tasks"][0]["payload"] == "late"
     run("create", "flights", "nowhere", "n1", "--at", "2013-01-09T14:00Z", code=2)
-
-
-def test_the_figures_of_a_group(server: Serving, lw: lowwater.Client) -> None:
-    source = injector(lw)
-    tasks = lw.tasks("flights")
-    tasks.create_group("daily", every=DAY, start=FIRST)
-    tasks.create_group("repairs")
-    source.advance(None, oldest=None, frontier=FIRST + 3 * DAY)
-    lease = tasks.take("daily", wait=60)
-    assert lease is not None
-    lease.commit()
-    assert tasks.take("daily") is not None
-    found = Scrape(server)
-    assert found.all("tasks") == {
-        ("flights", "daily", "ready"): 1.0,
-        ("flights", "daily", "leased"): 1.0,
-        ("flights", "daily", "done"): 1.0,
-        ("flights", "repairs", "ready"): 0.0,
-        ("flights", "repairs", "leased"): 0.0,
-        ("flights", "repairs", "done"): 0.0,
-    }
-    assert found.all("tasks_closed_timestamp_seconds") == {("flights", "daily"): (FIRST + DAY).timestamp()}
-    assert found.value("admission_bound", gate="task_waits") == 4096

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 import re
 import socket
@@ -11,7 +9,6 @@ import ssl
 import stat
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -23,16 +20,12 @@ import trustme
 
 import lowwater
 from lowwater import errors
-from lowwater._server import tls
-from lowwater._server.tls import BadCertificate, Certificates, Files, Pair, read
+from lowwater._server.tls import BadCertificate, Certificates, Files
 from lowwater.cli import main as command
 from lowwater.cli.arguments import parser as arguments
 from lowwater.cli.commands import open_client
-from lowwater_authority.commands.serve_arguments import parser
-from lowwater_authority.serve import CannotServe, serve
 from tests.kit.eventually import eventually
 from tests.process.browsing import Answer, ask
-from tests.process.conftest import Refused
 from tests.process.serving import Serving, serving
 from tests.process.sharding import Shard, Sharded, balanced, spread
 
@@ -90,11 +83,7 @@ def connect(server: Serving, trusted: Authority, pair: tuple[bytes, bytes] | Non
     """A client of a server by the name on its certificate."""
     chain, key = pair or (None, None)
     return lowwater.connect(
-        f"localhost:{server.port}",
-        root_certificates=trusted.root,
-        certificate_chain=chain,
-        private_key=key,
-        timeout=30,
+        f"localhost:{server.port}", root_certificates=trusted.root, certificate_chain=chain, private_key=key, timeout=30
     )
 
 
@@ -162,12 +151,6 @@ def leaf(pair: tuple[bytes, bytes]) -> bytes:
     return ssl.PEM_cert_to_DER_cert(first + mark)
 
 
-def events(server: Serving, name: str) -> list[dict[str, Any]]:
-    lines = (server.data.parent / "serve.log").read_text().splitlines()
-    found = [json.loads(line) for line in lines if line.startswith("{")]  # gRPC tells of broken handshakes by itself
-    return [each for each in found if each["event"] == name]
-
-
 def standing(lw: lowwater.Client, name: str, micros: int) -> None:
     """Have a computation stand somewhere."""
     lw.register(name)
@@ -198,17 +181,8 @@ def test_only_who_trusts_the_server_and_finds_its_name_talks_to_it(tmp_path: Pat
         # The page asks by a socket of this machine: the certificate is not for 127.0.0.1 either.
         eventually(lambda: [each["name"] for each in page(server, "api/snapshot").json["computations"]] == ["flights"])
         assert not_after(server, OURS) == NEVER.timestamp()
-        told = [each["until"] for each in events(server, "certificate_in_force")]
+        told = [each["until"] for each in server.events("certificate_in_force")]
         assert told == ["3000-01-01T00:00:00Z"] * 2, "the authority, and the page beside it"
-
-
-def test_a_connection_that_never_shakes_hands_keeps_nobody_waiting(tmp_path: Path) -> None:
-    with serving(tmp_path, *written(tmp_path, OURS.pair("localhost"))) as server:
-        port = int(server.endpoint.rstrip("/").rpartition(":")[2])
-        with ExitStack() as open_connections:
-            for _ in range(20):
-                open_connections.enter_context(socket.create_connection(("127.0.0.1", port), 30))
-            assert page(server, "healthz").status == 200
 
 
 def test_mutual_tls_takes_those_only_that_show_a_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +226,7 @@ def test_a_rotation_reaches_new_connections_and_cuts_off_no_old_one(tmp_path: Pa
                 == {"flights", "weather"}
             )
         )
-        assert len(events(server, "certificate_in_force")) == 2 * 2, "the authority, and the page beside it"
+        assert len(server.events("certificate_in_force")) == 2 * 2, "the authority, and the page beside it"
 
 
 def test_a_bad_rotation_changes_nothing_and_is_told_once(tmp_path: Path) -> None:
@@ -265,7 +239,7 @@ def test_a_bad_rotation_changes_nothing_and_is_told_once(tmp_path: Path) -> None
             """New connections are shown the good pair, several of them, and as many lines have been logged as given."""
             for _ in range(3):
                 assert everywhere(server) == {leaf(good)}
-            reasons = [each["reason"] for each in events(server, "certificate_refused")]
+            reasons = [each["reason"] for each in server.events("certificate_refused")]
             assert len(reasons) == len(said), reasons
             assert all(part in reason for part, reason in zip(said, reasons, strict=True)), reasons
 
@@ -277,24 +251,16 @@ def test_a_bad_rotation_changes_nothing_and_is_told_once(tmp_path: Path) -> None
         refusals("--tls-cert", "do not belong together", "has expired at")
         key.unlink()
         refusals("--tls-cert", "do not belong together", "has expired at", "cannot be read")
-        assert len(events(server, "certificate_in_force")) == 1
+        assert len(server.events("certificate_in_force")) == 1
         written(tmp_path, other)
         assert everywhere(server) == {leaf(other)}
-        assert len(events(server, "certificate_in_force")) == 2
+        assert len(server.events("certificate_in_force")) == 2
 
 
 def files(folder: Path, pair: tuple[bytes, bytes], **more: bytes) -> Files:
     written(folder, pair)
     found = Files(folder / "chain.pem", folder / "key.pem")
     return replace(found, **{name: put(folder / f"{name}.pem", content) for name, content in more.items()})
-
-
-def encrypted_key() -> bytes:
-    from cryptography.hazmat.primitives import serialization
-
-    key = serialization.load_pem_private_key(OURS.pair("localhost")[1], None)
-    scheme = serialization.BestAvailableEncryption(b"a passphrase")
-    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, scheme)
 
 
 YESTERDAY = datetime.now(UTC) - timedelta(days=1)
@@ -306,14 +272,10 @@ GOOD = OURS.pair("localhost")
     [
         ((GOOD[0], OURS.pair("localhost")[1]), {}, "do not belong together"),
         (OURS.pair("localhost", until=YESTERDAY), {}, f"--tls-cert has expired at {YESTERDAY:%Y-%m-%dT%H:%M:%S}Z"),
-        ((GOOD[1], GOOD[1]), {}, "--tls-cert: the file has no certificate in PEM"),
         ((GOOD[0], GOOD[0]), {}, "--tls-key: the file has no private key in PEM"),
-        ((GOOD[0][:300] + GOOD[0][400:], GOOD[1]), {}, "--tls-cert and --tls-key cannot be used"),
-        ((GOOD[0], encrypted_key()), {}, "--tls-key is encrypted"),
         (GOOD, {"client_ca": b"nothing"}, "--tls-client-ca: the file has no certificates"),
         (GOOD, {"peer_ca": b""}, "--peer-ca: the file has no certificates"),
     ],
-    ids=["another key", "expired", "no certificate", "no key", "torn", "passphrase", "client CA", "peer CA"],
 )
 def test_what_cannot_be_used_is_refused_at_the_start(
     tmp_path: Path, pair: tuple[bytes, bytes], more: dict[str, bytes], said: str
@@ -322,20 +284,6 @@ def test_what_cannot_be_used_is_refused_at_the_start(
         Certificates(files(tmp_path, pair, **more))
     assert said in str(refusal.value)
     assert "BEGIN" not in str(refusal.value).replace("(-----BEGIN", "")
-
-
-def test_a_certificate_of_a_clock_that_is_ahead_is_taken_when_it_counts(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    now = [datetime.now(UTC).timestamp() + 60]
-    certificates = Certificates(files(tmp_path, GOOD), clock=lambda: now[0])
-    before = certificates.current()
-    files(tmp_path, OURS.pair("localhost", since=datetime.fromtimestamp(now[0] + 30, UTC)))
-    for _ in range(3):
-        assert certificates.current() is before
-    assert caplog.text.count("counts only from") == 1
-    now[0] += 31
-    assert certificates.current() is not before
 
 
 def test_a_file_that_changes_twice_within_its_time_of_change_is_read_again(tmp_path: Path) -> None:
@@ -353,54 +301,6 @@ def test_a_file_that_changes_twice_within_its_time_of_change_is_read_again(tmp_p
     assert certificates.current().client_ca == other
 
 
-def test_a_file_whose_time_is_to_come_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a machine whose clock is ahead, as a rule: it shall not cost every handshake a read and a handshake in memory."""
-    where = files(tmp_path, GOOD)
-    certificates = Certificates(where)
-    reads: list[Files] = []
-
-    def counted(files: Files) -> Pair:
-        reads.append(files)
-        return read(files)
-
-    monkeypatch.setattr(tls, "read", counted)
-    for path in (where.chain, where.key):
-        os.utime(path, (2**33, 2**33))
-    for _ in range(3):
-        certificates.current()
-    assert len(reads) == 1
-    other = written(tmp_path, OURS.pair("localhost"))
-    os.utime(other[1], (2**33, 2**33))
-    os.utime(other[3], (2**33, 2**33))
-    assert leaf((certificates.current().chain, b"")) != leaf(GOOD)
-
-
-class Vanishing(type(Path())):  # type: ignore[misc]
-    """A file that is removed while it is read."""
-
-    left = 1000
-
-    def read_bytes(self) -> bytes:
-        Vanishing.left -= 1
-        if Vanishing.left < 0:
-            self.unlink(missing_ok=True)
-        return bytes(super().read_bytes())
-
-
-def test_a_file_that_vanishes_while_it_is_read_cuts_nobody_off(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    where = files(tmp_path, GOOD)
-    certificates = Certificates(replace(where, chain=Vanishing(where.chain)))
-    before = certificates.current()
-    written(tmp_path, OURS.pair("localhost"))
-    monkeypatch.setattr(Vanishing, "left", 1)
-    for _ in range(3):
-        assert certificates.current() is before
-    assert not where.chain.exists(), "it vanished between the two reads of it"
-    assert caplog.text.count(f"--tls-cert {where.chain} cannot be read: No such file or directory") == 1
-
-
 def test_a_key_that_everybody_can_read_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     where = files(tmp_path, GOOD)
     Certificates(where)
@@ -416,37 +316,6 @@ def test_a_shard_that_others_will_refuse_is_told_at_the_start(tmp_path: Path, ca
     assert "will refuse" not in caplog.text
     Certificates(files(tmp_path, GOOD, client_ca=THEIRS.root)).check_as_client()
     assert "will refuse this one" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--tls-cert", "a.pem"], "--tls-cert needs --tls-key"),
-        (["--tls-key", "a.pem"], "--tls-key needs --tls-cert"),
-        (["--tls-client-ca", "a.pem"], "--tls-client-ca needs --tls-cert"),
-        (["--peer-ca", "a.pem"], "--peer-ca needs --tls-cert"),
-    ],
-)
-def test_flags_that_encrypt_nothing_are_refused(flags: list[str], said: str) -> None:
-    with ExitStack() as leaving, pytest.raises(CannotServe) as refusal:
-        asyncio.run(serve(parser().parse_args([*flags, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]), leaving))
-    assert said in str(refusal.value)
-
-
-def test_a_start_that_is_refused_says_why(tmp_path: Path, refused_start: Refused) -> None:
-    flags = [
-        "--data",
-        str(tmp_path / "data"),
-        "--tls-cert",
-        str(tmp_path / "no.pem"),
-        "--tls-key",
-        str(tmp_path / "no.key"),
-    ]
-    assert (
-        refused_start(*flags)
-        == f"lowwater serve: --tls-cert {tmp_path}/no.pem cannot be read: No such file or directory\n"
-    )
-    assert not (tmp_path / "data").exists()
 
 
 def test_the_command_takes_certificates_from_the_environment_and_those_that_are_renewed(
@@ -475,33 +344,6 @@ def test_the_command_takes_certificates_from_the_environment_and_those_that_are_
             assert set(lw.get()) == {"flights"}
             assert command(ask_names) == 0
     assert capsys.readouterr().out.endswith("flights\n")
-
-
-@pytest.mark.parametrize("emptied", ["ca", "cert", "key"])
-def test_a_command_that_was_told_to_encrypt_does_so_while_a_file_is_empty(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], emptied: str
-) -> None:
-    """Whoever rewrites a file may empty it first; the token must not go over the network as it is meanwhile."""
-    monkeypatch.setenv("LOWWATER_TOKEN", "t" * 43)
-    contents = zip(("ca", "cert", "key"), (OURS.root, *OURS.pair("etl")), strict=True)
-    mine = {name: put(tmp_path / f"mine-{name}.pem", content) for name, content in contents}
-    asking = ["status", "--address", "localhost:1", *(f"--{name}={path}" for name, path in mine.items())]
-    with open_client(arguments().parse_args(asking)) as lw:
-        put(mine[emptied], b"")
-        assert lw.settings.encrypted
-        assert lw.settings.credentials_for("localhost:1") is not None
-    assert command(asking) == 2
-    assert f"{mine[emptied]} is empty: name a PEM file" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("empty", ["root_certificates", "private_key", "certificate_chain"])
-def test_certificates_that_are_empty_are_refused_rather_than_left_out(empty: str) -> None:
-    given: dict[str, Any] = {"private_key": b"key", "certificate_chain": b"chain", empty: b""}
-    with pytest.raises(
-        errors.InvalidArgument, match=rf"{empty}=b'' is refused: pass the bytes of a PEM file, or None"
-    ) as refusal:
-        lowwater.connect("localhost:1", token="t" * 43, **given)
-    assert refusal.value.metadata["field"] == empty
 
 
 TOKEN = "a-token-of-the-test"

@@ -2,42 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import lowwater
 import lowwater.aio
-from lowwater._core import causes
 from lowwater.cli import main
 from lowwater.watermark import MIN
 from lowwater_spark.track.authority import WIDEN_INTERVAL, Authority, Registration
 from tests.kit.eventually import eventually
-from tests.process.browsing import ask
 from tests.process.serving import serving
 from tests.process.sharding import Sharded
 
 Command = Callable[..., tuple[int, str, str]]
-
-EIGHT = datetime(2013, 1, 9, 8, tzinfo=UTC)
-MICROS = int(EIGHT.timestamp() * 1e6)
-
-
-@pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker counts as silent after five seconds. Living ones say something every three; the constant itself is shown in virtual time."""
-    monkeypatch.setattr(causes, "_SILENT", 5.0)
 
 
 @pytest.fixture
@@ -50,61 +32,6 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
         return code, said.out, said.err
 
     return run
-
-
-@pytest.mark.usefixtures("soon")
-def test_a_paused_executor_is_named_across_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A chain flights -> enriched -> hourly on three shards, of which process that owns a key range of enriched is stopped."""
-    with Sharded(tmp_path, 3) as there, there.connect() as lw:
-        lw.register("flights")
-        lw.register("enriched", inputs=["flights"])
-        lw.register("hourly", inputs=["enriched"])
-        source = lw.worker("flights", name="injector").claim()
-        source.advance(None, oldest=None, frontier=EIGHT)
-        healthy = lw.worker("enriched", name="exec-1")
-        leases = {
-            name: healthy.claim(start=start, end=end) for name, start, end in [("a", b"", b"m"), ("z", b"s", b"")]
-        }
-        reader = lw.worker("hourly", name="driver")
-        whole = reader.claim()
-        program = (
-            "import sys, lowwater; lw = lowwater.connect(sys.argv[1]); worker = lw.worker('enriched', name='exec-7');"
-            "lease = worker.claim(start=b'm', end=b's'); lw.wait('flights', int(sys.argv[2]), 60);"
-            "lease.advance(worker.inputs(), oldest=int(sys.argv[2]) - 3_600_000_000); lease.flush(); print('ready', flush=True);"
-            "sys.stdin.read()"
-        )
-        command = [sys.executable, "-c", program, there.addresses, str(MICROS)]
-        with (
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as paused,
-            ExitStack() as after,
-        ):
-            after.callback(paused.kill)  # also when something fails: one that is stopped is waited for without end
-            assert paused.stdout is not None
-            assert paused.stdout.readline() == "ready\n"
-            paused.send_signal(signal.SIGSTOP)
-            eventually(lambda: healthy.inputs().low.micros >= MICROS)
-            for lease in leases.values():
-                lease.advance(healthy.inputs(), oldest=None)
-            lw.wait("enriched", MICROS - 3_600_000_000, 60)
-            eventually(lambda: reader.inputs().low.micros == MICROS - 3_600_000_000)
-            whole.advance(reader.inputs(), oldest=None)
-            lw.wait("hourly", MICROS - 3_600_000_000, 60)
-
-            def record() -> dict[str, Any]:
-                code = main(["why", "hourly", "--json", "--address", there.addresses])
-                said = capsys.readouterr()
-                assert code == 0, said.err
-                return json.loads(said.out)  # type: ignore[no-any-return]
-
-            eventually(lambda: record()["root"]["cause"] == "silent")
-            found = lw.why("hourly")
-            [holder] = record()["root"]["holders"]
-        assert (record()["root"]["computation"], record()["root"]["holding"]) == ("enriched", 1)
-        assert (holder["worker"], holder["start"], holder["end"]) == ("exec-7", b"m".hex(), b"s".hex())
-        assert found.sentence.startswith("hourly is at 2013-01-09 07:00 UTC, ")
-        assert "held by enriched [m, s) on exec-7 (" in found.sentence
-        assert ", silent for " in found.sentence
-        assert [hop.computation for hop in found] == ["hourly", "enriched"]
 
 
 def test_why_blames_no_worker_while_the_store_hangs(tmp_path: Path, command: Command) -> None:
@@ -122,91 +49,6 @@ def test_why_blames_no_worker_while_the_store_hangs(tmp_path: Path, command: Com
         assert (code, said) == (3, "")
         assert complaint.startswith("lowwater why: ")
         assert "exec-7" not in complaint
-
-
-FILE = "/in/daily.json <script>alert(1)</script>"
-
-
-def test_what_a_worker_waits_for_is_told_with_its_own_ranges_alone(tmp_path: Path, command: Command) -> None:
-    """It takes no other way than the report: the command, JSON and the page's API tell it, of the one that is to blame."""
-    late = int(time.time() * 1e6) - 8_400_000_000
-    with serving(tmp_path, page="127.0.0.1:0") as server, lowwater.connect(server.address) as lw:
-        lw.register("flights")
-        lw.register("enriched", inputs=["flights"])
-        lw.register("weather")
-        source = lw.worker("flights", name="ingest").claim()
-        source.advance(None, oldest=None, frontier=late + 7_200_000_000)
-        reader = lw.worker("enriched", name="exec-7")
-        lease = reader.claim()
-        neighbour = lw.worker("weather", name="ingest").claim()
-        neighbour.advance(None, oldest=None, frontier=late, waiting_for="the other's")
-        eventually(lambda: reader.inputs().low.micros == late + 7_200_000_000)
-        lease.advance(reader.inputs(), oldest=late, waiting_for=FILE)
-        said = f": it waits for {FILE}."
-        eventually(lambda: lw.why("enriched").sentence.endswith(said))
-        assert lw.why("enriched").guilty.holders[0].waiting_for == FILE
-        asked = ("why", "enriched", "--address", server.address)
-        shown = command(*asked)[1]
-        assert shown.splitlines()[0].endswith(said)
-        assert "the other's" not in shown
-        record = json.loads(command(*asked, "--json")[1])
-        assert [each["waiting_for"] for each in record["root"]["holders"]] == [FILE]
-        assert ask(server.page, "api/why", computation="enriched").json["root"]["holders"][0]["waiting_for"] == FILE
-        assert [each.waiting_for for each in lw.ranges("weather")] == ["the other's"]
-        lease.advance(reader.inputs(), oldest=late)
-        eventually(lambda: "waits for" not in lw.why("enriched").sentence)
-        with pytest.raises(lowwater.InvalidArgument, match="waiting_for") as error:
-            lease.advance(reader.inputs(), oldest=late, waiting_for="x" * 201)
-        assert error.value.metadata["field"] == "waiting_for"
-
-
-def test_every_way_to_ask_blames_the_late_source_and_not_its_reader(tmp_path: Path, command: Command) -> None:
-    """Flights are hours late and alive; hourly is a second behind them. Whoever asks is told of flights, and never of hourly's worker."""
-    late = int(time.time() * 1e6) - 8_400_000_000
-    with serving(tmp_path) as server, lowwater.connect(server.address) as lw:
-        lw.register("flights")
-        lw.register("hourly", inputs=["flights"])
-        lw.worker("flights", name="ingest").claim().advance(None, oldest=None, frontier=late)
-        reader = lw.worker("hourly", name="innocent")
-        lease = reader.claim()
-        eventually(lambda: reader.inputs().low.micros >= late)
-        lease.advance(reader.inputs(), oldest=late - 1_000_000)
-        lw.wait("hourly", late - 1_000_000, 60)
-
-        def run(*arguments: str) -> tuple[int, str]:
-            code, said, complaint = command(*arguments, "--address", server.address)
-            return code, said + complaint
-
-        async def waiting() -> None:
-            async with lowwater.aio.connect(server.address) as other:
-                await other.wait("hourly", lowwater.Watermark.FINISHED, 0.5)
-
-        with pytest.raises(lowwater.Timeout, match="did not reach finished") as here:
-            lw.wait("hourly", lowwater.Watermark.FINISHED, 0.1)
-        with pytest.raises(lowwater.Timeout, match="did not reach finished") as there:
-            asyncio.run(waiting())
-        asked = {
-            "why": run("why", "hourly"),
-            "status": run("status", "hourly"),
-            "complete": run("complete", "hourly", "--until", "finished"),
-            "wait": run("wait", "hourly", "--until", "finished", "--timeout", "1s"),
-            "wait of the client": (1, str(here.value)),
-            "wait of asyncio": (1, str(there.value)),
-        }
-        line = [sys.executable, "-u", "-m", "lowwater.cli", "watch", "hourly", "--address", server.address]
-        with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as watching:
-            assert watching.stdout is not None
-            asked["watch"] = (0, watching.stdout.readline())
-            watching.kill()
-        record = json.loads(run("complete", "hourly", "--until", "finished", "--json")[1])
-        [status] = json.loads(run("status", "hourly", "--json")[1])["computations"]
-    assert (record["guilty"], status["guilty"], here.value.metadata["guilty"]) == ("flights",) * 3
-    for what, (code, text) in asked.items():
-        assert code == (0 if what in {"why", "status", "watch"} else 1), (what, text)
-        first = text if what != "why" else text.splitlines()[0]
-        assert "flights all keys" in first, (what, text)
-        assert "ingest" in first, (what, text)
-        assert "innocent" not in first, (what, text)
 
 
 def test_a_stage_goes_as_far_ahead_of_the_clock_as_its_inputs(tmp_path: Path) -> None:

@@ -20,11 +20,7 @@ from typing import Final
 import redis
 
 import lowwater
-from lowwater_authority.cluster.membership import View
-from tests.kit.eventually import eventually
-from tests.kit.times import SECOND
-from tests.kit.truth import Truth
-from tests.process.observing import (
+from benchmarks.observing import (
     LIBRARY,
     RAW,
     Asker,
@@ -36,6 +32,10 @@ from tests.process.observing import (
     Stopping,
     said_by,
 )
+from lowwater_authority.cluster.membership import View
+from tests.kit.eventually import eventually
+from tests.kit.times import SECOND
+from tests.kit.truth import Truth
 from tests.process.sharding import Shard, Sharded, served
 
 GRAPH: Final[dict[str, tuple[str, ...]]] = {
