@@ -12,7 +12,7 @@ from lowwater import errors
 from lowwater_authority.core.requests import ClaimRequest, GroupReport, Refused
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.shard import Shard
-from lowwater_authority.journal import Journal
+from lowwater_authority.journal import GRAPH, Journal, JournalCorrupt
 from lowwater_authority.ops.observer import Observer
 from tests.contract.journal_stores import Store
 
@@ -107,3 +107,17 @@ async def test_a_damaged_log_that_nobody_has_in_memory_is_dropped_by_force(store
     with pytest.raises(errors.UnknownComputation, match="x was dropped"):
         await shard.drop("x", force=True)
     await lives_again(store, shard, run, sequencer)
+
+
+async def test_a_damaged_graph_that_nobody_has_in_memory_is_left_as_it_is(store: Store) -> None:
+    journal, shard, run = await started(store)
+    await at_ten(shard, "x", "y")
+    store.damage(GRAPH, 2)
+    await killed(journal, shard, run)
+    for _ in range(2):
+        shard = sharded(store.make())
+        with pytest.raises(JournalCorrupt, match="no process that lives has it in memory"):
+            await shard.start()
+        await shard.close()
+    journal = await store.connect()
+    assert (await journal.load_behind(GRAPH, 2)).last == 2

@@ -10,6 +10,7 @@ import pytest
 from lowwater import errors
 from lowwater_authority.core.times import MAX
 from lowwater_authority.journal import JournalFenced
+from lowwater_authority.regions import registry as regions_registry
 from lowwater_authority.regions.references import (
     LOCAL,
     Agent,
@@ -234,3 +235,31 @@ def test_a_process_that_was_asleep_suspects_nobody() -> None:
     for second in range(61, 71):
         core.watched(second * SECOND)
     assert core.is_suspect("A", 70 * SECOND)
+
+
+async def test_a_snapshot_takes_the_place_of_the_records(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(regions_registry, "SNAPSHOT_RECORDS", 3)
+    registry = await ready(deployment)
+    for low in range(50, 60):
+        await deployment.report(registry, low)
+    loaded = await registry.journal.load(LOG)
+    assert loaded.snapshot is not None
+    assert len(loaded.records) <= 3
+    before = registry.references.snapshot()
+    await registry.close()
+    again = await deployment.start()
+    assert again.references.snapshot() == before
+    assert again.position == registry.position
+
+
+async def test_a_zombie_confirms_nobody_by_an_older_record(shared_deployment: Deployment) -> None:
+    first = await ready(shared_deployment)
+    second = await shared_deployment.start()
+    await shared_deployment.confirm(second, "B")
+    shared_deployment.clock.now += 10
+    await shared_deployment.confirm(second, "B")
+    await second.adopt(HOURLY, "B", "ops")
+    with pytest.raises(errors.Unavailable):
+        await shared_deployment.confirm(first, "A", number=1)

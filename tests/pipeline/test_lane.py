@@ -435,3 +435,23 @@ def test_more_partitions_are_a_new_life(make: Make) -> None:
         case.kafka.grow(topic, 2)
     with pytest.raises(Refused, match="had 1 partitions, and has 2 now"):
         case.lane()
+
+
+def test_a_memory_that_another_process_has_open_holds(case: Case) -> None:
+    lane = case.lane()
+    with pytest.raises(Held, match="another process has the memory open"):
+        case.lane()
+    del lane
+
+
+def test_an_input_longer_than_the_window_is_adopted_only_by_one_who_knows(make: Make) -> None:
+    case = make("3")
+    case.send(*"abcdef")
+    case.shut(case.drain(case.lane()))
+    forget_offsets(case)
+    with pytest.raises(
+        Refused, match="has up to 6 messages to be read again, and the window remembers the last 3 of 6"
+    ):
+        case.lane(adopt=True)
+    case.drain(case.lane(adopt=True, accept_shorter=True))
+    assert case.outcome().doubled == 6, "as was said"

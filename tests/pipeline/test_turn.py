@@ -397,3 +397,30 @@ def test_a_timer_at_the_end_fires_when_the_inputs_are_finished() -> None:
     assert kept.due == END
     assert not Turns(ends, {}, MAX).take("k", kept, [])
     assert told == [True]
+
+
+@pytest.mark.parametrize("kind", ["set_wall_timer", "both"])
+def test_timers_that_do_not_go_on_in_time_end_with_a_reason(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr("lowwater_pipeline.computation.turn._MOST_DESCENDANTS", 1000)
+
+    class Stays(Once):
+        def process_timer(self, ctx: Context, timer: Timer) -> None:
+            to_wall = kind == "set_wall_timer" or (kind == "both" and not timer.wall)
+            (ctx.set_wall_timer if to_wall else ctx.set_timer)("t", 30)
+
+    with pytest.raises(ValueError, match=r"fired 1,000 times in one batch.* set anew for no later time"):
+        once(Stays(lambda ctx: (ctx.set_timer if kind != "set_wall_timer" else ctx.set_wall_timer)("t", 30)), now=99)
+
+
+def test_a_state_as_it_began_and_no_timer_leave_nothing() -> None:
+    script = Script()
+    turns = Turns(script, OUTPUTS, MIN)
+    assert not turns.take("k", Kept(), [])
+    kept = Kept(b'["a"]', {(5, "quiet"): 5})
+    assert turns.take("k", kept, []) == kept
+
+    class Forgets(Script):
+        def process_record(self, ctx: Context, record: Record) -> None:
+            ctx.state = []
+
+    assert not Turns(Forgets(), OUTPUTS, MIN).take("k", Kept(b'["a"]'), [record(1, 1)])

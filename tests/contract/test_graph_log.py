@@ -1,0 +1,82 @@
+"""A log of the graph whose changes do not fit each other, over each store: put right from memory, or nobody starts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from lowwater_authority.core.topology import Spec, Topology
+from lowwater_authority.engine.holdings import BrokenGraph, replayed
+from lowwater_authority.engine.shard import Shard
+from lowwater_authority.journal import GRAPH, Entry, Journal
+from lowwater_authority.ops.observer import Observer
+from tests.contract.journal_stores import SharedStore, Store
+
+
+@pytest.fixture(autouse=True)
+def compacted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole graph is made of its changes every few of them."""
+    monkeypatch.setattr("lowwater_authority.engine.logs.GRAPH_BYTES", 100)
+
+
+@asynccontextmanager
+async def serving(journal: Journal) -> AsyncIterator[Shard]:
+    shard = Shard(journal, clock=lambda: 1_700_000_000_000_000, observer=Observer())
+    try:
+        await shard.start()
+    except BaseException:
+        await shard.close()
+        raise
+    run = asyncio.create_task(shard.run())
+    try:
+        yield shard
+    finally:
+        shard.stop()
+        await run
+        await shard.close()
+
+
+async def stored(shard: Shard) -> Topology:
+    """The graph as who knows nothing of it reads it."""
+    return replayed(await shard.journal.load(GRAPH)).topology
+
+
+@pytest.mark.parametrize("same_version", [True, False])
+async def test_a_log_whose_changes_do_not_fit_each_other_is_put_right_from_memory(
+    shared: SharedStore, same_version: bool
+) -> None:
+    async with serving(shared.make()) as one, serving(shared.make()) as other:
+        await one.register(Spec("a"))
+        await other.confirm(())
+        await other.register(Spec("b", ("a",)))
+        await one.confirm(())
+        known = one.topology
+        strange = replace(known.reset("a")[0], version=known.version) if same_version else known.register(Spec("lost"))
+        stranger = await shared.connect()
+        last = (await stranger.load(GRAPH)).last
+        await stranger.append([Entry(GRAPH, last + 1, strange.register(Spec("new")).encode(strange), strong=True)])
+        with pytest.raises(BrokenGraph, match="shards that still serve put it right from memory"):
+            await stored(one)
+        await asyncio.gather(one.confirm(()), other.confirm(()))
+        await one.register(Spec("c"))
+        await other.confirm(())
+        assert one.topology == other.topology == await stored(one)
+        assert one.topology.computations.keys() == {"a", "b", "c", "new"}
+    async with serving(shared.make()) as third:
+        assert third.topology.computations.keys() == {"a", "b", "c", "new"}
+
+
+async def test_a_log_whose_changes_do_not_fit_each_other_starts_nobody(store: Store) -> None:
+    graph = Topology().register(Spec("a"))
+    lost = graph.register(Spec("lost"))
+    records = [graph.encode(), lost.register(Spec("b")).encode(lost)]
+    journal = await store.connect()
+    await journal.append([Entry(GRAPH, n, record, strong=True) for n, record in enumerate(records, 1)])
+    await journal.close()
+    with pytest.raises(BrokenGraph, match=r"stands behind version 1.* start from a restored copy"):
+        async with serving(store.make()):
+            pass
