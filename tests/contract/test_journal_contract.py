@@ -189,30 +189,6 @@ async def test_the_owner_writes_again_from_memory_what_is_damaged(store: Store) 
         assert await journal.load(log) == loaded(log, 5, 5, snapshot=b"whole")
 
 
-async def test_what_is_known_of_a_log_and_what_came_since_is_all_of_it(store: Store) -> None:
-    journal = await store.open()
-    known = await journal.load("a")
-
-    async def grows(*positions: int) -> None:
-        nonlocal known
-        await journal.append([entry("a", position) for position in positions])
-        found = await journal.load("a", known=known)
-        assert found == await journal.load("a")
-        known = found
-
-    await grows(1)
-    await grows()
-    await grows(2, 3)
-    await journal.snapshot("a", 2, b"two")
-    await grows(4)
-    await journal.snapshot("a", 4, b"four")
-    await grows()
-    await grows(5, 6)
-    await journal.restore("a", 9, b"nine")
-    await grows(10)
-    assert known == loaded("a", 10, 10, snapshot=b"nine")
-
-
 async def test_what_is_known_and_was_lost_since_is_not_taken_for_what_is_there(store: Store) -> None:
     for snapshot in (0, 1):
         journal = await store.open(log := f"a{snapshot}")

@@ -191,31 +191,23 @@ def test_bytes_of_one_type_are_refused_as_another_one_or_read_as_exactly_that(da
     [
         (list[str], b'{"a":1}', r"the state is \{'a': 1\}, which is no list"),
         (list[str], b'"abc"', "the state is 'abc', which is no list"),
-        (tuple[str, str], b'"ab"', "the state is 'ab', which is no list"),
         (tuple[int, int], b"[1,2,3]", r"the state is \[1, 2, 3\] and does not have 2 values"),
-        (dict[str, int], b"[]", r"the state is \[\], which is no dict"),
         (dict[str | None, str], b'["ab"]', "a pair of the state is 'ab', which is no list"),
-        (dict[int, int], b"[[1,2,3]]", "too many values"),
         (dict[int, int], b"[[1,2],[1,3]]", "two keys of the state are the same"),
         (set[int], b"[1,1]", "two elements of the state are the same"),
         (Bucket, b'{"n":1.5}', "Bucket.n is 1.5, which is no int"),
-        (float, b'"7"', "the state is '7' and no float"),
-        (float, b"true", "the state is True and no float"),
         (float, b"9007199254740993", "9007199254740993 and no float"),
         (float, b"1" + b"0" * 400, "too large"),
-        (int, b"1.0", "the state is 1.0, which is no int"),
         (bool, b"1", "the state is 1, which is no bool"),
         (bytes, b'"a!b="', "base64|padding"),
         (str, b'"\\ud800"', "has a lone surrogate at 0"),
         (datetime | None, b"1.5", "the state is 1.5, which is no int"),
-        (datetime | None, b"1" + b"0" * 30, "too large"),
         (datetime | None, b"1" + b"0" * 18, "out of range"),
         (list[int], b"[" * 200_000, "recursion"),
-        (list[int], b"[1", "Expecting"),
     ],
 )
 def test_bytes_of_another_type_are_refused(kind: Any, data: bytes, said: str) -> None:
-    initial = (lambda: (1, 2)) if kind == tuple[int, int] else (lambda: ("", "")) if kind == tuple[str, str] else None
+    initial = (lambda: (1, 2)) if kind == tuple[int, int] else None
     with pytest.raises(ValueError, match=f"(?s)what is kept is no .*{said}"):
         Codec[Any](kind, initial=initial).decode(data)
 
