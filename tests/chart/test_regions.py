@@ -112,34 +112,3 @@ def test_the_global_authority_is_a_command_over_redis_or_a_volume() -> None:
     service = TOGETHER["Service/lw-lowwater-global"]
     assert service["spec"]["type"] == "LoadBalancer"
     assert service["metadata"]["annotations"] == {"example.org/internal": "true"}
-
-
-def test_who_reaches_them_and_whom_they_reach() -> None:
-    def ports(rules: list[dict[str, Any]]) -> list[int]:
-        return [each["port"] for rule in rules for each in rule["ports"]]
-
-    pipelines = {"podSelector": {"matchLabels": {"app": "billing"}}}
-    policy = TOGETHER["NetworkPolicy/lw-lowwater-region"]["spec"]
-    assert policy["ingress"] == [{"ports": [{"port": 7440}], "from": [pipelines]}]
-    assert ports(policy["egress"]) == [53, 53, 7420, 7430]
-    policy = TOGETHER["NetworkPolicy/lw-lowwater-global"]["spec"]
-    regions, scrapes = policy["ingress"]
-    own, others = regions["from"]
-    assert own["podSelector"]["matchLabels"] == made_labels("region")
-    alone = by_key(parsed(rendered("--values", SETS["regions"], "--set", "region.enabled=false")))
-    assert alone["NetworkPolicy/lw-lowwater-global"]["spec"]["ingress"][0]["from"] == [others]
-    assert others == {"ipBlock": {"cidr": "10.20.0.0/16"}}
-    assert (ports([regions]), ports([scrapes]), ports(policy["egress"])) == ([7430], [7431], [53, 53, 6379])
-    elsewhere = rendered(
-        *("--values", SETS["regions"], "--set", "globalAuthority.enabled=false"),
-        *("--set", "region.globalAddress=global.example.org:17430"),
-    )
-    found = by_key(parsed(elsewhere))
-    assert ports(found["NetworkPolicy/lw-lowwater-region"]["spec"]["egress"]) == [53, 53, 7420, 17430]
-    assert "--global=global.example.org:17430" in elsewhere
-
-
-def made_labels(part: str) -> dict[str, str]:
-    labels = TOGETHER[f"Deployment/lw-lowwater-{part}"]["spec"]["template"]["metadata"]["labels"]
-    assert isinstance(labels, dict)
-    return labels
