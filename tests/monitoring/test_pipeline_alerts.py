@@ -151,18 +151,6 @@ def test_after_a_fail_over_the_holder_of_the_newest_owner_is_named_and_other_com
     )
 
 
-def relieved() -> Exported:
-    """The shard before says of enriched that its holder is silent, its ranges are left and its operation does not end."""
-    exported = failed_over()
-    exported[of("last_report_timestamp_seconds", "enriched")] = lambda t: min(t, FAULT + 600)
-    exported[of("oldest_operation_timestamp_seconds", "enriched")] = lambda t: min(t, FAULT + 600)
-    exported[of("ranges", "enriched", ', state="unowned"')] = lambda t: 2 if t >= FAULT + 600 else 0
-    # Of its successor neither is known: nobody reported since.
-    for name in ("last_report", "oldest_operation"):
-        paused(exported, 0, 20 * HOURS, f'lowwater_{name}_timestamp_seconds{{{TWO}, computation="enriched"')
-    return exported
-
-
 def unknown(ranges: int = 64) -> Exported:
     """Enriched was claimed, and a range of it never reported."""
     exported = healthy()
@@ -217,22 +205,6 @@ def fenced() -> Exported:
     """Reports of a worker that was replaced are refused."""
     exported = healthy()
     exported[own("lowwater_refused_reports_total", ', reason="STALE_SEQUENCER"')] = lambda t: max(0, t - FAULT)
-    return exported
-
-
-def from_nothing(value: Value) -> Value:
-    """A counter that begins anew."""
-    lost = value(FAULT) or 0
-    return lambda t: value(t) if t < FAULT else (value(t) or 0) - lost
-
-
-def restarted() -> Exported:
-    """The authority is away for half a minute, and counts from nothing again."""
-    exported = healthy()
-    for series, value in list(exported.items()):
-        if "_total" in series or "_bucket" in series:
-            exported[series] = from_nothing(value)
-    paused(exported, FAULT, FAULT + 30)
     return exported
 
 
@@ -329,14 +301,9 @@ HARMLESS: dict[str, tuple[Callable[[], Exported], tuple[str, ...]]] = {
     "new and catches up in minutes": (lambda: new_and_catching_up(20), ()),
     "unknown before anybody claimed": (lambda: unknown(0), ()),
     "an estimate": (lambda: estimated(silent()), ("LowwaterEstimateLate",)),
-    "relieved by another shard": (
-        relieved,
-        ("LowwaterComputationHolds", "LowwaterWatermarkStalled", "LowwaterPromiseBroken"),
-    ),
     "finished while it stood": (lambda: finished(named(standing(FAULT - 300), FAULT)), ("LowwaterHolderSilent",)),
     # Its promise is broken, and that is told: old data are old data. But nobody is guilty of it.
     "idle but renewed": (idle_but_renewed, ("LowwaterPromiseBroken",)),
-    "restarted": (restarted, ()),
     # Catching up, claimed again, retired, fenced, a slice stands, tasks wait while somebody works, a lateness budget pays.
     "all at once": (
         lambda: together(
