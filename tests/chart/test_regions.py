@@ -62,7 +62,6 @@ def secrets_of(pod: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 
 def test_the_agent_is_a_command_with_references_that_are_taken(tmp_path: Path) -> None:
-    """It says nothing that the command does not take; what it was told last stays, and another text of the references is read."""
     assert [name for name in SETS if agent(name) is not None] == ["regions"]
     container = made(agent("regions"))
     assert container["command"] == ["lowwater", "region"]
@@ -137,55 +136,6 @@ def test_the_global_authority_is_a_command_over_redis_or_a_volume() -> None:
     service = TOGETHER["Service/lw-lowwater-global"]
     assert service["spec"]["type"] == "LoadBalancer"
     assert service["metadata"]["annotations"] == {"example.org/internal": "true"}
-
-
-def test_who_reaches_them_and_whom_they_reach() -> None:
-    def ports(rules: list[dict[str, Any]]) -> list[int]:
-        return [each["port"] for rule in rules for each in rule["ports"]]
-
-    pipelines = {"podSelector": {"matchLabels": {"app": "billing"}}}
-    policy = TOGETHER["NetworkPolicy/lw-lowwater-region"]["spec"]
-    assert policy["ingress"] == [{"ports": [{"port": 7440}], "from": [pipelines]}]
-    assert ports(policy["egress"]) == [53, 53, 7420, 7430]
-    policy = TOGETHER["NetworkPolicy/lw-lowwater-global"]["spec"]
-    regions, scrapes = policy["ingress"]
-    own, others = regions["from"]
-    assert own["podSelector"]["matchLabels"] == made_labels("region")
-    alone = by_key(parsed(rendered("--values", SETS["regions"], "--set", "region.enabled=false")))
-    assert alone["NetworkPolicy/lw-lowwater-global"]["spec"]["ingress"][0]["from"] == [others]
-    assert others == {"ipBlock": {"cidr": "10.20.0.0/16"}}
-    assert (ports([regions]), ports([scrapes]), ports(policy["egress"])) == ([7430], [7431], [53, 53, 6379])
-    elsewhere = rendered(
-        *("--values", SETS["regions"], "--set", "globalAuthority.enabled=false"),
-        *("--set", "region.globalAddress=global.example.org:17430"),
-    )
-    found = by_key(parsed(elsewhere))
-    assert ports(found["NetworkPolicy/lw-lowwater-region"]["spec"]["egress"]) == [53, 53, 7420, 17430]
-    assert "--global=global.example.org:17430" in elsewhere
-
-
-def made_labels(part: str) -> dict[str, str]:
-    labels = TOGETHER[f"Deployment/lw-lowwater-{part}"]["spec"]["template"]["metadata"]["labels"]
-    assert isinstance(labels, dict)
-    return labels
-
-
-def test_both_are_scraped_by_their_own_names() -> None:
-    monitors = {each["metadata"]["name"]: each["spec"] for each in of_kind("regions", "ServiceMonitor")}
-    assert monitors.keys() == {"lw-lowwater", "lw-lowwater-global-http"}
-    [scraped] = TOGETHER["Service/lw-lowwater-global-http"]["spec"]["ports"]
-    [outside] = TOGETHER["Service/lw-lowwater-global"]["spec"]["ports"]
-    assert (scraped["port"], outside["port"]) == (7431, 7430), "metrics are for this cluster alone"
-    for name, spec in monitors.items():
-        [endpoint] = spec["endpoints"]
-        assert endpoint["tlsConfig"]["serverName"] == f"{name.removesuffix('-http')}.{NAMESPACE}.svc", (
-            "the same certificate"
-        )
-
-
-def test_the_longest_name_is_one_of_a_service() -> None:
-    longest = parsed(rendered("--values", SETS["regions"], "--set", f"fullnameOverride={'a' * 50}"))
-    assert max(len(each["metadata"]["name"]) for each in longest if each["kind"] == "Service") <= 63
 
 
 @pytest.mark.process
