@@ -72,13 +72,6 @@ class Failing:
         self.closed.set()
 
 
-class Speechless(Failing):
-    """A run that cannot tell of its end."""
-
-    def end(self, failure: str) -> None:
-        raise ValueError(failure)
-
-
 @pytest.fixture
 def away(tmp_path: Path) -> Authority:
     """An authority's client, with nobody at its address."""
@@ -92,17 +85,6 @@ def test_the_clock_rests_after_a_look_that_failed(tmp_path: Path, away: Authorit
     query.stop()
     for (_, ended), (begun, _) in zip(run.looks[:4], run.looks[1:4], strict=False):
         assert begun - ended >= 0.9 * _REST * TAKES, "looks take a fifth of the time"
-
-
-def test_a_run_is_closed_also_when_it_cannot_tell_of_its_end(
-    tmp_path: Path, away: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raised: list[threading.ExceptHookArgs] = []
-    monkeypatch.setattr(threading, "excepthook", raised.append)
-    run = Speechless(tmp_path, away)
-    TrackedQuery(cast("Run", run), cast("StreamingQuery", Query()), interval=60.0, owned=None).stop()
-    assert run.closed.is_set()
-    assert [found.exc_type for found in raised] == [ValueError]
 
 
 def test_the_pause_between_two_probes_begins_when_the_first_has_failed(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -19,7 +18,6 @@ import pytest
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.checkpoint import durable
 from lowwater_spark.checkpoint.durable import write_once
-from lowwater_spark.checkpoint.identity import identity, new_ordinal
 from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, StateLost
@@ -30,46 +28,14 @@ from lowwater_spark.track.batch_log import BatchEntry, BatchLog
 from lowwater_spark.track.cut import EQUAL
 from lowwater_spark.track.handover import publish_directory, sweep
 from lowwater_spark.track.hook import Hook
-from lowwater_spark.track.inputs import UNREAD, Reading
-from lowwater_spark.track.progress import Committed, Progress
-from lowwater_spark.track.run import Run
-from lowwater_spark.track.segments import Due, FreshSegment, NextSegments, Segment, Segments, write_segments
+from lowwater_spark.track.inputs import Reading
+from lowwater_spark.track.segments import Due, Segment, Segments, write_segments
 from lowwater_spark.track.state import Place, RangeEntry, StateStore, Version
 from lowwater_spark.track.tables import read_table, split_table
 from tests.kit.times import SECOND
 from tests.spark.support import place
 
 READING = Reading(14, {990_000: 15, 500_000: 16}, 3, (1, 7))
-
-
-def test_a_file_is_written_once_by_whoever_is_first(tmp_path: Path) -> None:
-    won: list[bytes] = []
-
-    def race(mine: bytes) -> None:
-        if write_once(tmp_path / "x", mine):
-            won.append(mine)
-
-    threads = [threading.Thread(target=race, args=(f"{i}".encode(),)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [(tmp_path / "x").read_bytes()] == won
-    assert [path.name for path in tmp_path.iterdir()] == ["x"]
-
-
-def test_a_checkpoint_has_one_identity_and_its_runs_count_up(tmp_path: Path) -> None:
-    assert identity(tmp_path) == identity(tmp_path)
-    assert identity(tmp_path) != identity(tmp_path / "other")
-    ordinals: list[int] = []
-    threads = [threading.Thread(target=lambda: ordinals.append(new_ordinal(tmp_path))) for _ in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(ordinals) == list(range(1, 21))
-    assert new_ordinal(tmp_path) == 21
-    assert len(list((tmp_path / "lowwater/runs").iterdir())) <= 18
 
 
 def test_s5_a_replay_runs_with_the_w_and_the_clock_of_the_first_run(tmp_path: Path) -> None:
@@ -85,13 +51,6 @@ def test_s5_a_replay_runs_with_the_w_and_the_clock_of_the_first_run(tmp_path: Pa
     log.purge(before=8)
     assert log.read(7) is None
     assert log.read(8) == BatchEntry(8, "cc", Reading(MIN), promised=MIN)
-
-
-class Forgetful(BatchLog):
-    """Does not know what the batches before have run with."""
-
-    def read(self, batch: int) -> BatchEntry | None:
-        return None if batch < 3 else super().read(batch)
 
 
 def clock_of(log: BatchLog, number: int, wall: float, known: int = -1) -> tuple[int, bool]:
@@ -123,14 +82,6 @@ def test_the_clock_of_a_batch_is_that_of_its_first_run_and_does_not_go_back(tmp_
     assert told == [(5, False), (5, False), (5, True), (9, False), (9, True), (9, False)]
 
 
-def test_the_clock_does_not_go_back_where_another_run_has_gone_on_since_this_one_looked(tmp_path: Path) -> None:
-    """Its driver is behind, and Spark looks at its checkpoint only behind the claim."""
-    log = BatchLog(tmp_path)
-    for number, wall in [(0, 5.0), (1, 25.0)]:
-        clock_of(log, number, wall)
-    assert clock_of(log, 2, 6.0, known=0) == (25, False)
-
-
 def test_the_clock_of_batches_goes_on_where_that_of_the_driver_has_gone_back() -> None:
     """For as long as it is behind. A jump that was taken back puts nothing on what comes later."""
     clocks = {"wall": 100.0, "passed": 0.0}
@@ -141,49 +92,6 @@ def test_the_clock_of_batches_goes_on_where_that_of_the_driver_has_gone_back() -
         told.append(hook._clock() // SECOND)
         hook._note(BatchEntry(0, "", READING, promised=0, now=hook._clock()))
     assert told == [100, 110, 115, 120, 121]
-
-
-def lows_of(log: BatchLog, number: int, reading: Reading, spark_bound: int, before: int) -> tuple[int, int]:
-    """Begin a batch in a run of its own; return its low and its promised. ``before``: Spark's bound after the batch before."""
-    progress = Progress(1, None, [], Committed(reading=reading, spark_bound=before))
-    part: Any = SimpleNamespace(
-        entries=log,
-        name="stage",
-        keyed=SimpleNamespace(layout=EQUAL),
-        authority=SimpleNamespace(wanted=None),
-        follow_logged=lambda *_: None,
-        progress=progress,
-    )
-    hook = Hook(lambda *_: None, lambda *_: None)
-    hook.run = cast(
-        "Run",
-        SimpleNamespace(
-            lock=nullcontext(),
-            reader=part,
-            heads=SimpleNamespace(counted=lambda *_: []),
-            lines=[],
-            checked=SimpleNamespace(spark_bound=lambda _: spark_bound),
-            parts=[part],
-        ),
-    )
-    entry = hook._choose(Plan(number, [], "aa", 0)).entry
-    return entry.reading.low, entry.promised
-
-
-def test_a_batch_is_not_behind_the_one_before_when_the_retention_is_larger(tmp_path: Path) -> None:
-    """Spark's bounds go back by the difference. What the last batch has closed would be opened, and written twice."""
-    log, inputs = BatchLog(tmp_path), Reading(25)
-    assert lows_of(log, 0, inputs, spark_bound=10, before=MIN) == (10, MIN)
-    assert lows_of(log, 1, inputs, spark_bound=14, before=10) == (14, 10)
-    assert lows_of(log, 2, inputs, spark_bound=6, before=4) == (14, 10), "a retention that is larger by ten"
-    assert lows_of(log, 3, inputs, spark_bound=30, before=6) == (25, 10)
-    assert lows_of(log, 4, UNREAD, spark_bound=30, before=30) == (MIN, MIN), "of other inputs nothing is known"
-
-
-@pytest.mark.xfail(strict=True, reason="breaks when the batch before is not asked")
-def test_the_clock_of_a_batch_breaks_when_the_batch_before_is_not_asked(tmp_path: Path) -> None:
-    log = Forgetful(tmp_path)
-    assert [clock_of(log, number, wall)[0] for number, wall in [(2, 9.0), (3, 1.0)]] == [9, 9]
 
 
 def test_a_batch_that_an_older_release_has_begun_is_replayed_and_none_of_this_one_by_it(tmp_path: Path) -> None:
@@ -232,18 +140,6 @@ def test_s6_a_directory_is_handed_over_once_and_whole(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         publish_directory(out, "batch=1", "cc", crash, ordinal=1)
     assert [path.name for path in out.iterdir()] == ["batch=0"]
-
-
-def test_s6_the_slower_of_two_runs_changes_nothing(tmp_path: Path) -> None:
-    def fast(folder: Path) -> None:
-        (folder / "rows").write_text("theirs")
-
-    def slow(folder: Path) -> None:
-        (folder / "rows").write_text("mine")
-        assert publish_directory(tmp_path, "batch=0", "aa", fast, ordinal=1)
-
-    assert not publish_directory(tmp_path, "batch=0", "aa", slow, ordinal=1)
-    assert (tmp_path / "batch=0/rows").read_text() == "theirs"
 
 
 def test_a_run_that_was_replaced_does_not_sweep_what_its_successor_fills(tmp_path: Path) -> None:
@@ -317,21 +213,6 @@ def test_a_compacted_entry_beyond_the_offset_stands_in_for_all_before_it(tmp_pat
     assert (log.taken["/in/d"], log.read) == (Taken(3, 1), 3)
 
 
-def test_the_newest_entry_of_a_path_counts(tmp_path: Path) -> None:
-    """Spark takes a path again when it has forgotten it by maxFileAge and it was written again."""
-    source_log(tmp_path / "log", "0", {"/in/a": 0})
-    log = SourceLog(tmp_path / "log")
-    waiting = Candidates[str]([log])
-    waiting.add("W", [{File("/in/a", 7)}])
-    log.read_to(0)
-    assert waiting.newest_reached([0], forget=False) is None
-    assert waiting.missing() == ["/in/a (written again after it was read: give it another name)"]
-    lines = [json.dumps({"path": "file:///in/a", "timestamp": t, "batchId": n}) for n, t in ((0, 1), (1, 7))]
-    (tmp_path / "log/1.compact").write_text("\n".join(["v1", *lines]), encoding="utf-8")
-    log.read_to(1)
-    assert (waiting.newest_reached([0], forget=False), waiting.newest_reached([1], forget=False)) == (None, "W")
-
-
 def version(batch: int) -> Version:
     entries = [RangeEntry(f"{batch}.state", "", 5, 2), RangeEntry()]
     return Version(batch, f"digest{batch}", 14, entries, pending=([1, 3], [1, 1]), finished=3, late=1, late_example=-4)
@@ -375,12 +256,6 @@ def test_state_versions_build_on_each_other_and_are_never_changed(tmp_path: Path
     assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["6", "7", "8"]
 
 
-def segmented(folder: Path, before: Segments, attempt: int, *names: str) -> tuple[Segment, ...]:
-    """Keep all segments, and add one for each name."""
-    new = [FreshSegment(pa.table({"name": [name]}), (7, -1), name.encode()) for name in names]
-    return write_segments(NextSegments([*before.segments, *new]), before, str(folder), f"00000-{attempt}")
-
-
 def test_a_batch_that_dies_while_it_keeps_a_part_of_a_functions_table_doubles_and_loses_nothing(tmp_path: Path) -> None:
     """At each step: its files half made, all made, the version named and nothing after it. The next run gets what the batch before has left, or what this one has named."""
     store = StateStore.opened(place(tmp_path), tmp_path / "state", 1, batch=0, ordinal=1)
@@ -417,39 +292,6 @@ def test_a_batch_that_dies_while_it_keeps_a_part_of_a_functions_table_doubles_an
     assert last is not None
     first = Path(store.file(3, last.ranges[0].segments[0].name))
     assert first.stat().st_nlink == 3, "the rows of the first batch were written once, and are in three versions"
-
-
-def test_segments_are_linked_from_version_to_version_and_outlive_the_one_that_made_them(tmp_path: Path) -> None:
-    """Attempts do not meet in a directory, and what only they have named does not count."""
-    store = StateStore.opened(place(tmp_path), tmp_path / "state", 2, batch=0, ordinal=1)
-    first = (FreshSegment(pa.table({"name": ["first", "too"]}), (1, 2)), FreshSegment(pa.table({"name": ["x"]})))
-
-    def fill(folder: Path, batch: int, before: Segments) -> Version:
-        if batch == 0:
-            made = write_segments(NextSegments(first), before, str(folder), "00000-1")
-        else:
-            segmented(folder, before, 1, "of an attempt that failed")
-            made = segmented(folder, before, 2, str(batch))
-        return Version(batch, f"d{batch}", 5, [RangeEntry(segments=made, facts=(batch, MIN)), RangeEntry("w.state")])
-
-    before = Segments("")
-    for batch in range(6):
-        made = store.build(batch, f"d{batch}", partial(fill, batch=batch, before=before))
-        assert made == store.version(batch)
-        before = Segments(store.file(batch, ""), made.ranges[0].segments, made.ranges[0].facts)
-        store.purge(batch - 1)
-    assert not (tmp_path / "state/2").exists()
-    assert [before.read(each)["name"].to_pylist() for each in before.segments] == [
-        ["first", "too"],
-        ["x"],
-        *([str(batch)] for batch in range(1, 6)),
-    ]
-    assert [each.rows for each in before.segments] == [2, 1, 1, 1, 1, 1, 1]
-    assert [each.facts for each in before.segments] == [(1, 2), (), *[(7, -1)] * 5]
-    assert before.facts == (5, MIN)
-    assert [before.filter(each) for each in before.segments] == [b"", b"", b"1", b"2", b"3", b"4", b"5"]
-    oldest = Path(before.folder, before.segments[0].name)
-    assert oldest.stat().st_nlink == 2 * 3, "two attempts in each of three versions"
 
 
 def test_versions_of_releases_without_segments_are_read_and_written_as_they_were(tmp_path: Path) -> None:
@@ -513,41 +355,3 @@ def test_the_schema_of_what_is_emitted_is_compared_by_name(tmp_path: Path) -> No
     with pytest.raises(CheckpointMismatch, match="with the schema struct<m:int,t:timestamp,n:bigint>, and"):
         opened(1).match(made, schema, 1)
     opened(2).match(made, {**more, "z": "int"}, 2)
-
-
-def test_a_state_whose_schema_was_kept_as_text_is_read(tmp_path: Path) -> None:
-    """Its columns were compared in their order, and a plain column was named without quotes."""
-    kept = {"key": "user-id STRING", "stamp": "event", "schema": "struct<t:timestamp,n:bigint>"}
-    made, schema = {"key": "`user-id` STRING", "stamp": "event"}, {"t": "timestamp", "n": "bigint"}
-
-    def opened() -> StateStore:
-        return StateStore.opened(place(tmp_path / "ck"), tmp_path / "state", 1, 0, ordinal=1)
-
-    opened()
-    entry = {**(place(tmp_path / "ck").read() or {}), "made": kept}
-    place(tmp_path / "ck").keep(entry)
-    with pytest.raises(CheckpointMismatch, match="the key user-id STRING, and the stage has the key `other` STRING"):
-        opened().match({**made, "key": "`other` STRING"}, schema, 0)
-    with pytest.raises(CheckpointMismatch, match="the schema struct<t:timestamp,n:bigint>, and the stage has the"):
-        opened().match(made, {**schema, "m": "int"}, 0)
-    assert place(tmp_path / "ck").read() == entry
-    opened().match(made, schema, 0)
-    opened().match(made, {**schema, "m": "int"}, 0)
-    with pytest.raises(CheckpointMismatch, match="the key `user-id` STRING, and the stage has the key user-id STRING"):
-        opened().match({**made, "key": "user-id STRING"}, {**schema, "m": "int"}, 0)
-
-
-def test_a_time_zone_that_a_key_depends_on_is_kept_with_the_state(tmp_path: Path) -> None:
-    """A state that was made before it was asked for is taken to be of the one that the stage has."""
-    made, schema = {"key": "hour(t) INT", "stamp": "event"}, {"n": "bigint"}
-
-    def match(**more: str) -> None:
-        StateStore.opened(place(tmp_path / "ck"), tmp_path / "state", 1, 0, ordinal=1).match(
-            {**made, **more}, schema, 0
-        )
-
-    match()
-    match(**{"time zone": "UTC"})
-    with pytest.raises(CheckpointMismatch, match="with the time zone UTC, and the stage has the time zone Asia/Tokyo"):
-        match(**{"time zone": "Asia/Tokyo"})
-    match(**{"time zone": "UTC"})

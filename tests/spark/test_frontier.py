@@ -115,16 +115,6 @@ def test_unknown_holds_a_part_without_rows_and_one_that_nobody_expects() -> None
     assert (seen.frontier, seen.newest) == (30, {"a": 30, "b": 30}), "who is not expected any more is forgotten"
 
 
-def test_a_part_moves_without_rows_only_when_it_was_read_to_its_end() -> None:
-    bounds = Bounds(0, across=2)
-    seen = bounds.advanced(Seen(), {"a": Found(9)}, ("a", "b"), ("a",), 0)
-    assert seen.frontier == MIN
-    seen = bounds.advanced(seen, {}, ("a", "b"), ("a", "b"), 0)
-    assert seen.frontier == 7
-    seen = bounds.advanced(seen, {"a": Found(19)}, ("a", "b"), ("a",), 0)
-    assert seen.frontier == 7, "what was proven of b is of then"
-
-
 @pytest.mark.parametrize("other", [Bounds(0, delay=8), Bounds(0), Bounds(0, across=0, delay=2)])
 def test_what_was_proven_stands_on_what_was_declared_then(other: Bounds) -> None:
     """A declaration that was found too small is made greater: what was proven by the old one of a part that is ahead counts no more."""
@@ -200,8 +190,3 @@ def test_what_is_of_another_type_is_refused_by_name(declared: dict[str, Any], sa
     nothing = dict.fromkeys(("disorder", "across", "delay", "ahead", "producer", "producers"))
     with pytest.raises(TypeError, match=said):
         Bounds.of(**{**nothing, **declared})
-
-
-def test_one_text_is_no_list_of_producers() -> None:
-    with pytest.raises(TypeError, match=r"\['web'\]"):
-        Bounds.of(MINUTE, None, None, None, "p", "web")
