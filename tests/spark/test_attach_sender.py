@@ -89,24 +89,6 @@ def reported(driver: Driver, query: str, watermark: int) -> None:
     eventually(lambda: driver.status(query).reported.micros == watermark, f"{query} at {watermark}")
 
 
-def test_a_watermark_is_published_as_estimated_and_no_exact_computation_reads_it(
-    authority: Serving, lw: lowwater.Client, drivers: Drivers
-) -> None:
-    driver = drivers(authority.address)
-    driver.batch("q1", micros(9))
-    reported(driver, "q1", micros(9))
-    found = view(lw)
-    assert (found.low.micros, found.estimated, found.shares) == (micros(9), True, ())
-    with pytest.raises(lowwater.EstimatedInput):
-        lw.register("exact", inputs=["spark.hourly"])
-    assert lw.register("guess", inputs=["spark.hourly"], estimated=True).estimated
-    # The flag is journaled: another process over the same data knows it.
-    authority.kill()
-    authority.start()
-    eventually(lambda: view(lw).estimated, "after a restart")
-    assert view(lw).low.micros == micros(9)
-
-
 def test_a_restart_goes_on_and_a_new_checkpoint_must_catch_up(
     authority: Serving, lw: lowwater.Client, drivers: Drivers, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -164,7 +146,6 @@ HOURLY = {"spark.hourly": ("source",)}
 def test_declared_inputs_draw_the_graph_and_hold_the_estimate(
     authority: Serving, lw: lowwater.Client, drivers: Drivers
 ) -> None:
-    """It stands no higher than what it reads, follows it while Spark says nothing, and nobody else does."""
     upstream = Upstream(lw)
     upstream.at(9)
     driver = drivers(authority.address, inputs=HOURLY)
@@ -187,22 +168,6 @@ def test_declared_inputs_draw_the_graph_and_hold_the_estimate(
     assert (driver.status("q1").watermark.micros, view(lw).low.micros) == (micros(12), micros(12))
 
 
-def test_inputs_that_are_behind_what_was_published_are_refused_and_leave_the_rest_alone(
-    authority: Serving, lw: lowwater.Client, drivers: Drivers
-) -> None:
-    Upstream(lw).at(9)
-    before = drivers(authority.address)
-    before.batch("q1", micros(12))
-    reported(before, "q1", micros(12))
-    before.sender.stop()
-    after = drivers(authority.address, inputs={**HOURLY, "spark.beside": ("source",)})
-    after.batch("q1", micros(13), run="r2")
-    after.batch("q2", micros(8), name="beside")
-    eventually(lambda: "WOULD_REGRESS" in after.status("q1").problem, "told")
-    reported(after, "q2", micros(8))
-    assert (view(lw).low.micros, lw.topology().computations["spark.hourly"].inputs) == (micros(12), ())
-
-
 def test_what_was_dropped_does_not_come_back_by_itself(
     authority: Serving, lw: lowwater.Client, drivers: Drivers
 ) -> None:
@@ -222,19 +187,6 @@ def test_what_was_dropped_does_not_come_back_by_itself(
     lw.register("spark.hourly", heuristics=[], estimated=True)
     driver.later(SILENCE)
     reported(driver, "q1", micros(13))
-
-
-def test_a_query_whose_forerunner_fell_silent_takes_over(
-    authority: Serving, lw: lowwater.Client, drivers: Drivers
-) -> None:
-    lw.register("spark.hourly", heuristics=(), estimated=True)
-    gone = lw.worker("spark.hourly", name="query gone", identity=sender_module.IDENTITY).claim()
-    driver = drivers(authority.address)
-    driver.batch("q2", micros(10))
-    eventually(lambda: driver.status("q2").problem, "it may live")
-    driver.later(SILENCE)
-    reported(driver, "q2", micros(10))
-    assert lw.ranges("spark.hourly").ranges[0].sequencer > gone.sequencer
 
 
 def test_the_name_of_an_exact_computation_is_not_touched(
@@ -276,15 +228,3 @@ def test_without_the_authority_attempts_stop_and_it_is_found_again(
 
     eventually(probed, "the newest, after a probe")
     assert (driver.sender.problem, view(lw).low.micros) == ("", micros(19))
-
-
-def test_what_waits_is_said_before_the_sender_leaves(authority: Serving, lw: lowwater.Client, drivers: Drivers) -> None:
-    """However long that takes: its time to leave is of a clock that stands."""
-    driver = drivers(authority.address, timeout=60.0, clock=Clock(0.0))
-    for query in range(20):
-        driver.batch(f"q{query}", micros(9), name=f"n{query}")
-    driver.sender.stop()
-    for query in range(20):
-        name = f"spark.n{query}"
-        eventually(lambda: lw.ranges(name).ranges[0].state is lowwater.RangeState.UNOWNED, "given back")  # noqa: B023
-        assert lw.ranges(name).ranges[0].watermark.micros == micros(9)

@@ -10,8 +10,7 @@ import itertools
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.bookmarks import (
     BOOKMARKS,
     Bookmarks,
-    Extent,
     Output,
     Removed,
     Scan,
@@ -107,8 +105,6 @@ class Writer:
 class Reader:
     """Reads the output: what its log has taken is committed at once. It runs from :meth:`start` until it is killed or refused."""
 
-    bookmarks: type[Bookmarks] = Bookmarks
-
     def __init__(self, base: Path, writer: Writer, name: str) -> None:
         self.checkpoint = base / name
         self.writer = writer
@@ -125,9 +121,7 @@ class Reader:
         self.running = False
         manifest = begun(self.checkpoint)
         self.heads = Heads([OpenFiles(source, 0, manifest, self.log)])
-        self.marks = self.bookmarks(
-            manifest, self.heads.outputs, self.name, self.name, skip_removed=skip_removed, probe=at
-        )
+        self.marks = Bookmarks(manifest, self.heads.outputs, self.name, self.name, skip_removed=skip_removed, probe=at)
         self.heads.list_heads(lines(self.batch))
         at("listed")
         try:
@@ -169,9 +163,9 @@ class Reader:
 class WriterAndReaders:
     """A writer and two readers. A step is its name, its arguments, and what comes at which point of it: other steps, or a kill."""
 
-    def __init__(self, base: Path, writer: type[Writer] = Writer, reader: type[Reader] = Reader) -> None:
+    def __init__(self, base: Path, writer: type[Writer] = Writer) -> None:
         self.writer = writer(base)
-        self.readers = [reader(base, self.writer, name) for name in ("a", "b")]
+        self.readers = [Reader(base, self.writer, name) for name in ("a", "b")]
 
     def do(self, step: tuple[Any, ...]) -> None:
         name, which, between = step
@@ -265,7 +259,6 @@ def left(world: WriterAndReaders) -> list[str]:
 
 
 def test_removal_a_reader_that_comes_then_is_refused_or_waited_for(tmp_path: Path) -> None:
-    """Whoever needs what goes is told so at its start; and what somebody needs who has begun does not go."""
     world = WriterAndReaders(tmp_path / "killed")
     live(world, KILLED_HALF_WAY)
     assert (started(world), left(world)) == ([True, False], ["batch=1"])
@@ -286,24 +279,6 @@ def test_removal_a_reader_that_comes_then_is_refused_or_waited_for(tmp_path: Pat
     assert (started(world), left(world)) == ([True, False], [])
 
 
-@pytest.mark.parametrize("point", ["passed", "looked", "noted", "chosen", "removed", "emptied"])
-def test_removal_a_frozen_run_takes_no_note_of_another_run_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
-) -> None:
-    """The other run removes what a reader that was taken for gone has not read. That reader is refused when it comes again."""
-    monkeypatch.setattr(Removal, "AT_ONCE", 3)
-    world = WriterAndReaders(tmp_path)
-    if point == "passed":
-        world.writer.last = 2  # three batches that have written nothing, which the first call passes over
-    both = [step(name, which) for name in ("read", "look", "look") for which in (0, 1)]
-    live(world, [step("start"), step("start", 1), step("write"), step("write"), *both])
-    further = [("write", 0), ("read", 0), ("look", 0), ("look", 0), ("kill", 1), ("forget", 1), *[("remove", 0)] * 2]
-    world.do(step("remove", 0, *((point, each) for each in further)))
-    assert removed(os.fspath(world.writer.folder)).through == world.writer.last
-    world.do(step("start", 1))
-    assert started(world) == [True, False]
-
-
 class LooksOnce(Removal):
     """Goes by the bookmarks that it has seen before its note."""
 
@@ -314,43 +289,18 @@ class LooksOnce(Removal):
             seen.append(bookmarks(folder))
             return seen[0]
 
-        with patched(removal_module, "bookmarks", look):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(removal_module, "bookmarks", look)
             return super().remove(keep, committed, now)
 
 
-class ChecksFirst(Bookmarks):
-    """Reads how far batches were removed, and leaves its bookmark then."""
-
-    def begin(self, batch: int, now: float) -> None:
-        for _, output in self._places():
-            self._check(output, batch)
-        self.keep_up(batch, now)
-
-
-@contextmanager
-def patched(module: Any, name: str, replacement: Any) -> Iterator[None]:
-    before = getattr(module, name)
-    setattr(module, name, replacement)
-    try:
-        yield
-    finally:
-        setattr(module, name, before)
-
-
-def broken(removal: type[Removal] = Removal, marks: type[Bookmarks] = Bookmarks) -> tuple[type[Writer], type[Reader]]:
-    return type("Broken", (Writer,), {"removal": removal}), type("Hasty", (Reader,), {"bookmarks": marks})
+class HastyWriter(Writer):
+    removal = LooksOnce
 
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when the bookmarks are not looked at again")
 def test_removal_breaks_when_the_bookmarks_are_looked_at_once(tmp_path: Path) -> None:
-    live(WriterAndReaders(tmp_path, *broken(LooksOnce)), COMES_BEFORE_THE_NOTE)
-
-
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="breaks when the note is read before the bookmark is left"
-)
-def test_removal_breaks_when_the_note_is_read_first(tmp_path: Path) -> None:
-    live(WriterAndReaders(tmp_path, *broken(marks=ChecksFirst)), COMES_WHILE_ALL_IS_REMOVED)
+    live(WriterAndReaders(tmp_path, HastyWriter), COMES_BEFORE_THE_NOTE)
 
 
 def test_removal_keeps_what_the_slowest_reader_and_the_writer_may_still_need(
@@ -412,21 +362,12 @@ def test_removal_a_damaged_bookmark_keeps_everything_and_nobody_else_is_disturbe
     assert world.writer.remove() == [0, 1]
 
 
-BEGUN_ANEW = [*A_HAS_READ, step("remove"), step("kill")]
-"""The first reader has read two batches, which were removed then; it is stopped when the output is begun anew."""
-
-
-def others_read_the_new_output(tmp_path: Path) -> WriterAndReaders:
-    world = WriterAndReaders(tmp_path)
-    live(world, BEGUN_ANEW)
-    world.writer.begin_anew()
-    live(world, [step("start", 1), *[step("write")] * 3, step("read", 1), step("look", 1), step("look", 1)])
-    return world
-
-
 def test_removal_of_an_output_that_was_begun_anew_waits_for_who_has_read_the_one_before(tmp_path: Path) -> None:
     """What a bookmark says of other batches of the same numbers does not count, and neither does what a checkpoint knows of them."""
-    world = others_read_the_new_output(tmp_path)
+    world = WriterAndReaders(tmp_path)
+    live(world, [*A_HAS_READ, step("remove"), step("kill")])
+    world.writer.begin_anew()
+    live(world, [step("start", 1), *[step("write")] * 3, step("read", 1), step("look", 1), step("look", 1)])
     a, b = world.readers
     assert {mark.reader: mark.read for mark in bookmarks(world.writer.folder)} == {"a": NOTHING, "b": 2}
     assert world.writer.remove() == []
@@ -467,41 +408,6 @@ def test_removal_counts_what_it_removes_and_how_far_readers_hold_it_back(tmp_pat
     assert (removal.batches, removal.size, removal.held_back(LATER)) == (2, 4, 0.0)
 
 
-def test_a_checkpoint_knows_what_it_has_read_and_a_copy_of_an_older_one_knows_less(tmp_path: Path) -> None:
-    world = WriterAndReaders(tmp_path)
-    live(world, A_HAS_READ)
-    [reader, _] = world.readers
-    older = begun(reader.checkpoint)["read"]
-    assert world.writer.remove() == [0, 1]
-    reader.forget()
-    assert reader.start(), "it comes back: nothing is missing, whatever its bookmark says"
-    # Spark's commits are older than the record, or all of it is older.
-    (reader.checkpoint / "commits/0").unlink()
-    assert not reader.start()
-    commit(reader.checkpoint, 0)
-    assert reader.start()
-    world.writer.write()
-    reader.read()
-    reader.look()
-    assert world.writer.remove() == [2]
-    begun(reader.checkpoint).keep("read", older)
-    assert not reader.start()
-
-
-def test_a_bookmark_that_cannot_be_left_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A reader may have no right to write there. It reads all the same; the writer does not wait for it."""
-    world = WriterAndReaders(tmp_path)
-    world.writer.write()
-    (world.writer.folder / BOOKMARKS / "a-0.json").mkdir(parents=True)
-    [reader, _] = world.readers
-    assert reader.start() is True
-    reader.read()
-    assert reader.look()
-    reader.read()
-    reader.look()
-    assert len([line for line in caplog.messages if "keep= of its writer does not wait for it" in line]) == 1
-
-
 @pytest.mark.parametrize("seen", list(itertools.permutations([6, 7])))
 def test_a_listing_that_missed_a_batch_counts_none_beyond_it(seen: tuple[int, ...]) -> None:
     """A directory that is listed while names come may show the later of two, and not the earlier."""
@@ -521,26 +427,6 @@ def test_a_listing_that_missed_a_batch_counts_none_beyond_it(seen: tuple[int, ..
     # Without files there is nothing to be read, and nothing that shows when it came.
     assert lists((listed, True, False)) == NOTHING
     assert lists((missed, True, False), (listed, True, True)) == listed
-
-
-def test_a_record_is_not_believed_of_another_directory_of_the_same_name(tmp_path: Path) -> None:
-    def after(record: Extent, *batches: tuple[int, bool], of: str = "read") -> Extent:
-        shutil.rmtree(tmp_path)
-        output, scan = Output(os.fspath(tmp_path)), Scan()
-        for number, settled in batches:
-            publish_directory(tmp_path, f"batch={number}", f"{of} {number}", lambda _: None, ordinal=1)
-            scan.add(number, settled=settled, sure=True)
-        output.take(scan)
-        output.believe(record)
-        return output.extent
-
-    three, skipped = Extent(3, digest="read 3"), Extent(1, 3, "read 3")
-    assert after(three, (3, True), (4, False)) == three
-    assert after(skipped, (2, False), (3, True)) == skipped
-    assert after(three, (2, True)) == Extent(), "it has no batch 3"
-    assert after(three, (2, False), (3, True)) == Extent(), "it has a batch 2 that nobody has read"
-    assert after(three, (3, True), of="other") == Extent(), "its batch 3 is another one"
-    assert after(Extent(NOTHING, 3, "read 3"), (2, True)) == Extent()
 
 
 def test_removal_a_new_reader_may_begin_at_what_is_left(tmp_path: Path) -> None:
@@ -571,25 +457,3 @@ def test_removal_a_new_reader_may_begin_at_what_is_left(tmp_path: Path) -> None:
     (world.writer.folder / BOOKMARKS / "b-0.json").unlink()
     assert world.writer.remove() == [4]
     assert not b.start(skip_removed=True)
-
-
-def test_removal_who_reads_a_part_of_the_directory_holds(tmp_path: Path) -> None:
-    """Nobody waits for it, so it may have missed rows; its neighbours go on."""
-    world = WriterAndReaders(tmp_path)
-    live(world, A_HAS_READ)
-    (tmp_path / "links").mkdir()
-    (tmp_path / "links/one").symlink_to(world.writer.folder / "batch=1", target_is_directory=True)
-    world.readers[0].log.take(tmp_path / "links/one/part.json", 0)
-    for root in (world.writer.folder / "batch=1", tmp_path / "links"):
-        part = Heads(
-            [OpenFiles(FileSource(os.fspath(root), recursive=True), 0, begun(tmp_path / "part"), world.readers[0].log)]
-        )
-        assert part.list_heads(lines(world.readers[0].batch)) == [set()]
-    assert world.writer.remove() == [0, 1]
-    for root in (world.writer.folder / "batch=1", tmp_path / "links"):
-        part = Heads(
-            [OpenFiles(FileSource(os.fspath(root), recursive=True), 0, begun(tmp_path / "part"), world.readers[0].log)]
-        )
-        [[file]] = part.list_heads(lines(world.readers[0].batch)) or []
-        assert "only who reads all of the directory is waited for" in file.path
-    assert world.readers[0].look()

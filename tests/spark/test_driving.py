@@ -163,7 +163,6 @@ def test_an_estimated_input_is_not_followed_though_the_authority_was_away(
 def test_only_an_approximate_frame_follows_a_guess(
     lw: lowwater.Client, tmp_path: Path, queries: list[Query], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A query of both kinds may read an estimated input, and its exact frame holds all the same, and says so."""
     for name in ("guess", "other"):
         lw.register(name, heuristics=(), estimated=True)
         lease = lw.worker(name).claim()
@@ -204,10 +203,19 @@ def test_a_refusal_comes_before_the_claim(
     assert first.given() >= 0, "the other query keeps what it has"
 
 
+def test_rule_9_a_value_of_an_earlier_incarnation_is_not_carried_on(
+    lw: lowwater.Client, upstream: Upstream, tmp_path: Path, queries: list[Query]
+) -> None:
+    query = Query(tmp_path, lw, "source")
+    queries.append(query)
+    query.plan(0, Offset(5, {"source": 7}))
+    with pytest.raises(errors.IncarnationChanged, match="source was reset"):
+        query.start()
+
+
 def test_the_directory_of_a_control_is_there_only_while_it_is_driven(
     lw: lowwater.Client, upstream: Upstream, tmp_path: Path, queries: list[Query]
 ) -> None:
-    """And a frame whose query has ended may be started again."""
     upstream.at(12)
     for _ in range(2):
         query = Query(tmp_path, lw, "source")

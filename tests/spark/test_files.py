@@ -6,32 +6,25 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from lowwater.watermark import MAX, MIN
+from lowwater.watermark import MIN
 from lowwater_spark.checkpoint import durable
 from lowwater_spark.checkpoint.durable import write_once
-from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, StateLost
 from lowwater_spark.sources.head import Candidates
 from lowwater_spark.sources.source_log import File, SourceLog, Taken
 from lowwater_spark.track import handover
 from lowwater_spark.track.batch_log import BatchEntry, BatchLog
-from lowwater_spark.track.cut import EQUAL
 from lowwater_spark.track.handover import publish_directory, sweep
 from lowwater_spark.track.hook import Hook
 from lowwater_spark.track.inputs import Reading
-from lowwater_spark.track.segments import Due, Segment, Segments, write_segments
+from lowwater_spark.track.segments import Due, Segment
 from lowwater_spark.track.state import Place, RangeEntry, StateStore, Version
-from lowwater_spark.track.tables import read_table, split_table
 from tests.kit.times import SECOND
 from tests.spark.support import place
 
@@ -51,35 +44,6 @@ def test_s5_a_replay_runs_with_the_w_and_the_clock_of_the_first_run(tmp_path: Pa
     log.purge(before=8)
     assert log.read(7) is None
     assert log.read(8) == BatchEntry(8, "cc", Reading(MIN), promised=MIN)
-
-
-def clock_of(log: BatchLog, number: int, wall: float, known: int = -1) -> tuple[int, bool]:
-    """Begin a batch in a run of its own; return the clock that it runs with, in seconds, and whether it is a replay.
-
-    ``known``: the newest batch that there was as the run looked first; -1: the one before.
-    """
-    hook = Hook(lambda *_: None, lambda *_: None, lambda: wall)
-    part: Any = SimpleNamespace(
-        entries=log,
-        name="stage",
-        keyed=SimpleNamespace(layout=EQUAL),
-        authority=SimpleNamespace(wanted=None),
-        follow_logged=lambda *_: None,
-    )
-    checked = SimpleNamespace(spark_bound=lambda _: MAX)
-    run: Any = SimpleNamespace(lock=nullcontext(), reader=None, checked=checked, parts=[part])
-    hook.run = run
-    if (before := log.read(number - 1 if known < 0 else known)) is not None:
-        hook._note(before)
-    running = hook._choose(Plan(number, [], "aa", 0))
-    return running.entry.now // SECOND, running.replayed
-
-
-def test_the_clock_of_a_batch_is_that_of_its_first_run_and_does_not_go_back(tmp_path: Path) -> None:
-    log = BatchLog(tmp_path)
-    walls = [(0, 5.0), (1, 3.0), (1, 8.0), (2, 9.0), (2, 20.0), (3, 1.0)]
-    told = [clock_of(log, number, wall) for number, wall in walls]
-    assert told == [(5, False), (5, False), (5, True), (9, False), (9, True), (9, False)]
 
 
 def test_the_clock_of_batches_goes_on_where_that_of_the_driver_has_gone_back() -> None:
@@ -254,44 +218,6 @@ def test_state_versions_build_on_each_other_and_are_never_changed(tmp_path: Path
         store.build(batch, f"digest{batch}", partial(made, batch))
     store.purge(committed=7)
     assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["6", "7", "8"]
-
-
-def test_a_batch_that_dies_while_it_keeps_a_part_of_a_functions_table_doubles_and_loses_nothing(tmp_path: Path) -> None:
-    """At each step: its files half made, all made, the version named and nothing after it. The next run gets what the batch before has left, or what this one has named."""
-    store = StateStore.opened(place(tmp_path), tmp_path / "state", 1, batch=0, ordinal=1)
-
-    def fill(folder: Path, batch: int, dies: str) -> Version:
-        before = store.before(batch)
-        entry = RangeEntry() if before is None else before.ranges[0]
-        segments = Segments(store.file(batch - 1, ""), entry.segments, entry.facts)
-        state = read_table(segments)
-        new = pa.table({"n": [batch] * (1000 if batch == 0 else 1)})
-        after = split_table(new if state is None else pa.concat_tables([state, new]), state, segments)
-        made: tuple[Segment, ...] = ()
-        for attempt in range(2 if dies else 1):
-            made = write_segments(after, segments, str(folder), f"00000-{attempt}")
-            if dies == "half":
-                raise OSError("the disk is gone")
-        if dies == "made":
-            raise OSError("the disk is gone")
-        return Version(batch, f"d{batch}", 5, [RangeEntry(segments=made, facts=tuple(after.facts))])
-
-    for batch in range(4):
-        for dies in ("half", "made"):
-            with pytest.raises(OSError, match="the disk is gone"):
-                store.build(batch, f"d{batch}", partial(fill, batch=batch, dies=dies))
-            assert store.version(batch) is None
-        made = store.build(batch, f"d{batch}", partial(fill, batch=batch, dies=""))
-        # Whoever was killed now runs the batch again, and finds it.
-        assert store.build(batch, f"d{batch}", partial(fill, batch=batch, dies="half")) == made
-        found = read_table(Segments(store.file(batch, ""), made.ranges[0].segments))
-        assert found is not None
-        assert found["n"].to_pylist() == [0] * 1000 + list(range(1, batch + 1))
-        store.purge(batch - 1)
-    last = store.version(3)
-    assert last is not None
-    first = Path(store.file(3, last.ranges[0].segments[0].name))
-    assert first.stat().st_nlink == 3, "the rows of the first batch were written once, and are in three versions"
 
 
 def test_versions_of_releases_without_segments_are_read_and_written_as_they_were(tmp_path: Path) -> None:

@@ -65,7 +65,6 @@ batches = st.tuples(st.tuples(*[st.integers(0, 3)] * 3), st.none() | appends)
 def test_exact_no_row_that_is_read_later_is_below_the_frontier(
     steps: Sequence[Any], with_across: bool, with_delay: bool
 ) -> None:
-    """Whatever is left unread, comes late, or is appended while a batch is planned, if what was declared is true."""
     whole = Logs()
     for step in steps:
         each = step if isinstance(step[0], str) else step[1]

@@ -6,7 +6,6 @@ moments. The oracle knows every row.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.sources.head import KEPT, Candidates
 from lowwater_spark.sources.source_log import File, Head
-from lowwater_spark.track.inputs import UNREAD, Origin, Reading, floor_stamp
+from lowwater_spark.track.inputs import UNREAD, Reading, floor_stamp
 from lowwater_spark.track.progress import RELIST, Committed, Progress
 from lowwater_spark.track.segments import Due
 from lowwater_spark.track.update import lowest_stamp
@@ -279,7 +278,6 @@ MOVES = st.lists(
 def test_a_reading_counts_if_and_only_if_all_that_was_there_when_it_was_read_is_committed(
     moves: list[tuple[str, Any]],
 ) -> None:
-    """Against a model that keeps every reading with its whole head. With more heads than are kept a reading may only count later."""
     logs = [Log(), Log()]
     waiting = Candidates[tuple[int, int]](logs)
     model: list[tuple[tuple[int, int], list[set[File]], int]] = []
@@ -364,19 +362,6 @@ def test_a_stage_that_tells_when_it_is_due_is_asked_for_nothing_before(due: Due 
     assert progress.would_close() == closes
 
 
-@pytest.mark.parametrize(
-    ("window", "due"), [(None, Due(21)), (timedelta(microseconds=16), None)], ids=["timer", "window"]
-)
-def test_no_batch_is_forced_for_what_spark_holds_back(window: timedelta | None, due: Due | None) -> None:
-    """It would run with no more than that, find nothing due, and be forced again."""
-    progress = Progress(1, window, [Log()], Committed(0, [0], Reading(10), held=[5], spark_bound=20, due=due))
-    progress.observe(Reading(30), [set()], 0.0, [])
-    progress.renew()
-    assert not progress.would_close()
-    progress.committed = dataclasses.replace(progress.committed, spark_bound=21)
-    assert progress.would_close()
-
-
 def test_a_batch_is_forced_when_the_clock_is_there() -> None:
     for due, fires in ((None, False), (Due(1, None), False), (Due(None, 8), False), (Due(None, 7), True)):
         assert Progress(1, None, [Log()], Committed(due=due)).would_fire(7) == fires
@@ -420,20 +405,6 @@ def test_a_file_that_is_gone_before_it_was_read_does_not_hold_for_ever() -> None
     progress.settle(Committed(1, [1]), "")
     assert progress.renew() == Reading(10)
     assert not progress.must_list(Reading(10), RELIST * 9), "nothing waits"
-
-
-def test_a_replay_does_not_bring_back_the_w_of_inputs_that_were_changed() -> None:
-    """The batch itself ran with it; but nothing was read of the inputs that are registered now."""
-    old = Reading(10, {}, 1, (1,))
-    progress = Progress(1, None, [Log()], Committed())
-    progress.inputs = Origin(2, (1, 1))
-    progress.settle(Committed(0, [0], old), "")
-    assert (progress.reading, progress.committed.reading, progress.renew()) == (UNREAD,) * 3
-    progress.settle(Committed(1, [0], Reading(11, {}, 2, (1, 9))), "")
-    assert progress.reading == UNREAD, "another incarnation of an input"
-    for batch, reading in enumerate((Reading(12, {}, 2, (1, 1)), Reading(13, {}, 3, (1, 1, 1))), start=2):
-        progress.settle(Committed(batch, [0], reading), "")
-        assert progress.reading == reading
 
 
 @pytest.mark.parametrize(

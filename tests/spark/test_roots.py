@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import pytest
 from lowwater_spark.sources import files, roots
 from lowwater_spark.sources.files import FileSource, OpenFiles
 from lowwater_spark.sources.head import Heads
-from lowwater_spark.sources.roots import birth_of
 from lowwater_spark.sources.source_log import File
 from tests.spark.support import Log, begun, lines
 
@@ -168,25 +166,3 @@ def test_head_of_w_a_checkpoint_that_is_away_with_its_source_holds(query: Query,
     query.folder.rmdir()
     volume.rename(query.folder)
     assert not query.holds()
-
-
-def test_the_birth_time_is_what_the_system_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stat(*arguments: str) -> str:
-        return subprocess.check_output(["stat", *arguments, tmp_path], text=True).strip()
-
-    monkeypatch.setattr(roots, "_OVERLAY", 0)
-    link = tmp_path / "link"
-    link.symlink_to(tmp_path)
-    for path in (str(tmp_path), str(link)):
-        assert (birth_of(path) or 0) // 1_000_000_000 == int(stat("-c", "%W"))
-    before = birth_of(str(tmp_path))
-    (tmp_path / "more").mkdir()
-    os.utime(tmp_path, (1, 1))
-    assert birth_of(str(tmp_path)) == before
-    with pytest.raises(FileNotFoundError, match="missing"):
-        birth_of(str(tmp_path / "missing"))
-    # A directory of overlayfs is made again when it is first written to.
-    monkeypatch.setattr(roots, "_OVERLAY", int(stat("-f", "-c", "%t"), 16))
-    assert birth_of(str(tmp_path)) is None
-    monkeypatch.setattr(roots, "_libc", object())
-    assert birth_of(str(tmp_path)) is None

@@ -55,7 +55,6 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reader:
 
 
 def test_head_of_w_a_plain_file_is_asked_for_its_time_in_each_listing(reader: Reader) -> None:
-    """One that is written again in its place leaves no trace in its directory."""
     file = reader.out / "daily.json"
     file.write_text("{}")
     reader.log.take(file, 0)

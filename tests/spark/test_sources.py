@@ -501,19 +501,4 @@ def test_rule5_breaks_when_a_look_is_older_than_the_reading(tmp_path: Path) -> N
     covers_all_that_stood_there_when_w_was_read(kind, ListsTooEarly([kind.open()]))
 
 
-@pytest.mark.parametrize("made", [control, ticks], ids=lambda made: made.__name__)
-def test_a_source_without_rows_holds_nobody(made: type, tmp_path: Path) -> None:
-    source, line = made(tmp_path)
-    head = source.wait(source.head(NONE), None)
-    assert source.reached(head, None)
-    source.read_to(line)
-    source.look(head)
-    source.confirm(line)
-    assert source.reached(source.renewed(head, source.head(line), line), line)
-    assert (source.missing(head, 5), dict(source.outputs)) == ([], {})
-    assert source.same(head, source.wait(None, None))
-    with pytest.raises(CheckpointMismatch):
-        source.read_to(STRANGE)
-
-
 # -- one look while another is confirmed -----------------------------------------------------------------------------------
