@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -111,26 +109,6 @@ def queries() -> Iterator[list[Query]]:
         query.close()
 
 
-def test_a_namespace_is_the_clients_own_matter(authority: Serving, tmp_path: Path, queries: list[Query]) -> None:
-    with lowwater.Client(lowwater.Settings(authority.address, namespace="team")) as lw:
-        Upstream(lw).at(12)
-        query = Query(tmp_path, lw, "source", step=timedelta(seconds=1))
-        queries.append(query)
-        query.start()
-        eventually(lambda: query.moves(0), "a value")
-        told = query.controls[0].told()
-        assert told is not None
-        assert told.offset == Offset(VALUE, {"source": 1})
-        query.plan(0, told.offset)
-        query.close()
-        queries.clear()
-        # The next run goes on from there, and knows the input by the same name.
-        query = Query(tmp_path, lw, "source", step=timedelta(seconds=1))
-        queries.append(query)
-        query.start()
-        assert query.given() == VALUE
-
-
 def test_an_estimated_input_is_not_followed_though_the_authority_was_away(
     authority: Serving, tmp_path: Path, queries: list[Query]
 ) -> None:
@@ -158,24 +136,6 @@ def test_an_estimated_input_is_not_followed_though_the_authority_was_away(
 
         eventually(refused, "the refusal ends the query")
         assert query.given() == 0
-
-
-def test_only_an_approximate_frame_follows_a_guess(
-    lw: lowwater.Client, tmp_path: Path, queries: list[Query], caplog: pytest.LogCaptureFixture
-) -> None:
-    for name in ("guess", "other"):
-        lw.register(name, heuristics=(), estimated=True)
-        lease = lw.worker(name).claim()
-        lease.advance(None, oldest=None, frontier=at(13))
-        lease.flush(20)
-    query = Query(tmp_path, lw, "guess", "other", share=0.9)
-    queries.append(query)
-    exact = dataclasses.replace(query.driving.drives[0], share=None)
-    query.driving.drives = {**query.driving.drives, 0: exact}
-    query.start()
-    eventually(lambda: query.moves(1), "the approximate frame follows")
-    assert query.given(0) == 0
-    assert "nobody promises the watermark of guess" in caplog.text
 
 
 @pytest.mark.parametrize("what", ["late rows", "frame", "inputs"])

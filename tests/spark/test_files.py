@@ -16,8 +16,6 @@ from lowwater_spark.checkpoint import durable
 from lowwater_spark.checkpoint.durable import write_once
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, StateLost
-from lowwater_spark.sources.head import Candidates
-from lowwater_spark.sources.source_log import File, SourceLog, Taken
 from lowwater_spark.track import handover
 from lowwater_spark.track.batch_log import BatchEntry, BatchLog
 from lowwater_spark.track.handover import publish_directory, sweep
@@ -84,28 +82,6 @@ def test_an_injectors_frontier_must_be_found_again(tmp_path: Path) -> None:
     assert log.frontier(3) is None
 
 
-def test_s6_a_directory_is_handed_over_once_and_whole(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-
-    def fill(folder: Path) -> None:
-        assert folder.name.startswith("."), "hidden until it is whole"
-        assert not (out / "batch=0").exists()
-        (folder / "rows").write_text("1")
-
-    assert publish_directory(out, "batch=0", "aa", fill, ordinal=1)
-    assert not publish_directory(out, "batch=0", "aa", lambda _: pytest.fail("written twice"), ordinal=1)
-    with pytest.raises(CheckpointMismatch, match="was not made from this batch"):
-        publish_directory(out, "batch=0", "bb", fill, ordinal=1)
-
-    def crash(folder: Path) -> None:
-        (folder / "rows").write_text("half")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        publish_directory(out, "batch=1", "cc", crash, ordinal=1)
-    assert [path.name for path in out.iterdir()] == ["batch=0"]
-
-
 def test_a_run_that_was_replaced_does_not_sweep_what_its_successor_fills(tmp_path: Path) -> None:
     def fill(folder: Path) -> None:
         (folder / "rows").write_text("half")
@@ -153,28 +129,6 @@ def test_a_name_that_is_there_already_is_made_durable_before_anyone_goes_on(
         synced.clear()
         assert not again()
         assert synced.count(tmp_path) == 1
-
-
-def source_log(folder: Path, name: str, entries: dict[str, int]) -> None:
-    folder.mkdir(exist_ok=True)
-    lines = [json.dumps({"path": f"file://{path}", "timestamp": 1, "batchId": n}) for path, n in entries.items()]
-    (folder / name).write_text("\n".join(["v1", *lines]), encoding="utf-8")
-
-
-def test_a_compacted_entry_beyond_the_offset_stands_in_for_all_before_it(tmp_path: Path) -> None:
-    source_log(tmp_path / "log", "2.compact", {"/in/a": 0, "/in/b": 1, "/in/c": 2})
-    log = SourceLog(tmp_path / "log")
-    waiting = Candidates[str]([log])
-    a, b, c = (File(f"/in/{name}", 1) for name in "abc")
-    waiting.add("first", [{a, b}])
-    waiting.add("second", [{a, b, c}])
-    log.read_to(1)
-    assert (dict(log.taken), log.read) == ({"/in/a": Taken(0, 1), "/in/b": Taken(1, 1), "/in/c": Taken(2, 1)}, 2)
-    assert waiting.newest_reached([1], forget=False) == "first", "what is named beyond the offset is not in the batch"
-    assert waiting.newest_reached([2], forget=False) == "second"
-    source_log(tmp_path / "log", "3", {"/in/d": 3})
-    log.read_to(3)
-    assert (log.taken["/in/d"], log.read) == (Taken(3, 1), 3)
 
 
 def version(batch: int) -> Version:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lowwater_spark.sources.files import FileSource, OpenFiles, Settled
-from lowwater_spark.sources.head import Candidates, Heads
+from lowwater_spark.sources.head import Heads
 from lowwater_spark.sources.source_log import NOTHING, File, Head
 from lowwater_spark.sources.writers import HANDED_OVER
 from lowwater_spark.track.handover import publish_directory
@@ -115,26 +115,6 @@ def test_head_of_w_what_lowwater_has_not_made_is_looked_into_each_time(
     added = folder / ("more/b.json" if what == "a directory in it" else "b.json")
     added.write_text("{}")
     assert reader.head(0)[0] == {os.path.relpath(added, reader.out)}
-
-
-def test_what_was_not_looked_at_is_not_taken_for_gone(reader: Reader) -> None:
-    """The log forgets what has left the directory, and nothing else: under another inode the files are compared with it again."""
-    waiting = Candidates[int]([reader.log])
-    for number in range(40):
-        folder = reader.hand_over(number, "a.json")
-        reader.log.take(folder / "a.json", number)
-        heads = reader.heads.list_heads(lines(number))
-        assert heads is not None
-        waiting.add(number, heads)
-        assert waiting.newest_reached([number], forget=True) == number
-    assert len(reader.log.taken) == reader.heads.remembered == 40
-    for number in range(35):
-        for file in (reader.out / f"batch={number}").iterdir():
-            file.unlink()
-        (reader.out / f"batch={number}").rmdir()
-    for reading in (40, 41):
-        waiting.add(reading, reader.heads.list_heads(lines(40)) or [])
-    assert {Path(path).parent.name for path in reader.log.taken} == {f"batch={number}" for number in range(35, 40)}
 
 
 TRAPS: dict[str, Callable[[Settled, File], bool]] = {
