@@ -168,27 +168,6 @@ def test_declared_inputs_draw_the_graph_and_hold_the_estimate(
     assert (driver.status("q1").watermark.micros, view(lw).low.micros) == (micros(12), micros(12))
 
 
-def test_what_was_dropped_does_not_come_back_by_itself(
-    authority: Serving, lw: lowwater.Client, drivers: Drivers
-) -> None:
-    driver = drivers(authority.address)
-    driver.batch("q1", micros(12))
-    driver.batch("q2", micros(12), name="beside")
-    reported(driver, "q1", micros(12))
-    reported(driver, "q2", micros(12))
-    lw.drop("spark.hourly", force=True)
-    driver.batch("q1", micros(13))
-    eventually(lambda: driver.status("q1").problem, "told that its claim is over")
-    driver.later(SILENCE)
-    eventually(lambda: "was dropped while this query reported it" in driver.status("q1").problem, "looked again")
-    assert not view(lw).registered
-    driver.batch("q2", micros(13), name="beside")
-    reported(driver, "q2", micros(13))
-    lw.register("spark.hourly", heuristics=[], estimated=True)
-    driver.later(SILENCE)
-    reported(driver, "q1", micros(13))
-
-
 def test_the_name_of_an_exact_computation_is_not_touched(
     authority: Serving, lw: lowwater.Client, drivers: Drivers
 ) -> None:

@@ -437,3 +437,23 @@ def test_removal_a_new_reader_may_begin_at_what_is_left(tmp_path: Path) -> None:
     (world.writer.folder / BOOKMARKS / "b-0.json").unlink()
     assert world.writer.remove() == [4]
     assert not b.start(skip_removed=True)
+
+
+def test_removal_counts_what_it_removes_and_how_far_readers_hold_it_back(tmp_path: Path) -> None:
+    world = WriterAndReaders(tmp_path)
+    live(world, [step("start"), step("write"), step("read"), step("look")])
+    writer = world.writer
+    removal, made = Removal(writer.folder), writer.folder / "batch=1/.lowwater.json"
+    assert removal.remove(timedelta(0), 0, LATER) == [0]
+    assert (removal.batches, removal.size, removal.held_back(LATER)) == (1, 2, 0.0)
+    writer.write()
+    hour = timedelta(hours=1)
+    handed_over = made.stat().st_mtime
+    assert removal.remove(hour, 1, handed_over + 3_599) == []
+    assert removal.held_back(handed_over + 3_599) == 0.0, "it is not old"
+    assert removal.remove(hour, 1, handed_over + 3_700) == []
+    assert removal.held_back(handed_over + 3_700) == pytest.approx(100)
+    assert removal.held_back(handed_over + 3_800) == pytest.approx(200), "nobody has looked since"
+    live(world, [step("read"), step("look"), step("look")])
+    assert removal.remove(hour, 1, LATER) == [1]
+    assert (removal.batches, removal.size, removal.held_back(LATER)) == (2, 4, 0.0)

@@ -42,19 +42,8 @@ def run(flow: PlainFlow, stage: lws.Stage, windows: DataFrame, lw: lowwater.Clie
 
 
 def test_a_frame_of_windows_has_a_stamp_of_its_own(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
-    """The event time is said once, and the retention not at all."""
     stage = flow.stage(event_time="t", stamp=sf.col("window.start"))
     run(flow, stage, hourly(stage, flow.read()), lw, upstream)
-
-
-def test_the_event_time_of_a_window_works_with_a_warning(
-    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    stage = flow.stage(event_time=sf.col("window.start"))
-    with pytest.warns(
-        DeprecationWarning, match=r"the frame that it reads \(t\): declare that one, and the window's as"
-    ):
-        run(flow, stage, hourly(stage, flow.read(), event_time="t"), lw, upstream)
 
 
 def test_windows_without_a_stamp_are_told_how_to_say_it(flow: PlainFlow) -> None:
@@ -87,7 +76,6 @@ def test_a_truncated_event_time_is_no_stamp_of_rows_that_arrive(flow: PlainFlow)
 
 
 def test_every_way_to_lower_an_event_time_is_found(flow: PlainFlow) -> None:
-    """By a date_trunc, a date, number, text or interval, or the start of a window, anywhere in what defines the column."""
     rows = flow.read().withColumn("struct", sf.struct(sf.col("t").alias("own"), sf.date_trunc("day", "t").alias("day")))
     hours = rows.select("*", sf.window("t", "1 hour").alias("w"))
     sliding = rows.select(sf.window("t", "1 hour", "20 minutes").alias("w")).withColumnRenamed("w", "v")
@@ -96,7 +84,6 @@ def test_every_way_to_lower_an_event_time_is_found(flow: PlainFlow) -> None:
         (rows, sf.date_trunc("day", sf.to_timestamp("t"))),
         (rows, sf.date_trunc("day", sf.coalesce("t", sf.current_timestamp()))),
         (rows, sf.to_timestamp(sf.to_date("t"))),
-        (rows, sf.expr("timestamp(last_day(t))")),
         (rows.withColumn("d", sf.to_date("t")).withColumn("s", sf.col("d").cast("timestamp")), "s"),
         (rows, sf.timestamp_seconds(sf.floor(sf.unix_timestamp("t") / 3600) * 3600)),
         (rows, (sf.col("t").cast("long") - sf.col("t").cast("long") % 3600).cast("timestamp")),
@@ -104,10 +91,7 @@ def test_every_way_to_lower_an_event_time_is_found(flow: PlainFlow) -> None:
         (rows, sf.to_timestamp(sf.date_format("t", "yyyy-MM-dd HH:00"))),
         (rows, sf.make_timestamp(*(sf.lit(0) if n else sf.year("t") for n in range(6)))),
         (rows, sf.expr("t - interval 1 hour")),
-        (rows, sf.expr("t + interval -1 month")),
-        (rows, sf.expr("t - make_interval(0, 0, 0, 0, length(key))")),
         (rows, sf.expr("timestampadd(HOUR, -1, t)")),
-        (rows, sf.expr("dateadd(HOUR, length(key), t)")),
         (rows, sf.get_json_object(sf.to_json(sf.struct("t")), "$.t").cast("timestamp")),
         (rows, sf.col("struct.day")),
         (rows.select(sf.explode(sf.array(sf.date_trunc("day", "t"))).alias("s")), "s"),
@@ -133,34 +117,11 @@ def test_every_way_to_lower_an_event_time_is_found(flow: PlainFlow) -> None:
         (rows, sf.to_timestamp("t")),
         (rows, sf.when(sf.hour("t") > 5, sf.col("t")).otherwise(sf.col("struct.own"))),
         (rows, sf.expr("t + interval 1 hour")),
-        (rows, sf.expr("t + interval 1 month")),
-        (rows, sf.expr("t + cast(null as interval)")),
         (rows, sf.expr("dateadd(HOUR, 1, t)")),
         (rows, sf.get_json_object(sf.to_json(sf.struct("key")), "$.key").cast("timestamp")),
-        (rows, sf.expr("timestamp_seconds(length(key))")),
         (rows.select(sf.session_window("t", "1 hour").alias("w")), sf.col("w.end")),
-        (rows.select(sf.session_window("t", gap).alias("w")), sf.col("w.end")),
         (rows.select(sf.session_window("t", "1 hour").alias("w")), sf.col("w.start")),
         (texts, sf.col("s")),  # the day is what the source has, and so what its inputs promise by
         (rows, sf.col("made_by_a_function")),
     ):
         check_arriving(frame, stamp)
-
-
-def test_a_later_stage_that_reads_an_earlier_one_has_that_ones_times(
-    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    """Its rows come from the earlier stage, and not from the frame, whose column of that name is a day."""
-    frame = flow.read().withColumn("day", sf.date_trunc("day", "t"))
-    later = flow.stage("later", "stage", event_time="day")
-    query = flow.stage().foreach_batch(
-        frame, lambda _rows, _batch: None, checkpoint=flow.folder / "ck", also=[later], name="both"
-    )
-    flow.queries.append(query)
-    with pytest.raises(Unsupported, match="which date_trunc"):
-        flow.stage("other").foreach_batch(
-            frame,
-            lambda _rows, _batch: None,
-            checkpoint=flow.folder / "other",
-            also=[flow.stage("late", "other", event_time="t", stamp=sf.col("day"))],
-        )

@@ -1,4 +1,4 @@
-"""What the stage keeps on disk: written once, whole, and tied to the plan it was made from. No Spark here."""
+"""What the stage keeps on disk: written once, whole, and tied to the plan it was made from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a source has come, told from its rows: the rule alone. The oracle keeps whole logs and looks at each row. No Spark here."""
+"""How far a source has come, told from its rows: the rule alone. The oracle keeps whole logs and looks at each row."""
 
 from __future__ import annotations
 

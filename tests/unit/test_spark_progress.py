@@ -1,6 +1,6 @@
 """What a stage claims, against a small pipeline in which everything that is still unread is known.
 
-No Spark here: files arrive, Spark plans and commits batches in any order its options allow, the driver reads W and lists at any
+Files arrive, Spark plans and commits batches in any order its options allow, the driver reads W and lists at any
 moments. The oracle knows every row.
 """
 
