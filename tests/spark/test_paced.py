@@ -115,8 +115,8 @@ class Paced(Source):
         return read.select(value, *columns).select("r.*", *columns)
 
     def write(self, rows: DataFrame, batch: lws.Batch) -> None:
-        self.told.append((batch.id, batch.replayed, str(batch.low)))
         batch.write(rows.drop("topic", "timestampType"), self.flow.folder / "out")
+        self.told.append((batch.id, batch.replayed, str(batch.low)))
 
     def run(
         self, stage: lws.Stage | None = None, source: Mapping[str, str] | None = None, **options: Any
