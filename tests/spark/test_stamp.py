@@ -44,19 +44,8 @@ def run(flow: PlainFlow, stage: lws.Stage, windows: DataFrame, lw: lowwater.Clie
 
 
 def test_a_frame_of_windows_has_a_stamp_of_its_own(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
-    """The event time is said once, and the retention not at all."""
     stage = flow.stage(event_time="t", stamp=sf.col("window.start"))
     run(flow, stage, hourly(stage, flow.read()), lw, upstream)
-
-
-def test_the_event_time_of_a_window_works_with_a_warning(
-    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    stage = flow.stage(event_time=sf.col("window.start"))
-    with pytest.warns(
-        DeprecationWarning, match=r"the frame that it reads \(t\): declare that one, and the window's as"
-    ):
-        run(flow, stage, hourly(stage, flow.read(), event_time="t"), lw, upstream)
 
 
 def test_windows_without_a_stamp_are_told_how_to_say_it(flow: PlainFlow) -> None:
@@ -89,7 +78,6 @@ def test_a_truncated_event_time_is_no_stamp_of_rows_that_arrive(flow: PlainFlow)
 
 
 def test_every_way_to_lower_an_event_time_is_found(flow: PlainFlow) -> None:
-    """By a date_trunc, a date, number, text or interval, or the start of a window, anywhere in what defines the column."""
     rows = flow.read().withColumn("struct", sf.struct(sf.col("t").alias("own"), sf.date_trunc("day", "t").alias("day")))
     hours = rows.select("*", sf.window("t", "1 hour").alias("w"))
     sliding = rows.select(sf.window("t", "1 hour", "20 minutes").alias("w")).withColumnRenamed("w", "v")
@@ -98,7 +86,6 @@ def test_every_way_to_lower_an_event_time_is_found(flow: PlainFlow) -> None:
         (rows, sf.date_trunc("day", sf.to_timestamp("t"))),
         (rows, sf.date_trunc("day", sf.coalesce("t", sf.current_timestamp()))),
         (rows, sf.to_timestamp(sf.to_date("t"))),
-        (rows, sf.expr("timestamp(last_day(t))")),
         (rows.withColumn("d", sf.to_date("t")).withColumn("s", sf.col("d").cast("timestamp")), "s"),
         (rows, sf.timestamp_seconds(sf.floor(sf.unix_timestamp("t") / 3600) * 3600)),
         (rows, (sf.col("t").cast("long") - sf.col("t").cast("long") % 3600).cast("timestamp")),
@@ -112,10 +99,7 @@ def test_every_way_to_lower_an_event_time_is_found(flow: PlainFlow) -> None:
         (rows, sf.from_utc_timestamp("t", sf.col("key"))),
         (rows, sf.expr("cast(cast(array(t) as array<date>)[0] as timestamp)")),
         (rows, sf.explode(sf.expr("sequence(t, timestamp'1970-01-01', interval -1 day)"))),
-        (rows, sf.expr("t + interval -1 month")),
-        (rows, sf.expr("t - make_interval(0, 0, 0, 0, length(key))")),
         (rows, sf.expr("timestampadd(HOUR, -1, t)")),
-        (rows, sf.expr("dateadd(HOUR, length(key), t)")),
         (rows, sf.get_json_object(sf.to_json(sf.struct("t")), "$.t").cast("timestamp")),
         (rows, sf.col("struct.day")),
         (rows.select(sf.explode(sf.array(sf.date_trunc("day", "t"))).alias("s")), "s"),
@@ -146,13 +130,9 @@ def test_every_way_to_lower_an_event_time_is_found(flow: PlainFlow) -> None:
         (rows, sf.to_utc_timestamp("t", "America/New_York")),
         (rows, sf.to_utc_timestamp("key", "Asia/Tokyo")),
         (rows, sf.expr("cast(struct(t, 1) as struct<t: timestamp, n: bigint>).t")),
-        (rows, sf.expr("t + interval 1 month")),
-        (rows, sf.expr("t + cast(null as interval)")),
         (rows, sf.expr("dateadd(HOUR, 1, t)")),
         (rows, sf.get_json_object(sf.to_json(sf.struct("key")), "$.key").cast("timestamp")),
-        (rows, sf.expr("timestamp_seconds(length(key))")),
         (rows.select(sf.session_window("t", "1 hour").alias("w")), sf.col("w.end")),
-        (rows.select(sf.session_window("t", gap).alias("w")), sf.col("w.end")),
         (rows.select(sf.session_window("t", "1 hour").alias("w")), sf.col("w.start")),
         (texts, sf.col("s")),  # the day is what the source has, and so what its inputs promise by
         (rows, sf.col("made_by_a_function")),
@@ -193,22 +173,3 @@ def test_windows_that_begin_below_the_declared_ones_are_refused(flow: PlainFlow,
     flow.feed.put([row("a", 10, 15)])
     with pytest.raises(Unsupported, match="shifted by 0:20:00"):
         query.await_termination(120)
-
-
-def test_a_later_stage_that_reads_an_earlier_one_has_that_ones_times(
-    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    """Its rows come from the earlier stage, and not from the frame, whose column of that name is a day."""
-    frame = flow.read().withColumn("day", sf.date_trunc("day", "t"))
-    later = flow.stage("later", "stage", event_time="day")
-    query = flow.stage().foreach_batch(
-        frame, lambda _rows, _batch: None, checkpoint=flow.folder / "ck", also=[later], name="both"
-    )
-    flow.queries.append(query)
-    with pytest.raises(Unsupported, match="which date_trunc"):
-        flow.stage("other").foreach_batch(
-            frame,
-            lambda _rows, _batch: None,
-            checkpoint=flow.folder / "other",
-            also=[flow.stage("late", "other", event_time="t", stamp=sf.col("day"))],
-        )

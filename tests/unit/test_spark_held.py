@@ -22,7 +22,6 @@ MICROS = [1_357_722_000_000_000, -1, MAX, 1_357_723_800_000_000]
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
 @pytest.mark.parametrize("unit", ["us", "ns"])
 def test_arrow_times_are_what_their_datetimes_are(unit: str, zone: str) -> None:
-    """Sliced, in chunks, of another zone or unit: always the same moments; null is nothing."""
     times: Any = pa.array(MOMENTS, pa.timestamp(unit, tz=zone))
     assert held_micros(times) == held_micros(times.to_pylist()) == MICROS
     chunks = pa.chunked_array([times.slice(1), times.slice(0, 1)])
@@ -38,7 +37,6 @@ def test_other_times_are_as_they_were() -> None:
 
 
 def test_the_least_record_is_in_what_is_pending_or_in_the_state() -> None:
-    """Its time stands under the name of the event time; other columns and other types are the function's own affair."""
     times = pa.array(MOMENTS, pa.timestamp("ns", tz="Europe/Berlin"))
     state = pa.table({"t": times, "due": times, "plain": [5, 6, 7, 8]})
     assert least_record([7], None, "t") == 7

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import queue
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,37 +31,16 @@ STRANGE = '{"topic":{"0":5}}'
 
 
 class Kind(Protocol):
-    """A source, with somebody who writes into it and a Spark that reads it."""
+    """A source, a writer, and a Spark that plans batches of it."""
 
     def __init__(self, base: Path) -> None: ...
-
-    def open(self) -> OpenSource:
-        """Open it for a new run."""
-        ...
-
-    def put(self, *names: str) -> None:
-        """Write rows: what is to be read of them has this name in it."""
-        ...
-
-    def remove(self, name: str) -> None:
-        """Take rows away that nobody is sure to have read."""
-        ...
-
-    def lose(self) -> None:
-        """Make it impossible to know what stands in the source."""
-        ...
-
-    def replace(self) -> None:
-        """Put another source of the same name in its place."""
-        ...
-
-    def plan(self, *names: str) -> Line:
-        """Plan a batch that reads these rows, and return the source's line in it."""
-        ...
-
-    def names(self, said: str, name: str) -> bool:
-        """Whether what is said to be missing is what was written under a name."""
-        ...
+    def open(self) -> OpenSource: ...
+    def put(self, *names: str) -> None: ...
+    def remove(self, name: str) -> None: ...
+    def lose(self) -> None: ...
+    def replace(self) -> None: ...
+    def plan(self, *names: str) -> Line: ...
+    def names(self, said: str, name: str) -> bool: ...
 
 
 class Files:
@@ -397,11 +374,6 @@ def test_a_head_is_reached_by_the_batch_that_has_read_the_last_of_it_and_by_no_e
     assert source.missing(head, 5) == []
 
 
-def test_where_nothing_stands_nothing_is_waited_for(kind: Kind) -> None:
-    source = kind.open()
-    assert source.reached(source.wait(source.head(NONE), None), None)
-
-
 def test_what_comes_after_a_listing_is_not_waited_for(kind: Kind) -> None:
     kind.put("a")
     source = kind.open()
@@ -411,18 +383,6 @@ def test_what_comes_after_a_listing_is_not_waited_for(kind: Kind) -> None:
     source.read_to(line)
     source.look(head)
     assert source.reached(head, line)
-
-
-def test_what_is_settled_may_be_left_out_and_what_is_only_planned_may_not(kind: Kind) -> None:
-    kind.put("a")
-    source = kind.open()
-    first = kind.plan("a")
-    kind.put("b")
-    second = kind.plan("b")
-    source.read_to(second)
-    head = source.wait(source.head(first), None)
-    source.look(head)
-    assert [source.reached(head, line) for line in (first, second)] == [False, True]
 
 
 def test_what_a_planned_batch_may_have_read_and_is_gone_is_waited_for(files: Kind) -> None:
@@ -436,44 +396,6 @@ def test_what_a_planned_batch_may_have_read_and_is_gone_is_waited_for(files: Kin
     assert not source.reached(source.wait(listed, line), NONE)
     assert source.reached(source.wait(listed, line), line)
     assert source.reached(source.wait(listed, None), NONE), "who counts planned batches as read does not wait"
-
-
-def test_what_is_gone_before_any_batch_has_taken_it_does_not_hold_for_ever(files: Kind) -> None:
-    files.put("a", "b")
-    source = files.open()
-    head = source.wait(source.head(NONE), NONE)
-    line = files.plan("a")
-    files.remove("b")
-    source.read_to(line)
-    source.look(head)
-    assert not source.reached(head, line)
-    head = source.renewed(head, source.head(NONE), line)
-    source.look(head)
-    assert source.reached(head, line)
-
-
-def test_neighbours_that_wait_for_the_same_are_known_as_such(kind: Kind) -> None:
-    kind.put("a")
-    source = kind.open()
-    one, same = (source.wait(source.head(NONE), NONE) for _ in range(2))
-    kind.put("b")
-    other = source.wait(source.head(NONE), NONE)
-    assert source.same(one, same)
-    assert not source.same(one, other)
-
-
-def test_one_listing_serves_two_who_wait(files: Kind) -> None:
-    files.put("a", "b")
-    source = files.open()
-    listed = source.head(NONE)
-    tracking, driving = source.wait(listed, NONE), source.wait(listed, None)
-    line = files.plan("a", "b")
-    source.read_to(line)
-    source.look(tracking)
-    assert source.reached(tracking, line)
-    assert not source.reached(driving, line), "it has not looked"
-    source.look(driving)
-    assert source.reached(driving, line)
 
 
 def test_a_new_run_finds_the_same(kind: Kind) -> None:
@@ -525,24 +447,6 @@ def test_a_line_of_another_source_is_refused(kind: Kind, tmp_path: Path) -> None
             kind.open().read_to(line)
     with pytest.raises(CheckpointMismatch, match="control"):
         control(tmp_path)[0].read_to(kind.plan())
-
-
-def test_what_says_that_a_batch_has_read_something_stands_in_the_checkpoint(files: Kind) -> None:
-    files.put("a")
-    source = files.open()
-    assert source.evidence(NONE) == []
-    found = source.evidence(files.plan("a"))
-    assert found
-    assert all(path.is_file() for path in found)
-
-
-def test_a_committed_batch_of_the_same_source_is_confirmed(kind: Kind) -> None:
-    kind.put("a")
-    source = kind.open()
-    source.head(NONE)
-    line = kind.plan("a")
-    source.read_to(line)
-    source.confirm(line)
 
 
 def test_a_reading_waits_for_all_sources(kind: Kind, tmp_path: Path) -> None:
@@ -597,103 +501,4 @@ def test_rule5_breaks_when_a_look_is_older_than_the_reading(tmp_path: Path) -> N
     covers_all_that_stood_there_when_w_was_read(kind, ListsTooEarly([kind.open()]))
 
 
-def test_a_look_that_was_let_go_counts_for_nobody(kind: Kind) -> None:
-    kind.put("a")
-    heads = Heads([kind.open()])
-    read = heads.moment()
-    assert heads.look(read) is not None
-    heads.let_go()
-    assert heads.look(read) is None, "nothing is known, and no empty head"
-    assert heads.look(heads.moment()) is not None
-
-
-@pytest.mark.parametrize("made", [control, ticks], ids=lambda made: made.__name__)
-def test_a_source_without_rows_holds_nobody(made: type, tmp_path: Path) -> None:
-    source, line = made(tmp_path)
-    head = source.wait(source.head(NONE), None)
-    assert source.reached(head, None)
-    source.read_to(line)
-    source.look(head)
-    source.confirm(line)
-    assert source.reached(source.renewed(head, source.head(line), line), line)
-    assert (source.missing(head, 5), dict(source.outputs)) == ([], {})
-    assert source.same(head, source.wait(None, None))
-    with pytest.raises(CheckpointMismatch):
-        source.read_to(STRANGE)
-
-
-@pytest.mark.parametrize("source", [FileSource("/in", recursive=False), ControlSource("/told")], ids=lambda s: s.name)
-def test_what_a_plan_says_of_a_source_is_a_value(source: Source) -> None:
-    assert source.name
-    source.check(NONE)
-    with pytest.raises(CheckpointMismatch, match="is not the offset of a"):
-        source.check(STRANGE)
-    inputs = frozenset({"a"})
-    assert source.waiting_for(inputs) == source.waiting_for(inputs)
-
-
 # -- one look while another is confirmed -----------------------------------------------------------------------------------
-
-
-def test_a_commit_between_two_looks_is_no_rollback(tmp_path: Path) -> None:
-    """An answer of a table that is older than what was looked at meanwhile lacks the newest snapshots, as after a rollback."""
-    kind = Iceberg(tmp_path)
-    kind.put("a")
-    line = kind.plan("a")
-    source = kind.open()
-    source.read_to(line)
-    source.knock(line)
-    kind.put("b")
-    head = source.head(line)
-    source.confirm(line)
-    source.confirm(line)
-    assert not source.reached(head, line)
-    after = kind.plan("b")
-    source.read_to(after)
-    source.confirm(after)
-    assert source.reached(source.head(after), after)
-    kind.open()
-
-
-def test_two_threads_look_at_one_lineage(tmp_path: Path) -> None:
-    """The clock lists the head while Spark's thread confirms what is committed: no snapshot is missed, or there twice."""
-    kind, commits = Iceberg(tmp_path), 60
-    source = kind.open()
-    assert isinstance(source, iceberg.OpenIceberg)
-    lines = queue.SimpleQueue[Line]()
-    done = threading.Event()
-    failures: list[BaseException] = []
-
-    def guarded(work: Callable[[], None]) -> threading.Thread:
-        def run() -> None:
-            try:
-                work()
-            except BaseException as failure:  # noqa: BLE001 - it is raised again below
-                failures.append(failure)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        return thread
-
-    def look() -> None:
-        while not done.is_set():
-            source.head(NONE)
-
-    def confirm() -> None:
-        for _ in range(commits):
-            line = lines.get(timeout=60)
-            source.read_to(line)
-            source.knock(line)
-            source.confirm(line)
-
-    threads = [guarded(look), guarded(confirm)]
-    try:
-        for number in range(commits):
-            kind.put(f"{number}")
-            lines.put(kind.plan(f"{number}"))
-        threads[1].join(60)
-    finally:
-        done.set()
-        threads[0].join(60)
-    assert not failures, failures
-    assert [each.id for each in source._lineage] == [each["snapshot-id"] for each in kind.snapshots]

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from lowwater_spark.checkpoint import durable
-from lowwater_spark.checkpoint import manifest as manifest_module
 from lowwater_spark.sources import files, roots
 from lowwater_spark.sources.files import FileSource, OpenFiles
 from lowwater_spark.sources.head import Heads
-from lowwater_spark.sources.roots import birth_of
 from lowwater_spark.sources.source_log import File
-from tests.spark.support import begun, lines
-from tests.spark.test_bookmarks import Log
+from tests.spark.support import Log, begun, lines
 
 
 class Query:
@@ -110,36 +105,6 @@ def test_head_of_w_what_was_read_of_a_mount_point_is_no_witness_later(query: Que
     assert query.holds()
 
 
-def test_head_of_w_what_a_volume_was_copied_from_is_another_directory_once_it_has_newer_files(query: Query) -> None:
-    """It may lie below the new volume, as its mount point."""
-    query.take(*"abcdefgh")
-    assert not query.holds()
-    before = query.replace()
-    shutil.copytree(before, query.folder, dirs_exist_ok=True)
-    assert not query.holds()
-    for name in "ijklmnop":
-        query.take(name)
-    assert not query.holds()
-    query.folder.rename(query.folder.with_name("after"))
-    before.rename(query.folder)
-    assert query.holds()
-
-
-@pytest.mark.parametrize("empty", [True, False])
-def test_head_of_w_another_directory_with_the_same_inode_is_noticed(query: Query, *, empty: bool) -> None:
-    """ext4 gives the number of a directory that was removed to the next one."""
-    if not empty:
-        query.take("a.json")
-    assert not query.holds()
-    inode = query.folder.stat().st_ino
-    for _ in range(50):
-        shutil.rmtree(query.folder)
-        query.folder.mkdir()
-        if query.folder.stat().st_ino == inode:
-            break
-    assert query.holds() or birth_of(str(query.folder)) is None
-
-
 def numbered(monkeypatch: pytest.MonkeyPatch, birth: Callable[[str], int | None]) -> None:
     """Number all directories alike, as ext4 does with the roots of its volumes."""
     monkeypatch.setattr(files, "identity_of", lambda path: roots.Identity(2, birth(path)))
@@ -185,24 +150,6 @@ def test_head_of_w_breaks_when_too_much_vouches_for_a_directory(
     test_head_of_w_what_is_read_of_a_mount_point_ends_no_hold(query)
 
 
-def test_head_of_w_two_that_share_a_checkpoint_know_what_the_other_has_found(query: Query) -> None:
-    """Two sources of a query may read the same directory."""
-    other = query.shared()
-    query.take("a.json")
-    assert not query.holds()
-    volume = query.replace()
-    assert query.holds(other), "it has listed nothing itself"
-    shutil.copy2(volume / "a.json", query.folder)
-    assert not query.holds(other)
-    (query.folder / "a.json").unlink()
-    assert not query.holds()
-    shutil.rmtree(query.folder)
-    volume.rename(query.folder)
-    (query.folder / "a.json").unlink()
-    assert query.holds()
-    assert query.holds(other)
-
-
 def test_head_of_w_a_checkpoint_that_is_away_with_its_source_holds(query: Query, tmp_path: Path) -> None:
     """Both are on the volume that is not mounted. That nothing is known of the directory then is no reason to take it as it is."""
     query.take("a.json")
@@ -219,49 +166,3 @@ def test_head_of_w_a_checkpoint_that_is_away_with_its_source_holds(query: Query,
     query.folder.rmdir()
     volume.rename(query.folder)
     assert not query.holds()
-
-
-def test_head_of_w_a_directory_of_which_nothing_was_read_holds_as_well(query: Query) -> None:
-    """What came after it was listed last may stand on the volume that is missing."""
-    assert not query.holds()
-    query.put("a.json")
-    query.replace()
-    assert query.holds()
-
-
-def test_what_is_known_already_is_not_written_again(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[Path] = []
-
-    def noted(path: Path, data: bytes) -> bool:
-        written.append(path)
-        return durable.write_once(path, data)
-
-    monkeypatch.setattr(manifest_module, "write_once", noted)
-    query.take("a.json")
-    for _ in range(3):
-        assert not query.holds()
-    query.heads = query.again()
-    assert not query.holds()
-    assert written == [query.record / "2.json"]
-
-
-def test_the_birth_time_is_what_the_system_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stat(*arguments: str) -> str:
-        return subprocess.check_output(["stat", *arguments, tmp_path], text=True).strip()
-
-    monkeypatch.setattr(roots, "_OVERLAY", 0)
-    link = tmp_path / "link"
-    link.symlink_to(tmp_path)
-    for path in (str(tmp_path), str(link)):
-        assert (birth_of(path) or 0) // 1_000_000_000 == int(stat("-c", "%W"))
-    before = birth_of(str(tmp_path))
-    (tmp_path / "more").mkdir()
-    os.utime(tmp_path, (1, 1))
-    assert birth_of(str(tmp_path)) == before
-    with pytest.raises(FileNotFoundError, match="missing"):
-        birth_of(str(tmp_path / "missing"))
-    # A directory of overlayfs is made again when it is first written to.
-    monkeypatch.setattr(roots, "_OVERLAY", int(stat("-f", "-c", "%t"), 16))
-    assert birth_of(str(tmp_path)) is None
-    monkeypatch.setattr(roots, "_libc", object())
-    assert birth_of(str(tmp_path)) is None

@@ -10,28 +10,11 @@ from typing import Any
 import pytest
 
 from lowwater_spark.sources.files import FileSource, OpenFiles, Settled
-from lowwater_spark.sources.head import Candidates, Heads
-from lowwater_spark.sources.source_log import NOTHING, File, Head, SourceLog, Taken
+from lowwater_spark.sources.head import Heads
+from lowwater_spark.sources.source_log import NOTHING, File, Head
 from lowwater_spark.sources.writers import HANDED_OVER
 from lowwater_spark.track.handover import publish_directory
-from tests.spark.support import begun, lines
-
-
-class Log(SourceLog):
-    """A source's log that the test writes by itself. It looks from the first path on whether those it holds are still there."""
-
-    FEW = 0
-
-    def __init__(self) -> None:
-        super().__init__(Path("unused"))
-
-    def take(self, path: Path, number: int) -> None:
-        self._taken[os.fspath(path)] = Taken(number, modified(path))
-        self.read = max(self.read, number)
-
-
-def modified(path: Path) -> int:
-    return path.stat().st_mtime_ns // 1_000_000
+from tests.spark.support import Log, begun, lines
 
 
 class Reader:
@@ -72,7 +55,6 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reader:
 
 
 def test_head_of_w_a_plain_file_is_asked_for_its_time_in_each_listing(reader: Reader) -> None:
-    """One that is written again in its place leaves no trace in its directory."""
     file = reader.out / "daily.json"
     file.write_text("{}")
     reader.log.take(file, 0)
@@ -133,38 +115,6 @@ def test_head_of_w_what_lowwater_has_not_made_is_looked_into_each_time(
     added = folder / ("more/b.json" if what == "a directory in it" else "b.json")
     added.write_text("{}")
     assert reader.head(0)[0] == {os.path.relpath(added, reader.out)}
-
-
-def test_head_of_w_under_a_root_of_another_inode_everything_is_looked_at(reader: Reader, tmp_path: Path) -> None:
-    folder = reader.hand_over(0, "a.json")
-    reader.log.take(folder / "a.json", 0)
-    reader.head(0)
-    assert reader.head(0) == (set(), set())
-    reader.out.rename(tmp_path / "before")
-    reader.out.mkdir()
-    (tmp_path / "before/batch=0").rename(folder)
-    assert reader.head(0) == (set(), {"batch=0"})
-    assert reader.heads.lost == "", "a file that was read is in it"
-
-
-def test_what_was_not_looked_at_is_not_taken_for_gone(reader: Reader) -> None:
-    """The log forgets what has left the directory, and nothing else: under another inode the files are compared with it again."""
-    waiting = Candidates[int]([reader.log])
-    for number in range(40):
-        folder = reader.hand_over(number, "a.json")
-        reader.log.take(folder / "a.json", number)
-        heads = reader.heads.list_heads(lines(number))
-        assert heads is not None
-        waiting.add(number, heads)
-        assert waiting.newest_reached([number], forget=True) == number
-    assert len(reader.log.taken) == reader.heads.remembered == 40
-    for number in range(35):
-        for file in (reader.out / f"batch={number}").iterdir():
-            file.unlink()
-        (reader.out / f"batch={number}").rmdir()
-    for reading in (40, 41):
-        waiting.add(reading, reader.heads.list_heads(lines(40)) or [])
-    assert {Path(path).parent.name for path in reader.log.taken} == {f"batch={number}" for number in range(35, 40)}
 
 
 TRAPS: dict[str, Callable[[Settled, File], bool]] = {

@@ -1,15 +1,13 @@
 """What a stage claims, against a small pipeline in which everything that is still unread is known.
 
-No Spark here: files arrive, Spark plans and commits batches in any order its options allow, the driver reads W and lists at any
+Files arrive, Spark plans and commits batches in any order its options allow, the driver reads W and lists at any
 moments. The oracle knows every row.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,26 +16,14 @@ from hypothesis import strategies as st
 
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.sources.head import KEPT, Candidates
-from lowwater_spark.sources.source_log import File, Head, SourceLog, Taken
-from lowwater_spark.track.inputs import UNREAD, Origin, Reading, floor_stamp
+from lowwater_spark.sources.source_log import File, Head
+from lowwater_spark.track.inputs import UNREAD, Reading, floor_stamp
 from lowwater_spark.track.progress import RELIST, Committed, Progress
 from lowwater_spark.track.segments import Due
 from lowwater_spark.track.update import lowest_stamp
+from tests.spark.support import Log
 
 WINDOW = timedelta(microseconds=4)
-
-
-class Log(SourceLog):
-    """A source's log that the test writes by itself. It looks from the first path on whether those it holds are still there."""
-
-    FEW = 0
-
-    def __init__(self) -> None:
-        super().__init__(Path("unused"))
-
-    def take(self, file: File, number: int) -> None:
-        self._taken[file.path] = Taken(number, file.modified)
-        self.read = max(self.read, number)
 
 
 def named(path: str) -> File:
@@ -47,13 +33,10 @@ def named(path: str) -> File:
 class Pipeline:
     """Files with one row each, an input that promises, a Spark that plans and commits, a stage that reports.
 
-    Three traps. ``newest_at_once``: a stage that counts W without asking for its head. ``plan_unasked``: one that takes a listing for all
-    that a batch can have read. ``paths_alone``: one that knows files by their paths.
+    The trap ``newest_at_once`` is a stage that counts W without asking for its head.
     """
 
-    def __init__(
-        self, sources: int, *, newest_at_once: bool = False, plan_unasked: bool = False, paths_alone: bool = False
-    ) -> None:
+    def __init__(self, sources: int, *, newest_at_once: bool = False) -> None:
         self.names = 0
         self.rows: dict[File, int] = {}
         self.where: dict[File, int] = {}
@@ -66,8 +49,6 @@ class Pipeline:
         self.running: tuple[list[int], Reading] | None = None
         self.reading: Reading | None = None
         self.trap = newest_at_once
-        self.plan_unasked = plan_unasked
-        self.paths_alone = paths_alone
         self.gone: set[File] = set()
         self.progress = Progress(2, None, self.logs, Committed())
         self.now = 0.0
@@ -118,10 +99,11 @@ class Pipeline:
     def list_sources(self) -> None:
         if self.reading is not None and self.progress.must_list(self.reading, self.now):
             there = self.rows.keys() - self.gone
-            heads = [Head({self.known(p) for p in there if self.where[p] == i}) for i in range(len(self.logs))]
+            heads = [Head({p for p in there if self.where[p] == i}) for i in range(len(self.logs))]
             self.leave_out_what_is_settled(heads)
-            planned = [] if self.plan_unasked else list(self.offsets)
-            self.progress.observe(self.reading, [set()] * len(self.logs) if self.trap else heads, self.now, planned)
+            self.progress.observe(
+                self.reading, [set()] * len(self.logs) if self.trap else heads, self.now, list(self.offsets)
+            )
 
     def leave_out_what_is_settled(self, heads: Sequence[Head]) -> None:
         """A listing leaves out what committed batches have taken."""
@@ -129,9 +111,6 @@ class Pipeline:
             settled = {file for file in head if (batch := log.batch_of(file)) is not None and batch <= offset}
             head -= settled
             head.settled += settled
-
-    def known(self, file: File) -> File:
-        return named(file.path) if self.paths_alone else file
 
     def plan(self, chosen: Sequence[int]) -> None:
         """Spark plans a batch: of the files that are there, it takes what its limits and its order make it take."""
@@ -146,7 +125,7 @@ class Pipeline:
             if mine:
                 self.offsets[source] += 1
             for path in mine:
-                log.take(self.known(path), self.offsets[source])
+                log.take(path, self.offsets[source])
                 self.planned[path] = self.batch + 1
         used = self.progress.choose(self.offsets)
         self.running = (list(self.offsets), used)
@@ -241,32 +220,6 @@ def test_head_of_w_a_file_that_is_removed_while_its_batch_runs_is_waited_for(ste
     assert pipeline.progress.reading.low == 2
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when only listed files are waited for")
-def test_head_of_w_breaks_when_the_running_batch_is_not_asked_for() -> None:
-    live(Pipeline(1, plan_unasked=True), READ_AND_REMOVED)
-
-
-def test_a_source_log_is_as_large_as_what_stands_in_the_directory() -> None:
-    """Files come, are read, and are cleaned up by age; ten days stay."""
-    log = Log()
-    waiting = Candidates[int]([log])
-    for day in range(1_000):
-        log.take(named(f"/in/{day}"), day)
-        waiting.add(day, [{named(f"/in/{kept}") for kept in range(max(0, day - 9), day + 1)}])
-        assert waiting.newest_reached([day], forget=True) == day
-        assert len(log.taken) <= 2 * 10 + 1
-    # What comes after a listing began is not in it, and is not gone.
-    log.take(named("/in/new"), 1_000)
-    waiting.add(1_000, [set()])
-    assert set(log.taken) == {"/in/new"}
-    waiting.add(1_001, [set()])
-    assert not log.taken
-    # One that comes again is waited for: Spark does not read it a second time.
-    waiting.add(1_002, [{named("/in/7")}])
-    assert waiting.newest_reached([2_000], forget=True) == 1_001
-    assert waiting.missing() == ["/in/7"]
-
-
 REWRITTEN: list[tuple[Any, ...]] = [
     ("put", 0, 0),
     ("plan", [0]),
@@ -290,11 +243,6 @@ def test_head_of_w_a_file_written_anew_after_it_was_read_is_waited_for_and_named
     assert pipeline.progress.waiting_for() == []
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when files are known by their paths alone")
-def test_head_of_w_breaks_when_paths_alone_are_compared() -> None:
-    live(Pipeline(1, paths_alone=True), REWRITTEN)
-
-
 @given(STEPS)
 @settings(max_examples=200, suppress_health_check=list(HealthCheck))  # pyright: ignore[reportArgumentType]
 def test_when_everything_is_read_the_promise_arrives(steps: list[tuple[Any, ...]]) -> None:
@@ -311,46 +259,6 @@ def test_when_everything_is_read_the_promise_arrives(steps: list[tuple[Any, ...]
     assert pipeline.progress.renew().low == max(
         pipeline.promise, MIN if pipeline.reading is None else pipeline.reading.low
     )
-
-
-def test_a_backlog_that_never_ends_keeps_few_readings_and_still_moves() -> None:
-    log = Log()
-    waiting = Candidates[int]([log])
-    for number in range(1000):
-        waiting.add(number, [{named(f"/in/{i}") for i in range(max(0, number - 50), number + 1)}])
-        assert len(waiting) <= KEPT
-        # Spark is forty files behind, for ever.
-        log.take(named(f"/in/{number - 40}"), number)
-        reached = waiting.newest_reached([number], forget=True)
-        if reached is not None:
-            assert reached <= number - 40
-    assert waiting.newest_reached([1000], forget=True) is None
-    for i in range(1000):
-        log.take(named(f"/in/{i}"), min(i, 1000))
-    assert waiting.newest_reached([1000], forget=True) == 999
-
-
-@pytest.mark.parametrize("arriving", [1, 5, 50], ids="one file in {} readings".format)
-def test_the_newest_reading_before_a_planned_batch_waits_for_its_commit(arriving: int) -> None:
-    """However often W moves: a hundred times before a batch is planned, and again while it runs. Files come all the time."""
-    log = Log()
-    waiting = Candidates[int]([log])
-    files: list[File] = []
-
-    def move(first: int, planned: Sequence[int]) -> None:
-        for reading in range(first, first + 100):
-            if reading % arriving == 0:
-                files.append(named(f"/in/{reading}"))
-            waiting.add(reading, [set(files)], planned)
-            assert waiting.newest_reached([batch - 1], forget=True) is None
-            assert len(waiting) <= KEPT
-
-    for batch in range(4):
-        move(batch * 200, [batch - 1])
-        for path in files:
-            log.take(path, batch)
-        move(batch * 200 + 100, [batch])
-        assert waiting.newest_reached([batch], forget=True) == batch * 200 + 99
 
 
 MOVES = st.lists(
@@ -370,7 +278,6 @@ MOVES = st.lists(
 def test_a_reading_counts_if_and_only_if_all_that_was_there_when_it_was_read_is_committed(
     moves: list[tuple[str, Any]],
 ) -> None:
-    """Against a model that keeps every reading with its whole head. With more heads than are kept a reading may only count later."""
     logs = [Log(), Log()]
     waiting = Candidates[tuple[int, int]](logs)
     model: list[tuple[tuple[int, int], list[set[File]], int]] = []
@@ -408,27 +315,6 @@ def test_a_reading_counts_if_and_only_if_all_that_was_there_when_it_was_read_is_
         del model[: 0 if index is None else index + 1]
 
 
-def test_before_the_first_batch_only_an_empty_source_is_reached() -> None:
-    log = Log()
-    progress = Progress(1, None, [log], Committed())
-    progress.observe(Reading(10), [{named("/in/0")}], 0.0, [])
-    log.take(named("/in/0"), 0)  # planned, not committed
-    assert progress.choose([0]).low == 10, "the batch that reads it may use W"
-    assert progress.renew() == UNREAD, "the stage may not report it yet"
-    progress.settle(Committed(0, [0], Reading(10)), "")
-    assert progress.renew().low == 10
-
-
-def test_a_replay_that_was_planned_before_w_was_read_does_not_count_it() -> None:
-    log = Log()
-    log.take(named("/in/0"), 0)
-    progress = Progress(1, None, [log], Committed())
-    progress.observe(Reading(14), [{named("/in/0"), named("/in/1")}], 0.0, [0])
-    assert progress.choose([0]) == UNREAD
-    log.take(named("/in/1"), 1)
-    assert progress.choose([1]).low == 14
-
-
 def test_stamps_of_windows_are_floored_also_where_nothing_is_held() -> None:
     progress = Progress(3, WINDOW, [Log()], Committed(0, [0], Reading(14), held=[None, 4, 12]))
     assert progress.values(Reading(14)) == [12, 4, 12]
@@ -444,11 +330,9 @@ def test_stamps_of_windows_are_floored_also_where_nothing_is_held() -> None:
         (WINDOW, [8, None], 11, False),
         (WINDOW, [8, None], 12, True),
         (WINDOW, [None, None], 99, False),
-        (WINDOW, [], 99, False),
         (WINDOW, [0], 10, False),  # the last batch ran with 10 and left it open
         (None, [11], 11, False),
         (None, [10], 11, True),
-        (WINDOW, [8], MAX, True),
     ],
 )
 def test_a_batch_is_forced_only_when_it_closes_something(
@@ -478,19 +362,6 @@ def test_a_stage_that_tells_when_it_is_due_is_asked_for_nothing_before(due: Due 
     assert progress.would_close() == closes
 
 
-@pytest.mark.parametrize(
-    ("window", "due"), [(None, Due(21)), (timedelta(microseconds=16), None)], ids=["timer", "window"]
-)
-def test_no_batch_is_forced_for_what_spark_holds_back(window: timedelta | None, due: Due | None) -> None:
-    """It would run with no more than that, find nothing due, and be forced again."""
-    progress = Progress(1, window, [Log()], Committed(0, [0], Reading(10), held=[5], spark_bound=20, due=due))
-    progress.observe(Reading(30), [set()], 0.0, [])
-    progress.renew()
-    assert not progress.would_close()
-    progress.committed = dataclasses.replace(progress.committed, spark_bound=21)
-    assert progress.would_close()
-
-
 def test_a_batch_is_forced_when_the_clock_is_there() -> None:
     for due, fires in ((None, False), (Due(1, None), False), (Due(None, 8), False), (Due(None, 7), True)):
         assert Progress(1, None, [Log()], Committed(due=due)).would_fire(7) == fires
@@ -517,20 +388,6 @@ def test_what_spark_still_holds_bounds_every_range(
     assert not progress.would_close(), "Spark runs a batch by itself when its watermark has moved"
 
 
-def test_a_reading_found_in_another_stage_never_goes_back() -> None:
-    progress = Progress(1, None, [Log()], Committed(0, [0], Reading(10)))
-    for found, stands in ((Reading(12), 12), (Reading(11), 12), (UNREAD, 12), (Reading(13), 13)):
-        progress.advance(found)
-        assert progress.reading.low == stands
-
-
-def test_an_input_that_became_unknown_takes_nothing_back() -> None:
-    progress = Progress(1, None, [Log()], Committed(0, [0], Reading(10)))
-    progress.observe(UNREAD, [set()], 0.0, [])
-    assert progress.renew().low == 10
-    assert progress.choose([0]).low == 10
-
-
 def test_a_file_that_is_gone_before_it_was_read_does_not_hold_for_ever() -> None:
     log = Log()
     progress = Progress(1, None, [log], Committed(0, [0]))
@@ -548,38 +405,6 @@ def test_a_file_that_is_gone_before_it_was_read_does_not_hold_for_ever() -> None
     progress.settle(Committed(1, [1]), "")
     assert progress.renew() == Reading(10)
     assert not progress.must_list(Reading(10), RELIST * 9), "nothing waits"
-
-
-def test_what_arrives_later_is_not_waited_for_when_it_is_listed_again() -> None:
-    log = Log()
-    progress = Progress(1, None, [log], Committed(0, [0]))
-    progress.observe(Reading(10), [{named("/in/0")}], 0.0, [])
-    progress.observe(Reading(10), [{named("/in/0"), named("/in/later")}], RELIST, [])
-    log.take(named("/in/0"), 0)
-    assert progress.renew() == Reading(10)
-
-
-def test_a_replay_does_not_bring_back_the_w_of_inputs_that_were_changed() -> None:
-    """The batch itself ran with it; but nothing was read of the inputs that are registered now."""
-    old = Reading(10, {}, 1, (1,))
-    progress = Progress(1, None, [Log()], Committed())
-    progress.inputs = Origin(2, (1, 1))
-    progress.settle(Committed(0, [0], old), "")
-    assert (progress.reading, progress.committed.reading, progress.renew()) == (UNREAD,) * 3
-    progress.settle(Committed(1, [0], Reading(11, {}, 2, (1, 9))), "")
-    assert progress.reading == UNREAD, "another incarnation of an input"
-    for batch, reading in enumerate((Reading(12, {}, 2, (1, 1)), Reading(13, {}, 3, (1, 1, 1))), start=2):
-        progress.settle(Committed(batch, [0], reading), "")
-        assert progress.reading == reading
-
-
-def test_an_input_that_was_not_registered_is_in_the_same_incarnation_when_it_is() -> None:
-    progress = Progress(1, None, [Log()], Committed())
-    progress.inputs = Origin(1, (1, 0))
-    progress.settle(Committed(0, [0], Reading(12, {}, 1, (1, 7))), "")
-    assert progress.reading == progress.committed.reading == Reading(12, {}, 1, (1, 7))
-    progress.settle(Committed(1, [0], Reading(13, {}, 1, (2, 7))), "")
-    assert progress.reading.low == 12, "the other one was reset"
 
 
 @pytest.mark.parametrize(
