@@ -190,7 +190,7 @@ def outages(examples: int, *, accused: bool = False) -> Counter[str]:
 
 
 def test_all_agree_in_the_end_whatever_happens() -> None:
-    reached = chaos(400)
+    reached = chaos(120)
     wanted = (
         "left out",
         "left out early",
@@ -201,11 +201,11 @@ def test_all_agree_in_the_end_whatever_happens() -> None:
         "JournalFailed",
         "JournalUnknown",
     )
-    assert not {kind: reached[kind] for kind in wanted if reached[kind] < 10}
+    assert not {kind: reached[kind] for kind in wanted if reached[kind] < 3}
 
 
 def test_nobody_is_left_out_because_the_store_was_away() -> None:
-    assert outages(150)["JournalFailed"] > 1000
+    assert outages(60)["JournalFailed"] > 400
 
 
 def test_nobody_who_beats_is_left_out_whatever_is_said_of_it() -> None:
